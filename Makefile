@@ -1,0 +1,30 @@
+# Every target brings its own set-up: a virtual environment in .venv, made anew when pyproject.toml changes.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test bench proto clean
+
+demo: $(READY)
+	$(BIN)/python examples/imdb_ensemble/demo.py
+
+test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+proto: $(READY)
+	$(BIN)/python scripts/generate_proto.py
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

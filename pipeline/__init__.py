@@ -1,0 +1,47 @@
+"""Serve DAGs of models over gRPC and HTTP. The public names, each imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.client import AsyncPipelineClient, PipelineClient
+    from pipeline.errors import ProductError
+    from pipeline.op import Op, RequestOp, ResponseOp
+    from pipeline.server import PipelineServer
+    from pipeline.web_service import WebService
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AsyncPipelineClient": "pipeline.client",
+    "PipelineClient": "pipeline.client",
+    "ProductError": "pipeline.errors",
+    "Op": "pipeline.op",
+    "RequestOp": "pipeline.op",
+    "ResponseOp": "pipeline.op",
+    "PipelineServer": "pipeline.server",
+    "WebService": "pipeline.web_service",
+}
+
+__all__ = [
+    "AsyncPipelineClient",
+    "Op",
+    "PipelineClient",
+    "PipelineServer",
+    "ProductError",
+    "RequestOp",
+    "ResponseOp",
+    "WebService",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

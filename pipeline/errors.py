@@ -1,0 +1,132 @@
+"""The one exception tree: every class owns the code that goes on the wire as `err_no`.
+
+The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is ours.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class ErrorCode(enum.IntEnum):
+    """Values of `Response.err_no`. 51-99 are free for products; any int32 is passed through."""
+
+    OK = 0
+    PRODUCT_ERROR = 50
+    NOT_IMPLEMENTED = 3000
+    CLOSED_ERROR = 3001
+    NO_SERVICE = 3002
+    INIT_ERROR = 3003
+    OVERLOADED = 3004
+    CONF_ERROR = 4000
+    INPUT_PARAMS_ERROR = 5000
+    TIMEOUT = 6000
+    TYPE_ERROR = 7000
+    RPC_PACKAGE_ERROR = 8000
+    CLIENT_ERROR = 9000
+    UNKNOW = 10000
+    UNKNOWN = 10000
+
+
+class PipelineError(Exception):
+    """Base of all errors of this library. `code` is the `err_no` that a caller sees."""
+
+    code: int = ErrorCode.UNKNOW
+
+
+class ProductError(PipelineError):
+    """An error of the product, not of the framework: raise it from any user method.
+
+    `raise ProductError(51, "no face in the picture")` is the same as returning
+    `prod_errcode` and `prod_errinfo`: later Ops are skipped and the caller gets both.
+    """
+
+    code = ErrorCode.PRODUCT_ERROR
+
+    def __init__(self, code: int, text: str = "") -> None:
+        super().__init__(text)
+        self.code = int(code)
+
+
+class NotImplementedByOpError(PipelineError):
+    """An Op was asked for something that its author has to write."""
+
+    code = ErrorCode.NOT_IMPLEMENTED
+
+
+class ClosedError(PipelineError):
+    """The server is stopping: the request was not, or only partly, worked on."""
+
+    code = ErrorCode.CLOSED_ERROR
+
+
+class NoServiceError(PipelineError):
+    """The request names a service that this server is not."""
+
+    code = ErrorCode.NO_SERVICE
+
+
+class InitError(PipelineError):
+    """An Op, predictor or door could not be started."""
+
+    code = ErrorCode.INIT_ERROR
+
+
+class OverloadedError(PipelineError):
+    """The server holds as many requests as it may: try again later, or elsewhere."""
+
+    code = ErrorCode.OVERLOADED
+
+
+class ConfigError(PipelineError):
+    """The configuration is wrong. The text says file, line, key, expected and found."""
+
+    code = ErrorCode.CONF_ERROR
+
+
+class GraphError(ConfigError):
+    """The Ops do not form a graph that can be served."""
+
+
+class InputError(PipelineError):
+    """A model was fed names or shapes that it does not have."""
+
+    code = ErrorCode.INPUT_PARAMS_ERROR
+
+
+class DeadlineError(PipelineError):
+    """A deadline or an Op's timeout passed."""
+
+    code = ErrorCode.TIMEOUT
+
+
+class PayloadTypeError(PipelineError):
+    """Data of a type or layout that this place cannot take."""
+
+    code = ErrorCode.TYPE_ERROR
+
+
+class PackageError(PipelineError):
+    """A request could not be unpacked, or a response not packed."""
+
+    code = ErrorCode.RPC_PACKAGE_ERROR
+
+
+class PredictorError(PipelineError):
+    """A predictor failed. `retryable` says that the same call may succeed later."""
+
+    code = ErrorCode.CLIENT_ERROR
+    retryable: ClassVar[bool] = False
+
+
+class PredictorUnavailableError(PredictorError):
+    """A predictor's peer could not be reached or refused the call for now."""
+
+    retryable = True
+
+
+class UserCodeError(PipelineError):
+    """A user's method raised, or a process stage failed, for no reason we have a code for."""
+
+    code = ErrorCode.UNKNOW
