@@ -1,0 +1,408 @@
+"""Op, RequestOp and ResponseOp: what users subclass. No thread and no socket live here."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pipeline.data import ChannelData
+from pipeline.errors import (
+    ErrorCode,
+    GraphError,
+    NotImplementedByOpError,
+    PackageError,
+    PayloadTypeError,
+)
+from pipeline.proto import codec, pipeline_service_pb2
+
+if TYPE_CHECKING:
+    from pipeline.config import OpConfig
+
+EXECUTOR_NAME = "@DAGExecutor"
+"""The name of RequestOp and ResponseOp, and the key of a first Op's `input_dicts`."""
+
+PROFILE_KEY = "pipeline.profile"
+"""A request pair of this name asks for a profile of the request; it is not data."""
+
+_TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
+
+
+class _Client(Protocol):
+    """What `Op.process` needs of `self.client`."""
+
+    def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0) -> Any: ...
+
+
+_numbers = itertools.count()
+
+
+class Op:
+    """One step of a pipeline: subclass it and override what differs from the default.
+
+    A request passes `preprocess` (once a request), `process` (once a batch, if the Op has a
+    model or overrides it) and `postprocess` (once a request). Every worker has its own shallow
+    copy of the Op, made after `init_op`: what a method stores on `self` is never shared with a
+    request that runs at the same time.
+
+    Args:
+        name: unique in the graph; the key under `op:` in config.yml and the key of this Op's
+            answer in `input_dicts` of its successors. Default "Op0", "Op1", ...
+        input_ops: the Ops whose answers this one reads; a single Op or a list.
+        server_endpoints: "host:port" of remote model services.
+        fetch_list: names of the model outputs to fetch; default all.
+        client_config: path of the client's prototxt (brpc).
+        client_type: "local_predictor", "brpc", "grpc", ...
+        concurrency: number of workers, >= 1.
+        timeout: ms for one call of `process`; <= 0 for none.
+        retry: attempts of `process` on a timeout or a retryable predictor error; 0 = not given.
+        batch_size: requests that are merged into one call of `process`, at most.
+        auto_batching_timeout: ms that the first request of a batch waits for company.
+        local_service_handler: accepted for scripts that pass one.
+        jump_to_ops: see `check_jumping`.
+
+    A value given here wins over config.yml, config.yml over the default.
+    """
+
+    client: _Client | None = None
+    concurrency_idx: int | None = None
+    with_serving: bool = False
+
+    def __init__(
+        self,
+        name: str | None = None,
+        input_ops: Op | Iterable[Op] | None = [],
+        server_endpoints: list[str] | None = None,
+        fetch_list: list[str] | None = None,
+        client_config: str | None = None,
+        client_type: str | None = None,
+        concurrency: int | None = None,
+        timeout: float | None = None,
+        retry: int = 0,
+        batch_size: int | None = None,
+        auto_batching_timeout: float | None = None,
+        local_service_handler: Any = None,
+        jump_to_ops: Op | Iterable[Op] | None = [],
+    ) -> None:
+        self.name = f"Op{next(_numbers)}" if name is None else name
+        self.given: Mapping[str, object] = {
+            "server_endpoints": server_endpoints,
+            "fetch_list": fetch_list,
+            "client_config": client_config,
+            "client_type": client_type,
+            "concurrency": concurrency,
+            "timeout": timeout,
+            "retry": retry,
+            "batch_size": batch_size,
+            "auto_batching_timeout": auto_batching_timeout,
+        }
+        self.local_service_handler = local_service_handler
+        self.consumers: weakref.WeakSet[Op] = weakref.WeakSet()
+        self._input_ops: list[Op] = []
+        self._jump_to_ops: list[Op] = []
+        self._pack_tensor_format = False
+        self.set_input_ops(input_ops)
+        self.set_jump_to_ops(jump_to_ops)
+        self.dynamic_shape_info: dict[str, Any] = {}
+        self.set_dynamic_shape_info()
+
+    # What users override -----------------------------------------------------------------
+
+    def init_op(self) -> None:
+        """Load what the Op needs. Runs once an Op (thread workers), before the server is ready.
+
+        `self.client` is there already. An exception makes the start of the server fail.
+        """
+
+    def preprocess(
+        self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
+    ) -> Any:
+        """Turn the answers of the input Ops into what `process` is fed; once a request.
+
+        Args:
+            input_dicts: `{name of the input Op: its answer}`; a first Op's key is
+                "@DAGExecutor".
+            data_id: the server's running number of the request.
+            log_id: the number that the caller sent, 0 if none.
+
+        Returns:
+            `(data, is_skip_process, prod_errcode, prod_errinfo)`, or just `data`: a dict of
+            ndarrays whose axis 0 is the batch, or a list of such dicts (a mini-batch, run one
+            by one). A `prod_errcode` that is not None ends the request with that code.
+            Methods with fewer parameters, `(self, input_dicts)` down, are called with fewer.
+        """
+        if len(input_dicts) != 1:
+            raise NotImplementedByOpError(
+                f"Op {self.name!r} reads {len(input_dicts)} Ops ({', '.join(input_dicts)}): "
+                "override preprocess to say how their answers are put together."
+            )
+        (answer,) = input_dicts.values()
+        return answer, False, None, ""
+
+    def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
+        """Run the model; once a batch. By default `self.client.predict(feed_batch[0])`.
+
+        Args:
+            feed_batch: a list of one dict: the samples of the batch merged along axis 0.
+            typical_logid: the log id of the batch's first request.
+
+        Returns:
+            `(result, err_code, err_info)` or just the result: a dict whose values have one row
+            (axis 0) for every row that was fed, so that it can be split again.
+        """
+        if self.client is None:
+            raise NotImplementedByOpError(
+                f"Op {self.name!r} has no model: set local_service_conf.model_config or "
+                "server_endpoints, or override process."
+            )
+        return self.client.predict(
+            feed=feed_batch[0], fetch=self._fetch_names, log_id=typical_logid
+        )
+
+    def postprocess(
+        self,
+        input_dicts: dict[str, dict[str, Any]],
+        fetch_data: Any,
+        data_id: int = 0,
+        log_id: int = 0,
+    ) -> Any:
+        """Turn the model's answer for one request into the Op's answer.
+
+        Args:
+            input_dicts: the object that `preprocess` was given.
+            fetch_data: this request's rows of the result of `process`; a list of results for a
+                mini-batch; what `preprocess` returned where `process` did not run.
+            data_id: as in `preprocess`.
+            log_id: as in `preprocess`.
+
+        Returns:
+            `(dict, prod_errcode, prod_errinfo)` or just the dict.
+        """
+        return fetch_data if isinstance(fetch_data, dict) else {}, None, ""
+
+    def check_jumping(self, input_data: Any) -> bool:
+        """For an Op with `jump_to_ops`: True sends the batch's answers past the next Ops.
+
+        They go where the answers of the jump targets go, under this Op's name.
+
+        Args:
+            input_data: an OrderedDict `{data_id: ChannelData}` of the batch after postprocess.
+        """
+        return False
+
+    def set_dynamic_shape_info(self) -> None:
+        """Set `self.dynamic_shape_info` (min/max/opt input shapes) for TensorRT."""
+
+    # Wiring ------------------------------------------------------------------------------
+
+    def get_input_ops(self) -> list[Op]:
+        return self._input_ops
+
+    def set_input_ops(self, ops: Op | Iterable[Op] | None) -> None:
+        """Set the Ops that this one reads."""
+        for op in self._input_ops:
+            op.consumers.discard(self)
+        self._input_ops = self._as_ops(ops, "input_ops")
+        for op in self._input_ops:
+            op.consumers.add(self)
+
+    def get_jump_to_ops(self) -> list[Op]:
+        return self._jump_to_ops
+
+    def set_jump_to_ops(self, ops: Op | Iterable[Op] | None) -> None:
+        """Set the Ops that `check_jumping` may send a batch to."""
+        self._jump_to_ops = self._as_ops(ops, "jump_to_ops")
+
+    def is_jump_op(self) -> bool:
+        return bool(self._jump_to_ops)
+
+    def _as_ops(self, ops: Op | Iterable[Op] | None, argument: str) -> list[Op]:
+        found = [ops] if isinstance(ops, Op) else list(ops or [])
+        for op in found:
+            if not isinstance(op, Op):
+                raise GraphError(
+                    f"Op {self.name!r}: {argument} must be an Op or a list of Ops, "
+                    f"found {op!r} ({type(op).__name__})."
+                )
+        return found
+
+    def set_pack_tensor_format(self, is_tensor_format: bool = False) -> None:
+        """Ask for answers as tensors where this is the last Op of the pipeline."""
+        self._pack_tensor_format = is_tensor_format
+
+    def wants_tensors(self) -> bool:
+        """Whether this Op asked for answers as tensors."""
+        return self._pack_tensor_format
+
+    # Configuration -----------------------------------------------------------------------
+
+    def configure(self, config: OpConfig) -> None:
+        """Take the resolved configuration; fills the attributes that scripts read."""
+        local = config.local_service_conf
+        self.config = config
+        self.concurrency = config.concurrency
+        self.client_type = config.client_type or local.client_type
+        self.model_config = local.model_config
+        self.devices = local.devices
+        self.thread_num = local.thread_num
+        self._fetch_names = list(config.fetch_list or local.fetch_list or []) or None
+        self._server_endpoints = config.server_endpoints
+        self._batch_size = config.batch_size
+        self._retry = config.retry
+        self._timeout = -1 if config.timeout_s is None else config.timeout_s
+        self._auto_batching_timeout = config.auto_batching_timeout_s
+
+    def connect(self, client: _Client, feed_names: Iterable[str], fetch_names: Iterable[str]) -> None:
+        """Give the Op its predictor."""
+        self.client = client
+        self.right_feed_names = list(feed_names)
+        self.right_fetch_names = list(fetch_names)
+        if self._fetch_names is None:
+            self._fetch_names = list(fetch_names)
+
+    def runs_process(self) -> bool:
+        """Whether batches go through `process`: with a model, an override, or `with_serving`."""
+        return self.client is not None or self.with_serving or self.overrides("process")
+
+    def overrides(self, method: str) -> bool:
+        """Whether `method` is the user's own rather than this library's."""
+        function = getattr(getattr(self, method), "__func__", None)
+        return not getattr(function, "__module__", "").startswith(__name__)
+
+    def _log(self, info: str) -> str:
+        return f"{self.name} {info}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class RequestOp(Op):
+    """The door of a pipeline: turns a request into the first Ops' input."""
+
+    def __init__(self) -> None:
+        super().__init__(name=EXECUTOR_NAME)
+
+    def unpack_request_package(self, request: pipeline_service_pb2.Request) -> Any:
+        """Turn a request into a dict.
+
+        Returns:
+            `(dict, log_id, prod_errcode, prod_errinfo)` or just the dict. Pairs of `key` and
+            `value` become str; tensors become ndarrays, str or bytes, and a tensor's LoD an
+            int32 array under "<name>.lod". A tensor wins over a pair of the same name.
+        """
+        keys, values = request.key, request.value
+        if len(keys) != len(values):
+            raise PackageError(
+                f"request has {len(keys)} keys but {len(values)} values: send one value a key"
+            )
+        data: dict[str, Any] = dict(zip(keys, values, strict=True))
+        data.pop(PROFILE_KEY, None)
+        if request.tensors:
+            data.update(codec.decode_tensors(request.tensors))
+        return data, request.logid, None, ""
+
+    def proto_tensor_2_numpy(self, tensor: pipeline_service_pb2.Tensor) -> tuple[Any, Any]:
+        """`(value, lod)` of one tensor; `lod` is a 1-D int32 array, or None."""
+        lod = np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
+        return codec.tensor_to_numpy(tensor), lod
+
+
+class ResponseOp(Op):
+    """The end of a pipeline: turns the last Op's answer into a response.
+
+    Args:
+        input_ops: the last Op, or a list of it alone.
+    """
+
+    def __init__(self, input_ops: Op | Iterable[Op]) -> None:
+        super().__init__(name=EXECUTOR_NAME, input_ops=input_ops)
+        self.is_pack_tensor: bool | None = None
+
+    def set_pack_format(self, isTensor: bool = False) -> None:
+        """Answer with tensors only (True) or with key/value text only (False).
+
+        Without a call, and if the last Op asked for nothing either, a request that came as
+        tensors is answered with both, so that clients of either kind find what they read.
+        """
+        self.is_pack_tensor = isTensor
+
+    def pack_response_package(self, channeldata: ChannelData) -> pipeline_service_pb2.Response:
+        """Turn the last Op's answer, or the error in its place, into a Response.
+
+        In key/value form an answer holds either str values, passed on as they are, or ndarrays
+        and lists of str, passed on as their `repr`; anything else is a TYPE_ERROR. As tensors
+        numbers, bytes and nested lists are possible too.
+        """
+        if channeldata.error is not None:
+            return pack_error(channeldata)
+        response = pipeline_service_pb2.Response()
+        as_text, as_tensors = self._formats(channeldata)
+        try:
+            if as_text:
+                _pack_text(channeldata.payload, response)
+            if as_tensors:
+                _pack_tensors(channeldata.payload, response)
+        except PayloadTypeError as error:
+            response.err_no = int(error.code)
+            response.err_msg = str(error)
+        return response
+
+    def is_cheap_to_pack(self, channeldata: ChannelData) -> bool:
+        """Whether packing is quick enough for the event loop: no long array becomes text."""
+        if channeldata.error is not None or not self._formats(channeldata)[0]:
+            return True
+        return all(
+            value.size <= _TEXT_LIMIT if isinstance(value, np.ndarray) else _is_short(value)
+            for value in channeldata.payload.values()
+        )
+
+    def _formats(self, channeldata: ChannelData) -> tuple[bool, bool]:
+        """(as text, as tensors)"""
+        if self.is_pack_tensor is not None:
+            return not self.is_pack_tensor, self.is_pack_tensor
+        if self.wants_tensors() or any(op.wants_tensors() for op in self._input_ops):
+            return False, True
+        return True, channeldata.as_tensors
+
+
+def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
+    """The Response for an error; the one place where errors become wire data."""
+    product_code = channeldata.prod_error_code
+    if product_code is not None:
+        return pipeline_service_pb2.Response(
+            err_no=product_code, err_msg=channeldata.prod_error_info
+        )
+    return pipeline_service_pb2.Response(
+        err_no=channeldata.error_code, err_msg=channeldata.error_info
+    )
+
+
+def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:
+    """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
+    arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
+    to_text: Callable[[Any], str] = codec.numpy_to_text if arrays else _checked_str
+    for key, value in payload.items():
+        text = to_text(value)
+        response.key.append(str(key))
+        response.value.append(text)
+
+
+def _checked_str(value: object) -> str:
+    if not isinstance(value, str):
+        raise PayloadTypeError(f"{EXECUTOR_NAME} fetch var type must be str({type(value)}).")
+    return value
+
+
+def _pack_tensors(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:
+    for key, value in payload.items():
+        if key.endswith(".lod") and key.removesuffix(".lod") in payload:
+            continue
+        lod = payload.get(f"{key}.lod")
+        response.tensors.append(codec.numpy_to_tensor(str(key), value, lod=lod))
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and len(value) <= _TEXT_LIMIT)
