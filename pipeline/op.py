@@ -70,6 +70,7 @@ class Op:
     client: _Client | None = None
     concurrency_idx: int | None = None
     with_serving: bool = False
+    in_a_graph: bool = False
 
     def __init__(
         self,

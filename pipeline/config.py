@@ -1,0 +1,270 @@
+"""config.yml as one frozen, checked object: defaults, ranges, units. ms become seconds here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pipeline.config_fields import (
+    Alias,
+    Duration,
+    Mismatch,
+    Reader,
+    Rule,
+    did_you_mean,
+    found,
+    settings_of,
+)
+from pipeline.errors import ConfigError
+from pipeline.yaml_source import Source, read_yaml
+
+REQUEST_OP = "@DAGExecutor"
+"""The name of the RequestOp, which may stand under `op:` though no graph lists it."""
+
+Count = Annotated[int, Meta(ge=1)]
+Size = Annotated[int, Meta(ge=0)]
+Port = Annotated[
+    int,
+    Rule(
+        "int 1024..65535, or 0 for any free port",
+        lambda port: port == 0 or 1024 <= port <= 65535,
+    ),
+]
+Cards = Annotated[
+    str,
+    Rule(
+        'card numbers in quotes, such as "0" or "0,1"',
+        lambda text: not text or all(card.strip().isdecimal() for card in text.split(",")),
+    ),
+]
+Millis = Annotated[float, Duration("ms")]
+Names = tuple[str, ...]
+OpKind = Literal["thread", "process"]
+
+
+class LogConfig(Struct, frozen=True, kw_only=True):
+    """`log`: what goes to PipelineServingLogs/."""
+
+    level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], "Least severe level that is kept."
+    ] = "INFO"
+    request_sample: Annotated[Size, "Log every n-th request at INFO; 0: log none."] = 0
+    max_bytes: Annotated[Size, "A log file of so many bytes is rotated; 0: never."] = 512_000_000
+    backup_count: Annotated[Size, "Rotated files that are kept."] = 20
+
+
+class TracerConfig(Struct, frozen=True, kw_only=True):
+    """`dag.tracer`."""
+
+    interval_s: Annotated[
+        float | None, Duration("s"), "Statistics go to pipeline.tracer this often, s; <= 0: never."
+    ] = None
+
+
+class DagConfig(Struct, frozen=True, kw_only=True):
+    """`dag`: what all Ops have in common."""
+
+    is_thread_op: Annotated[bool, "True: workers are threads; False: processes."] = True
+    retry: Annotated[Count, "Attempts for a request that timed out; 1: no second one."] = 1
+    client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
+    use_profile: Annotated[bool, "Write PROFILE lines, which Analyst turns into a trace."] = False
+    channel_size: Annotated[Size, "Most requests held inside the graph; 0: worker_num."] = 0
+    channel_recv_first_arrive: Annotated[
+        bool,
+        Alias("channel_recv_frist_arrive"),
+        "An Op with several inputs starts with the first that arrives.",
+    ] = False
+    tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
+    enable_prometheus: Annotated[bool, "Serve /metrics on prometheus_port."] = False
+    prometheus_port: Annotated[Port, "Port of the metrics; 0: any free one."] = 19393
+
+
+class LocalServiceConfig(Struct, frozen=True, kw_only=True):
+    """`op.<name>.local_service_conf`: the model that runs here, unless the Op has endpoints."""
+
+    model_config: Annotated[str | None, "Model folder or file; absent: the Op has no model."] = None
+    client_type: Annotated[str, "Who runs model_config: local_predictor, brpc or grpc."] = (
+        "local_predictor"
+    )
+    engine: Annotated[
+        Literal["onnx", "paddle"] | None, "onnx or paddle; absent: by the model's file suffix."
+    ] = None
+    workdir: Annotated[str, 'Working folder of a local server; "": a generated one.'] = ""
+    thread_num: Annotated[Count, "CPU threads of one predictor."] = 2
+    device_type: Annotated[
+        int,
+        Meta(ge=-1, le=6),
+        "-1 by devices, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM, 4 XPU, 5 Ascend 310, 6 Ascend 910.",
+    ] = -1
+    devices: Annotated[Cards, 'Card numbers in quotes, "0,1", workers take turns; "": CPU.'] = ""
+    fetch_list: Annotated[Names | None, "Outputs that are fetched; absent: all."] = None
+    mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
+    ir_optim: Annotated[bool, "Let the engine optimise the graph; TensorRT and mkldnn need it."] = (
+        False
+    )
+    precision: Annotated[
+        Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."
+    ] = "fp32"
+    use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
+    use_mkldnn: Annotated[bool, "Use oneDNN on the CPU."] = False
+    mkldnn_cache_capacity: Annotated[Size, "Shapes that oneDNN caches; 0: its own default."] = 0
+    mkldnn_op_list: Annotated[Names | None, "Operators that oneDNN takes; absent: all."] = None
+    mkldnn_bf16_op_list: Annotated[
+        Names | None, "Operators that oneDNN runs in bf16; absent: all."
+    ] = None
+    min_subgraph_size: Annotated[Count, "Operators that make a TensorRT subgraph worthwhile."] = 3
+
+
+class OpConfig(Struct, frozen=True, kw_only=True):
+    """`op.<name>`: one Op. `resolve_op` adds what the Op's constructor and `dag` say."""
+
+    concurrency: Annotated[Count, "Workers, each with one batch at a time."] = 1
+    timeout_s: Annotated[Millis | None, "Limit of one attempt of process(), ms; <= 0: none."] = None
+    retry: Annotated[Count, "Attempts of process(); 1: no second one."] = 1
+    batch_size: Annotated[Count, "Most requests in a batch."] = 1
+    auto_batching_timeout_s: Annotated[
+        Millis | None, "Longest wait for a full batch, ms; <= 0: until it is full."
+    ] = None
+    batching: Annotated[
+        Literal["full", "adaptive"],
+        "full: wait for batch_size requests; adaptive: take what is there.",
+    ] = "full"
+    workers: Annotated[OpKind | None, "thread or process; absent: as dag.is_thread_op says."] = None
+    channel_recv_first_arrive: Annotated[
+        bool | None, "Of several inputs take the first that arrives; absent: as under dag."
+    ] = None
+    server_endpoints: Annotated[
+        Names, "host:port of remote model servers; empty: local_service_conf."
+    ] = ()
+    client_type: Annotated[str | None, "Protocol of server_endpoints: brpc or grpc."] = None
+    client_config: Annotated[str | None, "Client prototxt of the remote model, or its folder."] = (
+        None
+    )
+    fetch_list: Annotated[Names | None, "Outputs fetched from server_endpoints."] = None
+    use_encryption_model: Annotated[bool, "The remote model is encrypted."] = False
+    encryption_key: Annotated[str, "File with the key of the encrypted model."] = ""
+    local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
+
+
+class ServiceConfig(Struct, frozen=True, kw_only=True):
+    """The whole configuration. `source` names the file; `warnings` were logged when it was read."""
+
+    ignored_keys: ClassVar[Names] = ("grpc_gateway_port",)
+
+    rpc_port: Annotated[Port, "gRPC port; 0: any free one; absent: http_port + 1."]
+    http_port: Annotated[Port | None, "HTTP port; 0: any free one; absent: no HTTP."] = None
+    host: Annotated[str, 'Address that is listened on; "::": all, IPv6 and IPv4.'] = "::"
+    worker_num: Annotated[
+        Count | None, "Most requests worked on at once; absent: the server chooses."
+    ] = None
+    build_dag_each_worker: Annotated[
+        bool, "worker_num processes, each with a graph of its own (read, not yet acted on)."
+    ] = False
+    timeout_s: Annotated[Millis | None, "Deadline of a request, ms; <= 0: none."] = None
+    queue_size: Annotated[Size, "Requests that may wait to be worked on; more are refused."] = 1024
+    max_message_bytes: Annotated[
+        int, Meta(ge=1, le=2**31 - 1), "Largest message, in and out, bytes."
+    ] = 256 * 2**20
+    stop_grace_period_s: Annotated[
+        Millis, "Time that a stopping server gives its requests, ms."
+    ] = 30.0
+    switch_interval_s: Annotated[
+        float | None,
+        Duration("us"),
+        "sys.setswitchinterval, microseconds: less is fairer to I/O; <= 0: leave it alone.",
+    ] = 0.0005
+    log: Annotated[LogConfig, "Logs."] = LogConfig()
+    dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
+    op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
+
+    source: str = "yml_dict"
+    warnings: Names = ()
+
+
+def load_config(
+    yml_file: str | os.PathLike[str] | None = None,
+    yml_dict: Mapping[str, Any] | None = None,
+) -> ServiceConfig:
+    """Read and check a configuration, from a YAML file or from a dict of the same form.
+
+    Raises ConfigError with a line for each mistake: file, line, key, expected, found. What is
+    merely odd, such as an unknown key, is logged and kept in `warnings`. `yml_dict` is not
+    changed.
+    """
+    source = _source(yml_file, yml_dict)
+    reader = Reader(source, ServiceConfig)
+    values = reader.fields(ServiceConfig, source.data, ())
+    _settle_ports(values, source, reader)
+    if reader.problems:
+        raise ConfigError("\n".join(reader.problems))
+    for warning in reader.warnings:
+        logging.getLogger(__name__).warning("%s", warning)
+    return ServiceConfig(**values, source=source.name, warnings=tuple(reader.warnings))
+
+
+def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
+    """The Op's settings: the constructor's argument, else the YAML value, else the default.
+
+    `given` holds constructor arguments by name, in the constructor's units (timeouts are ms and
+    may be floats); None, and a `retry` of 0, stand for not given. `workers` and
+    `channel_recv_first_arrive`, where absent, are taken from `dag`. Raises ConfigError.
+    """
+    arguments = {key: setting for key, setting in settings_of(OpConfig).items()}
+    values: dict[str, Any] = {}
+    problems = []
+    for argument, value in given.items():
+        setting = arguments.get(argument)
+        if setting is None or setting.section is not None:
+            problems.append(f"Op {name!r}, argument {argument}: unknown")
+        elif value is not None and not (argument == "retry" and value is 0):
+            try:
+                values[setting.field] = setting.read_argument(value)
+            except Mismatch as mismatch:
+                problems.append(f"Op {name!r}, argument {argument}: {mismatch}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return _with_dag(msgspec.structs.replace(config.op.get(name, OpConfig()), **values), config.dag)
+
+
+def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
+    """A warning for each name under `op:` that no Op of the graph has."""
+    return [
+        f"{config.source}: op.{name}: no Op of the graph has this name, ignored"
+        f"{did_you_mean(name, op_names)}"
+        for name in config.op
+        if name not in op_names and name != REQUEST_OP
+    ]
+
+
+def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
+    """A warning for each resolved Op whose batch needs more requests than are let in at once."""
+    limit = config.worker_num
+    if limit is None:
+        return []
+    return [
+        f"{config.source}: worker_num: {limit} requests at once never fill a batch of Op "
+        f"{name!r} with batch_size {op.batch_size}; raise worker_num or lower batch_size"
+        for name, op in ops.items()
+        if op.batch_size > limit
+    ]
+
+
+def _source(yml_file: str | os.PathLike[str] | None, yml_dict: object) -> Source:
+    if yml_file is not None and yml_dict is not None:
+        raise ConfigError("yml_file and yml_dict are both given; give one of them")
+    if yml_file is not None:
+        return read_yaml(yml_file)
+    if yml_dict is None:
+        raise ConfigError("no configuration: give yml_file or yml_dict")
+    return Source("yml_dict", yml_dict)
+
+
+def _settle_ports(values: dict[str, Any], source: Source, reader: Reader) -> None:
+    """Derive `rpc_port` where it is absent; report ports that are missing or used twice."""
+    if not isinstance(source.data, Mapping):
+        reader.fields  

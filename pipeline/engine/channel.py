@@ -1,0 +1,124 @@
+"""Channel: the inbox of one Op. Joins the parts of a request, keeps what is ready by age."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.engine.request import InFlight
+
+
+class Item(msgspec.Struct, eq=False):
+    """One request's turn at one Op: what the Op reads, joined.
+
+    `generation` is that of the request when the item was made: it differs as soon as the
+    request was answered, cancelled or started again.
+    """
+
+    request: InFlight
+    generation: int
+    inputs: dict[str, Any]
+    ready_at: float
+
+    @property
+    def data_id(self) -> int:
+        return self.request.data_id
+
+    @property
+    def log_id(self) -> int:
+        return self.request.log_id
+
+    @property
+    def is_over(self) -> bool:
+        return self.generation != self.request.generation
+
+
+class Channel:
+    """The inbox of one Op: not thread-safe, lives on the event loop.
+
+    `producers` are the names of the Ops that feed it, in the Op's order. A request is ready
+    when each of them has delivered or, with `first_arrival`, when the first of them has
+    delivered something that is no error.
+    """
+
+    def __init__(self, producers: Sequence[str], first_arrival: bool = False) -> None:
+        self.producers = tuple(producers)
+        self._first_arrival = first_arrival
+        self._parts: dict[InFlight, dict[str, Any]] = {}
+        self._ready: list[tuple[int, int, Item]] = []
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @property
+    def waiting_for_parts(self) -> int:
+        """Requests of which only some parts have arrived."""
+        return len(self._parts)
+
+    def join(self, request: InFlight, producer: str, part: Any) -> dict[str, Any] | None:
+        """Take `producer`'s part; the request's inputs once they are complete, else None.
+
+        A part is a payload or a `PipelineError`; inputs that hold an error are complete all
+        the same, see `first_error`.
+        """
+        if len(self.producers) == 1:
+            return {producer: part}
+        parts = self._parts.setdefault(request, {})
+        won = any(not isinstance(other, PipelineError) for other in parts.values())
+        parts[producer] = part
+        complete = len(parts) == len(self.producers)
+        if complete:
+            del self._parts[request]
+        if not self._first_arrival:
+            return self._in_producer_order(parts) if complete else None
+        if won:
+            return None
+        if isinstance(part, PipelineError):
+            return self._in_producer_order(parts) if complete else None
+        return {producer: part}
+
+    def join_as(
+        self, request: InFlight, slot: str, producer: str, part: Any
+    ) -> dict[str, Any] | None:
+        """`join` for an Op that jumped: it takes the place of `slot` under its own name."""
+        inputs = self.join(request, slot, part)
+        if inputs is None:
+            return None
+        return {producer if name == slot else name: value for name, value in inputs.items()}
+
+    def _in_producer_order(self, parts: dict[str, Any]) -> dict[str, Any]:
+        return {name: parts[name] for name in self.producers if name in parts}
+
+    def push(self, item: Item) -> None:
+        """Queue an item whose inputs are complete."""
+        self._pushed += 1
+        heapq.heappush(self._ready, (item.request.data_id, self._pushed, item))
+
+    def pop(self, count: int) -> list[Item]:
+        """Take up to `count` items, oldest request first."""
+        ready = self._ready
+        return [heapq.heappop(ready)[2] for _ in range(min(count, len(ready)))]
+
+    def first_ready_at(self) -> float:
+        """When the item that has been ready longest became so. Needs at least one item."""
+        return min(entry[2].ready_at for entry in self._ready)
+
+    def discard(self, request: InFlight) -> None:
+        """Forget everything of a request that was answered, or is started anew."""
+        self._parts.pop(request, None)
+        kept = [entry for entry in self._ready if entry[2].request is not request]
+        if len(kept) != len(self._ready):
+            heapq.heapify(kept)
+            self._ready = kept
+
+
+def first_error(inputs: dict[str, Any]) -> PipelineError | None:
+    """The first error among the parts, in producer order."""
+    return next((part for part in inputs.values() if isinstance(part, PipelineError)), None)

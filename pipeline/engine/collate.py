@@ -1,0 +1,262 @@
+"""How samples become calls of `process` and results become samples again. Pure functions.
+
+Samples that agree in names, dtypes and trailing shapes are merged along axis 0; the others run
+in calls of their own. LoD offsets (`<name>.lod`) are re-based both ways. Lists are joined,
+scalars are kept, and samples with different scalars are not mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import PayloadTypeError, PipelineError
+
+_LOD = ".lod"
+_SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of `process`.
+
+    `samples` are the indexes, in the batch, of the samples that it serves; `spans` has, for
+    each countable thing (rows, sequences, tokens), how many of it every sample brought. `part`
+    is the place in the list of a mini-batch.
+    """
+
+    feed: Any
+    samples: list[int]
+    spans: list[list[int]] = field(default_factory=list)
+    part: int | None = None
+    attempts: int = 0
+    result: Any = None
+    error: PipelineError | None = None
+    done: bool = False
+
+
+def plan(samples: Mapping[int, Any]) -> list[Call]:
+    """The calls that serve `samples` (index in the batch -> what preprocess returned).
+
+    Raises nothing: a sample that is neither dict nor list gets a call that already failed.
+    """
+    if len(samples) == 1:
+        ((index, sample),) = samples.items()
+        return [Call(sample, [index])] if isinstance(sample, dict) else _plan_one(index, sample)
+    calls: list[Call] = []
+    groups: dict[Hashable, list[int]] = {}
+    for index, sample in samples.items():
+        signature = _signature(sample) if isinstance(sample, dict) else None
+        if signature is None:
+            calls.extend(_plan_one(index, sample))
+        else:
+            groups.setdefault(signature, []).append(index)
+    for members in groups.values():
+        calls.append(_merge([samples[index] for index in members], members))
+    return calls
+
+
+def alone(call: Call, samples: Mapping[int, Any]) -> list[Call]:
+    """A merged call taken apart: one call a sample."""
+    return [Call(samples[index], [index]) for index in call.samples]
+
+
+def distribute(call: Call) -> list[Any]:
+    """The call's result, cut into one for each of its samples.
+
+    Raises:
+        PayloadTypeError: the result of a merged call does not have a row for each row fed.
+    """
+    if len(call.samples) == 1:
+        return [call.result]
+    return _split(call.result, call.spans)
+
+
+def _plan_one(index: int, sample: Any) -> list[Call]:
+    if isinstance(sample, dict):
+        return [Call(sample, [index])]
+    if isinstance(sample, list):
+        return [Call(element, [index], part=part) for part, element in enumerate(sample)]
+    error = PayloadTypeError(f"expect input type is dict or list, but get {type(sample)}")
+    return [Call(sample, [index], error=error, done=True)]
+
+
+# Merge --------------------------------------------------------------------------------------
+
+
+def _signature(sample: dict[str, Any]) -> Hashable | None:
+    """Equal for samples that can be merged; None for one that can be merged with nothing."""
+    entries: list[Hashable] = []
+    for name in sorted(sample, key=str):
+        entry = _entry(name, sample)
+        if entry is None:
+            return None
+        entries.append(entry)
+    return tuple(entries) if _spans_of(sample) is not None else None
+
+
+def _entry(name: str, sample: dict[str, Any]) -> Hashable | None:
+    value = sample[name]
+    if _is_lod_of(name, sample):
+        return (name, "lod") if _flat_lod(value) is not None else None
+    if isinstance(value, np.ndarray) and value.ndim:
+        kind = value.dtype.kind if value.dtype.kind in "USO" else value.dtype.str
+        return (name, "array", kind, value.dtype.name, value.shape[1:])
+    if isinstance(value, list):
+        return (name, "list")
+    if isinstance(value, np.ndarray):
+        return (name, "scalar", value.dtype.str, value.tobytes())
+    if isinstance(value, _SCALARS):
+        return (name, "scalar", type(value), value)
+    return None
+
+
+def _is_lod_of(name: str, names: Mapping[str, Any]) -> bool:
+    return isinstance(name, str) and name.endswith(_LOD) and name.removesuffix(_LOD) in names
+
+
+def _flat_lod(value: Any) -> np.ndarray | None:
+    """LoD offsets as a 1-D int array; None where they are no ascending offsets from 0."""
+    try:
+        offsets = np.asarray(value, dtype=np.int64)
+    except (TypeError, ValueError):
+        return None
+    offsets = offsets.reshape(-1) if offsets.ndim == 2 and len(offsets) == 1 else offsets
+    if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0:
+        return None
+    return offsets if bool((np.diff(offsets) >= 0).all()) else None
+
+
+def _spans_of(sample: dict[str, Any]) -> list[int] | None:
+    """[rows, then sequences and tokens of every LoD tensor]; None if rows disagree."""
+    rows: set[int] = set()
+    lod_spans: list[int] = []
+    for name in sorted(sample, key=str):
+        value = sample[name]
+        if _is_lod_of(name, sample):
+            continue
+        if f"{name}{_LOD}" in sample and isinstance(value, np.ndarray) and value.ndim:
+            offsets = _flat_lod(sample[f"{name}{_LOD}"])
+            if offsets is None or offsets[-1] != len(value):
+                return None
+            lod_spans += [len(offsets) - 1, len(value)]
+        elif isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim):
+            rows.add(len(value))
+    if len(rows) > 1:
+        return None
+    return [rows.pop() if rows else (lod_spans[0] if lod_spans else 1), *lod_spans]
+
+
+def _merge(samples: list[dict[str, Any]], indexes: list[int]) -> Call:
+    if len(samples) == 1:
+        return Call(samples[0], indexes)
+    feed = {name: _join_values(name, samples) for name in samples[0]}
+    spans = [list(column) for column in zip(*map(_known_spans, samples), strict=True)]
+    return Call(feed, indexes, spans)
+
+
+def _known_spans(sample: dict[str, Any]) -> list[int]:
+    spans = _spans_of(sample)
+    assert spans is not None, "only samples with a signature are merged"
+    return spans
+
+
+def _join_values(name: str, samples: list[dict[str, Any]]) -> Any:
+    values = [sample[name] for sample in samples]
+    first = values[0]
+    if _is_lod_of(name, samples[0]):
+        joined = _join_lods([_known_lod(value) for value in values])
+        return joined.tolist() if isinstance(first, list) else joined.astype(first.dtype)
+    if isinstance(first, np.ndarray) and first.ndim:
+        return np.concatenate(values)
+    if isinstance(first, list):
+        return [element for value in values for element in value]
+    return first
+
+
+def _known_lod(value: Any) -> np.ndarray:
+    offsets = _flat_lod(value)
+    assert offsets is not None, "only samples with a signature are merged"
+    return offsets
+
+
+def _join_lods(lods: list[np.ndarray]) -> np.ndarray:
+    """[0, 2], [0, 3, 5] -> [0, 2, 5, 7]"""
+    starts = np.cumsum([0, *(int(lod[-1]) for lod in lods)])
+    shifted = [lod[1:] + start for lod, start in zip(lods, starts, strict=False)]
+    return np.concatenate([np.zeros(1, np.int64), *shifted])
+
+
+# Split --------------------------------------------------------------------------------------
+
+
+def _split(result: Any, spans: list[list[int]]) -> list[Any]:
+    count = len(spans[0])
+    if not isinstance(result, Mapping):
+        return _split_value("the result", result, spans)
+    parts: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, value in result.items():
+        if _is_lod_of(name, result):
+            continue
+        if f"{name}{_LOD}" in result:
+            _split_lod(name, value, result[f"{name}{_LOD}"], spans, parts)
+            continue
+        for part, piece in zip(parts, _split_value(repr(name), value, spans), strict=True):
+            part[name] = piece
+    return parts
+
+
+def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
+    """One piece a sample; what has no axis 0 goes to all of them."""
+    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
+        if isinstance(value, _SCALARS | np.ndarray):
+            return [value] * len(spans[0])
+        raise PayloadTypeError(
+            f"process returned {name} as {type(value).__name__}, which cannot be split over the "
+            f"{len(spans[0])} requests of a batch: return arrays or lists with one row for each "
+            "row fed, or set batch_size to 1."
+        )
+    for counts in spans:
+        if sum(counts) == len(value):
+            return _slices(value, counts)
+    raise PayloadTypeError(
+        f"process returned {name} with {len(value)} rows for a batch of {sum(spans[0])} rows "
+        f"from {len(spans[0])} requests: return one row for each row fed, or set batch_size to 1."
+    )
+
+
+def _slices(value: Any, counts: Sequence[int]) -> list[Any]:
+    pieces = []
+    start = 0
+    for count in counts:
+        pieces.append(value[start : start + count])
+        start += count
+    return pieces
+
+
+def _split_lod(
+    name: str, value: Any, lod: Any, spans: list[list[int]], parts: list[dict[str, Any]]
+) -> None:
+    offsets = _flat_lod(lod)
+    counts = None if offsets is None else _counts_for(len(offsets) - 1, spans)
+    if offsets is None or counts is None or offsets[-1] != len(value):
+        raise PayloadTypeError(
+            f"process returned {name!r} with a LoD of {lod!r}, which does not fit a batch of "
+            f"{sum(spans[0])} rows from {len(spans[0])} requests."
+        )
+    sequence = 0
+    for part, count in zip(parts, counts, strict=True):
+        own = offsets[sequence : sequence + count + 1]
+        part[name] = value[own[0] : own[-1]]
+        rebased = own - own[0]
+        part[f"{name}{_LOD}"] = (
+            rebased.tolist() if isinstance(lod, list) else rebased.astype(np.asarray(lod).dtype)
+        )
+        sequence += count
+
+
+def _counts_for(total: int, spans: list[list[int]]) -> list[int] | None:
+    return next((counts for counts in spans if sum(counts) == total), None)

@@ -1,0 +1,271 @@
+"""OpDispatcher: one Op's inbox, batches and workers. Plain code on the event loop, no locks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
+from pipeline.engine.channel import Channel, Item, first_error
+from pipeline.engine.request import InFlight
+from pipeline.engine.stages import BatchRun
+from pipeline.engine.workers.base import Job, Loop, Worker, Workers, WorkersFactory
+from pipeline.errors import DeadlineError, PipelineError
+from pipeline.observe.span import BatchSpan, Recorder
+from pipeline.op import Op
+
+_LOGGER = logging.getLogger(__name__)
+
+_STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
+_STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
+
+
+class Router(Protocol):
+    """Where an Op's answers go; the executor."""
+
+    def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
+        """Pass on a payload or a PipelineError of a request that is not over."""
+
+    def touch(self, node: OpDispatcher) -> None:
+        """See to it that `node.pump` is called before long."""
+
+
+class OpDispatcher:
+    """Cuts batches from one Op's channel and hands them to its workers.
+
+    Args:
+        op: configured.
+        make_workers: makes the Op's workers.
+        router: takes the answers.
+        loop: clock and timers.
+        recorders: told of each batch.
+        channel_size: requests that may be ready here before producers are held back; 0 = any.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        make_workers: WorkersFactory,
+        router: Router,
+        loop: Loop,
+        recorders: Sequence[Recorder],
+        channel_size: int = 0,
+    ) -> None:
+        config = op.config
+        producers = [producer.name for producer in op.get_input_ops()]
+        self.op = op
+        self.name = op.name
+        self.channel = Channel(producers, config.channel_recv_first_arrive)
+        self.successors: tuple[OpDispatcher, ...] = ()
+        self.producers: tuple[OpDispatcher, ...] = ()
+        self.is_touched = False
+        self.running = 0
+        self.load = Load()
+        self.workers: Workers = make_workers(op, self._done, self._touch)
+        self._policy = BatchPolicy(
+            config.batch_size, config.auto_batching_timeout_s, config.batching == "adaptive"
+        )
+        self._timeout_s = config.timeout_s
+        self._attempts = max(1, config.retry)
+        self._router = router
+        self._loop = loop
+        self._recorders = recorders
+        self._channel_size = channel_size
+        self._cut_timer: Any = None
+        self._watch_timer: Any = None
+        self._has_lost_audience = False
+
+    # In ---------------------------------------------------------------------------------
+
+    def offer(
+        self, request: InFlight, producer: str, part: Any, in_place_of: str | None = None
+    ) -> None:
+        """Take a producer's answer; `in_place_of` names the Op that a jump stands in for."""
+        if in_place_of is None:
+            inputs = self.channel.join(request, producer, part)
+        else:
+            inputs = self.channel.join_as(request, in_place_of, producer, part)
+        if inputs is None:
+            return
+        error = first_error(inputs)
+        if error is not None:
+            self._router.deliver(self, request, error, jumped=False)
+            return
+        now = self._loop.time()
+        self.channel.push(Item(request, request.generation, inputs, now))
+        self.load.arrived(now)
+        self._touch()
+
+    def forget(self, request: InFlight) -> None:
+        """Drop what is queued here for a request that is over, or starts anew."""
+        self.channel.discard(request)
+        if self.running and not self._has_lost_audience:
+            self._has_lost_audience = True
+            self._watch_in(_STUCK_AFTER_S)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether producers have to wait before they send more."""
+        return bool(self._channel_size) and len(self.channel) >= self._channel_size
+
+    # Batches ----------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Hand out all batches that should leave now; set a timer for the next one."""
+        self.is_touched = False
+        channel, policy, workers = self.channel, self._policy, self.workers
+        was_full = self.is_full
+        while channel:
+            free = workers.count - self.running
+            is_full_batch = len(channel) >= policy.batch_size
+            if free <= 0 and not (is_full_batch and self._may_queue_ahead(free)):
+                break
+            if any(successor.is_full for successor in self.successors):
+                break
+            if not is_full_batch and not self._is_ready_to_cut():
+                break
+            self._submit(channel.pop(policy.batch_size))
+        if channel and not workers.count:
+            self._fail_all()
+        if was_full and not self.is_full:
+            for producer in self.producers:
+                self._router.touch(producer)
+
+    def _may_queue_ahead(self, free: int) -> bool:
+        ahead = batches_ahead(self.load.service_s, self._policy.batch_size)
+        return -free < ahead and self.workers.count > 0
+
+    def _is_ready_to_cut(self) -> bool:
+        policy = self._policy
+        if policy.timeout_s is None:
+            return True
+        first = self.channel.first_ready_at()
+        target = policy.target(self.load, max(1, self.workers.count))
+        if policy.ready_to_cut(len(self.channel), target, self._loop.time() - first):
+            return True
+        self._cut_at(first + policy.timeout_s)
+        return False
+
+    def _cut_at(self, when: float) -> None:
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
+        self._cut_timer = self._loop.call_at(when, self._touch)
+
+    def _submit(self, items: list[Item]) -> None:
+        self.running += 1
+        self.workers.submit(BatchRun(items))
+        if self._timeout_s is not None and self._watch_timer is None:
+            self._watch_in(self._timeout_s)
+
+    def _fail_all(self) -> None:
+        """No worker is left that could run what waits here."""
+        error = DeadlineError(
+            f"[{self.name}] all workers hang in user code that cannot be interrupted. "
+            "Restart the server, or run the Op in processes."
+        )
+        for item in self.channel.pop(len(self.channel)):
+            if not item.is_over:
+                self._router.deliver(self, item.request, error, jumped=False)
+
+    def _touch(self) -> None:
+        self._router.touch(self)
+
+    # Out --------------------------------------------------------------------------------
+
+    def _done(self, worker: Worker, job: Job) -> None:
+        assert isinstance(job, BatchRun)
+        if job.is_superseded:
+            return
+        self.running -= 1
+        self.load.served((job.end_ns - job.start_ns) / 1e9)
+        deliver = self._router.deliver
+        for item, outcome in zip(job.samples, job.outcomes, strict=True):
+            if not item.is_over and outcome is not None:
+                deliver(self, item.request, outcome, job.jumped)
+        if self._recorders:
+            self._record(worker, job)
+        self._touch()
+
+    def _record(self, worker: Worker, run: BatchRun) -> None:
+        span = BatchSpan(
+            op=self.name,
+            worker=worker.number,
+            data_ids=tuple(item.data_id for item in run.samples),
+            ready_ns=tuple(int(item.ready_at * 1e9) for item in run.samples),
+            start_ns=run.start_ns,
+            prepared_ns=run.prepared_ns,
+            processed_ns=run.processed_ns,
+            end_ns=run.end_ns,
+            failed=sum(isinstance(outcome, PipelineError) for outcome in run.outcomes),
+        )
+        for recorder in self._recorders:
+            recorder.record_batch(span)
+
+    # Timeouts ---------------------------------------------------------------------------
+
+    def _watch_in(self, seconds: float) -> None:
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+        self._watch_timer = self._loop.call_at(self._loop.time() + seconds, self._watch)
+
+    def _watch(self) -> None:
+        """Give up the workers whose call is over its timeout, or whose work nobody awaits.
+
+        A call that starts after this check cannot be over its timeout before the next one, so
+        looking again at the earliest possible time keeps timeouts exactly.
+        """
+        self._watch_timer = None
+        now = self._loop.time()
+        self._has_lost_audience = False
+        next_due = [now + self._timeout_s] if self._timeout_s is not None else []
+        for worker in self.workers.busy():
+            run, due = worker.job, self._due(worker)
+            if due is None or not isinstance(run, BatchRun):
+                continue
+            if due <= now:
+                self._give_up(worker, run)
+            else:
+                next_due.append(due)
+        if next_due and self.running:
+            self._watch_in(min(next_due) - now)
+
+    def _due(self, worker: Worker) -> float | None:
+        """When `worker` has to be given up, if its job goes on; None if never."""
+        run, started = worker.job, worker.call_started
+        if not isinstance(run, BatchRun):
+            return None
+        if all(item.is_over for item in run.samples) and run.start_ns:
+            self._has_lost_audience = True
+            usual = self.load.service_s * _STUCK_FACTOR
+            return run.start_ns / 1e9 + max(_STUCK_AFTER_S, usual)
+        if started is None or self._timeout_s is None:
+            return None
+        return started + self._timeout_s
+
+    def _give_up(self, worker: Worker, run: BatchRun) -> None:
+        run.is_superseded = True
+        resumed = None
+        if any(not item.is_over for item in run.samples):
+            resumed = run.resumed(self.name, self._attempts)
+        if self.workers.replace(worker, resumed) and resumed is not None:
+            return
+        self.running -= 1
+        error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
+        for item in run.samples:
+            if not item.is_over:
+                self._router.deliver(self, item.request, error, jumped=False)
+        self._touch()
+
+    def close(self) -> None:
+        """Cancel the timers."""
+        for timer in (self._cut_timer, self._watch_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:
+    """Tell every dispatcher of its neighbours."""
+    for op, node in nodes.items():
+        node.successors = tuple(nodes[successor] for successor in successors_of(op))
+        node.producers = tuple(nodes[other] for other in op.get_input_ops() if other in nodes)

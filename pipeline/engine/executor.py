@@ -1,0 +1,417 @@
+"""DAGExecutor: admits requests, moves them through the graph, answers each exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipeline.config import ServiceConfig
+from pipeline.data import ChannelData
+from pipeline.engine.binding import BoundOp, unpack_result
+from pipeline.engine.dispatcher import OpDispatcher, link
+from pipeline.engine.graph import Graph
+from pipeline.engine.request import InFlight
+from pipeline.engine.stages import CallWatch
+from pipeline.engine.workers.base import Job, Worker, WorkersFactory
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    GraphError,
+    OverloadedError,
+    PackageError,
+    PipelineError,
+)
+from pipeline.observe.span import Recorder, RequestSpan
+from pipeline.op import EXECUTOR_NAME, Op, ResponseOp, pack_error
+
+_DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
+_LAST_ID = 10**18
+_JOIN_TIMEOUT_S = 5.0
+
+
+class EdgeJob:
+    """A call of an overridden unpack or pack method, run by a worker of that Op."""
+
+    __slots__ = ("argument", "method", "request", "result")
+
+    def __init__(self, request: InFlight, method: str, argument: Any) -> None:
+        self.request = request
+        self.method = method
+        self.argument = argument
+        self.result: Any = None
+
+    def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
+        self.result = op.call(self.method, self.argument) if not self.is_stale else None
+
+    @property
+    def is_stale(self) -> bool:
+        return self.request.answer.done()
+
+
+class DAGExecutor:
+    """The engine of one server; everything but the workers runs on its event loop.
+
+    Args:
+        graph: checked; its Ops are configured.
+        config: of the service.
+        make_workers: makes an Op's workers; given the callback that wakes the dispatcher.
+        loop: the running event loop.
+        recorders: told of every batch and request.
+        screen: refuses a request before it is unpacked (a wrong service name, say).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: ServiceConfig,
+        make_workers: Callable[[Callable[[], None]], WorkersFactory],
+        loop: asyncio.AbstractEventLoop,
+        recorders: Sequence[Recorder] = (),
+        screen: Callable[[Any], PipelineError | None] = lambda raw: None,
+    ) -> None:
+        self._graph = graph
+        self._config = config
+        self._loop = loop
+        self._recorders = recorders
+        self._screen = screen
+        self._request_op = graph.request_op
+        self._response_op = graph.response_op
+        factory = make_workers(self._pump)
+        self.nodes = {
+            op: OpDispatcher(op, factory, self, loop, recorders, config.dag.channel_size)
+            for op in graph.ops
+        }
+        link(self.nodes, graph.successors)
+        self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
+        self._last = self.nodes[graph.last_op]
+        self._joins = tuple(n for n in self.nodes.values() if len(n.channel.producers) > 1)
+        self._has_jumps = any(op.is_jump_op() for op in graph.ops)
+        self._unpacks_inline = not self._request_op.overrides("unpack_request_package")
+        self._packs_inline = not self._response_op.overrides("pack_response_package")
+        self._unpackers = factory(self._request_op, self._unpacked, _nothing)
+        self._packers = factory(self._response_op, self._packed, _nothing)
+        self._cap = config.worker_num or self._default_cap()
+        self._waiting: deque[InFlight] = deque()
+        self._inside: set[InFlight] = set()
+        self._touched: list[OpDispatcher] = []
+        self._is_pump_due = False
+        self._next_id = 0
+        self._is_closing = False
+        self._is_started = False
+        self._all_answered: asyncio.Event = asyncio.Event()
+        self.accepted = self.rejected = 0
+
+    # Life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Initialise every Op and start its workers; InitError names the Op that failed."""
+        pools = [*(node.workers for node in self.nodes.values()), self._unpackers, self._packers]
+        results = await asyncio.gather(*(pool.start() for pool in pools), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self.stop(0.0)
+            raise failures[0]
+        self._is_started = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker of every Op takes work."""
+        return (
+            self._is_started
+            and not self._is_closing
+            and all(node.workers.count >= node.op.config.concurrency for node in self.nodes.values())
+        )
+
+    @property
+    def inside(self) -> int:
+        """Requests in the graph."""
+        return len(self._inside)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be let into the graph."""
+        return len(self._waiting)
+
+    async def stop(self, grace_s: float) -> int:
+        """Refuse new requests, let the others finish, answer what is left after `grace_s`.
+
+        Returns the number of worker threads that did not end.
+        """
+        self._is_closing = True
+        if self._inside or self._waiting:
+            try:
+                await asyncio.wait_for(self._all_answered.wait(), grace_s)
+            except TimeoutError:
+                self._answer_all_closed()
+        for node in self.nodes.values():
+            node.close()
+        pools = [*(node.workers for node in self.nodes.values()), self._unpackers, self._packers]
+        return sum(await asyncio.gather(*(pool.stop(_JOIN_TIMEOUT_S) for pool in pools)))
+
+    def _answer_all_closed(self) -> None:
+        for request in [*self._inside, *self._waiting]:
+            self._end_now(request, ClosedError("dag closed."))
+
+    def _default_cap(self) -> int:
+        """Enough for every Op to have a batch at each worker and the next one waiting."""
+        batches = sum(op.config.concurrency * op.config.batch_size for op in self._graph.ops)
+        return max(_DEFAULT_CAP, 2 * batches)
+
+    # In ---------------------------------------------------------------------------------
+
+    async def handle(self, raw: Any, timeout_s: float | None = None) -> Any:
+        """One request in, one response out; the one entry for every door.
+
+        Args:
+            raw: what `RequestOp.unpack_request_package` takes.
+            timeout_s: the caller's own deadline, from now; the service's applies as well.
+
+        Returns:
+            what `ResponseOp.pack_response_package` gives, for errors too.
+
+        Raises:
+            OverloadedError: as many requests as allowed are inside and waiting.
+        """
+        request = self._admit(raw, timeout_s)
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            self._drop(request)
+            raise
+
+    def _admit(self, raw: Any, timeout_s: float | None) -> InFlight:
+        request = InFlight(raw, self._loop.create_future(), time.monotonic_ns())
+        request.data_id = self._next_id
+        self._next_id = (self._next_id + 1) % _LAST_ID
+        refusal = ClosedError("dag closed.") if self._is_closing else self._screen(raw)
+        if refusal is not None:
+            request.answer.set_result(pack_error(ChannelData(request.data_id, 0, error=refusal)))
+            return request
+        has_room = self._has_room()
+        if not has_room and len(self._waiting) >= self._config.queue_size:
+            self.rejected += 1
+            raise OverloadedError(
+                f"server is overloaded: {len(self._inside)} requests inside (worker_num) and "
+                f"{len(self._waiting)} waiting (queue_size); try again later."
+            )
+        self.accepted += 1
+        self._set_deadline(request, timeout_s)
+        if has_room:
+            self._enter(request)
+        else:
+            self._waiting.append(request)
+        return request
+
+    def _has_room(self) -> bool:
+        return (
+            len(self._inside) < self._cap
+            and not self._waiting
+            and not any(node.is_full for node in self._entries)
+        )
+
+    def _set_deadline(self, request: InFlight, timeout_s: float | None) -> None:
+        limits = [limit for limit in (timeout_s, self._config.timeout_s) if limit is not None]
+        if limits:
+            when = self._loop.time() + min(limits)
+            request.deadline_timer = self._loop.call_at(when, self._expire, request)
+
+    def _enter(self, request: InFlight) -> None:
+        self._inside.add(request)
+        if not self._unpacks_inline:
+            self._unpackers.submit(EdgeJob(request, "unpack_request_package", request.raw))
+            return
+        try:
+            self._begin(request, self._request_op.unpack_request_package(request.raw))
+        except Exception as error:  # ours, on a caller's data: that caller is told
+            self._finish(request, _package_error(error))
+
+    def _unpacked(self, worker: Worker, job: Job) -> None:
+        assert isinstance(job, EdgeJob)
+        if job.request.is_over or job.is_stale:
+            return
+        if isinstance(job.result, PipelineError):
+            self._finish(job.request, job.result)
+        else:
+            self._begin(job.request, job.result)
+
+    def _begin(self, request: InFlight, unpacked: Any) -> None:
+        try:
+            payload, log_id = unpack_result(unpacked)
+        except PipelineError as error:
+            self._finish(request, error)
+            return
+        request.log_id = int(log_id or 0)
+        request.as_tensors = self._request_op.has_tensors(request.raw)
+        request.payload = payload
+        self._send(request, self._entries, EXECUTOR_NAME, payload)
+
+    # Through ----------------------------------------------------------------------------
+
+    def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
+        """Pass an Op's answer on to its readers, or to those of the Ops it jumps to."""
+        if self._has_jumps and isinstance(answer, PipelineError):
+            self._finish(request, answer)  # joins may never see the parts that were jumped over
+        elif jumped:
+            self._jump(source, request, answer)
+        elif source is self._last:
+            self._finish(request, answer)
+        else:
+            self._send(request, source.successors, source.name, answer)
+
+    def _send(
+        self,
+        request: InFlight,
+        readers: Sequence[OpDispatcher],
+        producer: str,
+        answer: Any,
+        in_place_of: str | None = None,
+    ) -> None:
+        """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
+        for number, reader in enumerate(readers):
+            own = dict(answer) if number and isinstance(answer, dict) else answer
+            reader.offer(request, producer, own, in_place_of)
+            if request.is_over:
+                return
+
+    def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:
+        for target in source.op.get_jump_to_ops():
+            node = self.nodes[target]
+            if node is self._last:
+                self._finish(request, answer)
+                return
+            self._send(request, node.successors, source.name, answer, in_place_of=target.name)
+
+    def touch(self, node: OpDispatcher) -> None:
+        if not node.is_touched:
+            node.is_touched = True
+            self._touched.append(node)
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Let every Op to which something happened cut its batches."""
+        self._is_pump_due = True  # whoever is touched below is pumped in this very call
+        while self._touched:
+            nodes, self._touched = self._touched, []
+            for node in nodes:
+                node.pump()
+        self._is_pump_due = False
+
+    # Out --------------------------------------------------------------------------------
+
+    def _finish(self, request: InFlight, answer: Any) -> None:
+        """The last Op's payload, or an error: pack it."""
+        if request.is_over:
+            return
+        error = answer if isinstance(answer, PipelineError) else None
+        if isinstance(error, DeadlineError) and self._restart(request):
+            return
+        self._close(request, error)
+        data = self._channel_data(request, None if error else answer, error)
+        if self._packs_inline and self._response_op.is_cheap_to_pack(data):
+            self._answer(request, self._pack_inline(self._response_op, data))
+        else:
+            self._packers.submit(EdgeJob(request, "pack_response_package", data))
+
+    def _restart(self, request: InFlight) -> bool:
+        """`dag.retry`: run the whole request again after a timeout, if it has attempts left."""
+        if request.generation + 1 >= self._config.dag.retry or self._is_closing:
+            return False
+        request.generation += 1
+        for node in self.nodes.values():
+            node.forget(request)
+        self._send(request, self._entries, EXECUTOR_NAME, dict(request.payload))
+        return True
+
+    def _channel_data(
+        self, request: InFlight, payload: Any, error: PipelineError | None
+    ) -> ChannelData:
+        return ChannelData(
+            request.data_id, request.log_id, payload, error, as_tensors=request.as_tensors
+        )
+
+    def _pack_inline(self, op: ResponseOp, data: ChannelData) -> Any:
+        try:
+            return op.pack_response_package(data)
+        except Exception as error:  # ours, on an answer of any type: that caller is told
+            return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
+
+    def _packed(self, worker: Worker, job: Job) -> None:
+        assert isinstance(job, EdgeJob)
+        response = job.result
+        if isinstance(response, PipelineError):
+            failed = self._channel_data(job.request, None, response)
+            response = pack_error(failed)
+        self._answer(job.request, response)
+
+    def _expire(self, request: InFlight) -> None:
+        self._end_now(
+            request,
+            DeadlineError(
+                f"(data_id={request.data_id} log_id={request.log_id}) the request's deadline "
+                "passed before it was answered."
+            ),
+        )
+
+    def _end_now(self, request: InFlight, error: PipelineError) -> None:
+        """Answer with `error` at once, without waiting for anybody's code."""
+        if request.answer.done():
+            return
+        self._abandon(request, error)
+        self._answer(request, pack_error(self._channel_data(request, None, error)))
+
+    def _drop(self, request: InFlight) -> None:
+        """The caller went away."""
+        self._abandon(request, ClosedError("the caller cancelled the request"))
+        self._leave(request)
+
+    def _abandon(self, request: InFlight, error: PipelineError) -> None:
+        if not request.is_over:
+            self._close(request, error)
+            for node in self.nodes.values():
+                node.forget(request)
+
+    def _close(self, request: InFlight, error: PipelineError | None) -> None:
+        """From here on nothing that is still on its way counts for this request."""
+        request.generation = InFlight.OVER
+        for node in self._joins:
+            node.channel.discard_parts(request)
+        if self._recorders:
+            span = RequestSpan(
+                request.data_id, request.log_id, request.start_ns, time.monotonic_ns(), error
+            )
+            for recorder in self._recorders:
+                recorder.record_request(span)
+
+    def _answer(self, request: InFlight, response: Any) -> None:
+        if not request.answer.done():
+            request.answer.set_result(response)
+        self._leave(request)
+
+    def _leave(self, request: InFlight) -> None:
+        """Give the request's place to the next one that waits."""
+        if request.deadline_timer is not None:
+            request.deadline_timer.cancel()
+        self._inside.discard(request)
+        while self._waiting and len(self._inside) < self._cap:
+            following = self._waiting.popleft()
+            if not following.answer.done():
+                self._enter(following)
+        if self._is_closing and not self._inside and not self._waiting:
+            self._all_answered.set()
+
+
+def _package_error(error: Exception) -> PipelineError:
+    if isinstance(error, PipelineError) and not isinstance(error, PackageError):
+        return error
+    return PackageError(f"rpc package error: {error}")
+
+
+def _nothing() -> None:
+    """The edges have no batches to cut."""
+
+

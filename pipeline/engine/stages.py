@@ -1,0 +1,268 @@
+"""What runs on a batch: preprocess each, merge, process, split, postprocess each.
+
+Plain code for any worker: it knows neither threads nor the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Protocol
+
+from pipeline.data import ChannelData
+from pipeline.engine.binding import BoundOp, coded_error
+from pipeline.engine.collate import Call, alone, distribute, plan
+from pipeline.errors import (
+    DeadlineError,
+    PipelineError,
+    PredictorError,
+    PredictorUnavailableError,
+    ProductError,
+    UserCodeError,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+_ADVICE = (
+    "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
+)
+
+
+class Sample(Protocol):
+    """What a stage needs of one request's turn at an Op."""
+
+    @property
+    def inputs(self) -> dict[str, Any]: ...
+    @property
+    def data_id(self) -> int: ...
+    @property
+    def log_id(self) -> int: ...
+    @property
+    def is_over(self) -> bool: ...
+
+
+class CallWatch(Protocol):
+    """Told when a call of `process` begins and ends, so that its timeout can be kept."""
+
+    def call_begins(self) -> None: ...
+    def call_ends(self) -> None: ...
+
+
+class BatchRun:
+    """One batch on its way through an Op's stages.
+
+    `is_superseded` is set by the dispatcher when another worker has taken the run over.
+    `outcomes` has, for each sample, its payload or a PipelineError; None for a sample that was
+    over before it began. A run that got stuck in a call can be taken up by another worker, see
+    `resumed`.
+    """
+
+    __slots__ = (
+        "calls",
+        "end_ns",
+        "is_superseded",
+        "jumped",
+        "outcomes",
+        "prepared",
+        "prepared_ns",
+        "processed_ns",
+        "samples",
+        "skipping",
+        "start_ns",
+    )
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self.samples = samples
+        self.outcomes: list[Any] = [None] * len(samples)
+        self.prepared: dict[int, Any] = {}
+        self.skipping: set[int] = set()
+        self.calls: list[Call] | None = None
+        self.jumped = False
+        self.is_superseded = False
+        self.start_ns = self.prepared_ns = self.processed_ns = self.end_ns = 0
+
+    def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
+        """All stages, or those that are left. Raises nothing."""
+        if self.calls is None:
+            self.start_ns = clock_ns()
+            self._preprocess(op)
+            self.prepared_ns = clock_ns()
+            self.calls = self._plan(op)
+        if self.calls:
+            self._process(op, watch, self.calls)
+        self.processed_ns = clock_ns()
+        self._postprocess(op)
+        if op.jumps:
+            self.jumped = self._check_jumping(op)
+        self.end_ns = clock_ns()
+
+    def resumed(self, op_name: str, attempts: int) -> BatchRun:
+        """The same run for another worker, after the running call exceeded its timeout.
+
+        The call is tried again if it has attempts left; else its samples fail and the rest of
+        the batch goes on. The stuck worker keeps this object and cannot disturb the new one.
+        """
+        run = copy(self)
+        run.is_superseded = False
+        run.outcomes = list(self.outcomes)
+        run.calls = [copy(call) for call in self.calls or []]
+        stuck = next((call for call in run.calls if not call.done), None)
+        if stuck is not None:
+            stuck.attempts += 1
+            if stuck.attempts >= attempts:
+                stuck.done = True
+                stuck.error = self._timed_out(op_name, stuck)
+        return run
+
+    def _timed_out(self, op_name: str, call: Call) -> DeadlineError:
+        ids = [self.samples[index].data_id for index in call.samples]
+        log_id = self.samples[call.samples[0]].log_id
+        return DeadlineError(
+            f"[{op_name}] failed to predict. (log_id={log_id}) [{op_name}] Failed to "
+            f"process(batch: {ids}): exceeded retry count. {_ADVICE}"
+        )
+
+    # Preprocess -------------------------------------------------------------------------
+
+    def _preprocess(self, op: BoundOp) -> None:
+        for index, sample in enumerate(self.samples):
+            if sample.is_over:
+                continue
+            try:
+                data, skip = op.preprocess(sample.inputs, sample.data_id, sample.log_id)
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                self.outcomes[index] = _stage_error(error, op, "preprocess", sample.log_id)
+                continue
+            self.prepared[index] = data
+            if skip:
+                self.skipping.add(index)
+
+    # Process ----------------------------------------------------------------------------
+
+    def _plan(self, op: BoundOp) -> list[Call]:
+        if not op.runs_process:
+            return []
+        feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
+        return plan(feeds) if feeds else []
+
+    def _process(self, op: BoundOp, watch: CallWatch, calls: list[Call]) -> None:
+        position = 0
+        while position < len(calls):
+            call = calls[position]
+            if not call.done:
+                self._run_call(call, op, watch)
+            if self._is_worth_isolating(call):
+                calls[position : position + 1] = alone(call, self.prepared)
+                continue
+            position += 1
+
+    def _is_worth_isolating(self, call: Call) -> bool:
+        """A merged call that failed for what was in it: each sample is run for itself."""
+        if len(call.samples) == 1 or call.error is None:
+            return False
+        return not isinstance(call.error, DeadlineError | PredictorUnavailableError)
+
+    def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
+        while not call.done:
+            call.attempts += 1
+            watch.call_begins()
+            try:
+                call.result = op.process(call.feed, self.samples[call.samples[0]].log_id)
+                call.result = distribute(call)
+                call.error = None
+                call.done = True
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                retryable = isinstance(error, PredictorError) and error.retryable
+                call.error = self._process_error(error, op, call)
+                call.done = not retryable or call.attempts >= op.attempts
+            finally:
+                watch.call_ends()
+
+    def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
+        if isinstance(error, ProductError):
+            return error
+        samples = [self.samples[index] for index in call.samples]
+        ids = [sample.data_id for sample in samples]
+        if not isinstance(error, PipelineError):
+            _LOGGER.exception("(data_id=%s) [%s] process raised", ids[0], op.name, exc_info=error)
+        text = (
+            f"[{op.name}] failed to predict. (data_id={ids[0]} log_id={samples[0].log_id}) "
+            f"[{op.name}|{op.worker}] Failed to process(batch: {ids}): {error}. {_ADVICE}"
+        )
+        if isinstance(error, PredictorUnavailableError):
+            return PredictorUnavailableError(text)
+        return coded_error(_code_of(error), text)
+
+    # Postprocess ------------------------------------------------------------------------
+
+    def _postprocess(self, op: BoundOp) -> None:
+        fetched = self._gather(op)
+        for index, sample in enumerate(self.samples):
+            if self.outcomes[index] is not None or index not in self.prepared:
+                continue
+            data = fetched.get(index, self.prepared[index])
+            if isinstance(data, PipelineError):
+                self.outcomes[index] = data
+                continue
+            try:
+                self.outcomes[index] = op.postprocess(
+                    sample.inputs, data, sample.data_id, sample.log_id
+                )
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                self.outcomes[index] = _stage_error(error, op, "postprocess", sample.log_id)
+
+    def _gather(self, op: BoundOp) -> dict[int, Any]:
+        """Results by sample: a dict, a list of them for a mini-batch, or the error."""
+        if not op.runs_process:
+            return {}
+        fetched: dict[int, Any] = {
+            index: []
+            for index, data in self.prepared.items()
+            if isinstance(data, list) and index not in self.skipping
+        }
+        for call in self.calls or ():
+            for place, index in enumerate(call.samples):
+                piece = call.error if call.error is not None else call.result[place]
+                if call.part is None or isinstance(piece, PipelineError):
+                    fetched[index] = piece
+                elif not isinstance(fetched[index], PipelineError):
+                    fetched[index].append(piece)
+        return fetched
+
+    def _check_jumping(self, op: BoundOp) -> bool:
+        answers = OrderedDict(
+            (sample.data_id, ChannelData(sample.data_id, sample.log_id, outcome))
+            for sample, outcome in zip(self.samples, self.outcomes, strict=True)
+            if outcome is not None and not isinstance(outcome, PipelineError)
+        )
+        if not answers:
+            return False
+        try:
+            return bool(op.op.check_jumping(answers))
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            failed = _stage_error(error, op, "check_jumping", 0)
+            self.outcomes = [
+                outcome if outcome is None or isinstance(outcome, PipelineError) else failed
+                for outcome in self.outcomes
+            ]
+            return False
+
+
+def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:
+    """What a caller is told of an exception in a user's method, in the predecessor's words."""
+    if isinstance(error, ProductError):
+        return error
+    if not isinstance(error, PipelineError):
+        _LOGGER.exception("(log_id=%s) [%s] %s raised", log_id, op.name, stage, exc_info=error)
+    function = getattr(op.op, stage)
+    text = (
+        f"Log_id: {log_id}  Raise_msg: {error}  "
+        f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
+    )
+    return coded_error(_code_of(error), text)
+
+
+def _code_of(error: BaseException) -> int:
+    return int(error.code) if isinstance(error, PipelineError) else int(UserCodeError.code)

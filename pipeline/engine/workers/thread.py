@@ -1,0 +1,207 @@
+"""Thread workers: each works on its own copy of the Op, all take from one queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from queue import SimpleQueue
+from typing import cast
+
+from pipeline.engine.binding import BoundOp
+from pipeline.engine.workers.base import Job, Worker
+from pipeline.engine.workers.mailbox import Mailbox
+from pipeline.errors import InitError
+from pipeline.op import Op
+
+_LOGGER = logging.getLogger(__name__)
+
+_MOST_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
+SetUp = Callable[[Op], None]
+"""Gives an Op its predictor."""
+
+
+class ThreadWorker:
+    """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
+
+    __slots__ = ("call_started", "gave_up", "is_stuck", "job", "op", "pool", "thread")
+
+    def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
+        self.pool = pool
+        self.op = op
+        self.job: Job | None = None
+        self.call_started: float | None = None
+        self.is_stuck = False
+        self.thread = threading.Thread(
+            target=self._run, name=f"pipeline-{pool.name}-{number}", daemon=True
+        )
+
+    def start(self, job: Job | None = None) -> None:
+        self.job = job
+        self.thread.start()
+
+    def call_begins(self) -> None:
+        self.call_started = time.monotonic()
+
+    def call_ends(self) -> None:
+        self.call_started = None
+
+    def _run(self) -> None:
+        if self.op is None and not self.pool.initialise(self):
+            return
+        assert self.op is not None, "initialise gives the first worker its Op"
+        op, queue, post, done = self.op, self.pool.queue, self.pool.post, self.pool.on_done
+        while not self.is_stuck:
+            job = self.job or queue.get()
+            if job is None:
+                return
+            if self.is_stuck:  # replaced while it was idle: the job is another's
+                queue.put(job)
+                break
+            self.job = job
+            job.run(op, self, time.monotonic_ns)
+            self.job = None
+            post(partial(done, self, job))
+        post(partial(self.pool.came_back, self))
+
+
+class ThreadWorkers:
+    """The thread workers of one Op; see `Workers`.
+
+    Args:
+        op: configured; `set_up` and `init_op` run in its first worker's thread.
+        count: number of workers, >= 1.
+        on_done: called on the loop with (worker, job).
+        on_change: called on the loop when `count` changed.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        count: int,
+        loop: asyncio.AbstractEventLoop,
+        mailbox: Mailbox,
+        set_up: SetUp,
+        on_done: Callable[[Worker, Job], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.name = op.name
+        self.queue: SimpleQueue[Job | None] = SimpleQueue()
+        self.post = mailbox.post
+        self.on_done = on_done
+        self.replaced = 0
+        self._op = op
+        self._wanted = count
+        self._loop = loop
+        self._set_up = set_up
+        self._on_change = on_change
+        self._workers: list[ThreadWorker] = []
+        self._stuck: list[ThreadWorker] = []
+        self._initialised: asyncio.Future[BoundOp] | None = None
+        self._is_stopped = False
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    @property
+    def stuck(self) -> int:
+        """Workers that were given up and have not come back."""
+        return len(self._stuck)
+
+    async def start(self) -> None:
+        self._initialised = self._loop.create_future()
+        first = ThreadWorker(self, None, 0)
+        self._workers.append(first)
+        first.start()
+        bound = await self._initialised
+        for number in range(1, self._wanted):
+            self._add(BoundOp(bound.op, number, self._loop), number)
+
+    def initialise(self, worker: ThreadWorker) -> bool:
+        """Set up the Op in the first worker's own thread; False if that failed."""
+        op = self._op
+        try:
+            self._set_up(op)
+            if asyncio.iscoroutinefunction(op.init_op):
+                asyncio.run_coroutine_threadsafe(op.init_op(), self._loop).result()
+            else:
+                op.init_op()
+            worker.op = BoundOp(op, 0, self._loop)
+        except BaseException as error:  # user code; the start of the server fails with it
+            detail = "".join(traceback.format_exception(error))
+            failure = InitError(f"Op {op.name!r} failed to start: {error}\n{detail}")
+            self.post(partial(self._settle, None, failure))
+            return False
+        # Others copy from an untouched copy: the first worker may be at work by then.
+        self.post(partial(self._settle, BoundOp(op, 0, self._loop), None))
+        return True
+
+    def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
+        assert self._initialised is not None
+        if self._initialised.done():
+            return
+        if bound is None:
+            self._workers.clear()
+            self._initialised.set_exception(failure or InitError(self.name))
+        else:
+            self._initialised.set_result(bound)
+
+    def submit(self, job: Job) -> None:
+        self.queue.put(job)
+
+    def busy(self) -> Iterable[Worker]:
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def replace(self, worker: Worker, job: Job | None) -> bool:
+        stuck = cast(ThreadWorker, worker)
+        assert stuck.op is not None, "a worker that has a job has an Op"
+        stuck.is_stuck = True
+        self._workers.remove(stuck)
+        self._stuck.append(stuck)
+        self.replaced += 1
+        _LOGGER.warning(
+            "[%s] worker %d is stuck: it was replaced (%d stuck now). A thread cannot be "
+            "interrupted; run the Op in processes if this goes on.",
+            self.name,
+            stuck.op.worker,
+            len(self._stuck),
+        )
+        if len(self._stuck) > _MOST_STUCK:
+            self._on_change()
+            return False
+        self._add(stuck.op.replacement(), stuck.op.worker, job)
+        return True
+
+    def came_back(self, worker: ThreadWorker) -> None:
+        """A worker that was given up ended after all; its place may be free to fill."""
+        if worker in self._stuck:
+            self._stuck.remove(worker)
+        if not self._is_stopped and len(self._workers) < self._wanted and worker.op is not None:
+            self._add(worker.op.replacement(), worker.op.worker)
+            self._on_change()
+
+    def _add(self, op: BoundOp, number: int, job: Job | None = None) -> None:
+        worker = ThreadWorker(self, op, number)
+        self._workers.append(worker)
+        worker.start(job)
+
+    async def stop(self, timeout_s: float) -> int:
+        self._is_stopped = True
+        for _ in self._workers:
+            self.queue.put(None)
+        threads = [worker.thread for worker in (*self._workers, *self._stuck)]
+        deadline = time.monotonic() + timeout_s
+        await asyncio.to_thread(_join_all, threads, deadline)
+        self._workers.clear()
+        return sum(thread.is_alive() for thread in threads)
+
+
+def _join_all(threads: list[threading.Thread], deadline: float) -> None:
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,177 @@
+"""YAML files as plain values that know the line of every key, so that an error can name it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from pipeline.errors import ConfigError
+
+KeyPath = tuple[object, ...]
+
+MAX_DEPTH = 32
+"""Levels of nesting; our own keys need four. libyaml's composer overflows the C stack at 100,000."""
+
+MAX_NODES = 100_000
+"""Values after aliases are followed: a few lines of aliases of aliases can stand for billions."""
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+# PyYAML's constructors of scalars leak these for texts such as `!!bool x` and `2026-99-99`.
+_SCALAR_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Plain values, with the name and, when they come from a file, the lines of their keys.
+
+    `problems` are mistakes that the values cannot show any more, such as a key given twice.
+    """
+
+    name: str
+    data: object
+    lines: Mapping[KeyPath, int] = {}
+    problems: tuple[str, ...] = ()
+
+    def place(self, path: KeyPath) -> str:
+        """`config.yml:12: op.bow.timeout`, to open a message about the value at `path`."""
+        return _place(self.name, self.lines.get(path), path)
+
+
+def read_yaml(file: str | os.PathLike[str]) -> Source:
+    """Read one YAML document; ConfigError when it cannot be read, or is not YAML."""
+    name = os.fspath(file)
+    try:
+        text = Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name}: {reason} (current folder: {Path.cwd()})") from error
+    try:
+        return _parse(text, name)
+    except yaml.YAMLError as error:
+        raise ConfigError(_syntax_error(name, error)) from error
+
+
+def _parse(text: bytes, name: str) -> Source:
+    _check_size(text, name)
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        walk = _Walk(name, loader)
+        data = None if root is None else walk.value(root, (), 0)
+    finally:
+        loader.dispose()
+    return Source(name, data, walk.lines, tuple(walk.problems))
+
+
+def _check_size(text: bytes, name: str) -> None:
+    """Refuse what composing could not bear. The event stream, unlike it, does not recurse."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, _Loader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        _check_limits(depth, count, f"{name}:{event.start_mark.line + 1}")
+
+
+def _check_limits(depth: int, nodes: int, place: str) -> None:
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{place}: nested deeper than {MAX_DEPTH} levels")
+    if nodes > MAX_NODES:
+        raise ConfigError(f"{place}: more than {MAX_NODES} values, aliases followed")
+
+
+class _Walk:
+    """Turns a tree of YAML nodes into plain values, and notes lines and problems on the way."""
+
+    def __init__(self, name: str, loader: yaml.SafeLoader) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        # A dict for its order and its keys: an alias leads to the same problem again.
+        self.problems: dict[str, None] = {}
+        self._name = name
+        self._loader = loader
+        self._nodes = 0
+
+    def value(self, node: yaml.Node, path: KeyPath, depth: int) -> object:
+        self._nodes += 1
+        _check_limits(depth, self._nodes, f"{self._name}:{_line(node)}")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if node.tag == "tag:yaml.org,2002:map" and isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, depth)
+        if node.tag == "tag:yaml.org,2002:seq" and isinstance(node, yaml.SequenceNode):
+            items = enumerate(node.value)
+            return [self.value(item, (*path, index), depth + 1) for index, item in items]
+        self._problem(node, path, f"the tag {node.tag} is not supported")
+        return None
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> object:
+        try:
+            return self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+        except _SCALAR_ERRORS as error:
+            reason = getattr(error, "problem", None) or error
+            self._problem(node, path, f"{node.value[:60]!r} cannot be read: {reason}")
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[object, object]:
+        values: dict[object, object] = {}
+        for part in self._merged_mappings(node, path):
+            self._nodes += 1
+            _check_limits(depth + 1, self._nodes, f"{self._name}:{_line(part)}")
+            values.update(self._mapping(part, path, depth + 1))
+        seen: set[object] = set()
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._problem(key_node, path, "a key must be a single word, not a list or mapping")
+                continue
+            key = self._scalar(key_node, path)
+            here = (*path, key)
+            if key in seen:
+                self._problem(key_node, here, f"given twice, first at line {self.lines[here]}")
+                continue
+            seen.add(key)
+            self.lines[here] = _line(key_node)
+            values[key] = self.value(value_node, here, depth + 1)
+        return values
+
+    def _merged_mappings(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[yaml.MappingNode]:
+        """What `<<` brings in, weakest first: the first of a list wins over the later ones."""
+        for key_node, value_node in node.value:
+            if key_node.tag != _MERGE_TAG:
+                continue
+            parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            for part in reversed(parts):
+                if isinstance(part, yaml.MappingNode):
+                    yield part
+                else:
+                    self._problem(part, (*path, "<<"), "only mappings can be merged")
+
+    def _problem(self, node: yaml.Node, path: KeyPath, text: str) -> None:
+        self.problems[f"{_place(self._name, _line(node), path)}: {text}"] = None
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _place(name: str, line: int | None, path: KeyPath) -> str:
+    file = name if line is None else f"{name}:{line}"
+    key = ".".join(str(part) for part in path)
+    return f"{file}: {key}" if key else file
+
+
+def _syntax_error(name: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{name}: not a YAML file: {error}"
+    context = getattr(error, "context", None)
+    where = f" ({context})" if context else ""
+    problem = getattr(error, "problem", None)
+    return f"{name}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {problem}{where}"
