@@ -305,6 +305,10 @@ class RequestOp(Op):
             data.update(codec.decode_tensors(request.tensors))
         return data, request.logid, None, ""
 
+    def has_tensors(self, request: Any) -> bool:
+        """Whether the caller speaks tensors, and so is answered with tensors too."""
+        return bool(getattr(request, "tensors", None))
+
     def proto_tensor_2_numpy(self, tensor: pipeline_service_pb2.Tensor) -> tuple[Any, Any]:
         """`(value, lod)` of one tensor; `lod` is a 1-D int32 array, or None."""
         lod = np.array(tensor.lod, dtype=np.int32) if tensor.lod else None

@@ -10,11 +10,20 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.errors import ErrorCode, PayloadTypeError, PipelineError, ProductError
+from pipeline.errors import (
+    ErrorCode,
+    PackageError,
+    PayloadTypeError,
+    PipelineError,
+    ProductError,
+)
 from pipeline.op import Op
+
+_LOGGER = logging.getLogger(__name__)
 
 Prepared = tuple[Any, bool]
 """(what `process` is fed, whether to skip `process`)"""
@@ -87,6 +96,19 @@ class BoundOp:
                 f"postprocess should return dict, but Op {self.name!r} returned {type(answer)}"
             )
         return answer
+
+    def call(self, method: str, argument: Any) -> Any:
+        """The result of one of the Op's one-argument methods, or the PipelineError it ended in."""
+        function = getattr(self.op, method)
+        if inspect.iscoroutinefunction(function):
+            function = self._on_loop(function)
+        try:
+            return function(argument)
+        except ProductError as error:
+            return error
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            _LOGGER.exception("[%s] %s raised", type(self.op).__name__, method)
+            return PackageError(f"rpc package error: {error}")
 
     def _adapt(self, name: str, forms: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(self.op, name)

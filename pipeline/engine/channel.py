@@ -110,9 +110,13 @@ class Channel:
         """When the item that has been ready longest became so. Needs at least one item."""
         return min(entry[2].ready_at for entry in self._ready)
 
+    def discard_parts(self, request: InFlight) -> None:
+        """Forget the parts that still wait for others."""
+        self._parts.pop(request, None)
+
     def discard(self, request: InFlight) -> None:
         """Forget everything of a request that was answered, or is started anew."""
-        self._parts.pop(request, None)
+        self.discard_parts(request)
         kept = [entry for entry in self._ready if entry[2].request is not request]
         if len(kept) != len(self._ready):
             heapq.heapify(kept)

@@ -27,6 +27,9 @@ class Router(Protocol):
     def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
         """Pass on a payload or a PipelineError of a request that is not over."""
 
+    def strand(self, request: InFlight) -> None:
+        """End a request that no Op works on and that was not answered."""
+
     def touch(self, node: OpDispatcher) -> None:
         """See to it that `node.pump` is called before long."""
 
@@ -93,6 +96,7 @@ class OpDispatcher:
             self._router.deliver(self, request, error, jumped=False)
             return
         now = self._loop.time()
+        request.live += 1
         self.channel.push(Item(request, request.generation, inputs, now))
         self.load.arrived(now)
         self._touch()
@@ -165,8 +169,7 @@ class OpDispatcher:
             "Restart the server, or run the Op in processes."
         )
         for item in self.channel.pop(len(self.channel)):
-            if not item.is_over:
-                self._router.deliver(self, item.request, error, jumped=False)
+            self._pass_on(item, error)
 
     def _touch(self) -> None:
         self._router.touch(self)
@@ -179,13 +182,22 @@ class OpDispatcher:
             return
         self.running -= 1
         self.load.served((job.end_ns - job.start_ns) / 1e9)
-        deliver = self._router.deliver
         for item, outcome in zip(job.samples, job.outcomes, strict=True):
-            if not item.is_over and outcome is not None:
-                deliver(self, item.request, outcome, job.jumped)
+            if outcome is not None:
+                self._pass_on(item, outcome, job.jumped)
         if self._recorders:
             self._record(worker, job)
         self._touch()
+
+    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+        """Deliver one item's outcome, unless its request is over or was started anew."""
+        request = item.request
+        if item.generation != request.generation:
+            return
+        self._router.deliver(self, request, outcome, jumped)
+        request.live -= 1
+        if not request.live and item.generation == request.generation:
+            self._router.strand(request)
 
     def _record(self, worker: Worker, run: BatchRun) -> None:
         span = BatchSpan(
@@ -253,8 +265,7 @@ class OpDispatcher:
         self.running -= 1
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
         for item in run.samples:
-            if not item.is_over:
-                self._router.deliver(self, item.request, error, jumped=False)
+            self._pass_on(item, error)
         self._touch()
 
     def close(self) -> None:

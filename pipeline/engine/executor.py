@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from pipeline.errors import (
     PipelineError,
 )
 from pipeline.observe.span import Recorder, RequestSpan
-from pipeline.op import EXECUTOR_NAME, Op, ResponseOp, pack_error
+from pipeline.op import EXECUTOR_NAME, ResponseOp, pack_error
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
@@ -94,7 +93,7 @@ class DAGExecutor:
         self._unpackers = factory(self._request_op, self._unpacked, _nothing)
         self._packers = factory(self._response_op, self._packed, _nothing)
         self._cap = config.worker_num or self._default_cap()
-        self._waiting: deque[InFlight] = deque()
+        self._waiting: dict[InFlight, None] = {}  # in order of arrival
         self._inside: set[InFlight] = set()
         self._touched: list[OpDispatcher] = []
         self._is_pump_due = False
@@ -115,6 +114,7 @@ class DAGExecutor:
             await self.stop(0.0)
             raise failures[0]
         self._is_started = True
+        self._enter_waiting()
 
     @property
     def is_ready(self) -> bool:
@@ -190,7 +190,7 @@ class DAGExecutor:
         if refusal is not None:
             request.answer.set_result(pack_error(ChannelData(request.data_id, 0, error=refusal)))
             return request
-        has_room = self._has_room()
+        has_room = not self._waiting and self._has_room()
         if not has_room and len(self._waiting) >= self._config.queue_size:
             self.rejected += 1
             raise OverloadedError(
@@ -202,13 +202,13 @@ class DAGExecutor:
         if has_room:
             self._enter(request)
         else:
-            self._waiting.append(request)
+            self._waiting[request] = None
         return request
 
     def _has_room(self) -> bool:
         return (
-            len(self._inside) < self._cap
-            and not self._waiting
+            self._is_started
+            and len(self._inside) < self._cap
             and not any(node.is_full for node in self._entries)
         )
 
@@ -217,6 +217,12 @@ class DAGExecutor:
         if limits:
             when = self._loop.time() + min(limits)
             request.deadline_timer = self._loop.call_at(when, self._expire, request)
+
+    def _enter_waiting(self) -> None:
+        while self._waiting and self._has_room():
+            request = next(iter(self._waiting))
+            del self._waiting[request]
+            self._enter(request)
 
     def _enter(self, request: InFlight) -> None:
         self._inside.add(request)
@@ -300,6 +306,16 @@ class DAGExecutor:
             for node in nodes:
                 node.pump()
         self._is_pump_due = False
+        self._enter_waiting()
+
+    def strand(self, request: InFlight) -> None:
+        self._finish(
+            request,
+            GraphError(
+                "the request got lost in the graph: a jump passed over an Op whose answer a "
+                "later Op waits for. Check jump_to_ops."
+            ),
+        )
 
     # Out --------------------------------------------------------------------------------
 
@@ -322,6 +338,7 @@ class DAGExecutor:
         if request.generation + 1 >= self._config.dag.retry or self._is_closing:
             return False
         request.generation += 1
+        request.live = 0
         for node in self.nodes.values():
             node.forget(request)
         self._send(request, self._entries, EXECUTOR_NAME, dict(request.payload))
@@ -397,10 +414,8 @@ class DAGExecutor:
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
         self._inside.discard(request)
-        while self._waiting and len(self._inside) < self._cap:
-            following = self._waiting.popleft()
-            if not following.answer.done():
-                self._enter(following)
+        self._waiting.pop(request, None)
+        self._enter_waiting()
         if self._is_closing and not self._inside and not self._waiting:
             self._all_answered.set()
 

@@ -9,7 +9,7 @@ from typing import Any
 class InFlight:
     """One request between the door and its answer.
 
-    `generation` counts its starts: it is raised by a retry of the whole request and set to
+    `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts: it is raised by a retry of the whole request and set to
     `OVER` by the answer, so that whatever still carries an older number is dropped.
     """
 

@@ -21,6 +21,10 @@ class Worker(Protocol):
     """What the dispatcher may know of a worker."""
 
     @property
+    def number(self) -> int:
+        """Its place among the Op's workers, from 0."""
+
+    @property
     def job(self) -> Job | None:
         """The job that it works on."""
 
@@ -68,5 +72,5 @@ class Loop(Protocol):
 
     def time(self) -> float: ...
     def call_soon(self, callback: Callable[[], None]) -> object: ...
-    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle: ...
+    def call_at(self, when: float, callback: Callable[..., None], *args: object) -> asyncio.TimerHandle: ...
     def create_future(self) -> asyncio.Future[object]: ...

@@ -28,11 +28,12 @@ SetUp = Callable[[Op], None]
 class ThreadWorker:
     """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
 
-    __slots__ = ("call_started", "gave_up", "is_stuck", "job", "op", "pool", "thread")
+    __slots__ = ("call_started", "is_stuck", "job", "number", "op", "pool", "thread")
 
     def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
         self.pool = pool
         self.op = op
+        self.number = number
         self.job: Job | None = None
         self.call_started: float | None = None
         self.is_stuck = False

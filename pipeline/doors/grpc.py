@@ -1,0 +1,104 @@
+"""GrpcDoor: `PipelineService` on `grpc.aio`, with the standard health service and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pipeline.errors import InitError, OverloadedError
+from pipeline.proto import pipeline_service_pb2
+
+SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
+
+Handle = Callable[[Any, float | None], Awaitable[Any]]
+"""`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
+
+
+class GrpcDoor:
+    """Serves `handle` at `host:port`.
+
+    Args:
+        handle: answers a Request with a Response.
+        host: address to bind; "::" for IPv6 and IPv4.
+        port: 0 for any free one, see `port` after `start`.
+        max_message_bytes: limit of a message, both ways.
+    """
+
+    def __init__(self, handle: Handle, host: str, port: int, max_message_bytes: int) -> None:
+        self.port = port
+        self._handle = handle
+        self._host = host
+        self._max_message_bytes = max_message_bytes
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()
+
+    async def start(self) -> None:
+        """Bind and listen. InitError names an address that is in use."""
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._max_message_bytes),
+                ("grpc.max_send_message_length", self._max_message_bytes),
+                ("grpc.so_reuseport", 0),  # else a second server would silently share the port
+            ]
+        )
+        method = grpc.unary_unary_rpc_method_handler(
+            self._inference,
+            request_deserializer=pipeline_service_pb2.Request.FromString,
+            response_serializer=pipeline_service_pb2.Response.SerializeToString,
+        )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"inference": method}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        self.port = self._bind(server)
+        await server.start()
+        self._server = server
+        await self.set_ready(False)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            port: int = server.add_insecure_port(f"{host}:{self.port}")
+        except RuntimeError as error:
+            raise InitError(
+                f"rpc_port: cannot listen on {host}:{self.port}: {error}. If another server "
+                "uses the port, stop it or choose another rpc_port."
+            ) from error
+        return port
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tell the health service, for the server as a whole and for our service."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if ready
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        await self._health.set("", status)
+        await self._health.set(SERVICE, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop accepting; end what still runs after `grace_s`."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace_s)
+            self._server = None
+
+    async def _inference(
+        self, request: pipeline_service_pb2.Request, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pipeline_service_pb2.Response:
+        try:
+            response = await self._handle(request, context.time_remaining())
+        except OverloadedError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        if not isinstance(response, pipeline_service_pb2.Response):
+            await context.abort(
+                grpc.StatusCode.INTERNAL,
+                f"pack_response_package returned {type(response).__name__}, not a Response",
+            )
+        return response

@@ -1,0 +1,333 @@
+"""HttpDoor: `POST /<name>/<method>` in proto3 JSON, and health, as a raw ASGI app on uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pipeline.errors import (
+    DeadlineError,
+    InitError,
+    NoServiceError,
+    NotImplementedByOpError,
+    OverloadedError,
+    PackageError,
+    PipelineError,
+)
+from pipeline.proto import jsonpb, pipeline_service_pb2
+
+Handle = Callable[[Any, float | None], Awaitable[Any]]
+"""`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_PATIENCE_S = 60.0  # for a request to arrive, from the connection or from its head
+_BACKLOG = 2048
+_JSON = (b"content-type", b"application/json")
+_TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+class _HttpError(Exception):
+    """A request that is answered with an HTTP status of its own."""
+
+    def __init__(self, status: int, error: PipelineError, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+class HttpDoor:
+    """Serves `handle` at `host:port`.
+
+    Args:
+        handle: answers a Request with a Response.
+        is_ready: what `GET /health/ready` says.
+        host: address to bind; "::" for IPv6 and IPv4.
+        port: 0 for any free one, see `port` after `start`.
+        max_message_bytes: limit of a request's body, unpacked.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        is_ready: Callable[[], bool],
+        host: str,
+        port: int,
+        max_message_bytes: int,
+    ) -> None:
+        self.port = port
+        self._handle = handle
+        self._is_ready = is_ready
+        self._host = host
+        self._max_bytes = max_message_bytes
+        self._server: _Server | None = None
+        self._socket: socket.socket | None = None
+
+    # Life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bind and listen. InitError names an address that is in use."""
+        self._socket = self._bind()
+        self.port = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            self,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            log_config=None,
+            timeout_keep_alive=75,
+            backlog=_BACKLOG,
+        )
+        config.load()
+        self._server = _Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        await self._server.startup(sockets=[self._socket])
+        self._ticker = asyncio.create_task(self._server.main_loop())
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            return socket.create_server(
+                (self._host, self.port),
+                family=family,
+                backlog=_BACKLOG,
+                dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
+            )
+        except OSError as error:
+            raise InitError(
+                f"http_port: cannot listen on {self._host}:{self.port}: {error}. If another "
+                "server uses the port, stop it or choose another http_port."
+            ) from error
+
+    async def close(self) -> None:
+        """Stop accepting connections and let those that are idle go."""
+        if self._server is not None:
+            for listener in self._server.servers:
+                listener.close()
+            for connection in list(self._server.server_state.connections):
+                connection.shutdown()
+        if self._socket is not None:
+            self._socket.close()
+
+    async def stop(self) -> None:
+        """End all connections; call `close` first and let the requests be answered."""
+        if self._server is None:
+            return
+        self._server.should_exit = True
+        await self._ticker
+        self._server.config.timeout_graceful_shutdown = 1
+        await self._server.shutdown(sockets=[self._socket] if self._socket else None)
+        self._server = None
+
+    # Requests ---------------------------------------------------------------------------
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """The ASGI app."""
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        try:
+            status, body = await self._respond(scope, receive)
+        except _HttpError as error:
+            status, body, headers = error.status, _error_body(error.error), error.headers
+        except _CallerLeftError:
+            return
+        length = (b"content-length", b"%d" % len(body))
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [_JSON, length, *headers],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    async def _respond(self, scope: Message, receive: Receive) -> tuple[int, bytes]:
+        parts = scope["path"].split("/")
+        if len(parts) != 3 or not parts[1] or not parts[2]:
+            raise _HttpError(
+                404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
+            )
+        if parts[1] == "health":
+            return self._health(scope["method"], parts[2])
+        if scope["method"] != "POST":
+            raise _not_allowed(scope["method"], b"POST")
+        return await self._infer(scope, receive, parts[1], parts[2])
+
+    def _health(self, method: str, probe: str) -> tuple[int, bytes]:
+        if probe not in ("live", "ready"):
+            raise _HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
+        if method not in ("GET", "HEAD"):
+            raise _not_allowed(method, b"GET, HEAD")
+        if probe == "live" or self._is_ready():
+            return 200, b'{"status":"ok"}'
+        return 503, b'{"status":"not ready"}'
+
+    async def _infer(
+        self, scope: Message, receive: Receive, name: str, method: str
+    ) -> tuple[int, bytes]:
+        encoding, timeout_s = _relevant(scope["headers"])
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body") or message["type"] != "http.request":
+            body = await self._rest(message, receive)
+        if len(body) > self._max_bytes:
+            raise self._too_large()
+        if encoding:
+            body = self._decompressed(body, encoding)
+        try:
+            request = jsonpb.request_from_json(body, name, method)
+        except PipelineError as error:
+            raise _HttpError(400, error) from error
+        del body, message
+        return 200, jsonpb.response_to_json(await self._answer(scope, request, timeout_s))
+
+    async def _answer(
+        self, scope: Message, request: Any, timeout_s: float | None
+    ) -> pipeline_service_pb2.Response:
+        scope[_TASK] = asyncio.current_task()
+        try:
+            response = await self._handle(request, timeout_s)
+        except OverloadedError as error:
+            raise _HttpError(503, error, (b"retry-after", b"1")) from error
+        except asyncio.CancelledError:
+            if scope.get(_LEFT):
+                raise _CallerLeftError from None
+            raise
+        finally:
+            del scope[_TASK]
+        if not isinstance(response, pipeline_service_pb2.Response):
+            raise _HttpError(
+                500,
+                PackageError(
+                    f"pack_response_package returned {type(response).__name__}, not a Response"
+                ),
+            )
+        return response
+
+    async def _rest(self, message: Message, receive: Receive) -> bytes:
+        """The body of a request that did not come in one piece."""
+        pieces = [message.get("body", b"")]
+        size = len(pieces[0])
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while message["type"] == "http.request" and message.get("more_body"):
+                    message = await receive()
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    if size > self._max_bytes:
+                        raise self._too_large()
+        except TimeoutError:
+            late = DeadlineError(f"the request's body did not arrive within {_PATIENCE_S:g} s")
+            raise _HttpError(408, late, (b"connection", b"close")) from None
+        if message["type"] != "http.request":
+            raise _CallerLeftError
+        return b"".join(pieces)
+
+    def _too_large(self) -> _HttpError:
+        error = PackageError(
+            f"the request is larger than max_message_bytes ({self._max_bytes} bytes)"
+        )
+        return _HttpError(413, error, (b"connection", b"close"))
+
+    def _decompressed(self, body: bytes, encoding: bytes) -> bytes:
+        if encoding not in (b"gzip", b"x-gzip"):
+            error = PackageError(f"unsupported content-encoding {encoding!r}: send gzip or none")
+            raise _HttpError(415, error)
+        unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        try:
+            unpacked = unpacker.decompress(body, self._max_bytes + 1)
+        except zlib.error as error:
+            raise _HttpError(400, PackageError(f"the body is not valid gzip: {error}")) from error
+        if len(unpacked) > self._max_bytes:
+            raise self._too_large()
+        if not unpacker.eof:
+            raise _HttpError(400, PackageError("the body is cut short: incomplete gzip data"))
+        return unpacked
+
+
+_TASK, _LEFT = "pipeline.task", "pipeline.left"
+
+
+class _CallerLeftError(Exception):
+    """There is nobody to answer."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the signals are the application's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, which also tells of callers that leave, or send nothing."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(_PATIENCE_S, self._lose_patience)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        cycle = self.cycle
+        super().connection_lost(exc)
+        if cycle is not None and not cycle.response_complete:
+            task = cycle.scope.get(_TASK)
+            if task is not None:
+                cycle.scope[_LEFT] = True  # type: ignore[typeddict-unknown-key]  # our own note
+                task.cancel()
+
+    def _lose_patience(self) -> None:
+        self.transport.close()
+
+
+def _relevant(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, float | None]:
+    """(content-encoding, timeout in s) of a request."""
+    encoding, timeout_s = b"", None
+    for name, value in headers:
+        if name == b"content-encoding":
+            encoding = b"" if value.lower() == b"identity" else value.lower()
+        elif name == b"grpc-timeout":
+            timeout_s = _timeout(value)
+    return encoding, timeout_s
+
+
+def _timeout(value: bytes) -> float:
+    """`Grpc-Timeout: 100m` -> 0.1; at most 8 digits and a unit, as gRPC over HTTP/2 says."""
+    text = value.decode("latin-1").strip()
+    digits, unit = text[:-1], text[-1:]
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _TIMEOUT_UNITS_S):
+        error = PackageError(f"invalid Grpc-Timeout {text!r}: send digits and one of H M S m u n")
+        raise _HttpError(400, error)
+    return int(digits) * _TIMEOUT_UNITS_S[unit]
+
+
+def _not_allowed(method: str, allowed: bytes) -> _HttpError:
+    error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
+    return _HttpError(405, error, (b"allow", allowed))
+
+
+def _error_body(error: PipelineError) -> bytes:
+    response = pipeline_service_pb2.Response(err_no=int(error.code), err_msg=str(error))
+    return jsonpb.response_to_json(response)
+
+
