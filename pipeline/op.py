@@ -256,7 +256,9 @@ class Op:
         self._timeout = -1 if config.timeout_s is None else config.timeout_s
         self._auto_batching_timeout = config.auto_batching_timeout_s
 
-    def connect(self, client: _Client, feed_names: Iterable[str], fetch_names: Iterable[str]) -> None:
+    def connect(
+        self, client: _Client, feed_names: Iterable[str], fetch_names: Iterable[str]
+    ) -> None:
         """Give the Op its predictor."""
         self.client = client
         self.right_feed_names = list(feed_names)

@@ -208,9 +208,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         log = config.log
         self._closing.enter_context(
-            configure_logs(
-                log.level, max_bytes=log.max_bytes, backup_count=log.backup_count
-            )
+            configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
         )
         self._warn()
         self._lower_switch_interval()

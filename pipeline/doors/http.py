@@ -7,7 +7,7 @@ import contextlib
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -291,9 +291,10 @@ class _Protocol(HttpToolsProtocol):
         cycle = self.cycle
         super().connection_lost(exc)
         if cycle is not None and not cycle.response_complete:
-            task = cycle.scope.get(_TASK)
+            notes = cast(Message, cycle.scope)
+            task = notes.get(_TASK)
             if task is not None:
-                cycle.scope[_LEFT] = True  # type: ignore[typeddict-unknown-key]  # our own note
+                notes[_LEFT] = True
                 task.cancel()
 
     def _lose_patience(self) -> None:
@@ -315,7 +316,9 @@ def _timeout(value: bytes) -> float:
     """`Grpc-Timeout: 100m` -> 0.1; at most 8 digits and a unit, as gRPC over HTTP/2 says."""
     text = value.decode("latin-1").strip()
     digits, unit = text[:-1], text[-1:]
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _TIMEOUT_UNITS_S):
+    if not (
+        digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _TIMEOUT_UNITS_S
+    ):
         error = PackageError(f"invalid Grpc-Timeout {text!r}: send digits and one of H M S m u n")
         raise _HttpError(400, error)
     return int(digits) * _TIMEOUT_UNITS_S[unit]
@@ -329,5 +332,3 @@ def _not_allowed(method: str, allowed: bytes) -> _HttpError:
 def _error_body(error: PipelineError) -> bytes:
     response = pipeline_service_pb2.Response(err_no=int(error.code), err_msg=str(error))
     return jsonpb.response_to_json(response)
-
-

@@ -36,9 +36,13 @@ class BatchPolicy:
         wanted = math.ceil(min(arrivals, self.batch_size) * _HEADROOM)
         return max(1, min(self.batch_size, wanted))
 
-    def ready_to_cut(self, ready: int, target: int, waited_s: float) -> bool:
+    def due(self, first_ready_at: float) -> float:
+        """When a batch leaves at the latest whose first request became ready then."""
+        return first_ready_at + (self.timeout_s or 0.0)
+
+    def ready_to_cut(self, ready: int, target: int, first_ready_at: float, now: float) -> bool:
         """Whether an idle worker should take what is ready now."""
-        return self.timeout_s is None or ready >= target or waited_s >= self.timeout_s
+        return ready >= target or now >= self.due(first_ready_at)
 
 
 class Load:

@@ -54,9 +54,8 @@ def plan(samples: Mapping[int, Any]) -> list[Call]:
             calls.extend(_plan_one(index, sample))
         else:
             groups.setdefault(signature, []).append(index)
-    for members in groups.values():
-        calls.append(_merge([samples[index] for index in members], members))
-    return calls
+    merged = [_merge([samples[index] for index in group], group) for group in groups.values()]
+    return calls + merged
 
 
 def alone(call: Call, samples: Mapping[int, Any]) -> list[Call]:
@@ -212,7 +211,7 @@ def _split(result: Any, spans: list[list[int]]) -> list[Any]:
 def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
     """One piece a sample; what has no axis 0 goes to all of them."""
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
-        if isinstance(value, _SCALARS | np.ndarray):
+        if isinstance(value, (*_SCALARS, np.ndarray)):
             return [value] * len(spans[0])
         raise PayloadTypeError(
             f"process returned {name} as {type(value).__name__}, which cannot be split over the "

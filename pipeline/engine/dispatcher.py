@@ -20,6 +20,8 @@ _LOGGER = logging.getLogger(__name__)
 _STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
 _STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
 
+_SHORTEST_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
+
 
 class Router(Protocol):
     """Where an Op's answers go; the executor."""
@@ -59,7 +61,7 @@ class OpDispatcher:
         producers = [producer.name for producer in op.get_input_ops()]
         self.op = op
         self.name = op.name
-        self.channel = Channel(producers, config.channel_recv_first_arrive)
+        self.channel = Channel(producers, bool(config.channel_recv_first_arrive))
         self.successors: tuple[OpDispatcher, ...] = ()
         self.producers: tuple[OpDispatcher, ...] = ()
         self.is_touched = False
@@ -75,6 +77,7 @@ class OpDispatcher:
         self._loop = loop
         self._recorders = recorders
         self._channel_size = channel_size
+        self._items_running = 0
         self._cut_timer: Any = None
         self._watch_timer: Any = None
         self._has_lost_audience = False
@@ -125,16 +128,20 @@ class OpDispatcher:
             is_full_batch = len(channel) >= policy.batch_size
             if free <= 0 and not (is_full_batch and self._may_queue_ahead(free)):
                 break
-            if any(successor.is_full for successor in self.successors):
+            room = self._room_behind() if self._channel_size else policy.batch_size
+            if room <= 0 or not (is_full_batch or self._is_ready_to_cut()):
                 break
-            if not is_full_batch and not self._is_ready_to_cut():
-                break
-            self._submit(channel.pop(policy.batch_size))
+            self._submit(channel.pop(min(room, policy.batch_size)))
         if channel and not workers.count:
             self._fail_all()
         if was_full and not self.is_full:
             for producer in self.producers:
                 self._router.touch(producer)
+
+    def _room_behind(self) -> int:
+        """Answers that the channels behind this Op can still take, without growing too long."""
+        longest = max((len(successor.channel) for successor in self.successors), default=0)
+        return self._channel_size - longest - self._items_running
 
     def _may_queue_ahead(self, free: int) -> bool:
         ahead = batches_ahead(self.load.service_s, self._policy.batch_size)
@@ -146,9 +153,9 @@ class OpDispatcher:
             return True
         first = self.channel.first_ready_at()
         target = policy.target(self.load, max(1, self.workers.count))
-        if policy.ready_to_cut(len(self.channel), target, self._loop.time() - first):
+        if policy.ready_to_cut(len(self.channel), target, first, self._loop.time()):
             return True
-        self._cut_at(first + policy.timeout_s)
+        self._cut_at(policy.due(first))
         return False
 
     def _cut_at(self, when: float) -> None:
@@ -158,6 +165,7 @@ class OpDispatcher:
 
     def _submit(self, items: list[Item]) -> None:
         self.running += 1
+        self._items_running += len(items)
         self.workers.submit(BatchRun(items))
         if self._timeout_s is not None and self._watch_timer is None:
             self._watch_in(self._timeout_s)
@@ -180,7 +188,7 @@ class OpDispatcher:
         assert isinstance(job, BatchRun)
         if job.is_superseded:
             return
-        self.running -= 1
+        self._forget_run(job)
         self.load.served((job.end_ns - job.start_ns) / 1e9)
         for item, outcome in zip(job.samples, job.outcomes, strict=True):
             if outcome is not None:
@@ -195,9 +203,15 @@ class OpDispatcher:
         if item.generation != request.generation:
             return
         self._router.deliver(self, request, outcome, jumped)
+        if item.generation != request.generation:  # answered, or started anew
+            return
         request.live -= 1
-        if not request.live and item.generation == request.generation:
+        if not request.live:
             self._router.strand(request)
+
+    def _forget_run(self, run: BatchRun) -> None:
+        self.running -= 1
+        self._items_running -= len(run.samples)
 
     def _record(self, worker: Worker, run: BatchRun) -> None:
         span = BatchSpan(
@@ -240,7 +254,7 @@ class OpDispatcher:
             else:
                 next_due.append(due)
         if next_due and self.running:
-            self._watch_in(min(next_due) - now)
+            self._watch_in(max(_SHORTEST_WATCH_S, min(next_due) - now))
 
     def _due(self, worker: Worker) -> float | None:
         """When `worker` has to be given up, if its job goes on; None if never."""
@@ -262,7 +276,7 @@ class OpDispatcher:
             resumed = run.resumed(self.name, self._attempts)
         if self.workers.replace(worker, resumed) and resumed is not None:
             return
-        self.running -= 1
+        self._forget_run(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
         for item in run.samples:
             self._pass_on(item, error)

@@ -122,7 +122,9 @@ class DAGExecutor:
         return (
             self._is_started
             and not self._is_closing
-            and all(node.workers.count >= node.op.config.concurrency for node in self.nodes.values())
+            and all(
+                node.workers.count >= node.op.config.concurrency for node in self.nodes.values()
+            )
         )
 
     @property
@@ -428,5 +430,3 @@ def _package_error(error: Exception) -> PipelineError:
 
 def _nothing() -> None:
     """The edges have no batches to cut."""
-
-

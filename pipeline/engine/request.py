@@ -9,8 +9,9 @@ from typing import Any
 class InFlight:
     """One request between the door and its answer.
 
-    `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts: it is raised by a retry of the whole request and set to
-    `OVER` by the answer, so that whatever still carries an older number is dropped.
+    `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
+    it is raised by a retry of the whole request and set to `OVER` by the answer, so that
+    whatever still carries an older number is dropped.
     """
 
     OVER = -1

@@ -86,10 +86,7 @@ class BatchRun:
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """All stages, or those that are left. Raises nothing."""
         if self.calls is None:
-            self.start_ns = clock_ns()
-            self._preprocess(op)
-            self.prepared_ns = clock_ns()
-            self.calls = self._plan(op)
+            self.prepare(op, clock_ns)
         if self.calls:
             self._process(op, watch, self.calls)
         self.processed_ns = clock_ns()
@@ -97,6 +94,13 @@ class BatchRun:
         if op.jumps:
             self.jumped = self._check_jumping(op)
         self.end_ns = clock_ns()
+
+    def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
+        """The first stage: preprocess each sample and plan the calls of `process`."""
+        self.start_ns = clock_ns()
+        self._preprocess(op)
+        self.prepared_ns = clock_ns()
+        self.calls = self._plan(op)
 
     def resumed(self, op_name: str, attempts: int) -> BatchRun:
         """The same run for another worker, after the running call exceeded its timeout.

@@ -1,0 +1,141 @@
+"""The names that scripts of Paddle Serving's pipeline import besides the Ops, in one place.
+
+`pipeline.channel` and `pipeline.error_catch` are the two module names they import them from.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pipeline import data
+from pipeline.data import ChannelDataType
+from pipeline.errors import ClosedError, DeadlineError, ErrorCode, PipelineError, ProductError
+
+__all__ = [
+    "ChannelData",
+    "ChannelDataEcode",
+    "ChannelDataErrcode",
+    "ChannelDataType",
+    "ChannelStopError",
+    "ChannelTimeoutError",
+    "CustomException",
+    "CustomExceptionCode",
+    "ErrorCatch",
+    "ParamChecker",
+    "ProductErrCode",
+]
+
+CustomExceptionCode = ErrorCode
+ChannelDataErrcode = ErrorCode
+ChannelDataEcode = ErrorCode
+ChannelTimeoutError = DeadlineError
+ChannelStopError = ClosedError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class ProductErrCode(enum.Enum):
+    """Base class of a product's own error codes: extend it with members of 51 to 99."""
+
+
+class CustomException(PipelineError):
+    """`raise CustomException(CustomExceptionCode.INPUT_PARAMS_ERROR, "text", True)`
+
+    Args:
+        exceptionCode: a member of `CustomExceptionCode` or `ProductErrCode`, or an int.
+        errorMsg: what the caller is told.
+        isSendToUser: accepted; an error always goes to the caller and never ends a process.
+    """
+
+    def __init__(
+        self, exceptionCode: enum.Enum | int, errorMsg: str = "", isSendToUser: bool = False
+    ) -> None:
+        super().__init__(errorMsg)
+        value = exceptionCode.value if isinstance(exceptionCode, enum.Enum) else exceptionCode
+        self.code = int(value)
+
+
+class _ErrorCatch:
+    """`@ErrorCatch` turns what a function raises into `(None, response with code and text)`."""
+
+    def __call__(self, function: _Function) -> Callable[..., tuple[Any, CaughtError]]:
+        @functools.wraps(function)
+        def caught(*args: Any, **kwargs: Any) -> tuple[Any, CaughtError]:
+            try:
+                return function(*args, **kwargs), CaughtError(ErrorCode.OK.value, "")
+            except PipelineError as error:
+                return None, CaughtError(int(error.code), str(error))
+            except Exception as error:  # the decorator's very purpose
+                return None, CaughtError(ErrorCode.UNKNOW.value, str(error))
+
+        return caught
+
+
+class CaughtError:
+    """What `ErrorCatch` found: `error_code` 0 for nothing."""
+
+    def __init__(self, error_code: int, error_info: str) -> None:
+        self.error_code = error_code
+        self.error_info = error_info
+
+
+ErrorCatch = _ErrorCatch()
+
+
+def ParamChecker(function: _Function) -> _Function:
+    """Accepted for scripts that decorate with it; the framework checks its own parameters."""
+    return function
+
+
+class _Record(type):
+    """Makes `isinstance` hold for the records that the framework itself makes."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, data.ChannelData)
+
+
+class ChannelData(metaclass=_Record):
+    """The record under the predecessor's constructor, for scripts that make one themselves."""
+
+    check_dictdata = staticmethod(data.ChannelData.check_dictdata)
+    check_npdata = staticmethod(data.ChannelData.check_npdata)
+    check_batch_npdata = staticmethod(data.ChannelData.check_batch_npdata)
+
+    def __new__(  # type: ignore[misc]  # a record of the real class is what scripts want
+        cls,
+        datatype: int | None = None,
+        npdata: Any = None,
+        dictdata: Any = None,
+        data_id: int | None = None,
+        log_id: int | None = None,
+        error_code: int | None = None,
+        error_info: str | None = None,
+        prod_error_code: int | None = None,
+        prod_error_info: str | None = None,
+        client_need_profile: bool = False,
+    ) -> data.ChannelData:
+        return data.ChannelData(
+            data_id=data_id or 0,
+            log_id=log_id or 0,
+            payload=npdata if npdata is not None else dictdata,
+            error=_error(error_code, error_info, prod_error_code, prod_error_info),
+            client_need_profile=client_need_profile,
+        )
+
+
+def _error(
+    error_code: int | None,
+    error_info: str | None,
+    prod_error_code: int | None,
+    prod_error_info: str | None,
+) -> PipelineError | None:
+    if prod_error_code is not None:
+        return ProductError(prod_error_code, prod_error_info or "")
+    if not error_code:
+        return None
+    error = PipelineError(error_info or "")
+    error.code = error_code
+    return error

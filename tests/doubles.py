@@ -1,0 +1,246 @@
+"""Doubles: a loop with a virtual clock, workers that run when told, a service without doors."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.config import load_config, resolve_op
+from pipeline.engine.binding import BoundOp
+from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.graph import build_graph
+from pipeline.engine.stages import BatchRun
+from pipeline.engine.workers.base import Job, Worker
+from pipeline.proto import pipeline_service_pb2
+
+
+class _NoWaitSelector(selectors.DefaultSelector):
+    """Where a loop would sleep, time jumps."""
+
+    def __init__(self, clock: VirtualLoop) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        events = super().select(0)
+        if not events and timeout is None:
+            raise RuntimeError("deadlock: nothing is ready and no timer is set")
+        if not events and timeout:
+            self._clock.now += timeout
+        return events
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer: no test waits, none is random."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(_NoWaitSelector(self))
+        # Timers fire when they are due, not a clock tick before.
+        self._clock_resolution = 1e-9
+
+    def time(self) -> float:
+        return self.now
+
+
+def run_virtual(test: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end on a VirtualLoop."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(test)
+
+
+class ScriptedWorker:
+    """One place that runs one job at a time."""
+
+    def __init__(self, op: BoundOp, number: int) -> None:
+        self.op = op
+        self.number = number
+        self.job: Job | None = None
+        self.call_started: float | None = None
+
+    def call_begins(self) -> None:
+        """The time of a call is scripted, see `ScriptedWorkers`."""
+
+    def call_ends(self) -> None:
+        """The time of a call is scripted, see `ScriptedWorkers`."""
+
+
+class ScriptedWorkers:
+    """Workers on the virtual clock: a job takes `service_s`, or until `release` is called.
+
+    `batches` has the data ids of every batch that was begun, in order.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        on_done: Callable[[Worker, Job], None],
+        service_s: float | None = 0.0,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.op = op
+        self.service_s = service_s
+        self.on_done = on_done
+        self.on_change = on_change
+        self.queue: list[Job] = []
+        self.batches: list[list[int]] = []
+        self.begun_at: list[float] = []
+        self.given_up: list[ScriptedWorker] = []
+        self.refuses_replacement = False
+        self._workers: list[ScriptedWorker] = []
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    async def start(self) -> None:
+        self.op.init_op()
+        bound = BoundOp(self.op, 0)
+        self._workers = [ScriptedWorker(bound, i) for i in range(self.op.config.concurrency)]
+
+    def submit(self, job: Job) -> None:
+        self.queue.append(job)
+        self._feed()
+
+    def busy(self) -> Iterable[Worker]:
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def replace(self, worker: Worker, job: Job | None) -> bool:
+        assert isinstance(worker, ScriptedWorker)
+        self._workers.remove(worker)
+        self.given_up.append(worker)
+        if self.refuses_replacement:
+            return False
+        following = ScriptedWorker(worker.op, worker.number)
+        self._workers.append(following)
+        if job is not None:
+            self._begin(following, job)
+        return True
+
+    async def stop(self, timeout_s: float) -> int:
+        return 0
+
+    def release(self, count: int = 1) -> None:
+        """Let the `count` jobs that are running longest finish."""
+        for worker in [worker for worker in self._workers if worker.job][:count]:
+            self._finish(worker)
+
+    def _clock_ns(self) -> int:
+        return int(self._loop.time() * 1e9)
+
+    def _feed(self) -> None:
+        for worker in self._workers:
+            if worker.job is None and self.queue:
+                self._begin(worker, self.queue.pop(0))
+
+    def _begin(self, worker: ScriptedWorker, job: Job) -> None:
+        worker.job = job
+        worker.call_started = self._loop.time()
+        if isinstance(job, BatchRun):
+            if job.calls is None:
+                job.prepare(worker.op, self._clock_ns)
+            self.batches.append([sample.data_id for sample in job.samples])
+        self.begun_at.append(self._loop.time())
+        if isinstance(job, BatchRun) and job.calls and all(call.done for call in job.calls):
+            self._loop.call_soon(self._finish, worker)  # resumed, and nothing left to call
+        elif self.service_s is not None:
+            self._loop.call_later(self.service_s, self._finish, worker)
+
+    def _finish(self, worker: ScriptedWorker) -> None:
+        job = worker.job
+        if job is None or worker in self.given_up:
+            return
+        job.run(worker.op, worker, self._clock_ns)
+        worker.job = worker.call_started = None
+        self.on_done(worker, job)
+        self._feed()
+
+
+class Engine:
+    """A DAGExecutor over scripted workers, without doors, on the running (virtual) loop.
+
+    Args:
+        last_op: the last Op of the graph.
+        config: as in config.yml; ports are added.
+        service_s: seconds that a batch takes, by Op name; None: until it is released.
+    """
+
+    def __init__(
+        self,
+        last_op: Op,
+        config: dict[str, Any] | None = None,
+        service_s: dict[str, float | None] | None = None,
+        response_op: ResponseOp | None = None,
+        recorders: Sequence[Any] = (),
+    ) -> None:
+        graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
+        settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
+        for op in (graph.request_op, *graph.ops, graph.response_op):
+            op.configure(resolve_op(op.name, op.given, settings))
+        self.pools: dict[str, ScriptedWorkers] = {}
+        times = service_s or {}
+
+        def make_workers(pump: Callable[[], None]) -> Any:
+            def make(op: Op, on_done: Any, on_change: Callable[[], None]) -> ScriptedWorkers:
+                pool = ScriptedWorkers(op, on_done, times.get(op.name, 0.0), on_change)
+                self.pools[type(op).__name__ if op.name.startswith("@") else op.name] = pool
+                return pool
+
+            return make
+
+        loop = asyncio.get_running_loop()
+        self.executor = DAGExecutor(graph, settings, make_workers, loop, recorders)
+
+    async def __aenter__(self) -> Engine:
+        await self.executor.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.executor.stop(0.0)
+
+    def ask(self, timeout_s: float | None = None, **pairs: str) -> asyncio.Task[Any]:
+        """A request on its way; its result is the Response."""
+        request = pipeline_service_pb2.Request(key=list(pairs), value=list(pairs.values()))
+        return asyncio.ensure_future(self.executor.handle(request, timeout_s))
+
+
+async def settle(rounds: int = 20) -> None:
+    """Let everything that is ready run, without letting time pass."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+def answers(response: Any) -> dict[str, str]:
+    """The pairs of a Response that is no error."""
+    assert response.err_no == 0, response.err_msg
+    return dict(zip(response.key, response.value, strict=True))
+
+
+class Tag(Op):
+    """Adds its name to the path that a request took; joins paths of several inputs."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        paths = [str(answer.get("path", "")) for answer in input_dicts.values()]
+        joined = paths[0] if len(paths) == 1 else "(" + "|".join(paths) + ")"
+        return {"path": f"{joined}>{self.name}" if joined else self.name}, False, None, ""
+
+
+def chain(*names: str, read: RequestOp | None = None) -> Op:
+    """Tags in a row; returns the last."""
+    op: Op = read or RequestOp()
+    for name in names:
+        op = Tag(name=name, input_ops=[op])
+    return op
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait for another thread or process to get somewhere; fails loudly if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the awaited condition never came true"
+        time.sleep(0.002)

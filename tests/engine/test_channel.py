@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.engine.channel import Channel, Item, first_error
+from pipeline.errors import InputError, UserCodeError
+
+
+def request(data_id=0):
+    class Request(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    return Request(data_id=data_id, log_id=0, generation=0)
+
+
+def test_a_join_waits_for_every_producer():
+    channel = Channel(["a", "b", "c"])
+    asked = request()
+    assert channel.join(asked, "c", 3) is None
+    assert channel.join(asked, "a", 1) is None
+    inputs = channel.join(asked, "b", 2)
+    assert list(inputs.items()) == [("a", 1), ("b", 2), ("c", 3)]
+    assert channel.waiting_for_parts == 0
+
+
+def test_requests_are_joined_by_themselves():
+    channel = Channel(["a", "b"])
+    one, two = request(1), request(2)
+    channel.join(one, "a", "1a")
+    channel.join(two, "b", "2b")
+    assert channel.join(one, "b", "1b") == {"a": "1a", "b": "1b"}
+    assert channel.waiting_for_parts == 1
+
+
+def test_the_oldest_request_goes_first():
+    channel = Channel(["a"])
+    for data_id in (5, 2, 9, 2):
+        channel.push(Item(request(data_id), 0, {}, 0.0))
+    assert [item.data_id for item in channel.pop(10)] == [2, 2, 5, 9]
+
+
+def test_first_arrival_wins_and_later_parts_are_dropped():
+    channel = Channel(["a", "b"], first_arrival=True)
+    late, early = request(7), request(3)
+    assert channel.join(late, "b", "7b") == {"b": "7b"}
+    assert channel.join(early, "a", "3a") == {"a": "3a"}, "a lower id is not dropped"
+    assert channel.join(late, "a", "7a") is None
+    assert channel.join(early, "b", "3b") is None
+    assert channel.waiting_for_parts == 0
+
+
+def test_first_arrival_prefers_an_answer_to_an_error():
+    channel = Channel(["a", "b"], first_arrival=True)
+    asked = request()
+    assert channel.join(asked, "a", UserCodeError("a broke")) is None
+    assert channel.join(asked, "b", "fine") == {"b": "fine"}
+
+
+def test_first_arrival_of_errors_alone_gives_the_first_producers():
+    channel = Channel(["a", "b"], first_arrival=True)
+    asked = request()
+    channel.join(asked, "b", UserCodeError("b broke"))
+    inputs = channel.join(asked, "a", InputError("a broke"))
+    assert str(first_error(inputs)) == "a broke"
+
+
+def test_the_first_error_is_the_first_producers():
+    channel = Channel(["a", "b"])
+    asked = request()
+    channel.join(asked, "b", UserCodeError("b broke"))
+    inputs = channel.join(asked, "a", UserCodeError("a broke"))
+    assert str(first_error(inputs)) == "a broke"
+
+
+def test_a_jumping_op_takes_a_producers_place_under_its_own_name():
+    channel = Channel(["a", "b"])
+    asked = request()
+    channel.join(asked, "b", 2)
+    assert channel.join_as(asked, "a", "jumper", 1) == {"jumper": 1, "b": 2}
+
+
+@pytest.mark.parametrize("first_arrival", [False, True])
+def test_discard_forgets_parts_and_ready_items(first_arrival):
+    channel = Channel(["a", "b"], first_arrival)
+    gone, stays = request(1), request(2)
+    channel.join(gone, "a", 1)
+    channel.push(Item(gone, 0, {}, 0.0))
+    channel.push(Item(stays, 0, {}, 0.0))
+    channel.discard(gone)
+    assert channel.waiting_for_parts == 0
+    assert [item.request for item in channel.pop(5)] == [stays]
+
+
+def test_the_longest_ready_item_need_not_be_the_oldest_request():
+    channel = Channel(["a"])
+    channel.push(Item(request(1), 0, {}, 20.0))
+    channel.push(Item(request(2), 0, {}, 10.0))
+    assert channel.first_ready_at() == 10.0
+
+
+def test_an_item_is_over_as_soon_as_its_request_moved_on():
+    asked = request()
+    item = Item(asked, 0, {}, 0.0)
+    assert not item.is_over
+    asked.generation = -1
+    assert item.is_over

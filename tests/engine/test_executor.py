@@ -1,0 +1,666 @@
+"""The engine as a whole, over scripted workers on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from doubles import Engine, Tag, answers, chain, run_virtual, settle
+
+from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline.errors import ErrorCode, OverloadedError
+
+
+class Fails(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        raise ProductError(51, f"{self.name} refuses")
+
+
+def path_of(response):
+    return answers(response)["path"]
+
+
+# Graphs -----------------------------------------------------------------------------------
+
+
+def test_a_diamond_joins_both_branches_in_producer_order():
+    async def main():
+        read = RequestOp()
+        a = Tag("a", [read])
+        last = Tag("j", [Tag("c", [a]), Tag("b", [a])])
+        async with Engine(last) as engine:
+            assert path_of(await engine.ask()) == "(a>c|a>b)>j"
+
+    run_virtual(main())
+
+
+def test_edges_may_skip_levels_and_branches_may_differ_in_length():
+    async def main():
+        read = RequestOp()
+        a = Tag("a", [read])
+        b = Tag("b", [a])
+        c = Tag("c", [b])
+        short = Tag("short", [read])
+        last = Tag("j", [c, short, a, read])
+        async with Engine(last) as engine:
+            assert path_of(await engine.ask(path="in")) == "(in>a>b>c|in>short|in>a|in)>j"
+
+    run_virtual(main())
+
+
+def test_requests_of_a_join_never_mix():
+    async def main():
+        read = RequestOp()
+        slow, quick = Tag("slow", [read]), Tag("quick", [read])
+        engine = Engine(Tag("j", [slow, quick]), service_s={"slow": 0.01})
+        async with engine:
+            asked = [engine.ask(path=str(i)) for i in range(20)]
+            got = [path_of(response) for response in await asyncio.gather(*asked)]
+        assert got == [f"({i}>slow|{i}>quick)>j" for i in range(20)]
+
+    run_virtual(main())
+
+
+def test_a_branch_that_changes_its_input_dict_does_not_change_the_others():
+    class Pops(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            (answer,) = input_dicts.values()
+            return {"path": answer.pop("path") + self.name}, False, None, ""
+
+    async def main():
+        read = RequestOp()
+        last = Tag("j", [Pops("a", [read]), Pops("b", [read]), Pops("c", [read])])
+        async with Engine(last) as engine:
+            assert path_of(await engine.ask(path="x")) == "(xa|xb|xc)>j"
+
+    run_virtual(main())
+
+
+def test_the_oldest_request_is_served_first():
+    async def main():
+        read = RequestOp()
+        slow, quick = Tag("slow", [read]), Tag("quick", [read])
+        last = Tag("j", [slow, quick])
+        engine = Engine(
+            last, {"op": {"slow": {"concurrency": 3}}}, {"slow": None, "quick": 0.0, "j": None}
+        )
+        async with engine:
+            asked = [engine.ask() for _ in range(4)]
+            await settle()
+            slow_pool, join_pool = engine.pools["slow"], engine.pools["j"]
+            workers = {w.job.samples[0].data_id: w for w in slow_pool.busy()}
+            for data_id in (2, 1, 0):
+                slow_pool._finish(workers[data_id])
+                await settle()
+            slow_pool.release()
+            for _ in asked:
+                await settle()
+                join_pool.release()
+            await asyncio.gather(*asked)
+        assert join_pool.batches == [[2], [0], [1], [3]], "2 was alone; then the oldest"
+
+    run_virtual(main())
+
+
+def test_first_arrival_answers_with_the_quick_branch_and_drops_nobody():
+    async def main():
+        read = RequestOp()
+        slow, quick = Tag("slow", [read]), Tag("quick", [read])
+        engine = Engine(
+            Tag("j", [slow, quick]),
+            {"dag": {"channel_recv_frist_arrive": True}},
+            {"slow": 0.5, "quick": 0.001},
+        )
+        async with engine:
+            asked = [engine.ask(path=str(i)) for i in range(5)]
+            got = [path_of(response) for response in await asyncio.gather(*asked)]
+            assert got == [f"{i}>quick>j" for i in range(5)]
+            await asyncio.sleep(10)
+            (join,) = [node for node in engine.executor.nodes.values() if node.name == "j"]
+            assert join.channel.waiting_for_parts == 0, "late parts are forgotten"
+
+    run_virtual(main())
+
+
+# Errors -----------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_branch_reaches_the_caller_through_the_join():
+    async def main():
+        read = RequestOp()
+        last = Tag("after", [Tag("j", [Tag("a", [read]), Fails("b", [read]), Fails("c", [read])])])
+        async with Engine(last) as engine:
+            response = await engine.ask()
+            assert (response.err_no, response.err_msg) == (51, "b refuses")
+            assert engine.pools["j"].batches == engine.pools["after"].batches == []
+
+    run_virtual(main())
+
+
+def test_one_bad_request_of_a_batch_fails_alone():
+    class Picky(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            if data_id == 1:
+                raise ValueError("not this one")
+            return {"path": str(data_id)}
+
+    async def main():
+        engine = Engine(Picky("p", [RequestOp()]), {"op": {"p": {"batch_size": 3}}})
+        async with engine:
+            got = await asyncio.gather(*(engine.ask() for _ in range(3)))
+        assert engine.pools["p"].batches == [[0, 1, 2]]
+        assert [path_of(got[0]), got[1].err_no, path_of(got[2])] == ["0", 10000, "2"]
+        assert got[1].err_msg.startswith("Log_id: 0  Raise_msg: not this one  ClassName: ")
+        assert got[1].err_msg.endswith("Picky.preprocess  FunctionName: preprocess")
+
+    run_virtual(main())
+
+
+def test_fewer_values_than_keys_is_a_package_error():
+    async def main():
+        from pipeline.proto import pipeline_service_pb2
+
+        async with Engine(chain("a")) as engine:
+            request = pipeline_service_pb2.Request(key=["x", "y"], value=["1"])
+            response = await engine.executor.handle(request)
+            assert response.err_no == ErrorCode.RPC_PACKAGE_ERROR
+            assert response.err_msg.startswith("rpc package error: ")
+
+    run_virtual(main())
+
+
+def test_an_overridden_pack_that_fails_is_a_package_error():
+    class Broken(ResponseOp):
+        def pack_response_package(self, channeldata):
+            raise KeyError("no such field")
+
+    async def main():
+        last = chain("a")
+        async with Engine(last, response_op=Broken([last])) as engine:
+            response = await engine.ask()
+            assert response.err_no == ErrorCode.RPC_PACKAGE_ERROR
+            assert "no such field" in response.err_msg
+
+    run_virtual(main())
+
+
+def test_overridden_edges_run_on_workers_and_their_product_codes_count():
+    class Read(RequestOp):
+        def unpack_request_package(self, request):
+            if not request.key:
+                return {}, 0, 60, "nothing asked"
+            return {"path": request.value[0].upper()}, 5, None, ""
+
+    class Answer(ResponseOp):
+        def pack_response_package(self, channeldata):
+            response = super().pack_response_package(channeldata)
+            response.key.append("log_id")
+            response.value.append(str(channeldata.log_id))
+            return response
+
+    async def main():
+        last = chain("a", read=Read())
+        async with Engine(last, response_op=Answer([last])) as engine:
+            assert answers(await engine.ask(x="hi")) == {"path": "HI>a", "log_id": "5"}
+            refused = await engine.ask()
+            assert (refused.err_no, refused.err_msg) == (60, "nothing asked")
+
+    run_virtual(main())
+
+
+# Admission --------------------------------------------------------------------------------
+
+
+def test_worker_num_bounds_what_is_inside_and_queue_size_what_waits():
+    async def main():
+        engine = Engine(chain("a"), {"worker_num": 2, "queue_size": 3}, {"a": None})
+        async with engine:
+            asked = [engine.ask() for _ in range(5)]
+            await settle()
+            assert (engine.executor.inside, engine.executor.waiting) == (2, 3)
+            with pytest.raises(OverloadedError, match=r"2 requests inside .* 3 waiting"):
+                await engine.ask()
+            assert engine.executor.rejected == 1
+            for _ in range(5):
+                engine.pools["a"].release()
+                await settle()
+            assert all(response.err_no == 0 for response in await asyncio.gather(*asked))
+            assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
+
+    run_virtual(main())
+
+
+def test_without_worker_num_every_batch_can_fill():
+    async def main():
+        config = {"op": {"a": {"batch_size": 400, "concurrency": 2, "auto_batching_timeout": 50}}}
+        async with Engine(chain("a"), config) as engine:
+            await asyncio.gather(*(engine.ask() for _ in range(800)))
+            assert [len(batch) for batch in engine.pools["a"].batches] == [400, 400]
+
+    run_virtual(main())
+
+
+def test_a_full_channel_holds_its_producer_back_and_the_door_too():
+    async def main():
+        engine = Engine(chain("a", "b"), {"dag": {"channel_size": 2}}, {"a": 0.001, "b": None})
+        async with engine:
+            asked = [engine.ask() for _ in range(10)]
+            await asyncio.sleep(1)
+            channels = {node.name: len(node.channel) for node in engine.executor.nodes.values()}
+            assert channels["b"] == 2
+            assert channels["a"] <= 2
+            assert engine.executor.waiting > 0
+            for _ in range(10):
+                engine.pools["b"].release()
+                await asyncio.sleep(0.1)
+            assert all(response.err_no == 0 for response in await asyncio.gather(*asked))
+
+    run_virtual(main())
+
+
+# Batches ----------------------------------------------------------------------------------
+
+
+def batch_engine(service_s=0.005, **settings):
+    return Engine(chain("b"), {"op": {"b": settings}}, {"b": service_s})
+
+
+def test_a_full_batch_leaves_at_once():
+    async def main():
+        engine = batch_engine(batch_size=4, auto_batching_timeout=60_000)
+        async with engine:
+            began = asyncio.get_running_loop().time()
+            await asyncio.gather(*(engine.ask() for _ in range(4)))
+            assert engine.pools["b"].begun_at == [began]
+
+    run_virtual(main())
+
+
+def test_a_partial_batch_leaves_when_its_first_request_waited_the_timeout():
+    async def main():
+        loop = asyncio.get_running_loop()
+        engine = batch_engine(batch_size=4, auto_batching_timeout=100)
+        async with engine:
+            began = loop.time()
+            first = engine.ask()
+            await asyncio.sleep(0.06)
+            second = engine.ask()
+            await asyncio.gather(first, second)
+            assert engine.pools["b"].batches == [[0, 1]]
+            assert engine.pools["b"].begun_at == [pytest.approx(began + 0.1)]
+
+    run_virtual(main())
+
+
+def test_without_a_timeout_an_idle_worker_takes_what_there_is():
+    async def main():
+        engine = batch_engine(service_s=1.0, batch_size=4)
+        async with engine:
+            first = engine.ask()
+            await asyncio.sleep(0.5)
+            rest = [engine.ask() for _ in range(3)]
+            await asyncio.gather(first, *rest)
+            assert engine.pools["b"].batches == [[0], [1, 2, 3]]
+
+    run_virtual(main())
+
+
+async def closed_loop(engine, clients, seconds):
+    """`clients` ask again as soon as they are answered; (answers per s, latencies in s)."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    latencies = []
+
+    async def client():
+        while loop.time() < end:
+            began = loop.time()
+            await engine.ask()
+            latencies.append(loop.time() - began)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return len(latencies) / seconds, latencies
+
+
+@pytest.mark.parametrize("batching", ["full", "adaptive"])
+def test_many_clients_get_full_batches(batching):
+    async def main():
+        engine = batch_engine(
+            batch_size=8, auto_batching_timeout=5, concurrency=2, batching=batching
+        )
+        async with engine:
+            rate, _ = await closed_loop(engine, 64, 5.0)
+            assert rate >= 0.97 * 2 * 8 / 0.005
+
+    run_virtual(main())
+
+
+def test_adaptive_answers_a_lone_client_without_the_wait():
+    async def main():
+        engine = batch_engine(
+            batch_size=8, auto_batching_timeout=5, concurrency=2, batching="adaptive"
+        )
+        async with engine:
+            _, latencies = await closed_loop(engine, 1, 5.0)
+            latencies.sort()
+            assert latencies[len(latencies) // 2] == pytest.approx(0.005)
+
+    run_virtual(main())
+
+
+def test_full_makes_a_lone_client_wait_as_configured():
+    async def main():
+        engine = batch_engine(batch_size=8, auto_batching_timeout=5, concurrency=2)
+        async with engine:
+            _, latencies = await closed_loop(engine, 1, 1.0)
+            assert {round(latency, 4) for latency in latencies} == {0.01}
+
+    run_virtual(main())
+
+
+# Deadlines, retries, cancellation ---------------------------------------------------------
+
+
+def test_a_caller_is_answered_at_its_deadline_whatever_the_worker_does():
+    async def main():
+        loop = asyncio.get_running_loop()
+        async with Engine(chain("a"), None, {"a": None}) as engine:
+            began = loop.time()
+            response = await engine.ask(timeout_s=0.25)
+            assert loop.time() - began == pytest.approx(0.25)
+            assert response.err_no == ErrorCode.TIMEOUT
+            assert engine.executor.inside == 0
+
+    run_virtual(main())
+
+
+def test_the_service_timeout_applies_to_requests_without_a_deadline():
+    async def main():
+        loop = asyncio.get_running_loop()
+        async with Engine(chain("a"), {"timeout": 300}, {"a": None}) as engine:
+            began = loop.time()
+            got = await asyncio.gather(engine.ask(), engine.ask(timeout_s=9), engine.ask(0.1))
+            assert [response.err_no for response in got] == [6000] * 3
+            assert loop.time() - began == pytest.approx(0.3)
+
+    run_virtual(main())
+
+
+def test_a_request_may_expire_while_it_waits_to_be_admitted():
+    async def main():
+        async with Engine(chain("a"), {"worker_num": 1}, {"a": None}) as engine:
+            inside = engine.ask()
+            await settle()
+            assert (await engine.ask(timeout_s=0.1)).err_no == 6000
+            assert engine.executor.waiting == 0
+            engine.pools["a"].release()
+            assert (await inside).err_no == 0
+
+    run_virtual(main())
+
+
+def test_expired_and_cancelled_requests_are_dropped_before_they_run():
+    async def main():
+        async with Engine(chain("a"), None, {"a": None}) as engine:
+            running = engine.ask()
+            await settle()
+            expires, cancelled, stays = engine.ask(timeout_s=0.1), engine.ask(), engine.ask()
+            await settle()
+            cancelled.cancel()
+            assert (await expires).err_no == 6000
+            for _ in range(4):
+                engine.pools["a"].release()
+                await settle()
+            await asyncio.gather(running, stays)
+            assert engine.pools["a"].batches == [[0], [3]]
+            assert engine.executor.inside == 0
+
+    run_virtual(main())
+
+
+class Counts(Op):
+    """Counts its calls of process; on a scripted worker they hang as long as it says."""
+
+    def init_op(self):
+        self.prepared, self.processed = [], []
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        self.prepared.append(data_id)
+        return {"path": str(data_id)}
+
+    def process(self, feed_batch, typical_logid):
+        self.processed.append(feed_batch)
+        return feed_batch[0]
+
+
+def test_an_op_timeout_without_attempts_left_fails_the_request_and_frees_the_op():
+    async def main():
+        loop = asyncio.get_running_loop()
+        engine = Engine(Counts("c", [RequestOp()]), {"op": {"c": {"timeout": 200}}}, {"c": None})
+        async with engine:
+            began = loop.time()
+            response = await engine.ask()
+            assert loop.time() - began == pytest.approx(0.2)
+            assert response.err_no == 6000
+            assert "exceeded retry count" in response.err_msg
+            assert len(engine.pools["c"].given_up) == 1
+            following = engine.ask()
+            await settle()
+            engine.pools["c"].release()
+            assert answers(await following) == {"path": "1"}
+
+    run_virtual(main())
+
+
+def test_retry_in_yaml_gives_a_timed_out_call_more_attempts():
+    async def main():
+        loop = asyncio.get_running_loop()
+        config = {"op": {"c": {"timeout": 200, "retry": 3}}}
+        engine = Engine(Counts("c", [RequestOp()]), config, {"c": None})
+        async with engine:
+            began = loop.time()
+            asked = engine.ask()
+            await asyncio.sleep(0.5)
+            assert len(engine.pools["c"].given_up) == 2
+            engine.pools["c"].release()
+            assert answers(await asked) == {"path": "0"}
+            assert loop.time() - began == pytest.approx(0.5)
+
+    run_virtual(main())
+
+
+def test_dag_retry_runs_the_whole_request_again_after_a_timeout():
+    async def main():
+        config = {"dag": {"retry": 3}, "op": {"c": {"timeout": 200}}}
+        read = RequestOp()
+        engine = Engine(
+            Tag("j", [Counts("c", [read]), Tag("side", [read])]), config, {"c": None, "side": 0.0}
+        )
+        async with engine:
+            asked = engine.ask()
+            await asyncio.sleep(0.3)
+            engine.pools["c"].release()
+            assert path_of(await asked) == "(0|side)>j"
+            assert engine.pools["side"].batches == [[0], [0]]
+            later = engine.ask()
+            await settle()
+            engine.pools["c"].release()
+            assert path_of(await later) == "(1|side)>j", "the service lives on"
+
+    run_virtual(main())
+
+
+def test_dag_retry_ends_with_a_timeout_when_its_attempts_are_used_up():
+    async def main():
+        loop = asyncio.get_running_loop()
+        config = {"dag": {"retry": 3}, "op": {"c": {"timeout": 200}}}
+        async with Engine(Counts("c", [RequestOp()]), config, {"c": None}) as engine:
+            began = loop.time()
+            assert (await engine.ask()).err_no == 6000
+            assert loop.time() - began == pytest.approx(0.6)
+
+    run_virtual(main())
+
+
+def test_a_worker_nobody_waits_for_any_more_is_replaced_when_it_takes_far_too_long():
+    async def main():
+        async with Engine(chain("a"), None, {"a": None}) as engine:
+            assert (await engine.ask(timeout_s=0.1)).err_no == 6000
+            assert engine.pools["a"].given_up == [], "it may still come to an end"
+            await asyncio.sleep(3)
+            assert len(engine.pools["a"].given_up) == 1
+            following = engine.ask()
+            await settle()
+            engine.pools["a"].release()
+            assert path_of(await following) == "a"
+
+    run_virtual(main())
+
+
+def test_requests_end_even_when_no_stuck_worker_can_be_replaced():
+    async def main():
+        config = {"op": {"c": {"timeout": 100}}}
+        async with Engine(Counts("c", [RequestOp()]), config, {"c": None}) as engine:
+            engine.pools["c"].refuses_replacement = True
+            got = await asyncio.gather(engine.ask(), engine.ask())
+            assert [response.err_no for response in got] == [6000, 6000]
+            assert not engine.executor.is_ready
+
+    run_virtual(main())
+
+
+# Stopping ---------------------------------------------------------------------------------
+
+
+def test_stop_lets_requests_finish_and_refuses_new_ones():
+    async def main():
+        engine = Engine(chain("a"), None, {"a": 0.5})
+        await engine.executor.start()
+        asked = engine.ask()
+        await settle()
+        stopping = asyncio.ensure_future(engine.executor.stop(10.0))
+        await settle()
+        refused = await engine.ask()
+        assert (refused.err_no, refused.err_msg) == (3001, "dag closed.")
+        assert path_of(await asked) == "a"
+        await stopping
+
+    run_virtual(main())
+
+
+def test_stop_answers_what_is_left_after_the_grace_period():
+    async def main():
+        loop = asyncio.get_running_loop()
+        engine = Engine(chain("a"), {"worker_num": 1}, {"a": None})
+        await engine.executor.start()
+        asked = [engine.ask(), engine.ask()]
+        await settle()
+        began = loop.time()
+        await engine.executor.stop(2.0)
+        assert loop.time() - began == pytest.approx(2.0)
+        got = await asyncio.gather(*asked)
+        assert [response.err_no for response in got] == [3001, 3001]
+
+    run_virtual(main())
+
+
+def test_requests_that_come_before_the_start_wait_for_it():
+    async def main():
+        engine = Engine(chain("a"))
+        early = engine.ask()
+        await settle()
+        assert not engine.executor.is_ready
+        async with engine:
+            assert path_of(await early) == "a"
+
+    run_virtual(main())
+
+
+# Jumps ------------------------------------------------------------------------------------
+
+
+class Jumper(Tag):
+    def check_jumping(self, input_data):
+        (record,) = input_data.values()
+        return "hop" in record.payload["path"]
+
+
+def test_a_jump_takes_the_place_of_its_targets_answer():
+    async def main():
+        read = RequestOp()
+        j = Jumper("jumper", [read])
+        skipped = Tag("skipped", [j])
+        last = Tag("last", [skipped])
+        j.set_jump_to_ops([skipped])
+        async with Engine(last) as engine:
+            assert path_of(await engine.ask(path="walk")) == "walk>jumper>skipped>last"
+            assert path_of(await engine.ask(path="hop")) == "hop>jumper>last"
+
+    run_virtual(main())
+
+
+def test_a_jump_to_the_last_op_answers_the_request():
+    async def main():
+        j = Jumper("jumper", [RequestOp()])
+        last = Tag("last", [j])
+        j.set_jump_to_ops([last])
+        async with Engine(last) as engine:
+            assert path_of(await engine.ask(path="hop")) == "hop>jumper"
+
+    run_virtual(main())
+
+
+def test_a_jump_back_runs_ops_again():
+    class Again(Tag):
+        def check_jumping(self, input_data):
+            (record,) = input_data.values()
+            return record.payload["path"].count(self.name) < 3
+
+    async def main():
+        first = Tag("first", [RequestOp()])
+        again = Again("again", [first])
+        again.set_jump_to_ops([first])
+        async with Engine(Tag("last", [again])) as engine:
+            assert path_of(await engine.ask()) == "first>again>again>again>last"
+
+    run_virtual(main())
+
+
+def test_a_jump_that_starves_a_join_is_an_error_not_a_hang():
+    async def main():
+        read = RequestOp()
+        j = Jumper("jumper", [read])
+        k, n = Tag("k", [j]), Tag("n", [j])
+        last = Tag("m", [k, n])
+        j.set_jump_to_ops([k])
+        async with Engine(last) as engine:
+            response = await engine.ask(path="hop")
+            assert response.err_no == ErrorCode.CONF_ERROR
+            assert "jump_to_ops" in response.err_msg
+
+    run_virtual(main())
+
+
+# Spans ------------------------------------------------------------------------------------
+
+
+def test_every_batch_and_request_is_recorded():
+    class Recorder:
+        def __init__(self):
+            self.batches, self.requests = [], []
+            self.record_batch = self.batches.append
+            self.record_request = self.requests.append
+
+    async def main():
+        recorder = Recorder()
+        last = Fails("bad", [chain("a")])
+        async with Engine(last, None, {"a": 0.5}, recorders=[recorder]) as engine:
+            assert (await engine.ask()).err_no == 51
+        assert [(span.op, span.data_ids, span.failed) for span in recorder.batches] == [
+            ("a", (0,), 0),
+            ("bad", (0,), 1),
+        ]
+        assert recorder.batches[0].end_ns - recorder.batches[0].start_ns == pytest.approx(5e8)
+        (span,) = recorder.requests
+        assert (span.data_id, span.error.code) == (0, 51)
+
+    run_virtual(main())

@@ -1,0 +1,294 @@
+"""One batch through the stages, without engine and threads."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import Op, ProductError
+from pipeline.config import load_config, resolve_op
+from pipeline.engine.binding import BoundOp
+from pipeline.engine.stages import BatchRun
+from pipeline.errors import InputError, PipelineError, PredictorUnavailableError
+
+
+@dataclass
+class Sample:
+    data_id: int
+    inputs: dict[str, Any]
+    log_id: int = 0
+    is_over: bool = False
+
+
+class Watch:
+    def __init__(self):
+        self.begun = self.ended = 0
+
+    def call_begins(self):
+        self.begun += 1
+
+    def call_ends(self):
+        self.ended += 1
+
+
+class Model(Op):
+    """Doubles x. Fails on a negative x; `calls` has the rows of every call."""
+
+    def init_op(self):
+        self.calls = []
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        return input_dicts["read"], False, None, ""
+
+    def process(self, feed_batch, typical_logid):
+        (feed,) = feed_batch
+        self.calls.append(len(feed["x"]))
+        if (feed["x"] < 0).any():
+            raise ValueError("x: must not be negative")
+        return {"y": feed["x"] * 2}, 0, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return fetch_data if isinstance(fetch_data, dict) else {"all": fetch_data}, None, ""
+
+
+def bind(op, **yml):
+    op.configure(
+        resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0, "op": {op.name: yml}}))
+    )
+    op.init_op()
+    return BoundOp(op, 0)
+
+
+def samples(*feeds):
+    return [Sample(index, {"read": feed}) for index, feed in enumerate(feeds)]
+
+
+def run(bound, batch):
+    ticks = itertools.count()
+    made = BatchRun(batch)
+    watch = Watch()
+    made.run(bound, watch, lambda: next(ticks))
+    assert watch.begun == watch.ended
+    return made.outcomes
+
+
+def rows(*values):
+    return {"x": np.array(values, dtype=np.float32)}
+
+
+def test_a_batch_is_one_call_and_everybody_gets_the_own_rows():
+    bound = bind(Model("m"))
+    outcomes = run(bound, samples(rows(1, 2), rows(3), rows(4)))
+    assert [outcome["y"].tolist() for outcome in outcomes] == [[2, 4], [6], [8]]
+    assert bound.op.calls == [4]
+
+
+def test_samples_of_other_shapes_run_as_groups_and_nobody_fails():
+    bound = bind(Model("m"))
+    wide = {"x": np.zeros((1, 3), np.float32)}
+    outcomes = run(bound, samples(rows(1), wide, rows(2)))
+    assert [outcome["y"].shape for outcome in outcomes] == [(1,), (1, 3), (1,)]
+    assert sorted(bound.op.calls) == [1, 2]
+
+
+def test_a_sample_that_process_refuses_fails_alone():
+    bound = bind(Model("m"))
+    good, bad, other = run(bound, samples(rows(1), rows(-1), rows(2)))
+    assert good["y"].tolist() == [2]
+    assert other["y"].tolist() == [4]
+    assert isinstance(bad, PipelineError)
+    assert bad.code == 10000
+    assert str(bad) == (
+        "[m] failed to predict. (data_id=1 log_id=0) [m|0] Failed to process(batch: [1]): "
+        "x: must not be negative. Please check the input dict and checkout "
+        "PipelineServingLogs/pipeline.log for more details."
+    )
+
+
+def test_a_result_that_cannot_be_split_is_worked_out_one_by_one():
+    class Summary(Model):
+        def process(self, feed_batch, typical_logid):
+            self.calls.append(len(feed_batch[0]["x"]))
+            return {"y": np.array([feed_batch[0]["x"].sum(), 0.0, 0.0])}
+
+    bound = bind(Summary("m"))
+    outcomes = run(bound, samples(rows(1, 2), rows(3, 4)))
+    assert [outcome["y"][0] for outcome in outcomes] == [3, 7]
+    assert bound.op.calls == [4, 2, 2]
+
+
+def test_is_skip_process_is_honoured_for_each_sample():
+    class Skips(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return input_dicts["read"], data_id == 1, None, ""
+
+    bound = bind(Skips("m"))
+    one, two, three = run(bound, samples(rows(1), rows(2), rows(3)))
+    assert (one["y"].tolist(), three["y"].tolist()) == ([2], [6])
+    assert two["x"].tolist() == [2], "postprocess sees what preprocess returned"
+    assert bound.op.calls == [2]
+
+
+def test_mini_batches_run_in_order_and_come_back_as_lists():
+    class Mini(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return [rows(*part) for part in input_dicts["read"]["parts"]], False, None, ""
+
+    bound = bind(Mini("m"), timeout=1000)
+    outcomes = run(bound, samples({"parts": [[1, 2], [3]]}, {"parts": []}, {"parts": [[4]]}))
+    got = [[piece["y"].tolist() for piece in outcome["all"]] for outcome in outcomes]
+    assert got == [[[2, 4], [6]], [], [[8]]]
+    assert bound.op.calls == [2, 1, 1]
+
+
+def test_a_bad_part_of_a_mini_batch_fails_its_request_alone():
+    class Mini(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return [rows(part) for part in input_dicts["read"]["parts"]]
+
+    bad, good = run(bind(Mini("m")), samples({"parts": [1, -1, 2]}, {"parts": [3]}))
+    assert isinstance(bad, PipelineError)
+    assert [piece["y"].tolist() for piece in good["all"]] == [[6]]
+
+
+@dataclass
+class FlakyClient:
+    """Refuses the first `failures` calls."""
+
+    failures: int
+    calls: int = 0
+    log_ids: list[int] = field(default_factory=list)
+
+    def predict(self, feed, fetch=None, *, log_id=0):
+        self.calls += 1
+        self.log_ids.append(log_id)
+        if self.calls <= self.failures:
+            raise PredictorUnavailableError("peer gone")
+        return {"y": feed["x"]}
+
+
+def connected(client, **yml):
+    op = Op("m")
+    bound = bind(op, **yml)
+    op.connect(client, ["x"], ["y"])
+    del bound
+    return BoundOp(op, 0)
+
+
+def test_a_retryable_predictor_error_is_tried_as_often_as_configured():
+    client = FlakyClient(failures=2)
+    (outcome,) = run(connected(client, retry=3), samples(rows(1)))
+    assert outcome["y"].tolist() == [1]
+    assert client.calls == 3
+
+
+def test_a_predictor_that_stays_away_fails_the_batch_without_trying_each_sample():
+    client = FlakyClient(failures=99)
+    outcomes = run(connected(client, retry=2), samples(rows(1), rows(2)))
+    assert [outcome.code for outcome in outcomes] == [9000, 9000]
+    assert client.calls == 2
+
+
+def test_the_log_id_is_handed_to_the_predictor():
+    client = FlakyClient(failures=0)
+    batch = samples(rows(1))
+    batch[0].log_id = 77
+    run(connected(client), batch)
+    assert client.log_ids == [77]
+
+
+def test_an_op_without_model_hands_any_object_on():
+    class Anything(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return "any object", False, None, ""
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return {"got": fetch_data}
+
+    assert run(bind(Anything("m")), samples({})) == [{"got": "any object"}]
+
+
+def test_the_default_postprocess_drops_what_is_no_dict():
+    class Lists(Op):
+        def preprocess(self, input_dicts):
+            return [{"a": 1}]
+
+    assert run(bind(Lists("m")), samples({})) == [{}]
+
+
+def test_what_is_neither_dict_nor_list_cannot_be_processed():
+    class Wrong(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return ("text" if data_id else rows(1)), False, None, ""
+
+    good, wrong = run(bind(Wrong("m")), samples({}, {}))
+    assert good["y"].tolist() == [2]
+    assert wrong.code == 7000
+    assert "expect input type is dict or list, but get <class 'str'>" in str(wrong)
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ProductError(77, "mine"), 77),
+        (InputError("bad shape"), 5000),
+        (ValueError("oops"), 10000),
+        (SystemExit(3), 10000),
+        (KeyboardInterrupt(), 10000),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_a_stage_raises_is_that_requests_error(stage, error, code):
+    def raises(self, *args):
+        raise error
+
+    op = type("Raises", (Model,), {stage: raises})("m")
+    (outcome,) = run(bind(op), samples(rows(1)))
+    assert isinstance(outcome, PipelineError)
+    assert outcome.code == code
+
+
+def test_samples_that_are_over_are_not_touched():
+    bound = bind(Model("m"))
+    batch = samples(rows(1), rows(2))
+    batch[0].is_over = True
+    outcomes = run(bound, batch)
+    assert outcomes[0] is None
+    assert outcomes[1]["y"].tolist() == [4]
+    assert bound.op.calls == [1]
+
+
+def test_a_resumed_run_keeps_what_is_done_and_does_not_prepare_again():
+    class Twice(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            self.prepared = getattr(self, "prepared", 0) + 1
+            return input_dicts["read"]
+
+    bound = bind(Twice("m"))
+    first = BatchRun(samples(rows(1), {"x": np.zeros((1, 2), np.float32)}))
+    first.run(bound, Watch(), lambda: 0)
+    first.outcomes = [None, None]
+    first.calls[1].done = False  # as if the second group's call hung
+    second = first.resumed("m", attempts=3)
+    second.run(bound, Watch(), lambda: 0)
+    assert bound.op.prepared == 2
+    assert bound.op.calls == [1, 1, 1]
+    assert [outcome["y"].shape for outcome in second.outcomes] == [(1,), (1, 2)]
+
+
+def test_a_resumed_run_without_attempts_left_fails_the_hung_call_only():
+    bound = bind(Model("m"))
+    first = BatchRun(samples(rows(1), {"x": np.zeros((1, 2), np.float32)}))
+    first.run(bound, Watch(), lambda: 0)
+    first.outcomes = [None, None]
+    first.calls[1].done = False
+    second = first.resumed("m", attempts=1)
+    second.run(bound, Watch(), lambda: 0)
+    assert second.outcomes[0]["y"].tolist() == [2]
+    assert second.outcomes[1].code == 6000
+    assert "exceeded retry count" in str(second.outcomes[1])

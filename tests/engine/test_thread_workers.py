@@ -1,0 +1,227 @@
+"""Thread workers, on real threads; every interleaving is forced by events and barriers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from doubles import settle, wait_until
+
+from pipeline import Op
+from pipeline.config import load_config, resolve_op
+from pipeline.engine.workers.mailbox import Mailbox
+from pipeline.engine.workers.thread import ThreadWorkers
+from pipeline.errors import InitError
+
+
+class Task:
+    """A job that runs a function."""
+
+    def __init__(self, function=lambda op: None):
+        self.function = function
+        self.ran_in = None
+
+    def run(self, op, watch, clock_ns):
+        self.ran_in = threading.current_thread()
+        watch.call_begins()
+        self.function(op.op)
+        watch.call_ends()
+
+
+class Pool:
+    def __init__(self, op=None, count=1, set_up=lambda op: None):
+        op = op or Op("op")
+        op.configure(resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0})))
+        loop = asyncio.get_running_loop()
+        self.done = []
+        self.changes = []
+        self.workers = ThreadWorkers(
+            op,
+            count,
+            loop,
+            Mailbox(loop, after=lambda: None),
+            set_up,
+            lambda worker, job: self.done.append((worker, job)),
+            lambda: self.changes.append(1),
+        )
+
+    async def __aenter__(self):
+        await self.workers.start()
+        return self
+
+    async def __aexit__(self, *_):
+        assert await self.workers.stop(10.0) == 0
+
+    async def until(self, condition):
+        await asyncio.to_thread(wait_until, condition)
+        await settle()
+
+
+def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_there():
+    class Loads(Op):
+        def init_op(self):
+            seen.append((self.client, threading.current_thread().name))
+
+    seen = []
+
+    async def main():
+        async with Pool(Loads("op"), 3, set_up=lambda op: setattr(op, "client", "model")):
+            assert seen == [("model", "pipeline-op-0")]
+
+    asyncio.run(main())
+
+
+def test_an_async_init_op_runs_on_the_loop():
+    class Loads(Op):
+        async def init_op(self):
+            await asyncio.sleep(0)
+            seen.append(asyncio.get_running_loop())
+
+    seen = []
+
+    async def main():
+        async with Pool(Loads("op")):
+            assert seen == [asyncio.get_running_loop()]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ValueError("no file"), SystemExit("no file")])
+def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(error):
+    class Broken(Op):
+        def init_op(self):
+            raise error
+
+    async def main():
+        pool = Pool(Broken("broken_one"), 2)
+        with pytest.raises(InitError, match=r"(?s)'broken_one' failed.*no file.*in init_op"):
+            await pool.workers.start()
+        assert await pool.workers.stop(10.0) == 0
+
+    asyncio.run(main())
+
+
+def test_every_worker_works_on_its_own_copy_of_the_op():
+    async def main():
+        async with Pool(count=4) as pool:
+            meeting = threading.Barrier(4, timeout=20)
+            seen = []
+
+            def store_and_read(op):
+                op.mine = threading.current_thread().name
+                meeting.wait()  # all four have stored before any of them reads
+                seen.append(op.mine == threading.current_thread().name)
+
+            for _ in range(4):
+                pool.workers.submit(Task(store_and_read))
+            await pool.until(lambda: len(pool.done) == 4)
+            assert seen == [True] * 4
+
+    asyncio.run(main())
+
+
+def test_a_stuck_worker_is_replaced_and_its_late_result_changes_nothing():
+    async def main():
+        async with Pool() as pool:
+            began, release = threading.Event(), threading.Event()
+
+            def hang(op):
+                began.set()
+                release.wait(20)
+
+            hung = Task(hang)
+            pool.workers.submit(hung)
+            await asyncio.to_thread(began.wait, 20)
+            (worker,) = pool.workers.busy()
+            assert worker.job is hung
+            assert worker.call_started is not None
+            resumed = Task()
+            assert pool.workers.replace(worker, resumed)
+            await pool.until(lambda: len(pool.done) == 1)
+            assert pool.done[0][1] is resumed
+            assert (pool.workers.count, pool.workers.stuck, pool.workers.replaced) == (1, 1, 1)
+            release.set()
+            await pool.until(lambda: pool.workers.stuck == 0)
+            assert pool.workers.count == 1
+            assert (
+                not hung.ran_in.is_alive() or await asyncio.to_thread(hung.ran_in.join, 20) is None
+            )
+
+    asyncio.run(main())
+
+
+def test_the_replacement_has_the_state_of_the_worker_it_replaces():
+    async def main():
+        async with Pool() as pool:
+            began, release = threading.Event(), threading.Event()
+
+            def hang(op):
+                op.raw_im = "picture"
+                began.set()
+                release.wait(20)
+
+            pool.workers.submit(Task(hang))
+            await asyncio.to_thread(began.wait, 20)
+            seen = []
+            (worker,) = pool.workers.busy()
+            pool.workers.replace(worker, Task(lambda op: seen.append(op.raw_im)))
+            await pool.until(lambda: bool(seen))
+            assert seen == ["picture"]
+            release.set()
+
+    asyncio.run(main())
+
+
+def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_return():
+    async def main():
+        async with Pool() as pool:
+            release = threading.Event()
+            replaced = True
+            while replaced:
+                began = threading.Event()
+
+                def hang(op, began=began):
+                    began.set()
+                    release.wait(20)
+
+                pool.workers.submit(Task(hang))
+                await asyncio.to_thread(began.wait, 20)
+                (worker,) = pool.workers.busy()
+                replaced = pool.workers.replace(worker, None)
+            assert pool.workers.count == 0
+            assert pool.workers.stuck == 33
+            release.set()
+            await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
+            pool.workers.submit(Task())
+            await pool.until(lambda: len(pool.done) >= 1)
+
+    asyncio.run(main())
+
+
+def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
+    async def main():
+        loop = asyncio.get_running_loop()
+        wakes = []
+        box = Mailbox(loop, after=lambda: wakes.append(1))
+        got = []
+        # The loop is busy here, so all of these are ready before it can wake.
+        threads = [
+            threading.Thread(target=lambda i=i: box.post(lambda: got.append(i))) for i in range(10)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        await settle()
+        assert sorted(got) == list(range(10))
+        assert len(wakes) == 1
+
+    asyncio.run(main())
+
+
+def test_a_post_after_the_loop_is_closed_is_dropped():
+    loop = asyncio.new_event_loop()
+    box = Mailbox(loop, after=lambda: None)
+    loop.close()
+    box.post(lambda: pytest.fail("must not run"))
