@@ -30,7 +30,7 @@ from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.errors import ConfigError, GraphError, InitError, NoServiceError, PipelineError
 from pipeline.observe.logs import RequestLog, configure_logs
-from pipeline.observe.span import BatchSpan, RequestSpan
+from pipeline.observe.span import RequestSink, RequestSpan
 from pipeline.op import Op, ResponseOp
 from pipeline.predictors.base import LocalModel, load_local_predictor
 
@@ -217,7 +217,7 @@ class _Service:
             config,
             functools.partial(self._workers_factory, loop),
             loop,
-            recorders=[_LogRecorder(RequestLog(_LOGGER, log.request_sample))],
+            request_sinks=[_log_sink(RequestLog(_LOGGER, log.request_sample))],
             screen=self._screen,
         )
         await self._open_doors()
@@ -339,20 +339,16 @@ class _Service:
         return beside if beside.exists() else Path(path)
 
 
-class _LogRecorder:
-    """Writes the request lines of the log from spans."""
+def _log_sink(log: RequestLog) -> RequestSink:
+    """Writes the request lines of the log."""
 
-    def __init__(self, log: RequestLog) -> None:
-        self._log = log
-
-    def record_batch(self, span: BatchSpan) -> None:
-        """Batches are not logged."""
-
-    def record_request(self, span: RequestSpan) -> None:
+    def sink(span: RequestSpan) -> None:
         if span.error is None:
-            self._log.succeeded(span.data_id, span.log_id)
+            log.succeeded(span.data_id, span.log_id)
         else:
-            self._log.failed(span.data_id, span.log_id, span.error)
+            log.failed(span.data_id, span.log_id, span.error)
+
+    return sink
 
 
 class _LoopThread:

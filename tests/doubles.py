@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pipeline import Op, RequestOp, ResponseOp
@@ -176,12 +176,13 @@ class Engine:
         config: dict[str, Any] | None = None,
         service_s: dict[str, float | None] | None = None,
         response_op: ResponseOp | None = None,
-        recorders: Sequence[Any] = (),
     ) -> None:
         graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
         settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
         for op in (graph.request_op, *graph.ops, graph.response_op):
             op.configure(resolve_op(op.name, op.given, settings))
+        self.batch_spans: list[Any] = []
+        self.request_spans: list[Any] = []
         self.pools: dict[str, ScriptedWorkers] = {}
         times = service_s or {}
 
@@ -194,7 +195,14 @@ class Engine:
             return make
 
         loop = asyncio.get_running_loop()
-        self.executor = DAGExecutor(graph, settings, make_workers, loop, recorders)
+        self.executor = DAGExecutor(
+            graph,
+            settings,
+            make_workers,
+            loop,
+            [self.batch_spans.append],
+            [self.request_spans.append],
+        )
 
     async def __aenter__(self) -> Engine:
         await self.executor.start()

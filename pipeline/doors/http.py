@@ -76,6 +76,7 @@ class HttpDoor:
 
     async def start(self) -> None:
         """Bind and listen. InitError names an address that is in use."""
+        self._loop = asyncio.get_running_loop()
         self._socket = self._bind()
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
@@ -85,6 +86,7 @@ class HttpDoor:
             lifespan="off",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             log_config=None,
             timeout_keep_alive=75,
             backlog=_BACKLOG,
@@ -194,7 +196,7 @@ class HttpDoor:
     async def _answer(
         self, scope: Message, request: Any, timeout_s: float | None
     ) -> pipeline_service_pb2.Response:
-        scope[_TASK] = asyncio.current_task()
+        scope[_TASK] = asyncio.current_task(self._loop)  # without the loop it asks the kernel
         try:
             response = await self._handle(request, timeout_s)
         except OverloadedError as error:
@@ -270,13 +272,45 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Corked:
+    """A transport that sends what is written in one loop iteration as one packet.
+
+    uvicorn writes head and body apart; on loopback a `send` costs as much as all of our own
+    work for a request.
+    """
+
+    __slots__ = ("_loop", "_pieces", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(data)
+
+    def _flush(self) -> None:
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            self._transport.write(b"".join(pieces))
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which also tells of callers that leave, or send nothing."""
 
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(_Corked(transport, self.loop))  # type: ignore[arg-type]  # a proxy
         self._patience = self.loop.call_later(_PATIENCE_S, self._lose_patience)
 
     def on_headers_complete(self) -> None:

@@ -12,7 +12,7 @@ from pipeline.engine.request import InFlight
 from pipeline.engine.stages import BatchRun
 from pipeline.engine.workers.base import Job, Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import BatchSpan, Recorder
+from pipeline.observe.span import BatchSink, BatchSpan
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class OpDispatcher:
         make_workers: makes the Op's workers.
         router: takes the answers.
         loop: clock and timers.
-        recorders: told of each batch.
+        batch_sinks: told of each batch.
         channel_size: requests that may be ready here before producers are held back; 0 = any.
     """
 
@@ -54,7 +54,7 @@ class OpDispatcher:
         make_workers: WorkersFactory,
         router: Router,
         loop: Loop,
-        recorders: Sequence[Recorder],
+        batch_sinks: Sequence[BatchSink],
         channel_size: int = 0,
     ) -> None:
         config = op.config
@@ -75,7 +75,7 @@ class OpDispatcher:
         self._attempts = max(1, config.retry)
         self._router = router
         self._loop = loop
-        self._recorders = recorders
+        self._batch_sinks = batch_sinks
         self._channel_size = channel_size
         self._items_running = 0
         self._cut_timer: Any = None
@@ -193,7 +193,7 @@ class OpDispatcher:
         for item, outcome in zip(job.samples, job.outcomes, strict=True):
             if outcome is not None:
                 self._pass_on(item, outcome, job.jumped)
-        if self._recorders:
+        if self._batch_sinks:
             self._record(worker, job)
         self._touch()
 
@@ -225,8 +225,8 @@ class OpDispatcher:
             end_ns=run.end_ns,
             failed=sum(isinstance(outcome, PipelineError) for outcome in run.outcomes),
         )
-        for recorder in self._recorders:
-            recorder.record_batch(span)
+        for sink in self._batch_sinks:
+            sink(span)
 
     # Timeouts ---------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from pipeline.errors import (
     PackageError,
     PipelineError,
 )
-from pipeline.observe.span import Recorder, RequestSpan
+from pipeline.observe.span import BatchSink, RequestSink, RequestSpan
 from pipeline.op import EXECUTOR_NAME, ResponseOp, pack_error
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
@@ -58,7 +58,8 @@ class DAGExecutor:
         config: of the service.
         make_workers: makes an Op's workers; given the callback that wakes the dispatcher.
         loop: the running event loop.
-        recorders: told of every batch and request.
+        batch_sinks: told of every batch.
+        request_sinks: told of every request.
         screen: refuses a request before it is unpacked (a wrong service name, say).
     """
 
@@ -68,19 +69,20 @@ class DAGExecutor:
         config: ServiceConfig,
         make_workers: Callable[[Callable[[], None]], WorkersFactory],
         loop: asyncio.AbstractEventLoop,
-        recorders: Sequence[Recorder] = (),
+        batch_sinks: Sequence[BatchSink] = (),
+        request_sinks: Sequence[RequestSink] = (),
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
     ) -> None:
         self._graph = graph
         self._config = config
         self._loop = loop
-        self._recorders = recorders
+        self._request_sinks = request_sinks
         self._screen = screen
         self._request_op = graph.request_op
         self._response_op = graph.response_op
         factory = make_workers(self._pump)
         self.nodes = {
-            op: OpDispatcher(op, factory, self, loop, recorders, config.dag.channel_size)
+            op: OpDispatcher(op, factory, self, loop, batch_sinks, config.dag.channel_size)
             for op in graph.ops
         }
         link(self.nodes, graph.successors)
@@ -399,12 +401,12 @@ class DAGExecutor:
         request.generation = InFlight.OVER
         for node in self._joins:
             node.channel.discard_parts(request)
-        if self._recorders:
+        if self._request_sinks:
             span = RequestSpan(
                 request.data_id, request.log_id, request.start_ns, time.monotonic_ns(), error
             )
-            for recorder in self._recorders:
-                recorder.record_request(span)
+            for sink in self._request_sinks:
+                sink(span)
 
     def _answer(self, request: InFlight, response: Any) -> None:
         if not request.answer.done():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
@@ -35,9 +35,8 @@ class RequestSpan(msgspec.Struct, frozen=True):
     error: Exception | None
 
 
-class Recorder(Protocol):
-    """A reader of spans. Called on the event loop: it must not block."""
+BatchSink = Callable[[BatchSpan], None]
+"""A reader of batch spans. Called on the event loop: it must not block."""
 
-    def record_batch(self, span: BatchSpan) -> None: ...
-
-    def record_request(self, span: RequestSpan) -> None: ...
+RequestSink = Callable[[RequestSpan], None]
+"""A reader of request spans. Called on the event loop: it must not block."""
