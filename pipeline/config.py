@@ -73,7 +73,9 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     retry: Annotated[Count, "Attempts for a request that timed out; 1: no second one."] = 1
     client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
     use_profile: Annotated[bool, "Write PROFILE lines, which Analyst turns into a trace."] = False
-    channel_size: Annotated[Size, "Most requests held inside the graph; 0: worker_num."] = 0
+    channel_size: Annotated[
+        Size, "Requests that wait at an Op before its producers are held back; 0: any."
+    ] = 0
     channel_recv_first_arrive: Annotated[
         bool,
         Alias("channel_recv_frist_arrive"),
@@ -107,9 +109,9 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     ir_optim: Annotated[bool, "Let the engine optimise the graph; TensorRT and mkldnn need it."] = (
         False
     )
-    precision: Annotated[
-        Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."
-    ] = "fp32"
+    precision: Annotated[Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."] = (
+        "fp32"
+    )
     use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
     use_mkldnn: Annotated[bool, "Use oneDNN on the CPU."] = False
     mkldnn_cache_capacity: Annotated[Size, "Shapes that oneDNN caches; 0: its own default."] = 0
@@ -128,11 +130,11 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     retry: Annotated[Count, "Attempts of process(); 1: no second one."] = 1
     batch_size: Annotated[Count, "Most requests in a batch."] = 1
     auto_batching_timeout_s: Annotated[
-        Millis | None, "Longest wait for a full batch, ms; <= 0: until it is full."
+        Millis | None, "Longest wait for a batch to grow, ms; <= 0: take what is ready."
     ] = None
     batching: Annotated[
         Literal["full", "adaptive"],
-        "full: wait for batch_size requests; adaptive: take what is there.",
+        "full: wait for batch_size requests; adaptive: for what arrives while a batch runs.",
     ] = "full"
     workers: Annotated[OpKind | None, "thread or process; absent: as dag.is_thread_op says."] = None
     channel_recv_first_arrive: Annotated[
@@ -145,7 +147,9 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     client_config: Annotated[str | None, "Client prototxt of the remote model, or its folder."] = (
         None
     )
-    fetch_list: Annotated[Names | None, "Outputs fetched from server_endpoints."] = None
+    fetch_list: Annotated[
+        Names | None, "Outputs that are fetched; absent: as local_service_conf says."
+    ] = None
     use_encryption_model: Annotated[bool, "The remote model is encrypted."] = False
     encryption_key: Annotated[str, "File with the key of the encrypted model."] = ""
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
@@ -178,7 +182,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         Duration("us"),
         "sys.setswitchinterval, microseconds: less is fairer to I/O; <= 0: leave it alone.",
     ] = 0.0005
-    log: Annotated[LogConfig, "Logs."] = LogConfig()
+    log: Annotated[LogConfig, "What goes to PipelineServingLogs/."] = LogConfig()
     dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
 
@@ -199,11 +203,11 @@ def load_config(
     source = _source(yml_file, yml_dict)
     reader = Reader(source, ServiceConfig)
     values = reader.fields(ServiceConfig, source.data, ())
-    _settle_ports(values, source, reader)
+    _settle_ports(values, source.data, reader)
+    for warning in reader.warnings:  # before any error: a misspelt key may be its cause
+        logging.getLogger(__name__).warning("%s", warning)
     if reader.problems:
         raise ConfigError("\n".join(reader.problems))
-    for warning in reader.warnings:
-        logging.getLogger(__name__).warning("%s", warning)
     return ServiceConfig(**values, source=source.name, warnings=tuple(reader.warnings))
 
 
@@ -214,14 +218,14 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     may be floats); None, and a `retry` of 0, stand for not given. `workers` and
     `channel_recv_first_arrive`, where absent, are taken from `dag`. Raises ConfigError.
     """
-    arguments = {key: setting for key, setting in settings_of(OpConfig).items()}
+    arguments = settings_of(OpConfig)
     values: dict[str, Any] = {}
     problems = []
     for argument, value in given.items():
         setting = arguments.get(argument)
         if setting is None or setting.section is not None:
             problems.append(f"Op {name!r}, argument {argument}: unknown")
-        elif value is not None and not (argument == "retry" and value is 0):
+        elif not _is_left_out(argument, value):
             try:
                 values[setting.field] = setting.read_argument(value)
             except Mismatch as mismatch:
@@ -254,6 +258,11 @@ def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> l
     ]
 
 
+def _is_left_out(argument: str, value: object) -> bool:
+    """Whether a constructor argument has the value that stands for "not given"."""
+    return value is None or (argument == "retry" and type(value) is int and value == 0)
+
+
 def _source(yml_file: str | os.PathLike[str] | None, yml_dict: object) -> Source:
     if yml_file is not None and yml_dict is not None:
         raise ConfigError("yml_file and yml_dict are both given; give one of them")
@@ -264,7 +273,43 @@ def _source(yml_file: str | os.PathLike[str] | None, yml_dict: object) -> Source
     return Source("yml_dict", yml_dict)
 
 
-def _settle_ports(values: dict[str, Any], source: Source, reader: Reader) -> None:
+def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
     """Derive `rpc_port` where it is absent; report ports that are missing or used twice."""
-    if not isinstance(source.data, Mapping):
-        reader.fields  
+    rpc, http = values.get("rpc_port"), values.get("http_port")
+    if not _names_a_port(raw):
+        reader.problem((), "no port to listen on: set rpc_port, http_port or both")
+    if rpc is None and http is not None:
+        values["rpc_port"] = rpc = _next_port(http, reader)
+    dag = values.get("dag", DagConfig())
+    metrics = dag.prometheus_port if dag.enable_prometheus else None
+    if rpc and rpc == http:
+        reader.problem(("http_port",), f"expected a port other than rpc_port, found {found(http)}")
+    if metrics and metrics in (rpc, http):
+        text = f"expected a port other than rpc_port and http_port, found {found(metrics)}"
+        reader.problem(("dag", "prometheus_port"), text)
+
+
+def _names_a_port(raw: object) -> bool:
+    """Whether there is a port, be it a wrong one, or no place for one: both are reported."""
+    if not isinstance(raw, Mapping):
+        return raw is not None
+    return raw.get("rpc_port") is not None or raw.get("http_port") is not None
+
+
+def _next_port(http_port: int, reader: Reader) -> int:
+    """The gRPC port that goes with an HTTP port; 0 with 0, which both mean any free one."""
+    if http_port == 65535:
+        reader.problem(("http_port",), "65535 leaves no http_port + 1 for gRPC: set rpc_port")
+    return http_port + 1 if http_port else 0
+
+
+def _with_dag(op: OpConfig, dag: DagConfig) -> OpConfig:
+    """The Op with what it leaves to `dag` filled in."""
+    first_arrive = op.channel_recv_first_arrive
+    return msgspec.structs.replace(
+        op,
+        workers=op.workers or ("thread" if dag.is_thread_op else "process"),
+        channel_recv_first_arrive=(
+            dag.channel_recv_first_arrive if first_arrive is None else first_arrive
+        ),
+    )

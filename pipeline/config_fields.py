@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import difflib
 import functools
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, inspect
 
-from pipeline.yaml_source import KeyPath, Source
+from pipeline.yaml_source import KeyPath, Source, shown
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _MAX_DURATION = 2**31 - 1  # of any unit; timers of the platform overflow beyond some hundred years
@@ -79,6 +78,8 @@ class Setting:
         """`int >= 1`, `full or adaptive`, `int <= 2147483647 (ms)`."""
         if self.rule is not None:
             return self.rule.words
+        if self._choices:
+            return " or ".join(self._choices)
         words = _words(inspect.type_info(self.value_type))
         return f"{words} ({self.duration.unit})" if self.duration else words
 
@@ -88,17 +89,21 @@ class Setting:
             result = msgspec.convert(self._canonical(value), self.value_type)
         except msgspec.ValidationError:
             raise self._mismatch(value) from None
-        if self.rule is not None and not self.rule.holds(result):
+        if _is_huge(result) or (self.rule is not None and not self.rule.holds(result)):
             raise self._mismatch(value)
         return result if self.duration is None else self._seconds(result)
 
     def read_argument(self, value: object) -> object:
         """`read` for a constructor's argument: a duration need not be a whole number there."""
-        if self.duration is None or not isinstance(value, float):
+        if self.duration is None:
             return self.read(value)
-        if not -_MAX_DURATION <= value <= _MAX_DURATION or (value < 0 and not self.off):
-            raise self._mismatch(value)
-        return self._seconds(value)
+        return replace(self, value_type=_duration_type(float, self.off)).read(value)
+
+    @property
+    def _choices(self) -> tuple[str, ...]:
+        """The words of a closed set, in the order of the annotation; else none."""
+        is_closed = typing.get_origin(self.value_type) is Literal
+        return typing.get_args(self.value_type) if is_closed else ()
 
     def _seconds(self, value: float) -> float | None:
         if self.off and value <= 0:
@@ -108,15 +113,16 @@ class Setting:
 
     def _canonical(self, value: object) -> object:
         """Words of a closed set are read in any case: FP16, Info."""
-        if not isinstance(value, str) or typing.get_origin(self.value_type) is not Literal:
+        if not isinstance(value, str):
             return value
-        words = {word.lower(): word for word in typing.get_args(self.value_type)}
-        return words.get(value.lower(), value)
+        return next((word for word in self._choices if word.lower() == value.lower()), value)
 
     def _mismatch(self, value: object) -> Mismatch:
         note = ""
         if isinstance(value, bool) and isinstance(inspect.type_info(self.value_type), _NUMBER):
             note = ": true, false, yes, no, on and off are no numbers"
+        elif _is_huge(value):
+            note = ": more than 64 bits"
         return Mismatch(f"expected {self.expected}, found {found(value)}{note}")
 
 
@@ -204,7 +210,7 @@ class Reader:
     def _unknown(self, struct: type[msgspec.Struct], key: object, path: KeyPath) -> None:
         if key in getattr(struct, "ignored_keys", ()):
             return
-        hint = did_you_mean(str(key), settings_of(struct))
+        hint = did_you_mean(key, settings_of(struct)) if isinstance(key, str) else ""
         elsewhere = [full for full, setting in known_keys(self._root) if setting.key == key]
         if elsewhere:
             hint = f"; it belongs at {' or '.join(elsewhere)}"
@@ -213,11 +219,7 @@ class Reader:
 
 def found(value: object) -> str:
     """`'abc' (str)`, cut to a line."""
-    try:
-        text = _repr.repr(value)
-    except Exception:  # a yml_dict may hold anything, also objects without a working repr()
-        text = "a value that cannot be shown"
-    return f"{text} ({type(value).__name__})"
+    return f"{shown(value)} ({type(value).__name__})"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -226,9 +228,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = 80
 _NUMBER = (inspect.IntType, inspect.FloatType)
+
+
+def _is_huge(value: object) -> bool:
+    """Whether no code below Python could hold it; Python would not even print it."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _setting(
@@ -238,15 +243,13 @@ def _setting(
     section, many = _section(base)
     alias = _first(Alias, notes)
     metas = [note for note in notes if isinstance(note, Meta)]
-    if duration is not None:
-        base = int
-        metas = [Meta(ge=None if optional else 0, le=_MAX_DURATION)]
+    value_type = Annotated[(base, *metas)] if metas else base
     return Setting(
         field=field.name,
         key=_key(field.name, duration),
         doc=doc,
         default=None if section else _file_default(field.default, duration),
-        value_type=Annotated[(base, *metas)] if metas else base,
+        value_type=_duration_type(int, optional) if duration else value_type,
         duration=duration,
         off=optional and duration is not None,
         rule=_first(Rule, notes),
@@ -254,6 +257,10 @@ def _setting(
         section=section,
         many=many,
     )
+
+
+def _duration_type(base: type, optional: bool) -> Any:
+    return Annotated[base, Meta(ge=None if optional else 0, le=_MAX_DURATION)]
 
 
 def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
@@ -302,16 +309,16 @@ def _words(info: inspect.Type) -> str:
     match info:
         case inspect.BoolType():
             return "true or false"
-        case inspect.LiteralType(values=values):
-            return " or ".join(str(value) for value in values)
         case inspect.VarTupleType(item_type=item):
             return f"list of {_words(item)}"
-        case inspect.IntType(ge=None, le=None):
-            return "int"
-        case inspect.IntType(ge=least, le=None):
-            return f"int >= {least}"
-        case inspect.IntType(ge=None, le=most):
-            return f"int <= {most}"
         case inspect.IntType(ge=least, le=most):
-            return f"int {least}..{most}"
+            return f"int{_range(least, most)}"
+        case inspect.FloatType(ge=least, le=most):
+            return f"number{_range(least, most)}"
     return "str"
+
+
+def _range(least: float | None, most: float | None) -> str:
+    if most is None:
+        return "" if least is None else f" >= {least:.0f}"
+    return f" <= {most:.0f}" if least is None else f" {least:.0f}..{most:.0f}"

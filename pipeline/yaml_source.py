@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from pipeline.errors import ConfigError
 KeyPath = tuple[object, ...]
 
 MAX_DEPTH = 32
-"""Levels of nesting; our own keys need four. libyaml's composer overflows the C stack at 100,000."""
+"""Levels of nesting. Ours are four; at 100,000 libyaml's composer overflows the C stack."""
 
 MAX_NODES = 100_000
 """Values after aliases are followed: a few lines of aliases of aliases can stand for billions."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 # PyYAML's constructors of scalars leak these for texts such as `!!bool x` and `2026-99-99`.
@@ -56,6 +59,14 @@ def read_yaml(file: str | os.PathLike[str]) -> Source:
         raise ConfigError(_syntax_error(name, error)) from error
 
 
+def shown(value: object) -> str:
+    """A value as a message shows it: its repr, cut to a part of a line."""
+    try:
+        return _repr.repr(value)
+    except Exception:  # a yml_dict may hold anything; also Python prints no int of 4,301 digits
+        return "what cannot be shown"
+
+
 def _parse(text: bytes, name: str) -> Source:
     _check_size(text, name)
     loader = _Loader(text)
@@ -76,7 +87,7 @@ def _check_size(text: bytes, name: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        _check_limits(depth, count, f"{name}:{event.start_mark.line + 1}")
+        _check_limits(depth, count, name)
 
 
 def _check_limits(depth: int, nodes: int, place: str) -> None:
@@ -99,7 +110,7 @@ class _Walk:
 
     def value(self, node: yaml.Node, path: KeyPath, depth: int) -> object:
         self._nodes += 1
-        _check_limits(depth, self._nodes, f"{self._name}:{_line(node)}")
+        _check_limits(depth, self._nodes, _place(self._name, _line(node), path))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if node.tag == "tag:yaml.org,2002:map" and isinstance(node, yaml.MappingNode):
@@ -112,7 +123,7 @@ class _Walk:
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> object:
         try:
-            return self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+            return self._loader.construct_object(node)
         except _SCALAR_ERRORS as error:
             reason = getattr(error, "problem", None) or error
             self._problem(node, path, f"{node.value[:60]!r} cannot be read: {reason}")
@@ -122,7 +133,7 @@ class _Walk:
         values: dict[object, object] = {}
         for part in self._merged_mappings(node, path):
             self._nodes += 1
-            _check_limits(depth + 1, self._nodes, f"{self._name}:{_line(part)}")
+            _check_limits(depth + 1, self._nodes, _place(self._name, _line(part), path))
             values.update(self._mapping(part, path, depth + 1))
         seen: set[object] = set()
         for key_node, value_node in node.value:
@@ -163,8 +174,13 @@ def _line(node: yaml.Node) -> int:
 
 def _place(name: str, line: int | None, path: KeyPath) -> str:
     file = name if line is None else f"{name}:{line}"
-    key = ".".join(str(part) for part in path)
+    key = ".".join(_key_text(part) for part in path)
     return f"{file}: {key}" if key else file
+
+
+def _key_text(key: object) -> str:
+    is_plain = isinstance(key, str) and key.isprintable() and len(key) <= _repr.maxstring
+    return str(key) if is_plain else shown(key)
 
 
 def _syntax_error(name: str, error: yaml.YAMLError) -> str:
