@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import selectors
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from http.client import HTTPConnection
 from typing import Any
 
-from pipeline import Op, RequestOp, ResponseOp
+from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.config import load_config, resolve_op
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.executor import DAGExecutor
@@ -252,3 +255,49 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the awaited condition never came true"
         time.sleep(0.002)
+
+
+def server_for(
+    last_op: Op, name: str | None = "svc", response_op: ResponseOp | None = None, **config: Any
+) -> PipelineServer:
+    """A prepared server on free ports; use it as a context manager."""
+    server = PipelineServer(name)
+    server.set_response_op(response_op or ResponseOp(input_ops=[last_op]))
+    server.prepare_server(yml_dict={"rpc_port": 0, "http_port": 0, **config})
+    return server
+
+
+def post(
+    server: PipelineServer, body: bytes | Any, path: str = "/svc/prediction", **headers: str
+) -> tuple[int, Any]:
+    """(status, parsed body) of a POST; `body` is JSON data or raw bytes."""
+    status, _, answer = http(server, "POST", path, body, headers)
+    return status, answer
+
+
+def http(
+    server: PipelineServer,
+    method: str,
+    path: str,
+    body: bytes | Any = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, dict[str, str], Any]:
+    """(status, headers, parsed body) of one request on a connection of its own."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    try:
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
+        text = response.read()
+        parsed = json.loads(text) if text else None
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, parsed
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def client_of(server: PipelineServer) -> Iterator[PipelineClient]:
+    """A client that is connected to `server`."""
+    with PipelineClient() as client:
+        client.connect([f"127.0.0.1:{server.rpc_port}"])
+        yield client

@@ -9,7 +9,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.errors import InitError, OverloadedError
+from pipeline.doors.listen import bind
+from pipeline.errors import OverloadedError
 from pipeline.proto import pipeline_service_pb2
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
@@ -38,6 +39,8 @@ class GrpcDoor:
 
     async def start(self) -> None:
         """Bind and listen. InitError names an address that is in use."""
+        # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
+        bind(self._host, self.port, "rpc_port").close()
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_message_bytes),
@@ -56,21 +59,11 @@ class GrpcDoor:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        self.port = self._bind(server)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.port = server.add_insecure_port(f"{host}:{self.port}")
         await server.start()
         self._server = server
         await self.set_ready(False)
-
-    def _bind(self, server: grpc.aio.Server) -> int:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        try:
-            port: int = server.add_insecure_port(f"{host}:{self.port}")
-        except RuntimeError as error:
-            raise InitError(
-                f"rpc_port: cannot listen on {host}:{self.port}: {error}. If another server "
-                "uses the port, stop it or choose another rpc_port."
-            ) from error
-        return port
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the health service, for the server as a whole and for our service."""

@@ -12,9 +12,9 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pipeline.doors.listen import BACKLOG, bind
 from pipeline.errors import (
     DeadlineError,
-    InitError,
     NoServiceError,
     NotImplementedByOpError,
     OverloadedError,
@@ -30,7 +30,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _PATIENCE_S = 60.0  # for a request to arrive, from the connection or from its head
-_BACKLOG = 2048
 _JSON = (b"content-type", b"application/json")
 _TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -77,7 +76,7 @@ class HttpDoor:
     async def start(self) -> None:
         """Bind and listen. InitError names an address that is in use."""
         self._loop = asyncio.get_running_loop()
-        self._socket = self._bind()
+        self._socket = bind(self._host, self.port, "http_port")
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self,
@@ -89,28 +88,13 @@ class HttpDoor:
             proxy_headers=False,
             log_config=None,
             timeout_keep_alive=75,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         )
         config.load()
         self._server = _Server(config)
         self._server.lifespan = config.lifespan_class(config)
         await self._server.startup(sockets=[self._socket])
         self._ticker = asyncio.create_task(self._server.main_loop())
-
-    def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            return socket.create_server(
-                (self._host, self.port),
-                family=family,
-                backlog=_BACKLOG,
-                dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
-            )
-        except OSError as error:
-            raise InitError(
-                f"http_port: cannot listen on {self._host}:{self.port}: {error}. If another "
-                "server uses the port, stop it or choose another http_port."
-            ) from error
 
     async def close(self) -> None:
         """Stop accepting connections and let those that are idle go."""

@@ -1,0 +1,35 @@
+"""How doors get the address that they listen on."""
+
+from __future__ import annotations
+
+import socket
+
+from pipeline.errors import InitError
+
+BACKLOG = 2048
+
+
+def bind(host: str, port: int, key: str) -> socket.socket:
+    """A listening socket at `host:port`; "::" listens on IPv4 too where the machine can.
+
+    Args:
+        host: an address of this machine.
+        port: 0 for any free one.
+        key: the configuration key to name in an error.
+
+    Raises:
+        InitError: the address is in use, or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    if host == "::" and not dual_stack:
+        host, family = "0.0.0.0", socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual_stack
+        )
+    except OSError as error:
+        raise InitError(
+            f"{key}: cannot listen on {host}:{port}: {error.strerror}. If another server uses "
+            f"the port, stop it or choose another {key}."
+        ) from error

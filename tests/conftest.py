@@ -1,0 +1,61 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doubles import chain, client_of, server_for, wait_until
+
+
+def _files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pipeline")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Threads of ours, child processes and shared memory are as they were before the test."""
+    threads = _threads()
+    memory = set(os.listdir("/dev/shm"))
+    yield
+    wait_until(lambda: not (_threads() - threads))
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert children == []
+    assert set(os.listdir("/dev/shm")) <= memory
+
+
+@pytest.fixture(scope="session")
+def grpc_is_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """gRPC keeps a few descriptors of its own from its first use on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
+        _use_grpc()
+
+
+def _use_grpc() -> None:
+    with server_for(chain("a")) as server, client_of(server) as client:
+        client.predict({})
+
+
+@pytest.fixture()
+def open_files(grpc_is_up: None) -> Iterator[None]:
+    """No file descriptor is lost; for tests that start servers in this process."""
+    gc.collect()
+    before = _files()
+    yield
+    gc.collect()
+    wait_until(lambda: _files() <= before)
+
+
+@pytest.fixture(autouse=True)
+def logs_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of a test write their logs beside its other files."""
+    monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path))

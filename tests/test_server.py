@@ -1,0 +1,455 @@
+"""A whole server in this process: real threads, real sockets, real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from doubles import Tag, chain, client_of, post, server_for, wait_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pipeline import (
+    AsyncPipelineClient,
+    Op,
+    PipelineServer,
+    ProductError,
+    RequestOp,
+    ResponseOp,
+    WebService,
+)
+from pipeline.errors import ConfigError, GraphError, InitError
+from pipeline.proto import pipeline_service_pb2
+
+pytestmark = pytest.mark.usefixtures("open_files")
+
+
+def test_a_request_is_answered_over_grpc_and_http():
+    with server_for(chain("a", "b")) as server, client_of(server) as client:
+        response = client.predict({"path": "in"})
+        assert (response.err_no, response["path"]) == (0, "in>a>b")
+        assert post(server, {"key": ["path"], "value": ["in"]}) == (
+            200,
+            {"err_no": 0, "err_msg": "", "key": ["path"], "value": ["in>a>b"], "tensors": []},
+        )
+
+
+class KeepsPicture(Op):
+    """The classic script: state that one stage stores and another reads."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, answer),) = input_dicts.items()
+        self.raw_im = answer["im"]
+        self.meeting.wait()  # all workers have stored before any of them reads
+        return {"im": answer["im"]}, False, None, ""
+
+    def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+        return {"im": self.raw_im}, None, ""
+
+
+def test_state_on_self_is_the_workers_own_with_eight_threads():
+    op = KeepsPicture("keeps", [RequestOp()], concurrency=8)
+    op.meeting = threading.Barrier(8, timeout=30)
+    with server_for(op) as server, client_of(server) as client:
+        asked = [client.predict({"im": str(i)}, asyn=True) for i in range(64)]
+        assert [future.result().value[0] for future in asked] == [str(i) for i in range(64)]
+
+
+class Sums(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, answer),) = input_dicts.items()
+        return {"x": answer["x"]}, False, None, ""
+
+    def process(self, feed_batch, typical_logid):
+        return {"sum": feed_batch[0]["x"].sum(axis=1, keepdims=True)}
+
+
+def test_tensors_go_in_and_tensors_and_text_come_back():
+    with server_for(Sums("sums", [RequestOp()])) as server, client_of(server) as client:
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        response = client.predict({"x": x}, pack_tensor_format=True)
+        assert response.err_no == 0
+        assert [tensor.name for tensor in response.tensors] == ["sum"]
+        assert list(response.value) == ["array([[ 3.],\n       [12.]], dtype=float32)"]
+        np.testing.assert_array_equal(response.as_numpy("sum"), [[3], [12]])
+
+
+@pytest.mark.parametrize("who", ["last op", "response op"])
+def test_whoever_asks_for_tensors_gets_tensors_only(who):
+    class Numbers(Op):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            return {"n": np.array([1, 2]), "raw": b"\x00\xff", "f": 0.5}, None, ""
+
+    last = Numbers("n", [RequestOp()])
+    end = ResponseOp([last])
+    if who == "last op":
+        last.set_pack_tensor_format(True)
+    else:
+        end.set_pack_format(True)
+    with server_for(last, response_op=end) as server, client_of(server) as client:
+        response = client.predict({"x": "1"})
+        assert list(response.key) == []
+        assert response.as_numpy("n").tolist() == [1, 2]
+        assert {tensor.name for tensor in response.tensors} == {"n", "raw", "f"}
+
+
+def test_a_text_answer_is_the_repr_of_the_whole_array():
+    class Long(Op):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            return {"v": np.arange(3000), "names": ["é", "b"]}, None, ""
+
+    with server_for(Long("long", [RequestOp()])) as server, client_of(server) as client:
+        response = client.predict({})
+        assert "..." not in response.value[0]
+        assert response["v"].tolist() == list(range(3000))
+        assert response.value[1] == "['é', 'b']"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": "ok", "n": 5}, "@DAGExecutor fetch var type must be str(<class 'int'>)."),
+        ({"a": np.zeros(1), "n": "x"}, "@DAGExecutor fetch var type must be str("),
+    ],
+)
+def test_a_mixed_text_answer_is_a_type_error(value, text):
+    class Mixed(Op):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            return value, None, ""
+
+    with server_for(Mixed("m", [RequestOp()])) as server, client_of(server) as client:
+        response = client.predict({})
+        assert response.err_no == 7000
+        assert response.err_msg.startswith(text)
+
+
+def test_empty_answers_are_answers():
+    class Empty(Op):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            return {"x": []}, None, ""
+
+    with server_for(Empty("e", [RequestOp()])) as server, client_of(server) as client:
+        response = client.predict({})
+        assert (response.err_no, list(response.value)) == (0, ["[]"])
+
+
+def test_product_errors_reach_the_caller_raised_or_returned():
+    class Refuses(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            ((_, answer),) = input_dicts.items()
+            if answer["how"] == "raise":
+                raise ProductError(100001, "by raise")
+            return {}, False, 100001, "by return"
+
+    with server_for(Refuses("r", [RequestOp()])) as server, client_of(server) as client:
+        for how in ("raise", "return"):
+            response = client.predict({"how": how})
+            assert (response.err_no, response.err_msg) == (100001, f"by {how}")
+
+
+def test_an_async_op_runs_on_the_loop():
+    class Waits(Op):
+        async def preprocess(self, input_dicts, data_id, log_id):
+            await asyncio.sleep(0)
+            return {"loop": type(asyncio.get_running_loop()).__module__}
+
+    with server_for(Waits("w", [RequestOp()])) as server, client_of(server) as client:
+        assert client.predict({})["loop"].startswith("uvloop")
+
+
+def test_a_caller_is_answered_on_time_while_user_code_hangs_and_the_op_goes_on():
+    release = threading.Event()
+
+    class Hangs(Op):
+        def process(self, feed_batch, typical_logid):
+            if feed_batch[0]["how"] == "hang":
+                release.wait(60)
+            return feed_batch[0]
+
+    op = Hangs("hangs", [RequestOp()], timeout=50)
+    with server_for(op) as server, client_of(server) as client:
+        try:
+            assert client.predict({"how": "hang"}).err_no == 6000
+            assert client.predict({"how": "go"})["how"] == "go"
+        finally:
+            release.set()
+
+
+def test_a_clients_deadline_is_kept():
+    release = threading.Event()
+
+    class Hangs(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            release.wait(60)
+            return {}
+
+    with server_for(Hangs("hangs", [RequestOp()])) as server, client_of(server) as client:
+        try:
+            try:  # the server's answer and the client's own clock race to the same moment
+                assert client.predict({}, timeout=0.2).err_no == 6000
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            wait_until(lambda: server.executor.inside == 0)
+            status, answer = post(server, b"", **{"Grpc-Timeout": "100m"})
+            assert (status, answer["err_no"]) == (200, 6000)
+        finally:
+            release.set()
+
+
+def test_overload_is_refused_at_once_with_a_code_of_its_own():
+    entered, release = threading.Semaphore(0), threading.Event()
+
+    class Slow(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            entered.release()
+            release.wait(60)
+            return {"ok": "1"}
+
+    op = Slow("slow", [RequestOp()])
+    with server_for(op, worker_num=1, queue_size=1) as server, client_of(server) as client:
+        first = client.predict({}, asyn=True)
+        assert entered.acquire(timeout=30)
+        second = client.predict({}, asyn=True)
+        wait_until(lambda: server.executor.waiting == 1)
+        with pytest.raises(grpc.RpcError) as caught:
+            client.predict({})
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        status, answer = post(server, {})
+        assert (status, answer["err_no"]) == (503, 3004)
+        release.set()
+        assert [future.result()["ok"] for future in (first, second)] == [1, 1]
+
+
+def test_a_caller_that_goes_away_frees_its_place():
+    entered, release = threading.Event(), threading.Event()
+
+    class Slow(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            entered.set()
+            release.wait(60)
+            return {"ok": "1"}
+
+    with server_for(Slow("slow", [RequestOp()])) as server, client_of(server) as client:
+        future = client.predict({}, asyn=True)
+        assert entered.wait(30)
+        future.cancel()
+        wait_until(lambda: server.executor.inside == 0)
+        with socket.create_connection(("127.0.0.1", server.http_port)) as caller:
+            caller.sendall(b"POST /svc/p HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            wait_until(lambda: server.executor.inside == 1)
+        wait_until(lambda: server.executor.inside == 0)
+        release.set()
+
+
+def test_the_service_name_is_checked_and_no_name_serves_all():
+    with server_for(chain("a"), name="svc") as server, client_of(server) as client:
+        status, answer = post(server, {}, "/other/prediction")
+        assert (status, answer["err_no"]) == (200, 3002)
+        assert answer["err_msg"].startswith("Failed to inference: Service name error.")
+        assert client.predict({}).err_no == 0, "a request without a name is for this server"
+    with server_for(chain("a"), name=None) as server:
+        assert post(server, {}, "/anything/prediction")[1]["err_no"] == 0
+
+
+# Starting and stopping --------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("key", ["rpc_port", "http_port"])
+def test_a_port_in_use_is_named_and_nothing_is_left_running(key):
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        server = server_for(chain("a"), **{key: port})
+        with pytest.raises(InitError, match=f"{key}: cannot listen on .*{port}"):
+            server.start()
+
+
+def test_two_servers_never_share_a_port():
+    with server_for(chain("a")) as one:
+        for key, port in (("rpc_port", one.rpc_port), ("http_port", one.http_port)):
+            with pytest.raises(InitError, match=key):
+                server_for(chain("b"), **{key: port}).start()
+
+
+def test_a_second_start_on_the_same_ports_works_at_once():
+    ports = {"rpc_port": free_port(), "http_port": free_port()}
+    for _ in range(3):
+        with server_for(chain("a"), **ports) as server, client_of(server) as client:
+            assert client.predict({"path": "x"})["path"] == "x>a"
+            assert post(server, {})[0] == 200
+
+
+def test_rpc_only_has_no_http_and_http_only_has_rpc_on_the_next_port():
+    server = PipelineServer("svc")
+    server.set_response_op(ResponseOp([chain("a")]))
+    server.prepare_server(yml_dict={"rpc_port": 0})
+    with server, client_of(server) as client:
+        assert server.http_port is None
+        assert client.predict({}).err_no == 0
+    port = free_port()
+    server.prepare_server(yml_dict={"http_port": port})
+    with server:
+        assert (server.http_port, server.rpc_port) == (port, port + 1)
+
+
+def test_an_init_op_that_fails_fails_the_start_with_the_ops_name():
+    class Broken(Op):
+        def init_op(self):
+            raise FileNotFoundError("imdb.vocab")
+
+    last = Tag("after", [Broken("needs_vocab", [RequestOp()])])
+    with pytest.raises(InitError, match=r"(?s)'needs_vocab' failed to start: imdb.vocab.*init_op"):
+        server_for(last).start()
+
+
+def test_the_request_ops_init_op_counts_too():
+    class Broken(RequestOp):
+        def init_op(self):
+            raise OSError("no dictionary")
+
+    with pytest.raises(InitError, match="no dictionary"):
+        server_for(chain("a", read=Broken())).start()
+
+
+def test_a_missing_model_fails_the_start():
+    server = server_for(chain("a"), op={"a": {"local_service_conf": {"model_config": "no.onnx"}}})
+    with pytest.raises(InitError, match=r"(?s)'a'.*no\.onnx"):
+        server.start()
+
+
+def test_what_is_prepared_in_the_wrong_order_says_so():
+    with pytest.raises(GraphError, match="set_response_op"):
+        PipelineServer().prepare_server(yml_dict={"rpc_port": 0})
+    server = PipelineServer()
+    server.set_response_op(ResponseOp([chain("a")]))
+    with pytest.raises(ConfigError, match="prepare_server"):
+        server.start()
+    with pytest.raises(InitError, match="not running"):
+        _ = server.rpc_port
+
+
+def test_a_server_lives_inside_a_running_loop_as_well():
+    async def main():
+        async with server_for(chain("a")) as server:
+            async with AsyncPipelineClient() as client:
+                client.connect([f"127.0.0.1:{server.rpc_port}"])
+                got = await asyncio.gather(*(client.predict({"path": str(i)}) for i in range(20)))
+            assert [response["path"] for response in got] == [f"{i}>a" for i in range(20)]
+
+    asyncio.run(main())
+
+
+def test_stop_answers_those_inside_and_is_idempotent():
+    entered, release = threading.Event(), threading.Event()
+
+    class Slow(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            entered.set()
+            release.wait(60)
+            return {"ok": "done"}
+
+    server = server_for(Slow("slow", [RequestOp()])).start()
+    with client_of(server) as client, ThreadPoolExecutor() as pool:
+        future = client.predict({}, asyn=True)
+        assert entered.wait(30)
+        stopping = pool.submit(server.stop)
+        release.set()
+        assert future.result()["ok"] == "done"
+        stopping.result()
+    server.stop()
+
+
+def test_stop_gives_up_on_those_that_outlast_the_grace_period():
+    entered, release = threading.Event(), threading.Event()
+
+    class Slow(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            entered.set()
+            release.wait(60)
+            return {}
+
+    server = server_for(Slow("slow", [RequestOp()]), stop_grace_period=50).start()
+    with client_of(server) as client, ThreadPoolExecutor() as pool:
+        future = client.predict({}, asyn=True)
+        answered = pool.submit(post, server, {})
+        assert entered.wait(30)
+        wait_until(lambda: server.executor.inside == 2)
+        stopping = pool.submit(server.stop)
+        assert future.result().err_no == 3001
+        assert answered.result()[1]["err_no"] == 3001
+        release.set()
+        stopping.result()
+
+
+# Health and logs --------------------------------------------------------------------------
+
+
+def test_health_says_ready_over_both_doors():
+    with server_for(chain("a")) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            status = stub.Check(health_pb2.HealthCheckRequest()).status
+            assert status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_names_the_service():
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    with server_for(chain("a")) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            ask = reflection_pb2.ServerReflectionRequest(list_services="")
+            (answer,) = stub.ServerReflectionInfo(iter([ask]))
+            names = [service.name for service in answer.list_services_response.service]
+    assert "baidu.paddle_serving.pipeline_serving.PipelineService" in names
+    assert pipeline_service_pb2.DESCRIPTOR.package in names[0] or len(names) > 1
+
+
+def test_logs_are_written_while_the_server_runs_and_by_nobody_else(tmp_path):
+    class Refuses(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            raise ProductError(60, "no")
+
+    folder = tmp_path / "PipelineServingLogs"
+    server = server_for(Refuses("r", [RequestOp()]))
+    assert not folder.exists()
+    root_handlers = list(logging.getLogger().handlers)
+    with server, client_of(server) as client:
+        client.predict({}, log_id=77)
+    assert logging.getLogger().handlers == root_handlers
+    assert "is ready" in (folder / "pipeline.log").read_text()
+    assert "(data_id=0 log_id=77) Failed to predict: no" in (folder / "pipeline.log.wf").read_text()
+
+
+def test_web_service_needs_only_the_last_op_and_may_replace_both_ends():
+    class Shouts(ResponseOp):
+        def pack_response_package(self, channeldata):
+            response = super().pack_response_package(channeldata)
+            response.value[:] = [value.upper() for value in response.value]
+            return response
+
+    class Service(WebService):
+        def get_pipeline_response(self, read_op):
+            return Tag("a", [read_op])
+
+        def get_response_op(self, last_op):
+            return Shouts([last_op])
+
+    service = Service(name="svc")
+    service.prepare_pipeline_config(yml_dict={"rpc_port": 0, "http_port": 0})
+    with service._server as server:
+        assert post(server, {"key": ["path"], "value": ["x"]})[1]["value"] == ["X>A"]
+
+
+def test_web_service_that_returns_no_op_says_so():
+    with pytest.raises(GraphError, match="get_pipeline_response must return the last Op"):
+        WebService("x").prepare_pipeline_config(yml_dict={"rpc_port": 0})
