@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -281,11 +281,31 @@ class _Service:
             f"This server is {self._name!r}, the request names {request.name!r}."
         )
 
+    def _not_acted_on(self) -> Iterator[str]:
+        """What the configuration asks for that this version does not do."""
+        config, where = self._config, self._config.source
+        asked = {
+            "build_dag_each_worker": config.build_dag_each_worker,
+            "dag.use_profile": config.dag.use_profile,
+            "dag.tracer.interval_s": config.dag.tracer.interval_s is not None,
+            "dag.enable_prometheus": config.dag.enable_prometheus,
+        }
+        for key, is_asked in asked.items():
+            if is_asked:
+                yield f"{where}: {key}: not acted on by this version"
+        for op in self._graph.ops:
+            if op.config.workers == "process":
+                yield (
+                    f"{where}: Op {op.name!r} asks for process workers (dag.is_thread_op: False or "
+                    "op.workers): this version runs it in threads"
+                )
+
     def _warn(self) -> None:
         names = [op.name for op in self._graph.ops]
         configs = {op.name: op.config for op in self._graph.ops}
         for warning in (
             *self._config.warnings,
+            *self._not_acted_on(),
             *unknown_ops(self._config, names),
             *batch_fill_warnings(self._config, configs),
         ):

@@ -45,7 +45,7 @@ def _use_grpc() -> None:
         client.predict({})
 
 
-@pytest.fixture()
+@pytest.fixture
 def open_files(grpc_is_up: None) -> Iterator[None]:
     """No file descriptor is lost; for tests that start servers in this process."""
     gc.collect()
