@@ -42,7 +42,7 @@ class ProductError(PipelineError):
     `prod_errcode` and `prod_errinfo`: later Ops are skipped and the caller gets both.
     """
 
-    code = ErrorCode.PRODUCT_ERROR
+    code: int = ErrorCode.PRODUCT_ERROR
 
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(text)
@@ -130,3 +130,32 @@ class UserCodeError(PipelineError):
     """A user's method raised, or a process stage failed, for no reason we have a code for."""
 
     code = ErrorCode.UNKNOW
+
+
+_FROM_CODE: dict[int, type[PipelineError]] = {
+    error.code: error
+    for error in (
+        NotImplementedByOpError,
+        ClosedError,
+        NoServiceError,
+        InitError,
+        OverloadedError,
+        ConfigError,
+        InputError,
+        DeadlineError,
+        PayloadTypeError,
+        PackageError,
+        PredictorError,
+        UserCodeError,
+    )
+}
+
+
+def error_from_wire(code: int, text: str) -> PipelineError:
+    """The error that a peer answered as `err_no` (not 0) and `err_msg`.
+
+    A code that is none of ours is a product's. This is the one place where wire data become
+    errors; the way back is each class's `code`.
+    """
+    error = _FROM_CODE.get(code)
+    return ProductError(code, text) if error is None else error(text)

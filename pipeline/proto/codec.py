@@ -1,15 +1,12 @@
-"""numpy arrays to wire `Tensor`s and back: the writer and the reader of one format.
+"""numpy values to wire `Tensor`s and back: the writer and the reader of one format.
 
 The wire is that of pipeline_service.proto. Nothing here evaluates or unpickles, and no reader
-allocates by a size that a peer states: sizes are compared with the data that did arrive first.
+allocates by a size that a peer states: it is compared first with the data that did arrive.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,15 +18,15 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.array_text import numpy_to_text, text_to_numpy
+from pipeline.proto.npy import MAGIC, MAX_DIMENSIONS, array_to_npy, npy_to_array
+from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
 __all__ = [
     "ElemType",
     "decode_tensors",
-    "fill_packed",
     "numpy_to_tensor",
     "numpy_to_text",
-    "packed_array",
     "tensor_to_numpy",
     "text_to_numpy",
 ]
@@ -58,14 +55,14 @@ class ElemType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the elements of one numeric elem_type travel, and what they are here."""
+    """Where the elements of a numeric elem_type travel, and the dtype that they have here."""
 
     field: str
     dtype: np.dtype[Any]
 
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_LAYOUTS = {
+_LAYOUTS: dict[int, _Layout] = {
     ElemType.INT64: _Layout("int64_data", np.dtype(np.int64)),
     ElemType.FP32: _Layout("float_data", np.dtype(np.float32)),
     ElemType.INT32: _Layout("int_data", np.dtype(np.int32)),
@@ -80,46 +77,32 @@ _LAYOUTS = {
     ElemType.COMPLEX128: _Layout("complex128_data", np.dtype(np.complex128)),
 }
 _ELEM_TYPES = {layout.dtype: elem_type for elem_type, layout in _LAYOUTS.items()}
-_VARINT_DTYPES = {
+_VARINT_DTYPES: dict[str, np.dtype[Any]] = {
     "int64_data": np.dtype(np.int64),
     "int_data": np.dtype(np.int32),
     "uint32_data": np.dtype(np.uint32),
 }
-# Fields whose packed wire bytes are the little-endian array itself.
-_PACKED_DTYPES = {
-    "float_data": np.dtype("<f4"),
-    "float64_data": np.dtype("<f8"),
-    "bool_data": np.dtype(np.bool_),
-    "complex64_data": np.dtype("<f4"),
-    "complex128_data": np.dtype("<f8"),
+_WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.uint16): np.dtype(np.int32),
+    np.dtype(np.uint32): np.dtype(np.int64),
 }
-_LENGTH_DELIMITED = 2
-_WIDER = {np.dtype(np.uint16): np.dtype(np.int32), np.dtype(np.uint32): np.dtype(np.int64)}
-_MAX_DIMENSIONS = 64  # numpy's own limit
-
-_NPY_MAGIC = b"\x93NUMPY"
-_NPY_HEADER_LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # by major version
-_NPY_MAX_HEADER = 10_000  # numpy's own limit
-_NPY_DESCR = re.compile(rb"'descr'\s*:\s*'([<>|=]?[?biufcmMSUV][0-9]*(?:\[[0-9A-Za-z]+\])?)'")
-_NPY_ORDER = re.compile(rb"'fortran_order'\s*:\s*(True|False)")
-_NPY_SHAPE = re.compile(rb"'shape'\s*:\s*\(([0-9,\s]*)\)")
 
 
 # --- wire to numpy --------------------------------------------------------------------------
 
 
 def decode_tensors(tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Every tensor under its name; the later of two with the same name wins.
+    """Every tensor's value under its name; the later of two with the same name wins.
 
     A tensor with a `lod` adds `"<name>.lod"`: its offsets as a 1-D int32 array. Raises
     PackageError as `tensor_to_numpy` does.
     """
-    arrays: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for tensor in tensors:
-        arrays[tensor.name] = tensor_to_numpy(tensor)
+        values[tensor.name] = tensor_to_numpy(tensor)
         if tensor.lod:
-            arrays[f"{tensor.name}.lod"] = np.array(tensor.lod, np.int32)
-    return arrays
+            values[f"{tensor.name}.lod"] = np.fromiter(tensor.lod, np.int32, count=len(tensor.lod))
+    return values
 
 
 def tensor_to_numpy(tensor: Tensor) -> Any:
@@ -131,203 +114,128 @@ def tensor_to_numpy(tensor: Tensor) -> Any:
       and an object array of `str` for two and more dimensions.
     - BYTES gives the array of a .npy file, or the bytes themselves when they are not one.
 
-    Raises PackageError, with the tensor's name, for an unknown elem_type and for data that does
-    not fit the elem_type or the shape.
+    Raises PackageError, with the tensor's name and the numbers, for an unknown elem_type and for
+    data that does not fit the elem_type or the shape.
     """
     elem_type = tensor.elem_type
+    layout = _LAYOUTS.get(elem_type)
+    if layout is not None:
+        return _shaped(tensor, _elements(tensor, layout), layout.field)
     if elem_type == ElemType.STRING:
         return _strings(tensor)
     if elem_type == ElemType.BYTES:
-        return _from_bytes(tensor)
-    layout = _LAYOUTS.get(elem_type)  # type: ignore[call-overload]
-    if layout is None:
-        raise _refused(tensor, f"elem_type {elem_type} is unknown; 0 to {max(ElemType)} are known")
-    return _shaped(tensor, _elements(tensor, layout), layout.field)
-
-
-def packed_array(tensor: Tensor, field: str) -> Array:
-    """The elements of a repeated float, double or bool field as a read-only 1-D array.
-
-    Going through the serialised bytes costs a copy or two; iterating over the repeated field
-    would make a Python object of every element, which takes 100 times as long at 1 MB.
-    """
-    dtype = _PACKED_DTYPES[field]
-    count = len(getattr(tensor, field))
-    if not count:
-        return np.empty(0, dtype)
-    wire = tensor.SerializeToString()
-    start = _packed_start(wire, Tensor.DESCRIPTOR.fields_by_name[field].number, count * dtype.itemsize)
-    if start is None:
-        return np.array(getattr(tensor, field), dtype)
-    return np.frombuffer(wire, dtype, count, start)
-
-
-def _packed_start(wire: bytes, number: int, size: int) -> int | None:
-    """Where the `size` bytes of packed field `number` (15 at most) start in a serialised Tensor.
-
-    Only packed fields can stand before one: a Tensor's fields 1 to 8 are all of that kind, and
-    a serialiser writes fields in the order of their numbers. None when it does not.
-    """
-    wanted = number << 3 | _LENGTH_DELIMITED
-    at = 0
-    while at < len(wire) and wire[at] <= wanted and wire[at] & 7 == _LENGTH_DELIMITED:
-        tag = wire[at]
-        length, at = _read_varint(wire, at + 1)
-        if tag == wanted:
-            return at if length == size else None
-        at += length
-    return None
+        return _array_or_bytes(tensor)
+    raise _refused(tensor, f"elem_type {elem_type} is unknown (0 to {max(ElemType)} are known)")
 
 
 def _elements(tensor: Tensor, layout: _Layout) -> Array:
-    """The 1-D array of the elements, in the dtype that the elem_type stands for."""
+    """The elements as a 1-D array of the dtype that the elem_type stands for."""
     field, dtype = layout.field, layout.dtype
-    if field in _PACKED_DTYPES:
-        if dtype.kind == "c":
-            return _complex(tensor, layout)
-        return _narrowed_float(tensor, packed_array(tensor, field), dtype)
+    if dtype.kind == "c":
+        return _complex(tensor, layout)
+    if field in PACKED_DTYPES:
+        return _narrowed_float(tensor, read_packed(tensor, field), dtype)
     repeated = getattr(tensor, field)
-    data = np.fromiter(repeated, _VARINT_DTYPES[field], count=len(repeated))
+    numbers = np.fromiter(repeated, _VARINT_DTYPES[field], count=len(repeated))
     if dtype == _BFLOAT16:
-        return _narrowed_int(tensor, data, np.dtype(np.uint16)).view(dtype)
-    return _narrowed_int(tensor, data, dtype)
+        return _narrowed_int(tensor, numbers, np.dtype(np.uint16)).view(dtype)
+    return _narrowed_int(tensor, numbers, dtype)
 
 
 def _complex(tensor: Tensor, layout: _Layout) -> Array:
-    parts = packed_array(tensor, layout.field)
+    parts = read_packed(tensor, layout.field)
     if parts.size % 2:
-        raise _refused(
-            tensor, f"{layout.field} holds {parts.size} numbers; a complex number takes two"
-        )
+        raise _refused(tensor, f"{layout.field} holds {parts.size} numbers; they come in pairs")
     return parts.view(layout.dtype).copy()
 
 
-def _narrowed_float(tensor: Tensor, data: Array, dtype: np.dtype[Any]) -> Array:
+def _narrowed_float(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
     try:
         with np.errstate(over="raise", invalid="ignore"):
-            return data.astype(dtype)
+            return numbers.astype(dtype)
     except FloatingPointError:
-        raise _refused(
-            tensor, f"float_data holds a number that is too large for {dtype}"
-        ) from None
+        raise _refused(tensor, f"a number in float_data is too large for {dtype}") from None
 
 
-def _narrowed_int(tensor: Tensor, data: Array, dtype: np.dtype[Any]) -> Array:
-    if data.dtype == dtype or not data.size:
-        return data.astype(dtype, copy=False)
+def _narrowed_int(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
+    if numbers.dtype == dtype or not numbers.size:
+        return numbers.astype(dtype, copy=False)
     limits = np.iinfo(dtype)
-    low, high = int(data.min()), int(data.max())
+    low, high = int(numbers.min()), int(numbers.max())
     if low < limits.min or high > limits.max:
         wrong = low if low < limits.min else high
-        raise _refused(tensor, f"{wrong} is not a {dtype} ({limits.min} to {limits.max})")
-    return data.astype(dtype)
+        raise _refused(tensor, f"{wrong} is no {dtype} ({limits.min} to {limits.max})")
+    return numbers.astype(dtype)
 
 
-def _shaped(tensor: Tensor, data: Array, field: str) -> Array:
-    """`data` in the tensor's shape; `field` is where it came from, for the message."""
+def _shaped(tensor: Tensor, elements: Array, field: str) -> Array:
+    """`elements`, which came from `field`, in the tensor's shape."""
     if not tensor.shape:
-        if not data.size:
+        if not elements.size:
             _refuse_misplaced(tensor, field)
-        return data.reshape(()) if data.size == 1 else data
-    _check_shape(tensor, list(tensor.shape), data.size, field)
+        return elements.reshape(()) if elements.size == 1 else elements
+    _check_shape(tensor, elements.size, field)
     try:
-        return data.reshape(tensor.shape)
+        return elements.reshape(tensor.shape)
     except ValueError as error:
-        raise _refused(tensor, f"shape {list(tensor.shape)} is impossible: {error}") from None
+        raise _refused(tensor, f"no array has the shape {list(tensor.shape)}: {error}") from None
 
 
-def _check_shape(tensor: Tensor, shape: Sequence[int], count: int, source: str) -> None:
-    """Refuse a shape that `count` elements, found in `source`, do not fill exactly."""
-    if len(shape) > _MAX_DIMENSIONS:
-        raise _refused(
-            tensor, f"shape has {len(shape)} dimensions; {_MAX_DIMENSIONS} are the most"
-        )
-    if min(shape, default=0) < 0:
+def _check_shape(tensor: Tensor, count: int, field: str) -> None:
+    """Refuse a shape that the `count` elements of `field` do not fill exactly."""
+    shape = tensor.shape
+    if len(shape) > MAX_DIMENSIONS:
+        raise _refused(tensor, f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
+    if min(shape) < 0:
         raise _refused(tensor, f"shape {list(shape)} has a negative dimension")
     needed = math.prod(shape)
-    if needed != count:
-        if not count:
-            _refuse_misplaced(tensor, source)
-        raise _refused(
-            tensor, f"shape {list(shape)} needs {needed} elements, but {source} holds {count}"
-        )
+    if needed == count:
+        return
+    if not count:
+        _refuse_misplaced(tensor, field)
+    raise _refused(
+        tensor, f"shape {list(shape)} needs {needed} elements, but {field} holds {count}"
+    )
 
 
 def _refuse_misplaced(tensor: Tensor, field: str) -> None:
-    """Refuse a tensor whose data is in another field than its elem_type says.
+    """Refuse a tensor without data in `field` that has data in another field.
 
-    A client that forgets elem_type means 0, INT64, and would get an empty array unnoticed.
+    A client that forgets elem_type says 0, INT64, and would get an empty array unnoticed.
     """
     for descriptor, value in tensor.ListFields():
-        if descriptor.name.endswith("_data") and descriptor.name != field:
+        if descriptor.name.endswith("_data"):
             raise _refused(
                 tensor,
-                f"elem_type {tensor.elem_type} is read from {field}, which is empty, but "
+                f"elem_type {tensor.elem_type} is read from {field}, which is empty; "
                 f"{descriptor.name} holds {len(value)}",
             )
 
 
 def _strings(tensor: Tensor) -> Any:
     strings = list(tensor.str_data)
-    if not tensor.shape:
-        if not strings:
-            _refuse_misplaced(tensor, "str_data")
-        return strings[0] if len(strings) == 1 else strings
-    if len(tensor.shape) == 1:
-        _check_shape(tensor, tensor.shape, len(strings), "str_data")
-        return strings
-    # Not a "<U" array: that pads every element to the longest, so a peer could make it huge.
-    return _shaped(tensor, np.array(strings, dtype=object), "str_data")
+    if len(tensor.shape) > 1:
+        # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
+        return _shaped(tensor, np.array(strings, dtype=object), "str_data")
+    if tensor.shape:
+        _check_shape(tensor, len(strings), "str_data")
+    elif not strings:
+        _refuse_misplaced(tensor, "str_data")
+    elif len(strings) == 1:
+        return strings[0]
+    return strings
 
 
-def _from_bytes(tensor: Tensor) -> Any:
+def _array_or_bytes(tensor: Tensor) -> Any:
     data = tensor.byte_data
     if not data:
         _refuse_misplaced(tensor, "byte_data")
-    if not data.startswith(_NPY_MAGIC):
+    if not data.startswith(MAGIC):
         return data
     try:
-        return _npy_to_numpy(data)
-    except (ValueError, TypeError, struct.error) as error:
-        raise _refused(tensor, f"byte_data is not a .npy file that is taken here: {error}") from None
-
-
-def _npy_to_numpy(data: bytes) -> Array:
-    """Read a .npy file of a plain dtype (no objects, no records).
-
-    Written here because numpy's reader allocates by the shape in the header before it looks for
-    the data, and evaluates the header as a Python literal. Raises ValueError or struct.error.
-    """
-    length_format = _NPY_HEADER_LENGTHS.get(data[len(_NPY_MAGIC)])
-    if length_format is None:
-        raise ValueError(f"format version {data[len(_NPY_MAGIC)]} is unknown")
-    start = len(_NPY_MAGIC) + 2
-    (length,) = struct.unpack_from(length_format, data, start)
-    start += struct.calcsize(length_format)
-    if length > _NPY_MAX_HEADER:
-        raise ValueError(f"its header has {length} bytes; {_NPY_MAX_HEADER} are the most")
-    dtype, shape, order = _npy_header(data[start : start + length])
-    body = memoryview(data)[start + length :]
-    if not dtype.itemsize or math.prod(shape) * dtype.itemsize != len(body):
-        raise ValueError(
-            f"shape {shape} of {dtype} needs {math.prod(shape) * dtype.itemsize} bytes, but "
-            f"{len(body)} follow the header"
-        )
-    array = np.frombuffer(body, dtype) if len(body) else np.empty(0, dtype)
-    return array.copy().reshape(shape, order=order)
-
-
-def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    descr, order, shape = (
-        pattern.search(header) for pattern in (_NPY_DESCR, _NPY_ORDER, _NPY_SHAPE)
-    )
-    if descr is None or order is None or shape is None:
-        raise ValueError("its header does not name a plain dtype, an order and a shape")
-    sizes = [part for part in shape[1].split(b",") if part.strip()]
-    if len(sizes) > _MAX_DIMENSIONS:
-        raise ValueError(f"its shape has {len(sizes)} dimensions; {_MAX_DIMENSIONS} are the most")
-    dtype = np.dtype(descr[1].decode("ascii"))
-    return dtype, tuple(int(size) for size in sizes), "F" if order[1] == b"True" else "C"
+        return npy_to_array(data)
+    except ValueError as error:
+        raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
 
 
 def _refused(tensor: Tensor, why: str) -> PackageError:
@@ -344,10 +252,10 @@ def numpy_to_tensor(
 
     `value` is an array, a numpy scalar or Python number (0-d), `str` or a list of them (STRING),
     bytes (BYTES as they are) or a nested list of numbers. uint16, uint32 and, where it fits,
-    uint64 travel as a wider signed integer. `lod` holds level-of-detail offsets. `as_bytes`
-    sends a numeric array as a .npy file, which keeps every dtype except bfloat16 (sent typed)
-    and is the quickest form for integers; raw bytes that begin like a .npy file arrive as its
-    array.
+    uint64 travel as a wider signed integer. `lod` holds level-of-detail offsets.
+    `as_bytes` sends an array of numbers as a .npy file: the quickest form for integers, and it
+    keeps every dtype but bfloat16 (which is sent typed). Bytes that begin like a .npy file come
+    out as its array.
 
     Raises PayloadTypeError, with the tensor's name, for what this wire cannot carry.
     """
@@ -360,17 +268,6 @@ def numpy_to_tensor(
     return tensor
 
 
-def fill_packed(tensor: Tensor, field: str, data: Array) -> None:
-    """Append an array to a repeated float, double or bool field by its packed wire bytes.
-
-    `data` must have the field's element type; `extend` takes 80 times as long at 1 MB.
-    """
-    payload = data.astype(_PACKED_DTYPES[field], copy=False).tobytes()
-    number = Tensor.DESCRIPTOR.fields_by_name[field].number
-    head = bytes((number << 3 | _LENGTH_DELIMITED,)) + _varint(len(payload))
-    tensor.MergeFromString(head + payload)
-
-
 def _pack(name: str, value: Any, as_bytes: bool) -> Tensor:
     if isinstance(value, bytes | bytearray | memoryview):
         return Tensor(name=name, elem_type=ElemType.BYTES, byte_data=bytes(value))
@@ -380,7 +277,7 @@ def _pack(name: str, value: Any, as_bytes: bool) -> Tensor:
     if array.dtype.kind in "UO":
         return _pack_strings(name, array)
     if array.dtype.kind == "S" or (as_bytes and array.dtype != _BFLOAT16):
-        return Tensor(name=name, elem_type=ElemType.BYTES, byte_data=_npy_bytes(array))
+        return Tensor(name=name, elem_type=ElemType.BYTES, byte_data=array_to_npy(array))
     return _pack_numbers(name, array)
 
 
@@ -390,6 +287,8 @@ def _as_array(value: Any) -> Array:
     if not isinstance(value, list | tuple):
         raise TypeError(f"a {type(value).__name__} cannot be sent; give an array, number or text")
     array = np.array(value)
+    if array.dtype.kind == "S":  # numpy drops the NUL bytes at the end of each
+        raise TypeError("a list of bytes cannot be sent; send each under a name of its own")
     if array.dtype.kind == "U":  # numpy turns the numbers of a mixed list into text
         return np.array(value, dtype=object)
     return array
@@ -400,8 +299,8 @@ def _pack_strings(name: str, array: Array) -> Tensor:
     for element in strings:
         if not isinstance(element, str):
             raise TypeError(
-                f"an array of objects can be sent when all are str, but one is a "
-                f"{type(element).__name__}"
+                "an array or list of objects can be sent when all of them are str, "
+                f"but one is a {type(element).__name__}"
             )
     return Tensor(name=name, elem_type=ElemType.STRING, str_data=strings, shape=array.shape)
 
@@ -410,54 +309,25 @@ def _pack_numbers(name: str, array: Array) -> Tensor:
     array = _sendable(array)
     elem_type = _ELEM_TYPES[array.dtype]
     field = _LAYOUTS[elem_type].field
-    if field not in _PACKED_DTYPES:
-        bits = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
-        elements = {field: bits.ravel().tolist()}
-        return Tensor(name=name, elem_type=elem_type, shape=array.shape, **elements)
     tensor = Tensor(name=name, elem_type=elem_type, shape=array.shape)
     if array.dtype.kind == "c":
-        array = np.ascontiguousarray(array).view(_PACKED_DTYPES[field])
-    fill_packed(tensor, field, array)
+        write_packed(tensor, field, np.ascontiguousarray(array).view(PACKED_DTYPES[field]))
+    elif field in PACKED_DTYPES:
+        write_packed(tensor, field, array)
+    else:
+        numbers = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
+        getattr(tensor, field).extend(numbers.ravel().tolist())
     return tensor
 
 
 def _sendable(array: Array) -> Array:
     """`array` in native byte order and in a dtype that has an elem_type."""
     dtype = array.dtype.newbyteorder("=")
-    if dtype in _WIDER:
-        dtype = _WIDER[dtype]
-    elif dtype == np.uint64:
+    if dtype == np.uint64:
         if array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise ValueError(f"uint64 travels as int64, and {int(array.max())} does not fit")
+            raise ValueError(f"uint64 travels as int64, which {int(array.max())} does not fit")
         dtype = np.dtype(np.int64)
+    dtype = _WIDER.get(dtype, dtype)
     if dtype not in _ELEM_TYPES:
         raise TypeError(f"dtype {array.dtype} has no place on the wire; convert the array first")
     return array.astype(dtype, copy=False)
-
-
-def _npy_bytes(array: Array) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-# --- varints --------------------------------------------------------------------------------
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _read_varint(wire: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where the next byte is."""
-    number = shift = 0
-    while wire[at] & 0x80:
-        number |= (wire[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-    return number | wire[at] << shift, at + 1

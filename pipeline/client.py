@@ -1,0 +1,235 @@
+"""PipelineClient and its asyncio twin: calls a pipeline server over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import grpc
+
+from pipeline.errors import ClosedError, InitError
+from pipeline.proto.messages import CallOptions, PipelineResponse, cut_answer, request_from_feed
+from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response
+from pipeline.proto.targets import grpc_target, own_ip
+
+__all__ = ["AsyncPipelineClient", "PipelineClient", "PipelinePredictFuture", "PipelineResponse"]
+
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+_METHOD = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
+
+
+class PipelinePredictFuture:
+    """The answer to come of `predict(..., asyn=True)`."""
+
+    def __init__(self, call: Any, options: CallOptions) -> None:
+        self._call = call
+        self._options = options
+
+    def result(self, timeout: float | None = None) -> PipelineResponse:
+        """Wait for the answer, at most `timeout` seconds.
+
+        Raises grpc.FutureTimeoutError when they have passed, grpc.FutureCancelledError after
+        `cancel`, and grpc.RpcError when the call failed.
+        """
+        return cut_answer(self._call.result(timeout), self._options)
+
+    def done(self) -> bool:
+        return bool(self._call.done())
+
+    def cancel(self) -> bool:
+        return bool(self._call.cancel())
+
+    def add_done_callback(self, callback: Callable[[PipelinePredictFuture], None]) -> None:
+        """Call `callback` with this future, on a thread of gRPC's, once it is done."""
+        self._call.add_done_callback(lambda _: callback(self))
+
+
+class _Client:
+    """What both clients share: all but the kind of channel and who waits for it."""
+
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._channel: Any = None
+        self._inference: Any = None
+        self._own_ip = ""
+
+    def _open(self, endpoints: str | Sequence[str], insecure_channel: Callable[..., Any]) -> None:
+        target, peer = grpc_target(endpoints)
+        self._own_ip = own_ip(peer)
+        self._channel = insecure_channel(
+            target,
+            options=[
+                ("grpc.max_send_message_length", self._max_message_bytes),
+                ("grpc.max_receive_message_length", self._max_message_bytes),
+                ("grpc.lb_policy_name", "round_robin"),
+            ],
+        )
+        self._inference = self._channel.unary_unary(
+            _METHOD,
+            request_serializer=Request.SerializeToString,
+            response_deserializer=Response.FromString,
+        )
+
+    def _taken_channel(self) -> Any:
+        """The channel, which the caller closes; this client has none from now on."""
+        channel, self._channel, self._inference = self._channel, None, None
+        return channel
+
+    def _connected(self) -> Any:
+        """What makes the call, also when another thread closes this client meanwhile."""
+        inference = self._inference
+        if inference is None:
+            raise ClosedError(
+                f"{type(self).__name__} is not connected: call connect(['127.0.0.1:9998']) first"
+            )
+        return inference
+
+
+class PipelineClient(_Client):
+    """Calls a pipeline server over gRPC and waits, or hands out futures.
+
+    `max_message_bytes` bounds what is sent and what is received in one message. One client may
+    be used by many threads at once. It prints nothing and leaves the caller's data alone.
+
+    >>> with PipelineClient() as client:
+    ...     client.connect(["127.0.0.1:9998"])
+    ...     response = client.predict({"words": "i am very sad | 0"}, fetch=["prediction"])
+    """
+
+    def connect(self, endpoints: str | Sequence[str]) -> None:
+        """Name the servers, "host:port" each; calls go round robin over those that answer.
+
+        Returns at once: gRPC connects with the first call, and again whenever it has to. Several
+        host names are looked up here, once. A client that is connected already changes over.
+        Raises ConfigError for endpoints that cannot be called.
+        """
+        previous = self._channel
+        self._open(endpoints, grpc.insecure_channel)
+        if previous is not None:
+            previous.close()
+
+    @overload
+    def predict(
+        self,
+        feed_dict: dict[str, Any],
+        fetch: list[str] | None = None,
+        asyn: Literal[False] = False,
+        pack_tensor_format: bool = False,
+        use_tensor_bytes: bool = False,
+        profile: bool = False,
+        log_id: int = 0,
+        timeout: float | None = None,
+    ) -> PipelineResponse: ...
+
+    @overload
+    def predict(
+        self,
+        feed_dict: dict[str, Any],
+        fetch: list[str] | None = None,
+        asyn: Literal[True] = True,
+        pack_tensor_format: bool = False,
+        use_tensor_bytes: bool = False,
+        profile: bool = False,
+        log_id: int = 0,
+        timeout: float | None = None,
+    ) -> PipelinePredictFuture: ...
+
+    def predict(
+        self,
+        feed_dict: dict[str, Any],
+        fetch: list[str] | None = None,
+        asyn: bool = False,
+        pack_tensor_format: bool = False,
+        use_tensor_bytes: bool = False,
+        profile: bool = False,
+        log_id: int = 0,
+        timeout: float | None = None,
+    ) -> PipelineResponse | PipelinePredictFuture:
+        """Send `feed_dict` and return the answer; with `asyn` a future of it, at once.
+
+        Values travel as text: `str` as it is, an array or list as numpy's `repr`, a number as
+        Python's, a dict as JSON; bytes as a tensor. With `pack_tensor_format` all of them travel
+        as tensors (dicts still as JSON text), `"<key>.lod"` as the LoD of `<key>`; with
+        `use_tensor_bytes` arrays go as .npy files. The keys `logid` and `clientip` describe the
+        request; a `log_id` that is not 0 stands above `logid`.
+
+        `fetch` cuts the answer down to these results. `profile` asks the server for the times of
+        this request, which come as the result `pipeline.profile`. `timeout` is the deadline in
+        seconds, which the server is told; None waits for ever.
+
+        Raises TypeError for what cannot be sent, ClosedError before `connect`, and grpc.RpcError
+        when the call fails (DEADLINE_EXCEEDED, UNAVAILABLE ...). An error of the application is
+        no exception but in the answer: `err_no`, `err_msg`, `raise_for_error()`.
+        """
+        options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
+        inference = self._connected()
+        request = request_from_feed(feed_dict, options, self._own_ip)
+        if asyn:
+            return PipelinePredictFuture(inference.future(request, timeout=timeout), options)
+        return cut_answer(inference(request, timeout=timeout), options)
+
+    def close(self) -> None:
+        """End the connection and the calls under way. May be called again."""
+        channel = self._taken_channel()
+        if channel is not None:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncPipelineClient(_Client):
+    """`PipelineClient` for asyncio: `await predict(...)`, `await close()`, `async with`."""
+
+    def connect(self, endpoints: str | Sequence[str]) -> None:
+        """As `PipelineClient.connect`; call it in the event loop that the calls are made in.
+
+        Several host names are looked up here, which blocks the loop for that long. Raises
+        InitError when the client is connected: its channel has to be awaited to close.
+        """
+        if self._channel is not None:
+            raise InitError("AsyncPipelineClient is connected already: await close() first")
+        self._open(endpoints, grpc.aio.insecure_channel)
+
+    async def predict(
+        self,
+        feed_dict: dict[str, Any],
+        fetch: list[str] | None = None,
+        *,
+        pack_tensor_format: bool = False,
+        use_tensor_bytes: bool = False,
+        profile: bool = False,
+        log_id: int = 0,
+        timeout: float | None = None,  # noqa: ASYNC109 - a gRPC deadline, which the server is told
+    ) -> PipelineResponse:
+        """As `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
+        options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
+        inference = self._connected()
+        request = request_from_feed(feed_dict, options, self._own_ip)
+        return cut_answer(await inference(request, timeout=timeout), options)
+
+    async def close(self) -> None:
+        """End the connection and the calls under way. May be called again."""
+        channel = self._taken_channel()
+        if channel is not None:
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,239 @@
+"""The client's half of the wire: a feed dict as a Request, a Response as results by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
+from pipeline.proto.codec import decode_tensors, numpy_to_tensor, numpy_to_text, text_to_numpy
+from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+
+PROFILE_KEY = "pipeline.profile"
+_LOD_SUFFIX = ".lod"
+_META_KEYS = ("logid", "clientip")  # of a feed_dict: they describe the request, and are no data
+_ANSWER_FIELDS = {
+    "ecode": "err_no",
+    "err_no": "err_no",
+    "error_info": "err_msg",
+    "err_msg": "err_msg",
+}
+
+
+# --- feed dict to request -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What a caller wants of one call, besides its data."""
+
+    fetch: list[str] | None
+    as_tensors: bool
+    as_bytes: bool
+    profile: bool
+    log_id: int
+
+
+def request_from_feed(feed_dict: dict[str, Any], options: CallOptions, own_ip: str) -> Request:
+    """The message of a call. Raises TypeError for what cannot be sent, and says which key."""
+    _check_arguments(feed_dict, options.fetch)
+    request = Request(clientip=str(feed_dict.get("clientip") or own_ip))
+    log_id = options.log_id or feed_dict.get("logid") or 0
+    try:
+        request.logid = int(log_id)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the log id {log_id!r} is no 64-bit number: {error}") from error
+    for key, value in feed_dict.items():
+        if key in _META_KEYS:
+            continue
+        try:
+            if not options.as_tensors:
+                _add_pair(request, key, value)
+            elif not _is_lod(key, feed_dict):
+                lod = feed_dict.get(key + _LOD_SUFFIX)
+                request.tensors.append(_tensor(key, value, lod, options.as_bytes))
+        except (PayloadTypeError, TypeError, ValueError) as error:
+            raise TypeError(f"feed_dict[{key!r}] cannot be sent: {error}") from error
+    if options.profile:
+        request.key.append(PROFILE_KEY)
+        request.value.append("1")
+    return request
+
+
+def _check_arguments(feed_dict: object, fetch: object) -> None:
+    if not isinstance(feed_dict, dict):
+        raise TypeError(f"feed_dict must be dict type, but get {type(feed_dict)}")
+    for key in feed_dict:
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of feed_dict must be str, but get {key!r}")
+    if fetch is not None and not isinstance(fetch, list):
+        raise TypeError(f"fetch must be list type or None, but get {type(fetch)}")
+    for name in fetch or ():
+        if not isinstance(name, str):
+            raise TypeError(f"the names in fetch must be str, but get {name!r}")
+
+
+def _is_lod(key: str, feed_dict: dict[str, Any]) -> bool:
+    """Whether the value of `key` is the LoD of another value, and travels in its tensor."""
+    return key.endswith(_LOD_SUFFIX) and key.removesuffix(_LOD_SUFFIX) in feed_dict
+
+
+def _tensor(key: str, value: Any, lod: Any, as_bytes: bool) -> Tensor:
+    return numpy_to_tensor(key, _json(value) if isinstance(value, dict) else value, lod, as_bytes)
+
+
+def _add_pair(request: Request, key: str, value: Any) -> None:
+    """Add a value as text; bytes, which a pair cannot hold, as a tensor."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        request.tensors.append(numpy_to_tensor(key, value))
+        return
+    if isinstance(value, dict):
+        text = _json(value)
+    elif isinstance(value, list | tuple):
+        text = numpy_to_text(_array_of(value))
+    else:
+        text = numpy_to_text(value)
+    request.value.append(text)
+    request.key.append(key)
+
+
+def _json(value: dict[Any, Any]) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _array_of(value: Sequence[Any]) -> npt.NDArray[Any]:
+    array = np.array(value)
+    # Of bytes numpy drops the NULs at the end, so they travel as objects.
+    return np.array(value, dtype=object) if array.dtype.kind == "S" else array
+
+
+def cut_answer(proto: Response, options: CallOptions) -> PipelineResponse:
+    """The answer, cut down to the names to fetch.
+
+    When it has none of them it is left whole: the predecessor ignored `fetch`, so scripts in the
+    field give names that were never right.
+    """
+    wanted = set(options.fetch or ())
+    if wanted.isdisjoint(proto.key) and wanted.isdisjoint(tensor.name for tensor in proto.tensors):
+        return PipelineResponse(proto)
+    if options.profile:
+        wanted.add(PROFILE_KEY)
+    pairs = [pair for pair in zip(proto.key, proto.value, strict=False) if pair[0] in wanted]
+    cut = Response(
+        err_no=proto.err_no,
+        err_msg=proto.err_msg,
+        key=[key for key, _ in pairs],
+        value=[value for _, value in pairs],
+        tensors=[tensor for tensor in proto.tensors if tensor.name in wanted],
+    )
+    return PipelineResponse(cut)
+
+
+# --- response to results ------------------------------------------------------------------------
+
+
+class PipelineResponse:
+    """An answer: the message's fields as attributes, the results by name.
+
+    `response["price"]` is the result `price` as a value: a tensor as its array, the text of an
+    array, list or number parsed (never evaluated), any other text as it is. `ecode` and `err_no`,
+    `error_info` and `err_msg` are the error's code and text, also where a result has that name.
+    `keys()` are the results' names alone; a tensor with a LoD adds `"<name>.lod"`.
+    """
+
+    def __init__(self, proto: Response) -> None:
+        self.proto = proto
+
+    @property
+    def err_no(self) -> int:
+        return self.proto.err_no
+
+    @property
+    def err_msg(self) -> str:
+        return self.proto.err_msg
+
+    @property
+    def key(self) -> Sequence[str]:
+        return self.proto.key
+
+    @property
+    def value(self) -> Sequence[str]:
+        return self.proto.value
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return self.proto.tensors
+
+    def keys(self) -> list[str]:
+        """The names of the results."""
+        return list(self._sources)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _ANSWER_FIELDS or name in self._sources
+
+    def __getitem__(self, name: str) -> Any:
+        if name in _ANSWER_FIELDS:
+            return getattr(self.proto, _ANSWER_FIELDS[name])
+        return self._result(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - this is get
+
+    def as_numpy(self, name: str) -> npt.NDArray[Any]:
+        """The result as an array.
+
+        Raises KeyError when there is none of that name, PayloadTypeError when it is no array.
+        """
+        value = self._result(name)
+        if isinstance(value, str | bytes):
+            raise PayloadTypeError(f"result {name!r} is no array, but {value[:40]!r}")
+        try:
+            return np.asarray(value)
+        except ValueError as error:
+            raise PayloadTypeError(f"result {name!r} is no array: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All results by name, with `err_no` and `err_msg`."""
+        results = {name: self._result(name) for name in self._sources}
+        return {**results, "err_no": self.err_no, "err_msg": self.err_msg}
+
+    def raise_for_error(self) -> None:
+        """Raise the PipelineError that stands for `err_no`, unless that is 0."""
+        if self.err_no:
+            raise error_from_wire(self.err_no, self.err_msg)
+
+    def __str__(self) -> str:
+        return str(self.proto)
+
+    def __repr__(self) -> str:
+        return f"PipelineResponse(err_no={self.err_no}, err_msg={self.err_msg!r}, {self.keys()})"
+
+    @cached_property
+    def _sources(self) -> dict[str, str | Tensor]:
+        """Where each result is; as in a request, a tensor stands above a pair of its name."""
+        sources: dict[str, str | Tensor] = dict(zip(self.proto.key, self.proto.value, strict=False))
+        for tensor in self.proto.tensors:
+            sources[tensor.name] = tensor
+            if tensor.lod:
+                sources[tensor.name + _LOD_SUFFIX] = tensor
+        return sources
+
+    def _result(self, name: str) -> Any:
+        source = self._sources.get(name)
+        if source is None:
+            raise KeyError(f"{name!r}; the answer has {self.keys()}")
+        if isinstance(source, Tensor):
+            return decode_tensors([source])[name]
+        try:
+            return text_to_numpy(source)
+        except PackageError:
+            return source

@@ -1,0 +1,81 @@
+"""Endpoints as users write them ("host:port") to the target that names them all to gRPC."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from pipeline.errors import ConfigError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
+    """gRPC's name for all endpoints, and the address of one if it is known.
+
+    A single host name is left to gRPC, which looks it up again when the server moves. gRPC cannot
+    take several, so they are looked up here, once.
+    """
+    names = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    if not names:
+        raise ConfigError("connect() needs at least one endpoint, such as '127.0.0.1:9998'")
+    hosts = [_host_and_port(name) for name in names]
+    if len(hosts) == 1 and _literal(hosts[0][0]) is None:
+        return f"dns:///{hosts[0][0]}:{hosts[0][1]}", None
+    found = [[(address, port) for address in _addresses(host, port)] for host, port in hosts]
+    for version in (4, 6):
+        usable = [[pair for pair in pairs if pair[0].version == version] for pairs in found]
+        if all(usable):
+            form = "{}:{}" if version == 4 else "[{}]:{}"
+            flat = [pair for pairs in usable for pair in pairs]
+            targets = ",".join(form.format(address, port) for address, port in flat)
+            return f"ipv{version}:{targets}", flat[0][0]
+    raise ConfigError(f"endpoints {names}: neither IPv4 nor IPv6 reaches all; connect to one kind")
+
+
+def _host_and_port(endpoint: object) -> tuple[str, int]:
+    if not isinstance(endpoint, str):
+        raise TypeError(f"an endpoint must be 'host:port', but get {endpoint!r}")
+    host, colon, port = endpoint.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""  # an IPv6 address without brackets: where its port begins is a guess
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"endpoint {endpoint!r}: write host:port, an IPv6 address as [::1]:9998")
+    return host, int(port)
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    literal = _literal(host)
+    if literal is not None:
+        return [literal]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"endpoint '{host}:{port}': no address is known: {error}") from error
+    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
+
+
+def own_ip(peer: Address | None) -> str:
+    """This host's address on the way to `peer`; empty when there is no way.
+
+    Connecting a datagram socket only asks the routing table: it sends nothing, looks no name up
+    and cannot block. Without a known peer the question is put for a documentation address.
+    """
+    address = peer or ipaddress.IPv4Address("192.0.2.1")
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

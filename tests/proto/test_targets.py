@@ -1,0 +1,62 @@
+"""Endpoints become one gRPC target; what cannot be called is refused before it is."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.proto.targets import grpc_target, own_ip
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "target"),
+    [
+        ("127.0.0.1:9998", "ipv4:127.0.0.1:9998"),
+        (["127.0.0.1:9998"], "ipv4:127.0.0.1:9998"),
+        (("127.0.0.1:1", " 127.0.0.2:65535 "), "ipv4:127.0.0.1:1,127.0.0.2:65535"),
+        (["[::1]:9998"], "ipv6:[::1]:9998"),
+        (["[::1]:1", "[fe80::2]:2"], "ipv6:[::1]:1,[fe80::2]:2"),
+        ("ocr.example:9998", "dns:///ocr.example:9998"),
+        (["localhost:1", "127.0.0.1:2"], "ipv4:127.0.0.1:1,127.0.0.1:2"),
+    ],
+)
+def test_endpoints_become_one_target(endpoints: str | list[str], target: str):
+    assert grpc_target(endpoints)[0] == target
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "told"),
+    [
+        ([], "at least one"),
+        ("9998", "host:port"),
+        (":9998", "host:port"),
+        ("127.0.0.1", "host:port"),
+        ("127.0.0.1:", "host:port"),
+        ("127.0.0.1:http", "host:port"),
+        ("127.0.0.1:0", "host:port"),
+        ("127.0.0.1:65536", "host:port"),
+        ("127.0.0.1:9998,127.0.0.2:9998", "host:port"),
+        ("::1:9998", r"\[::1\]:9998"),
+        (["127.0.0.1:1", "[::1]:2"], "neither IPv4 nor IPv6"),
+        (["127.0.0.1:1", "no-such-host.invalid:2"], "'no-such-host.invalid:2'"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_called_is_refused(endpoints: str | list[str], told: str):
+    with pytest.raises(ConfigError, match=told):
+        grpc_target(endpoints)
+
+
+def test_an_endpoint_that_is_no_text_is_refused():
+    with pytest.raises(TypeError, match="9998"):
+        grpc_target([9998])  # type: ignore[list-item]
+
+
+def test_the_own_address_is_the_one_that_the_peer_sees():
+    assert own_ip(ipaddress.ip_address("127.0.0.1")) == "127.0.0.1"
+
+
+def test_without_a_way_to_the_peer_the_own_address_is_empty_and_no_error():
+    assert own_ip(ipaddress.ip_address("255.255.255.255")) == ""
+    assert isinstance(own_ip(None), str)
