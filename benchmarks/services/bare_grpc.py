@@ -19,7 +19,7 @@ class Echo(pb_grpc.PipelineServiceServicer):
 
 async def main() -> None:
     server = grpc.aio.server()
-    pb_grpc.add_PipelineServiceServicer_to_server(Echo(), server)
+    pb_grpc.add_PipelineServiceServicer_to_server(Echo(), server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(f"127.0.0.1:{GRPC_PORT}")
     await server.start()
     await server.wait_for_termination()

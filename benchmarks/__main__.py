@@ -1,0 +1,58 @@
+"""`python -m benchmarks`: measure our services and the bare baselines, print the tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.catalog import GROUPS, TARGETS
+from benchmarks.load import missing_tools
+from benchmarks.measure import Plan, measure
+from benchmarks.report import markdown, write
+
+_PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
+
+
+def main() -> int:
+    arguments = _arguments()
+    if missing := missing_tools():
+        print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)
+        return 2
+    plan = Plan(tuple(arguments.clients), arguments.seconds, arguments.repeats)
+    if arguments.quick:
+        plan = Plan((1, 64), seconds=1, repeats=1)
+    groups = [
+        [case for case in GROUPS[name] if not arguments.case or case.name in arguments.case]
+        for name in arguments.groups
+    ]
+    results = measure(groups, plan, lambda text: print(text, file=sys.stderr))
+    report = markdown(results, plan, TARGETS)
+    print(report)
+    if arguments.write:
+        write(report, _PERFORMANCE)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = [case.name for cases in GROUPS.values() for case in cases]
+    parser.add_argument(
+        "groups", nargs="*", default=[*GROUPS], metavar="GROUP", help=f"of {', '.join(GROUPS)}"
+    )
+    parser.add_argument(
+        "--case", action="append", choices=names, metavar="NAME", help="only this; may be repeated"
+    )
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64], metavar="N")
+    parser.add_argument("--seconds", type=int, default=2, help="length of a measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median is reported")
+    parser.add_argument("--quick", action="store_true", help="one round of 1 s, 1 and 64 clients")
+    parser.add_argument("--write", action="store_true", help=f"into {_PERFORMANCE.name}")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.groups) - GROUPS.keys():
+        parser.error(f"unknown group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Medians, ratios and verdicts as markdown, and where they stand in docs/performance.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks import NotMeasuredError
+from benchmarks.catalog import Target
+from benchmarks.measure import Measurement, Plan, Results
+
+BEGIN = "<!-- benchmarks: written by `python -m benchmarks --write` -->"
+END = "<!-- benchmarks: end -->"
+
+_PACKAGES = ("grpcio", "uvicorn", "uvloop", "orjson", "numpy", "onnxruntime", "mosec")
+_UNITS = {"per_s": "requests/s", "p50_ms": "p50 ms"}
+
+
+def markdown(results: Results, plan: Plan, targets: Sequence[Target]) -> str:
+    """The whole report: where and how, every case, every target."""
+    parts = [_setting(plan), _figures(results), _verdicts(results, targets)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write(report: str, path: Path) -> None:
+    """Put the report between the two marks in `path`; raises NotMeasuredError without marks."""
+    text = path.read_text(encoding="utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise NotMeasuredError(f"{path} has no lines {BEGIN!r} and {END!r} to write between")
+    path.write_text(f"{head}{begin}\n{report}{end}{tail}", encoding="utf-8")
+
+
+def _setting(plan: Plan) -> str:
+    versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({_cpu_model()}), "
+        f"{platform.system()} {platform.release()}, CPython {platform.python_version()}; "
+        f"{versions}.\n\n"
+        f"Closed loop, wrk for HTTP and h2load for gRPC (a connection for each client). Medians "
+        f"of {plan.repeats} rounds of {plan.seconds:g} s; all services of a group run in turns, "
+        "and a ratio is the median of the rounds' ratios. The load generator shares the cores "
+        "with the service, for every service alike: its own CPU time is in the last column."
+    )
+
+
+def _figures(results: Results) -> str:
+    header = (
+        "service",
+        "clients",
+        "requests/s",
+        "p50 ms",
+        "p99 ms",
+        "server CPU s / 1000",
+        "RSS MiB",
+        "client CPU s / 1000",
+    )
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            str(clients),
+            f"{_median(rounds, 'per_s'):,.0f}",
+            f"{_median(rounds, 'p50_ms'):.3f}",
+            f"{_median(rounds, 'p99_ms'):.3f}",
+            f"{_median(rounds, 'server_ms'):.4f}",
+            f"{_median(rounds, 'rss_mib'):.0f}",
+            f"{_median(rounds, 'client_ms'):.4f}",
+        )
+        for (name, clients), rounds in results.rounds.items()
+    ]
+    rows += [(name, "", "not measured: " + why) for name, why in results.not_measured.items()]
+    return _table(header, rows)
+
+
+def _verdicts(results: Results, targets: Iterable[Target]) -> str:
+    rows = []
+    for target in targets:
+        ratios = _ratios(results, target)
+        if ratios:
+            found = statistics.median(ratios)
+            verdict = "reached" if _is_reached(target, found) else "**missed**"
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            rows.append((*_described(target), f"{found:.2f}", spread, verdict))
+    header = ("what", "against", "target", "found", "rounds", "verdict")
+    return _table(header, rows) if rows else ""
+
+
+def _described(target: Target) -> tuple[str, str, str]:
+    unit = _UNITS[target.figure]
+    against = target.base if isinstance(target.base, str) else f"{target.base:,.0f} {unit}"
+    if target.base == 1.0:
+        against = ""
+    limit = f">= {target.at_least:g}" if target.at_least else f"<= {target.at_most:g}"
+    return f"{target.case}, {unit} at {target.clients}", against, limit
+
+
+def _is_reached(target: Target, found: float) -> bool:
+    if target.at_least is not None:
+        return found >= target.at_least
+    return target.at_most is None or found <= target.at_most
+
+
+def _ratios(results: Results, target: Target) -> list[float]:
+    """The figure over its base, for each round; empty where one side was not measured."""
+    ours = _values(results, target.case, target)
+    if isinstance(target.base, str):
+        theirs = _values(results, target.base, target)
+    else:
+        theirs = [target.base] * len(ours)
+    return [our / their for our, their in zip(ours, theirs, strict=False)]
+
+
+def _values(results: Results, case: str, target: Target) -> list[float]:
+    rounds = results.rounds.get((case, target.clients), [])
+    return [getattr(measurement, target.figure) for measurement in rounds]
+
+
+def _median(rounds: Sequence[Measurement], figure: str) -> float:
+    values: list[float] = [getattr(measurement, figure) for measurement in rounds]
+    return statistics.median(values)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        padded = [*cells, *[""] * (len(header) - len(cells))]
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in padded) + " |"
+
+    rule = "|" + "---|" * len(header)
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,32 @@
+"""What our services share: the call that serves a graph, and the identity Op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
+from pipeline import Op, PipelineServer, ResponseOp
+
+
+class Echo(Op):
+    """Passes its input on, through a preprocess and a postprocess of its own."""
+
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        ((_, input_dict),) = input_dicts.items()
+        return input_dict, False, None, ""
+
+    def postprocess(
+        self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0
+    ) -> Any:
+        return fetch_data, None, ""
+
+
+def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) -> None:
+    """Serve the graph that ends in `last_op` until SIGTERM."""
+    server = PipelineServer(name=name)
+    server.set_response_op(ResponseOp(input_ops=[last_op]))
+    server.prepare_server(
+        yml_dict={"http_port": HTTP_PORT, "rpc_port": GRPC_PORT, "op": op_config or {}}
+    )
+    server.run_server()

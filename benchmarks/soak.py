@@ -1,0 +1,64 @@
+"""`python -m benchmarks.soak`: a million requests over HTTP; is resident memory flat?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks import NotMeasuredError
+from benchmarks.ask import ask_http
+from benchmarks.catalog import GROUPS, Case
+from benchmarks.load import http_load, missing_tools
+from benchmarks.process import Service, running
+
+_CASES = {case.name: case for case in GROUPS["http"]}
+_CLIENTS = 64
+_STRETCH_S = 2
+_ROWS = 10
+_MOST_GROWTH_MIB = 2.0  # a bare uvicorn echo grows by 0.8
+_MIB = 2**20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--case", choices=_CASES, default="E echo, HTTP", metavar="NAME")
+    arguments = parser.parse_args()
+    if missing := missing_tools():
+        print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)
+        return 2
+    case = _CASES[arguments.case]
+    with running(*case.command) as service:
+        growth_mib = soak(case, service, arguments.requests)
+    flat = growth_mib <= _MOST_GROWTH_MIB
+    print(
+        f"growth after the first tenth: {growth_mib:+.1f} MiB: "
+        f"{'flat' if flat else f'not flat, more than {_MOST_GROWTH_MIB:g} MiB'}"
+    )
+    return 0 if flat else 1
+
+
+def soak(case: Case, service: Service, total: int) -> float:
+    """Print RSS each tenth of the way; by how many MiB it grew after the first tenth."""
+    url = f"http://127.0.0.1:{service.http_port}{case.path}"
+    answer = service.first_answer(lambda: ask_http(url, case.question))
+    body = case.question.as_json()
+    done = 0
+    samples = [_sample(service, done)]
+    while done < total:
+        done += http_load(url, body, _CLIENTS, _STRETCH_S).requests
+        if done >= len(samples) * total / _ROWS:
+            samples.append(_sample(service, done))
+    if ask_http(url, case.question) != answer:
+        raise NotMeasuredError("the last answer differs from the first")
+    return samples[-1] - samples[1]
+
+
+def _sample(service: Service, done: int) -> float:
+    rss_mib = service.usage().rss_bytes / _MIB
+    print(f"{done:>9,} requests: RSS {rss_mib:.1f} MiB", flush=True)
+    return rss_mib
+
+
+if __name__ == "__main__":
+    sys.exit(main())
