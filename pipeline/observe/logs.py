@@ -1,0 +1,369 @@
+"""The server's log files: what is logged under `pipeline` goes to PipelineServingLogs/.
+
+A thread of the session's own writes them, so that logging never waits for a disk on the event
+loop. The root logger, the user's loggers and their handlers are left as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import logging.handlers
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.errors import ConfigError, InitError, UserCodeError
+
+FOLDER = "PipelineServingLogs"
+FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+
+_LOGGER = logging.getLogger("pipeline")
+_QUEUE_LIMIT = 10_000  # records that wait for the disk
+_JOIN_TIMEOUT_S = 10.0  # a disk that hangs must not keep a server from stopping
+_SHOWN_CHARACTERS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Where to write, from which level on, and when a file is rotated.
+
+    `pipeline.log` keeps `backup_count` rotated files, `pipeline.log.wf` half as many. Files are
+    never rotated when `max_bytes` or `backup_count` is 0.
+    """
+
+    directory: Path
+    level: int
+    max_bytes: int
+    backup_count: int
+
+
+def configure_logs(
+    level: str | int = "INFO",
+    directory: str | Path | None = None,
+    max_bytes: int = 512_000_000,
+    backup_count: int = 20,
+) -> LogSession:
+    """Begin to write `pipeline.log` and, from WARNING on, `pipeline.log.wf`.
+
+    Sessions that are open at the same time share the loggers of this process, so each of their
+    folders gets the lines of all; a folder that is open already keeps its rotation.
+
+    Args:
+        level: least severe level that is written.
+        directory: the folder; None: `PipelineServingLogs` under $SERVING_LOG_PATH, or else under
+            the working folder. It is created when missing.
+
+    Raises:
+        ConfigError: `level` is no level.
+        InitError: the folder or a file cannot be written.
+    """
+    if directory is None:
+        directory = Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
+    files = LogFiles(
+        Path(os.path.realpath(directory)), _level_number(level), max_bytes, backup_count
+    )
+    session = LogSession(files, _OPEN)
+    _OPEN.add(session)
+    return session
+
+
+class LogSession:
+    """The log files as long as one server needs them. `close` may be called more than once."""
+
+    def __init__(self, files: LogFiles, sessions: _OpenSessions) -> None:
+        self.files = files
+        self._sessions = sessions
+
+    @property
+    def directory(self) -> Path:
+        return self.files.directory
+
+    @property
+    def level(self) -> int:
+        return self.files.level
+
+    def close(self) -> None:
+        """Write what was logged so far; the last session of a folder closes its files."""
+        self._sessions.remove(self)
+
+    def __enter__(self) -> LogSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _OpenSessions:
+    """The sessions of this process and their writers, one a folder.
+
+    The lock is held while files are opened and closed: a folder never has two writers, also
+    when one server starts while another one stops.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lock = threading.Lock()
+        self._sessions: list[LogSession] = []
+        self._writers: dict[Path, LogWriter] = {}
+        self._before = (logging.NOTSET, True)  # the logger's level and propagate
+
+    def add(self, session: LogSession) -> None:
+        with self._lock:
+            if session.directory not in self._writers:
+                writer = LogWriter(session.files)
+                writer.start()
+                self._writers[session.directory] = writer
+                self._logger.addHandler(writer.handler)
+            if not self._sessions:
+                self._before = (self._logger.level, self._logger.propagate)
+            self._sessions.append(session)
+            self._apply()
+
+    def remove(self, session: LogSession) -> None:
+        with self._lock:
+            if session not in self._sessions:
+                return
+            self._sessions.remove(session)
+            if all(other.directory != session.directory for other in self._sessions):
+                writer = self._writers.pop(session.directory)
+                self._logger.removeHandler(writer.handler)
+                writer.close()
+            self._apply()
+
+    def _apply(self) -> None:
+        """Set the levels that the open sessions ask for, or what was there before them."""
+        level, propagate = self._before
+        if self._sessions:
+            wanted = min(session.level for session in self._sessions)
+            # A user who set the logger itself to a lower level has a handler that wants it.
+            level = min(level, wanted) if level != logging.NOTSET else wanted
+            propagate = False  # our lines go to our files, not also to the user's console
+        self._logger.setLevel(level)
+        self._logger.propagate = propagate
+        for directory, writer in self._writers.items():
+            levels = [s.level for s in self._sessions if s.directory == directory]
+            writer.handler.setLevel(min(levels))
+
+
+class LogWriter:
+    """The files of one folder and the one thread that writes them.
+
+    `handler` takes records from any thread and never blocks: when `limit` of them wait, those
+    under WARNING are dropped, at twice as many all are. The number dropped is logged as soon
+    as half of `limit` is free again.
+    """
+
+    def __init__(self, files: LogFiles, limit: int = _QUEUE_LIMIT) -> None:
+        self._files = files
+        self._limit = limit
+        self._queue: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self.handler = _QueueingHandler(self._queue, limit)
+        self._targets: list[logging.Handler] = []
+        self._thread = threading.Thread(target=self._run, name="pipeline-log", daemon=True)
+
+    def start(self) -> None:
+        """Open the files and begin to write.
+
+        Raises:
+            InitError: the folder or a file cannot be written.
+        """
+        directory, count = self._files.directory, self._files.backup_count
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # The session's level is the handler's: what is in the queue is to be written.
+            self._open("pipeline.log", logging.NOTSET, count)
+            self._open("pipeline.log.wf", logging.WARNING, (count + 1) // 2)
+        except OSError as error:
+            self._close_files()
+            raise InitError(
+                f"cannot write logs to {directory}: {error.strerror or error}: "
+                "set SERVING_LOG_PATH to a folder that can be written"
+            ) from error
+        self.handler.setLevel(self._files.level)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, stop the thread, close the files."""
+        self.handler.close()
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+    def _open(self, name: str, level: int, backup_count: int) -> None:
+        target = logging.handlers.RotatingFileHandler(
+            self._files.directory / name,
+            maxBytes=self._files.max_bytes if backup_count else 0,
+            backupCount=backup_count,
+            encoding="utf-8",
+            errors="backslashreplace",  # a line with a lone surrogate is better than no line
+        )
+        target.setLevel(level)
+        target.setFormatter(logging.Formatter(FORMAT))
+        self._targets.append(target)
+
+    def _run(self) -> None:
+        try:
+            while (record := self._queue.get()) is not None:
+                self._write(record)
+                if self.handler.dropped and self._queue.qsize() <= self._limit // 2:
+                    self._write(_dropped_record(self.handler.take_dropped()))
+        finally:
+            self._close_files()
+
+    def _write(self, record: logging.LogRecord) -> None:
+        for target in self._targets:
+            if record.levelno >= target.level:
+                target.handle(record)
+
+    def _close_files(self) -> None:
+        for target in self._targets:
+            target.close()
+        self._targets.clear()
+
+
+class _QueueingHandler(logging.Handler):
+    """Puts records into a queue that it bounds itself, and counts those it drops."""
+
+    def __init__(self, records: queue.SimpleQueue[logging.LogRecord | None], limit: int) -> None:
+        super().__init__()
+        self._queue = records
+        self._limit = limit
+        self.dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called under the handler's lock."""
+        waiting = self._queue.qsize()
+        if waiting >= self._limit and (
+            record.levelno < logging.WARNING or waiting >= 2 * self._limit
+        ):
+            self.dropped += 1
+            return
+        try:
+            self._queue.put(_frozen(record))
+        except Exception:  # the arguments' own __str__ raised: it is the user's code
+            self.handleError(record)
+
+    def take_dropped(self) -> int:
+        """How many were dropped since the last call."""
+        self.acquire()
+        try:
+            dropped, self.dropped = self.dropped, 0
+        finally:
+            self.release()
+        return dropped
+
+
+def _frozen(record: logging.LogRecord) -> logging.LogRecord:
+    """A copy whose text is made now: the arguments may change before it is written.
+
+    A traceback is left to the writer, since formatting one reads source files.
+    """
+    frozen = copy.copy(record)
+    frozen.msg, frozen.args = record.getMessage(), None
+    return frozen
+
+
+def _dropped_record(count: int) -> logging.LogRecord:
+    text = "%d log records were dropped: they came faster than the disk takes them"
+    return _LOGGER.makeRecord(_LOGGER.name, logging.WARNING, __file__, 0, text, (count,), None)
+
+
+def _level_number(level: str | int) -> int:
+    if isinstance(level, int):
+        return level
+    names = logging.getLevelNamesMapping()
+    if level.upper() not in names:
+        raise ConfigError(f"log.level: {level!r} is none of {', '.join(names)}")
+    return names[level.upper()]
+
+
+_OPEN = _OpenSessions(_LOGGER)
+
+
+class RequestLog:
+    """The lines about single requests. Used from one thread, the event loop's.
+
+    What `logger` lets through is looked up once: make this after `configure_logs`.
+
+    Args:
+        sample: every `sample`-th success is logged at INFO, 0 for none; the others at DEBUG.
+        failures_per_s: failures beyond so many in a second are counted, not written out.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        sample: int = 0,
+        failures_per_s: int = 100,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._sample = sample if logger.isEnabledFor(logging.INFO) else 0
+        # A success is looked at if the stride divides its data_id: with 0, none is.
+        self._stride = 1 if logger.isEnabledFor(logging.DEBUG) else self._sample
+        self._failures_per_s = failures_per_s
+        self._second_end = float("-inf")
+        self._failures = 0
+
+    def succeeded(self, data_id: int, log_id: int) -> None:
+        """One request was answered."""
+        if not self._stride or data_id % self._stride:
+            return
+        sampled = self._sample and data_id % self._sample == 0
+        self._logger.log(
+            logging.INFO if sampled else logging.DEBUG,
+            "(data_id=%s log_id=%s) Succ predict",
+            data_id,
+            log_id,
+            stacklevel=2,
+        )
+
+    def failed(self, data_id: int, log_id: int, error: object, op: str = "") -> None:
+        """One request ended in `error` (an exception or a text), in the Op `op` if it is known.
+
+        An exception of the user's own code comes with its traceback.
+        """
+        now = self._clock()
+        if now >= self._second_end:
+            self.flush()
+            self._second_end, self._failures = now + 1.0, 0
+        self._failures += 1
+        if self._failures > self._failures_per_s:
+            return
+        self._logger.error(
+            "(data_id=%s log_id=%s) Failed to predict: %s%s",
+            data_id,
+            log_id,
+            f"[{op}] " if op else "",
+            _one_line(error),
+            exc_info=error if isinstance(error, UserCodeError) else None,
+            stacklevel=2,
+        )
+
+    def flush(self) -> None:
+        """Log how many failures were not written out; also called when the server stops."""
+        more = self._failures - self._failures_per_s
+        self._failures = 0
+        if more > 0:
+            self._logger.error("%d more requests failed within a second: not logged singly", more)
+
+
+def _one_line(error: object) -> str:
+    """The error's text; a line break in it must not start a line that looks like ours."""
+    text = str(error) or type(error).__name__
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[:_SHOWN_CHARACTERS] + "..."
+    return text.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,0 +1,256 @@
+"""A model's signature: checks what is fed and fetched before a local engine runs.
+
+An engine's own complaint comes late and in its own words, and some input it misreads without
+any: onnxruntime takes big-endian numbers for native ones and `S` text for longer text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from pipeline.errors import InitError, InputError, PayloadTypeError
+from pipeline.predictors.base import Dim, TensorSpec
+
+_TEXT = np.dtype(object)
+_SHOWN_NAMES = 16
+_TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
+
+_ANY_RANK = -1
+
+
+class _Slot(NamedTuple):
+    """One input as its check needs it. No dtype: every value has to be looked into (text)."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    rank: int
+    fixed: tuple[tuple[int, int], ...]
+    spec: TensorSpec
+
+
+class ModelSignature:
+    """The inputs and outputs of one model.
+
+    Args:
+        model: the name that stands in the error texts.
+        outputs: those that can be fetched.
+        fetch_list: the outputs that are fetched by default; none: all.
+
+    Raises:
+        InitError: `fetch_list` names an output that is not in `outputs`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        fetch_list: Sequence[str] | None = None,
+    ) -> None:
+        self.model = model
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.feed_names = tuple(spec.name for spec in inputs)
+        self._output_names = tuple(spec.name for spec in outputs)
+        self._known_outputs = frozenset(self._output_names)
+        self.fetch_names = tuple(fetch_list or self._output_names)
+        unknown = [name for name in self.fetch_names if name not in self._known_outputs]
+        if unknown:
+            raise InitError(
+                f"[{model}] fetch_list: the model has no output {_listed(unknown)}; "
+                f"it has {_listed(self._output_names)}"
+            )
+        self._slots = tuple(_slot(spec) for spec in inputs)
+
+    def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
+        """The names to fetch: `names`, or the default when there are none.
+
+        Raises:
+            InputError: a name is not the model's.
+        """
+        if not names:
+            return self.fetch_names
+        if isinstance(names, str):
+            names = (names,)
+        for name in names:
+            if name not in self._known_outputs:
+                raise InputError(
+                    f"[{self.model}] invalid arg list: fetch names {_listed(names)} "
+                    f"do not match the model's {_listed(self._output_names)}"
+                )
+        return names
+
+    def feed(self, feed: Any, batch: bool = True) -> dict[str, np.ndarray]:
+        """The arrays to run on, in the model's dtypes; `feed` itself is left as it is.
+
+        Numbers are cast within their kind or to a wider kind (int to float, not float to int);
+        text becomes an object array of str. With `batch` False each array gets a first axis.
+
+        Raises:
+            InputError: a name is missing, or a dtype, value or shape does not fit.
+            PayloadTypeError: `feed` is no dict, or a value is neither ndarray nor list of str.
+        """
+        if feed.__class__ is not dict:
+            feed = self._only_feed(feed)
+        arrays = {}
+        for name, dtype, rank, fixed, spec in self._slots:
+            try:
+                value = feed[name]
+            except KeyError:
+                self._refuse_names(feed)
+            # Every batch comes through here: an array that is right as it is costs no more.
+            if value.__class__ is not np.ndarray or value.dtype is not dtype or not batch:
+                value = self._adapted(spec, value, batch)
+            if not _fits(value.shape, rank, fixed):
+                self._refuse_shape(spec, value)
+            arrays[name] = value
+        return arrays
+
+    def _only_feed(self, feed: Any) -> Mapping[str, Any]:
+        if isinstance(feed, (list, tuple)):
+            if len(feed) != 1:
+                raise InputError(
+                    f"[{self.model}] one feed a call, but get a list of {len(feed)}: "
+                    "call predict for each, or merge their arrays along the first axis"
+                )
+            feed = feed[0]
+        if not isinstance(feed, Mapping):
+            raise PayloadTypeError(
+                f"[{self.model}] feed must be a dict of input name to np.ndarray, "
+                f"but get {type(feed)}"
+            )
+        return feed
+
+    def _adapted(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
+        """`value` as an array of the input's dtype; its shape is not looked at."""
+        if spec.dtype == _TEXT:
+            array = self._as_text(spec, value)
+        elif isinstance(value, np.ndarray):
+            array = self._as_numbers(spec, np.asarray(value))
+        else:
+            self._refuse_type(spec, value)
+        return array if batch else array[np.newaxis]
+
+    def _as_numbers(self, spec: TensorSpec, value: np.ndarray) -> np.ndarray:
+        if value.dtype == spec.dtype:
+            return value
+        if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+            self._refuse_dtype(spec, value)
+        try:
+            with np.errstate(over="raise"):
+                cast = value.astype(spec.dtype)
+        except FloatingPointError as error:
+            raise self._overflow(spec, value) from error
+        # An integer that does not fit wraps around silently: compare where that can be.
+        may_wrap = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
+        if may_wrap and not np.array_equal(cast, value):
+            raise self._overflow(spec, value)
+        return cast
+
+    def _as_text(self, spec: TensorSpec, value: Any) -> np.ndarray:
+        """An object array in which every element is a str; bytes are read as UTF-8."""
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in _TEXT_KINDS:
+                self._refuse_dtype(spec, value)
+            array = np.asarray(value).astype(object)
+        elif isinstance(value, list) and all(isinstance(text, str) for text in value):
+            array = np.array(value, dtype=object)
+        else:
+            self._refuse_type(spec, value)
+        flat = array.reshape(-1)
+        for index, text in enumerate(flat):
+            if not isinstance(text, str):
+                flat[index] = self._decoded(spec, text)
+        return flat.reshape(array.shape)
+
+    def _decoded(self, spec: TensorSpec, element: object) -> str:
+        if not isinstance(element, bytes):
+            raise PayloadTypeError(
+                f"[{self.model}] feed {spec.name!r} is text: its elements must be str, "
+                f"but get {type(element)}"
+            )
+        try:
+            return element.decode()
+        except UnicodeDecodeError as error:
+            raise PayloadTypeError(
+                f"[{self.model}] feed {spec.name!r} is text: {element[:32]!r} is not UTF-8"
+            ) from error
+
+    def _refuse_names(self, feed: Mapping[str, Any]) -> NoReturn:
+        missing = [name for name in self.feed_names if name not in feed]
+        raise InputError(
+            f"[{self.model}] invalid arg list: feed names {_listed(feed)} do not match "
+            f"the model's {_listed(self.feed_names)}: missing {_listed(missing)}"
+        ) from None
+
+    def _refuse_type(self, spec: TensorSpec, value: object) -> NoReturn:
+        wanted = "np.ndarray or list[str]" if spec.dtype == _TEXT else "np.ndarray"
+        raise PayloadTypeError(
+            f"[{self.model}] feed_batch must be npdata: the value of {spec.name!r} must be "
+            f"{wanted}, but get {type(value)}"
+        )
+
+    def _refuse_dtype(self, spec: TensorSpec, value: np.ndarray) -> NoReturn:
+        wanted = "text" if spec.dtype == _TEXT else str(spec.dtype)
+        raise InputError(
+            f"[{self.model}] feed {spec.name!r} has dtype {value.dtype}, which is not cast to "
+            f"the model's {wanted}: cast it in preprocess if that loses nothing"
+        )
+
+    def _refuse_shape(self, spec: TensorSpec, value: np.ndarray) -> NoReturn:
+        raise InputError(
+            f"[{self.model}] feed {spec.name!r} has shape {_shape(value.shape)}, "
+            f"the model wants {_shape(spec.shape or ())}"
+        )
+
+    def _overflow(self, spec: TensorSpec, value: np.ndarray) -> InputError:
+        return InputError(
+            f"[{self.model}] feed {spec.name!r} holds {value.dtype} values that do not fit "
+            f"into the model's {spec.dtype}"
+        )
+
+
+def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
+    """Let pass the arguments of older clients that change nothing here.
+
+    Raises:
+        InputError: `need_variant_tag=True`, which asks for another kind of answer.
+        TypeError: an argument that no version of `predict` had.
+    """
+    unknown = sorted(legacy.keys() - {"logid", "need_variant_tag"})
+    if unknown:
+        raise TypeError(f"predict() got unknown arguments: {_listed(unknown)}")
+    if legacy.get("need_variant_tag"):
+        raise InputError("predict(need_variant_tag=True): there are no variants of local models")
+
+
+def _slot(spec: TensorSpec) -> _Slot:
+    dtype = None if spec.dtype == _TEXT else spec.dtype
+    if spec.shape is None:
+        return _Slot(spec.name, dtype, _ANY_RANK, (), spec)
+    fixed = tuple((axis, dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, int))
+    return _Slot(spec.name, dtype, len(spec.shape), fixed, spec)
+
+
+def _fits(shape: tuple[int, ...], rank: int, fixed: tuple[tuple[int, int], ...]) -> bool:
+    """Whether the rank is right and the axes of fixed size have it."""
+    if rank not in (len(shape), _ANY_RANK):
+        return False
+    for axis, size in fixed:  # noqa: SIM110 - all() would build a generator for every batch
+        if shape[axis] != size:
+            return False
+    return True
+
+
+def _shape(shape: Sequence[Dim]) -> str:
+    return "(" + ", ".join("?" if dim is None else str(dim) for dim in shape) + ")"
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(repr(name) for name in names[:_SHOWN_NAMES])
+    more = len(names) - _SHOWN_NAMES
+    return f"[{shown} and {more} more]" if more > 0 else f"[{shown}]"

@@ -1,0 +1,146 @@
+"""Which engine, file and device a local model gets."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from pipeline.errors import InitError
+from pipeline.predictors.base import (
+    Device,
+    DeviceType,
+    Engine,
+    LocalModel,
+    load_local_predictor,
+)
+
+
+@pytest.fixture
+def engines():
+    """Two engines whose `load` returns what it was given."""
+    modules = {}
+    for name in ("onnx", "paddle"):
+        module = types.ModuleType(f"engine_double_{name}")
+        module.load = lambda model, device, name=name: (name, model, device)
+        modules[name] = sys.modules[module.__name__] = module
+    yield {
+        "onnx": Engine(modules["onnx"].__name__, (".onnx",)),
+        "paddle": Engine(modules["paddle"].__name__, (".pdmodel",)),
+    }
+    for module in modules.values():
+        del sys.modules[module.__name__]
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(("file", "engine"), [("m.onnx", "onnx"), ("m.pdmodel", "paddle")])
+def test_the_suffix_of_a_file_picks_the_engine(tmp_path, engines, file, engine):
+    path = touch(tmp_path, file) / file
+    name, model, _ = load_local_predictor(LocalModel(path), engines=engines)
+    assert (name, model.engine, model.model_path) == (engine, engine, path)
+
+
+def test_a_folder_stands_for_the_one_model_file_in_it(tmp_path, engines):
+    touch(tmp_path, "vocab.txt", "m.onnx")
+    _, model, _ = load_local_predictor(LocalModel(str(tmp_path)), engines=engines)
+    assert model.model_path == tmp_path / "m.onnx"
+
+
+def test_an_engine_that_is_named_settles_a_folder_with_two_kinds(tmp_path, engines):
+    touch(tmp_path, "m.pdmodel", "m.onnx")
+    name, _, _ = load_local_predictor(LocalModel(tmp_path, engine="paddle"), engines=engines)
+    assert name == "paddle"
+
+
+def test_an_engine_that_is_named_takes_a_file_of_any_name(tmp_path, engines):
+    path = touch(tmp_path, "model.bin") / "model.bin"
+    name, model, _ = load_local_predictor(LocalModel(path, engine="onnx"), engines=engines)
+    assert (name, model.model_path) == ("onnx", path)
+
+
+@pytest.mark.parametrize("files", [["a.onnx", "b.onnx"], ["m.onnx", "m.pdmodel"], ["vocab.txt"]])
+def test_a_folder_without_exactly_one_model_is_refused_with_what_was_found(
+    tmp_path, engines, files
+):
+    touch(tmp_path, *files)
+    with pytest.raises(InitError) as caught:
+        load_local_predictor(LocalModel(tmp_path), engines=engines)
+    for expected in (*files, str(tmp_path), "onnx (.onnx)", "paddle (.pdmodel)"):
+        assert expected in str(caught.value)
+
+
+def test_a_folder_full_of_files_is_not_listed_to_the_end(tmp_path, engines):
+    touch(tmp_path, *(f"{number:03}.txt" for number in range(100)))
+    with pytest.raises(InitError, match=r"000\.txt.* and 92 more"):
+        load_local_predictor(LocalModel(tmp_path), engines=engines)
+
+
+def test_an_empty_folder_is_refused(tmp_path, engines):
+    with pytest.raises(InitError, match="no file at all"):
+        load_local_predictor(LocalModel(tmp_path), engines=engines)
+
+
+def test_a_file_of_no_engine_is_refused(tmp_path, engines):
+    path = touch(tmp_path, "m.pt") / "m.pt"
+    with pytest.raises(InitError, match=r"exactly one .*found m\.pt"):
+        load_local_predictor(LocalModel(path), engines=engines)
+
+
+def test_a_path_that_does_not_exist_is_refused_with_the_folder_it_was_looked_for_from(
+    tmp_path, engines, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InitError) as caught:
+        load_local_predictor(LocalModel("nowhere/m.onnx"), engines=engines)
+    assert "nowhere/m.onnx does not exist" in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_engine_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    with pytest.raises(InitError, match=r"engine: 'paddle' is not there; there is onnx"):
+        load_local_predictor(
+            LocalModel(tmp_path, engine="paddle"),
+            engines={"onnx": Engine("nothing", (".onnx",))},
+        )
+
+
+def test_the_device_of_the_worker_reaches_the_engine(tmp_path, engines):
+    path = touch(tmp_path, "m.onnx") / "m.onnx"
+    _, _, device = load_local_predictor(LocalModel(path, devices="0,3"), 1, engines)
+    assert device == Device(DeviceType.GPU, 3)
+
+
+@pytest.mark.parametrize(
+    ("device_type", "devices", "expected"),
+    [
+        (-1, "", Device(DeviceType.CPU)),
+        (-1, " ", Device(DeviceType.CPU)),
+        (-1, "2", Device(DeviceType.GPU, 2)),
+        (0, "2", Device(DeviceType.CPU)),
+        (3, "", Device(DeviceType.ARM_CPU)),
+        (1, "2, 5", Device(DeviceType.GPU, 2)),
+        (2, "1", Device(DeviceType.TENSORRT, 1)),
+    ],
+)
+def test_device_type_wins_over_devices(device_type, devices, expected):
+    assert LocalModel("m", device_type=device_type, devices=devices).device() == expected
+
+
+def test_cards_are_given_to_the_workers_in_turn():
+    model = LocalModel("m", devices="0,1,2")
+    assert [model.device(worker).card for worker in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "devices", "key"),
+    [(1, "", "devices"), (9, "", "device_type"), (-1, "gpu0", "devices"), (-1, "0,", "devices")],
+)
+def test_a_device_that_cannot_be_is_refused_by_its_key(device_type, devices, key):
+    with pytest.raises(InitError, match=key):
+        LocalModel("m", device_type=device_type, devices=devices).device()

@@ -1,0 +1,393 @@
+"""ONNX models on onnxruntime: real sessions on the CPU, a double where a card is wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
+from pipeline.predictors.base import Device, DeviceType, LocalModel, load_local_predictor
+from pipeline.predictors.local_onnx import load
+
+CPU = Device(DeviceType.CPU)
+FLOAT = TensorProto.FLOAT
+value_info = helper.make_tensor_value_info
+
+
+def save(path, nodes, inputs, outputs, initializers=()):
+    graph = helper.make_graph(nodes, "toy", inputs, outputs, list(initializers))
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
+    return LocalModel(path, thread_num=1)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "toy.onnx"
+
+
+@pytest.fixture
+def arithmetic(path):
+    """sum = a + b and difference = a - b, for rows of three."""
+    shape = ["n", 3]
+    return save(
+        path,
+        [
+            helper.make_node("Add", ["a", "b"], ["sum"]),
+            helper.make_node("Sub", ["a", "b"], ["difference"]),
+        ],
+        [value_info("a", FLOAT, shape), value_info("b", FLOAT, shape)],
+        [value_info("sum", FLOAT, shape), value_info("difference", FLOAT, shape)],
+    )
+
+
+def identity(path, element_type, shape=("n", 2)):
+    return save(
+        path,
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [value_info("x", element_type, shape)],
+        [value_info("y", element_type, shape)],
+    )
+
+
+def gather(path):
+    """Fails at run time when an index is out of range."""
+    return save(
+        path,
+        [helper.make_node("Gather", ["table", "index"], ["y"])],
+        [value_info("index", TensorProto.INT64, ["n"])],
+        [value_info("y", FLOAT, ["n"])],
+        [helper.make_tensor("table", FLOAT, [3], [10.0, 20.0, 30.0])],
+    )
+
+
+def rows(*values):
+    return np.array(values, np.float32)
+
+
+def test_a_model_runs_on_batches_of_any_size(arithmetic):
+    predictor = load_local_predictor(arithmetic)
+    for size in (1, 4, 0):
+        a, b = np.full((size, 3), 2, np.float32), np.full((size, 3), 1, np.float32)
+        result = predictor.predict({"a": a, "b": b})
+        assert list(result) == ["sum", "difference"]
+        assert result["sum"].tolist() == (a + b).tolist()
+        assert result["difference"].tolist() == (a - b).tolist()
+
+
+def test_the_names_are_the_model_s(arithmetic):
+    predictor = load_local_predictor(arithmetic)
+    assert predictor.feed_names == ("a", "b")
+    assert predictor.fetch_names == ("sum", "difference")
+
+
+def test_it_is_called_as_scripts_of_the_predecessor_call_it(arithmetic):
+    feed = [{"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}]
+    result = load(arithmetic, CPU).predict(
+        feed=feed, fetch=["difference"], batch=True, log_id=7, need_variant_tag=False
+    )
+    assert {name: value.tolist() for name, value in result.items()} == {"difference": [[0, 1, 2]]}
+
+
+def test_the_fetch_list_is_the_default_and_a_call_may_ask_for_other_outputs(arithmetic, path):
+    predictor = load(LocalModel(path, fetch_list=["difference"]), CPU)
+    feed = {"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}
+    assert predictor.fetch_names == ("difference",)
+    assert list(predictor.predict(feed)) == ["difference"]
+    assert list(predictor.predict(feed, ["difference", "sum"])) == ["difference", "sum"]
+
+
+def test_a_fetch_list_that_the_model_does_not_have_is_refused_at_start(arithmetic, path):
+    with pytest.raises(InitError, match=r"toy\.onnx.*fetch_list.*'price'"):
+        load(LocalModel(path, fetch_list=["price"]), CPU)
+
+
+def test_feeds_are_cast_and_need_not_be_contiguous(arithmetic):
+    a = np.arange(6).reshape(3, 2).T
+    b = np.ones((2, 6), ">f4")[:, ::2]
+    result = load(arithmetic, CPU).predict({"a": a, "b": b})
+    assert result["sum"].tolist() == (a + 1).tolist()
+
+
+def test_a_wrong_feed_is_refused_before_the_run(arithmetic):
+    predictor = load(arithmetic, CPU)
+    with pytest.raises(InputError, match=r"toy\.onnx.*invalid arg list"):
+        predictor.predict({"a": rows([1, 2, 3])})
+    with pytest.raises(InputError, match=r"wants \(n, 3\)"):
+        predictor.predict({"a": rows([1, 2]), "b": rows([1, 2])})
+    with pytest.raises(PayloadTypeError, match="npdata"):
+        predictor.predict({"a": [[1, 2, 3]], "b": rows([1, 2, 3])})
+    with pytest.raises(InputError, match="invalid arg list: fetch names"):
+        predictor.predict({"a": rows([1, 2, 3]), "b": rows([1, 2, 3])}, ["price"])
+
+
+def test_a_model_that_fails_is_an_error_with_its_name_and_the_next_run_works(path):
+    predictor = load(gather(path), CPU)
+    with pytest.raises(PredictorError, match=r"\[toy\.onnx\] the model failed: .*out of") as caught:
+        predictor.predict({"index": np.array([7])})
+    assert caught.value.code == 9000
+    assert not caught.value.retryable
+    assert "\n" not in str(caught.value)
+    assert predictor.predict({"index": np.array([2, 0])})["y"].tolist() == [30, 10]
+
+
+def test_a_failing_model_writes_nothing_to_the_console(path, capfd):
+    predictor = load(gather(path), CPU)
+    with pytest.raises(PredictorError):
+        predictor.predict({"index": np.array([7])})
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("element_type", "dtype"),
+    [
+        (TensorProto.FLOAT, np.float32),
+        (TensorProto.DOUBLE, np.float64),
+        (TensorProto.FLOAT16, np.float16),
+        (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
+        (TensorProto.FLOAT8E4M3FN, ml_dtypes.float8_e4m3fn),
+        (TensorProto.FLOAT8E4M3FNUZ, ml_dtypes.float8_e4m3fnuz),
+        (TensorProto.FLOAT8E5M2, ml_dtypes.float8_e5m2),
+        (TensorProto.FLOAT8E5M2FNUZ, ml_dtypes.float8_e5m2fnuz),
+        (TensorProto.INT8, np.int8),
+        (TensorProto.INT16, np.int16),
+        (TensorProto.INT32, np.int32),
+        (TensorProto.INT64, np.int64),
+        (TensorProto.UINT8, np.uint8),
+        (TensorProto.UINT16, np.uint16),
+        (TensorProto.UINT32, np.uint32),
+        (TensorProto.UINT64, np.uint64),
+        (TensorProto.BOOL, np.bool_),
+    ],
+)
+def test_every_element_type_goes_in_and_comes_out(path, element_type, dtype):
+    predictor = load(identity(path, element_type), CPU)
+    x = np.array([[0, 1], [1, 0], [1, 1]], dtype)
+    for value in (x, x[::2], x.T.copy().T, x[:0]):
+        y = predictor.predict({"x": value})["y"]
+        assert y.dtype == np.dtype(dtype)
+        assert y.astype(float).tolist() == value.astype(float).tolist()
+
+
+def test_text_goes_in_and_comes_out(path):
+    predictor = load(identity(path, TensorProto.STRING, ("n",)), CPU)
+    for value in (["a", "größe", ""], np.array(["a", "größe", ""]), np.array([b"a", "größe", b""])):
+        assert predictor.predict({"x": value})["y"].tolist() == ["a", "größe", ""]
+
+
+def test_a_bfloat16_input_may_stand_beside_other_inputs_and_text_outputs(path):
+    model = save(
+        path,
+        [
+            helper.make_node("Cast", ["h"], ["f"], to=FLOAT),
+            helper.make_node("Add", ["f", "x"], ["sum"]),
+            helper.make_node("Constant", [], ["label"], value_string="größe"),
+        ],
+        [value_info("h", TensorProto.BFLOAT16, ["n", 2]), value_info("x", FLOAT, ["n", 2])],
+        [value_info("sum", FLOAT, ["n", 2]), value_info("label", TensorProto.STRING, [])],
+    )
+    x = np.ones((2, 4), np.float32)[:, ::2]  # not one block of memory
+    result = load(model, CPU).predict({"h": rows([1.5, -2]), "x": x}, ["sum", "label"])
+    assert result["sum"].tolist() == [[2.5, -1], [2.5, -1]]
+    assert result["label"].tolist() == "größe"
+
+
+def test_text_cannot_be_fed_beside_bfloat16(path):
+    model = save(
+        path,
+        [helper.make_node("Identity", ["t"], ["u"]), helper.make_node("Identity", ["h"], ["i"])],
+        [value_info("t", TensorProto.STRING, ["n"]), value_info("h", TensorProto.BFLOAT16, ["n"])],
+        [value_info("u", TensorProto.STRING, ["n"]), value_info("i", TensorProto.BFLOAT16, ["n"])],
+    )
+    with pytest.raises(InitError, match="cannot be fed text"):
+        load(model, CPU)
+
+
+def test_a_bfloat16_answer_outlives_its_session(path):
+    predictor = load(identity(path, TensorProto.BFLOAT16), CPU)
+    y = predictor.predict({"x": rows([1, 2])})["y"]
+    predictor.close()
+    y += 1
+    assert y.astype(float).tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize("shape", [(), None])
+def test_a_scalar_and_an_unknown_rank_are_fed_as_they_are(path, shape):
+    predictor = load(identity(path, FLOAT, shape), CPU)
+    assert predictor.predict({"x": np.array(3, np.float32)})["y"].tolist() == 3
+
+
+def test_an_output_that_is_no_tensor_is_refused_unless_it_is_not_fetched(path):
+    model = save(
+        path,
+        [
+            helper.make_node("SequenceConstruct", ["x"], ["list"]),
+            helper.make_node("Identity", ["x"], ["y"]),
+        ],
+        [value_info("x", FLOAT, ["n", 2])],
+        [
+            helper.make_tensor_sequence_value_info("list", FLOAT, None),
+            value_info("y", FLOAT, ["n", 2]),
+        ],
+    )
+    for fetch_list in (None, ["list", "y"]):
+        with pytest.raises(InitError, match=r"'list' is seq\(tensor\(float\)\).*fetch_list"):
+            load(LocalModel(model.model_path, fetch_list=fetch_list), CPU)
+    predictor = load(LocalModel(model.model_path, fetch_list=["y"]), CPU)
+    assert predictor.predict({"x": rows([1, 2])})["y"].tolist() == [[1, 2]]
+
+
+def test_a_file_that_is_no_model_is_refused_by_its_path(path):
+    path.write_bytes(b"not a model")
+    with pytest.raises(InitError, match=rf"model_config: cannot load {path}"):
+        load(LocalModel(path), CPU)
+
+
+def test_threads_share_one_session(arithmetic):
+    predictor = load(arithmetic, CPU)
+    barrier = threading.Barrier(4)
+    wrong = []
+
+    def call(number):
+        a = np.full((2, 3), number, np.float32)
+        barrier.wait()
+        sums = [predictor.predict({"a": a, "b": a})["sum"] for _ in range(50)]
+        wrong.extend(result for result in sums if result.tolist() != (a + a).tolist())
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_closed_predictor_says_so_and_may_be_closed_again(arithmetic):
+    predictor = load(arithmetic, CPU)
+    predictor.close()
+    predictor.close()
+    with pytest.raises(ClosedError, match=r"toy\.onnx"):
+        predictor.predict({"a": rows([1, 2, 3]), "b": rows([1, 2, 3])})
+
+
+def test_a_precision_that_an_onnx_file_cannot_be_given_is_warned_about(arithmetic, path, caplog):
+    load(LocalModel(path, precision="fp16"), CPU)
+    assert "precision: fp16 has no effect" in caplog.text
+
+
+def test_without_onnxruntime_the_error_says_what_to_install(arithmetic, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[onnx\]'"):
+        load(arithmetic, CPU)
+    with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[gpu\]'"):
+        load(arithmetic, Device(DeviceType.GPU, 0))
+
+
+def test_onnxruntime_is_not_asked_to_report_our_use_unless_the_user_says_so(
+    arithmetic, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # nothing is loaded in this test
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    with pytest.raises(InitError):
+        load(arithmetic, CPU)
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
+    with pytest.raises(InitError):
+        load(arithmetic, CPU)
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
+
+
+class FakeOptions:
+    """Takes the attributes and entries that a SessionOptions is given."""
+
+    def __init__(self):
+        self.entries = {}
+
+    def add_session_config_entry(self, key, value):
+        self.entries[key] = value
+
+
+class FakeSession:
+    """A session that keeps how it was made; it may have landed on other providers."""
+
+    def __init__(self, path, options, providers, enable_fallback, landed):
+        self.path, self.options, self.asked = path, options, providers
+        self.enable_fallback, self.landed = enable_fallback, landed
+
+    def get_providers(self):
+        return self.landed
+
+    def get_inputs(self):
+        return [types.SimpleNamespace(name="x", type="tensor(float)", shape=["n"])]
+
+    get_outputs = get_inputs
+
+    def run(self, names, arrays):
+        return [arrays[name] for name in names]
+
+
+class FakeRuntime:
+    """onnxruntime on a machine with these providers, whose sessions land on those."""
+
+    SessionOptions = FakeOptions
+
+    def __init__(self, available, landed):
+        self.available, self.landed = available, landed
+        self.session = None
+
+    def get_available_providers(self):
+        return self.available
+
+    def InferenceSession(self, path, options, providers, enable_fallback):
+        self.session = FakeSession(path, options, providers, enable_fallback, self.landed)
+        return self.session
+
+
+CUDA, HOST = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+def test_a_card_is_asked_for_by_its_number():
+    runtime = FakeRuntime([CUDA, HOST], [CUDA, HOST])
+    predictor = load(LocalModel("m.onnx"), Device(DeviceType.GPU, 3), runtime)
+    assert runtime.session.asked == [(CUDA, {"device_id": 3}), HOST]
+    assert not runtime.session.enable_fallback
+    assert predictor.predict({"x": rows(1, 2)})["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("available", "landed"), [([HOST], [HOST]), ([CUDA, HOST], [HOST])], ids=["build", "session"]
+)
+def test_a_card_that_is_not_there_is_an_error_and_never_the_cpu(available, landed):
+    with pytest.raises(InitError, match=r"devices: GPU 1 was asked for.*CPUExecutionProvider"):
+        load(LocalModel("m.onnx"), Device(DeviceType.GPU, 1), FakeRuntime(available, landed))
+
+
+def test_a_card_is_refused_by_the_real_runtime_of_a_machine_without_one(arithmetic, path):
+    with pytest.raises(InitError, match="GPU 0 was asked for"):
+        load_local_predictor(LocalModel(path, devices="0"))
+
+
+def test_devices_of_other_makers_are_refused_by_their_key():
+    with pytest.raises(InitError, match=r"device_type: 4 \(KUNLUN_XPU\) is not supported"):
+        load(LocalModel("m.onnx"), Device(DeviceType.KUNLUN_XPU, 0), FakeRuntime([HOST], [HOST]))
+
+
+@pytest.mark.parametrize("kind", [DeviceType.CPU, DeviceType.ARM_CPU])
+def test_on_the_cpu_threads_are_as_configured_and_do_not_spin(kind):
+    runtime = FakeRuntime([HOST], [HOST])
+    load(LocalModel("m.onnx", thread_num=5), Device(kind), runtime)
+    options = runtime.session.options
+    assert runtime.session.asked == [HOST]
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (5, 1)
+    assert options.entries == {
+        "session.intra_op.allow_spinning": "0",
+        "session.inter_op.allow_spinning": "0",
+    }
