@@ -361,16 +361,13 @@ class ResponseOp(Op):
         """Whether packing is quick enough for the event loop: no long array becomes text."""
         if channeldata.error is not None or not self._formats(channeldata)[0]:
             return True
-        return all(
-            value.size <= _TEXT_LIMIT if isinstance(value, np.ndarray) else _is_short(value)
-            for value in channeldata.payload.values()
-        )
+        return all(map(_is_short, channeldata.payload.values()))
 
     def _formats(self, channeldata: ChannelData) -> tuple[bool, bool]:
         """(as text, as tensors)"""
         if self.is_pack_tensor is not None:
             return not self.is_pack_tensor, self.is_pack_tensor
-        if self.wants_tensors() or any(op.wants_tensors() for op in self._input_ops):
+        if self._pack_tensor_format or self._input_ops[0]._pack_tensor_format:
             return False, True
         return True, channeldata.as_tensors
 
@@ -389,6 +386,10 @@ def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
 
 def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:
     """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
+    if all(type(value) is str for value in payload.values()):
+        response.key.extend(map(str, payload))
+        response.value.extend(payload.values())
+        return
     arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
     to_text: Callable[[Any], str] = codec.numpy_to_text if arrays else _checked_str
     for key, value in payload.items():
@@ -412,4 +413,6 @@ def _pack_tensors(payload: Mapping[str, Any], response: pipeline_service_pb2.Res
 
 
 def _is_short(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.size <= _TEXT_LIMIT
     return isinstance(value, str) or (isinstance(value, list) and len(value) <= _TEXT_LIMIT)

@@ -63,6 +63,8 @@ class BoundOp:
         """Raises ProductError for a returned product code."""
         returned = self._preprocess(inputs, data_id, log_id)
         if isinstance(returned, tuple):
+            if len(returned) == 4 and returned[2] is None:
+                return returned[0], returned[1]
             return _unpack_prepared(returned)
         if returned is None:
             raise PayloadTypeError(
@@ -88,7 +90,7 @@ class BoundOp:
         """Raises ProductError for a returned product code, PayloadTypeError for no dict."""
         answer = self._postprocess(inputs, fetched, data_id, log_id)
         if isinstance(answer, tuple):
-            answer, code, info = _padded(answer, 3, "postprocess")
+            answer, code, info = answer if len(answer) == 3 else _padded(answer, 3, "postprocess")
             if code is not None:
                 raise ProductError(code, str(info or ""))
         if not isinstance(answer, dict):
@@ -140,7 +142,9 @@ def unpack_result(returned: Any) -> tuple[Any, int | None]:
     """(payload, log id or None) of `unpack_request_package` in any historical shape."""
     if not isinstance(returned, tuple):
         return returned, None
-    payload, log_id, code, info = _padded(returned, 4, "unpack_request_package")
+    payload, log_id, code, info = (
+        returned if len(returned) == 4 else _padded(returned, 4, "unpack_request_package")
+    )
     if code is not None:
         raise ProductError(code, str(info or ""))
     return payload, log_id

@@ -23,16 +23,10 @@ class Item(msgspec.Struct, eq=False):
 
     request: InFlight
     generation: int
+    data_id: int
+    log_id: int
     inputs: dict[str, Any]
     ready_at: float
-
-    @property
-    def data_id(self) -> int:
-        return self.request.data_id
-
-    @property
-    def log_id(self) -> int:
-        return self.request.log_id
 
     @property
     def is_over(self) -> bool:
@@ -49,6 +43,7 @@ class Channel:
 
     def __init__(self, producers: Sequence[str], first_arrival: bool = False) -> None:
         self.producers = tuple(producers)
+        self._has_one_producer = len(self.producers) == 1
         self._first_arrival = first_arrival
         self._parts: dict[InFlight, dict[str, Any]] = {}
         self._ready: list[tuple[int, int, Item]] = []
@@ -68,7 +63,7 @@ class Channel:
         A part is a payload or a `PipelineError`; inputs that hold an error are complete all
         the same, see `first_error`.
         """
-        if len(self.producers) == 1:
+        if self._has_one_producer:
             return {producer: part}
         parts = self._parts.setdefault(request, {})
         won = any(not isinstance(other, PipelineError) for other in parts.values())
@@ -99,11 +94,13 @@ class Channel:
     def push(self, item: Item) -> None:
         """Queue an item whose inputs are complete."""
         self._pushed += 1
-        heapq.heappush(self._ready, (item.request.data_id, self._pushed, item))
+        heapq.heappush(self._ready, (item.data_id, self._pushed, item))
 
     def pop(self, count: int) -> list[Item]:
         """Take up to `count` items, oldest request first."""
         ready = self._ready
+        if count == 1:
+            return [heapq.heappop(ready)[2]] if ready else []
         return [heapq.heappop(ready)[2] for _ in range(min(count, len(ready)))]
 
     def first_ready_at(self) -> float:
@@ -125,4 +122,7 @@ class Channel:
 
 def first_error(inputs: dict[str, Any]) -> PipelineError | None:
     """The first error among the parts, in producer order."""
-    return next((part for part in inputs.values() if isinstance(part, PipelineError)), None)
+    for part in inputs.values():
+        if isinstance(part, PipelineError):
+            return part
+    return None

@@ -100,9 +100,13 @@ class OpDispatcher:
             return
         now = self._loop.time()
         request.live += 1
-        self.channel.push(Item(request, request.generation, inputs, now))
-        self.load.arrived(now)
-        self._touch()
+        self.channel.push(
+            Item(request, request.generation, request.data_id, request.log_id, inputs, now)
+        )
+        if self._policy.adaptive:
+            self.load.arrived(now)
+        if not self.is_touched:
+            self._touch()
 
     def forget(self, request: InFlight) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
@@ -121,31 +125,38 @@ class OpDispatcher:
     def pump(self) -> None:
         """Hand out all batches that should leave now; set a timer for the next one."""
         self.is_touched = False
-        channel, policy, workers = self.channel, self._policy, self.workers
-        was_full = self.is_full
+        channel, was_full = self.channel, self.is_full
         while channel:
-            free = workers.count - self.running
-            is_full_batch = len(channel) >= policy.batch_size
-            if free <= 0 and not (is_full_batch and self._may_queue_ahead(free)):
+            size = self._next_batch()
+            if not size:
                 break
-            room = self._room_behind() if self._channel_size else policy.batch_size
-            if room <= 0 or not (is_full_batch or self._is_ready_to_cut()):
-                break
-            self._submit(channel.pop(min(room, policy.batch_size)))
-        if channel and not workers.count:
+            self._submit(channel.pop(size))
+        if channel and not self.workers.count:
             self._fail_all()
         if was_full and not self.is_full:
             for producer in self.producers:
                 self._router.touch(producer)
 
+    def _next_batch(self) -> int:
+        """How many of the ready requests should leave now, as one batch."""
+        workers, size = self.workers.count, self._policy.batch_size
+        is_full_batch = len(self.channel) >= size
+        if self.running >= workers and not (is_full_batch and self._may_queue_ahead(workers)):
+            return 0
+        if self._channel_size:
+            size = min(size, self._room_behind())
+        if size > 0 and (is_full_batch or self._is_ready_to_cut()):
+            return size
+        return 0
+
+    def _may_queue_ahead(self, workers: int) -> bool:
+        ahead = batches_ahead(self.load.service_s, self._policy.batch_size)
+        return workers > 0 and self.running < workers + ahead
+
     def _room_behind(self) -> int:
         """Answers that the channels behind this Op can still take, without growing too long."""
         longest = max((len(successor.channel) for successor in self.successors), default=0)
         return self._channel_size - longest - self._items_running
-
-    def _may_queue_ahead(self, free: int) -> bool:
-        ahead = batches_ahead(self.load.service_s, self._policy.batch_size)
-        return -free < ahead and self.workers.count > 0
 
     def _is_ready_to_cut(self) -> bool:
         policy = self._policy
@@ -190,12 +201,13 @@ class OpDispatcher:
             return
         self._forget_run(job)
         self.load.served((job.end_ns - job.start_ns) / 1e9)
-        for item, outcome in zip(job.samples, job.outcomes, strict=True):
+        for item, outcome in zip(job.samples, job.outcomes, strict=False):
             if outcome is not None:
                 self._pass_on(item, outcome, job.jumped)
         if self._batch_sinks:
             self._record(worker, job)
-        self._touch()
+        if self.channel and not self.is_touched:
+            self._touch()
 
     def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         """Deliver one item's outcome, unless its request is over or was started anew."""

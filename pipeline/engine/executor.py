@@ -94,6 +94,7 @@ class DAGExecutor:
         self._packs_inline = not self._response_op.overrides("pack_response_package")
         self._unpackers = factory(self._request_op, self._unpacked, _nothing)
         self._packers = factory(self._response_op, self._packed, _nothing)
+        self._is_bounded = config.dag.channel_size > 0
         self._cap = config.worker_num or self._default_cap()
         self._waiting: dict[InFlight, None] = {}  # in order of arrival
         self._inside: set[InFlight] = set()
@@ -187,9 +188,9 @@ class DAGExecutor:
             raise
 
     def _admit(self, raw: Any, timeout_s: float | None) -> InFlight:
-        request = InFlight(raw, self._loop.create_future(), time.monotonic_ns())
-        request.data_id = self._next_id
-        self._next_id = (self._next_id + 1) % _LAST_ID
+        data_id = self._next_id
+        self._next_id = (data_id + 1) % _LAST_ID
+        request = InFlight(raw, self._loop.create_future(), data_id, time.monotonic_ns())
         refusal = ClosedError("dag closed.") if self._is_closing else self._screen(raw)
         if refusal is not None:
             request.answer.set_result(pack_error(ChannelData(request.data_id, 0, error=refusal)))
@@ -202,7 +203,8 @@ class DAGExecutor:
                 f"{len(self._waiting)} waiting (queue_size); try again later."
             )
         self.accepted += 1
-        self._set_deadline(request, timeout_s)
+        if timeout_s is not None or self._config.timeout_s is not None:
+            self._set_deadline(request, timeout_s)
         if has_room:
             self._enter(request)
         else:
@@ -213,14 +215,13 @@ class DAGExecutor:
         return (
             self._is_started
             and len(self._inside) < self._cap
-            and not any(node.is_full for node in self._entries)
+            and not (self._is_bounded and any(node.is_full for node in self._entries))
         )
 
     def _set_deadline(self, request: InFlight, timeout_s: float | None) -> None:
         limits = [limit for limit in (timeout_s, self._config.timeout_s) if limit is not None]
-        if limits:
-            when = self._loop.time() + min(limits)
-            request.deadline_timer = self._loop.call_at(when, self._expire, request)
+        when = self._loop.time() + min(limits)
+        request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
     def _enter_waiting(self) -> None:
         while self._waiting and self._has_room():
@@ -280,11 +281,12 @@ class DAGExecutor:
         in_place_of: str | None = None,
     ) -> None:
         """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
-        for number, reader in enumerate(readers):
-            own = dict(answer) if number and isinstance(answer, dict) else answer
-            reader.offer(request, producer, own, in_place_of)
-            if request.is_over:
-                return
+        first, *others = readers
+        first.offer(request, producer, answer, in_place_of)
+        for reader in others:
+            if not request.is_over:
+                own = dict(answer) if isinstance(answer, dict) else answer
+                reader.offer(request, producer, own, in_place_of)
 
     def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:
         for target in source.op.get_jump_to_ops():
@@ -310,7 +312,8 @@ class DAGExecutor:
             for node in nodes:
                 node.pump()
         self._is_pump_due = False
-        self._enter_waiting()
+        if self._waiting:
+            self._enter_waiting()
 
     def strand(self, request: InFlight) -> None:
         self._finish(
@@ -418,8 +421,9 @@ class DAGExecutor:
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
         self._inside.discard(request)
-        self._waiting.pop(request, None)
-        self._enter_waiting()
+        if self._waiting:
+            self._waiting.pop(request, None)
+            self._enter_waiting()
         if self._is_closing and not self._inside and not self._waiting:
             self._all_answered.set()
 

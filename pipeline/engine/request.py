@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
+
+import msgspec
 
 
-class InFlight:
+class InFlight(msgspec.Struct, eq=False):
     """One request between the door and its answer.
 
     `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
@@ -14,34 +16,18 @@ class InFlight:
     whatever still carries an older number is dropped.
     """
 
-    OVER = -1
+    OVER: ClassVar[int] = -1
 
-    __slots__ = (
-        "answer",
-        "as_tensors",
-        "data_id",
-        "deadline",
-        "deadline_timer",
-        "generation",
-        "live",
-        "log_id",
-        "payload",
-        "raw",
-        "start_ns",
-    )
-
-    def __init__(self, raw: Any, answer: asyncio.Future[Any], start_ns: int) -> None:
-        self.raw = raw
-        self.answer = answer
-        self.start_ns = start_ns
-        self.data_id = -1
-        self.log_id = 0
-        self.generation = 0
-        self.as_tensors = False
-        self.deadline: float | None = None
-        self.deadline_timer: asyncio.TimerHandle | None = None
-        self.payload: Any = None
-        self.live = 0
+    raw: Any
+    answer: asyncio.Future[Any]
+    data_id: int
+    start_ns: int
+    log_id: int = 0
+    generation: int = 0
+    live: int = 0
+    as_tensors: bool = False
+    deadline_timer: asyncio.TimerHandle | None = None
+    payload: Any = None
 
     @property
     def is_over(self) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
+import msgspec
+
 from pipeline.data import ChannelData
 from pipeline.engine.binding import BoundOp, coded_error
 from pipeline.engine.collate import Call, alone, distribute, plan
@@ -50,7 +52,7 @@ class CallWatch(Protocol):
     def call_ends(self) -> None: ...
 
 
-class BatchRun:
+class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
     `is_superseded` is set by the dispatcher when another worker has taken the run over.
@@ -59,29 +61,17 @@ class BatchRun:
     `resumed`.
     """
 
-    __slots__ = (
-        "calls",
-        "end_ns",
-        "is_superseded",
-        "jumped",
-        "outcomes",
-        "prepared",
-        "prepared_ns",
-        "processed_ns",
-        "samples",
-        "skipping",
-        "start_ns",
-    )
-
-    def __init__(self, samples: Sequence[Any]) -> None:
-        self.samples = samples
-        self.outcomes: list[Any] = [None] * len(samples)
-        self.prepared: dict[int, Any] = {}
-        self.skipping: set[int] = set()
-        self.calls: list[Call] | None = None
-        self.jumped = False
-        self.is_superseded = False
-        self.start_ns = self.prepared_ns = self.processed_ns = self.end_ns = 0
+    samples: Sequence[Any]
+    outcomes: list[Any] = []
+    prepared: dict[int, Any] = {}
+    skipping: set[int] = set()
+    calls: list[Call] | None = None
+    jumped: bool = False
+    is_superseded: bool = False
+    start_ns: int = 0
+    prepared_ns: int = 0
+    processed_ns: int = 0
+    end_ns: int = 0
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """All stages, or those that are left. Raises nothing."""
@@ -98,6 +88,7 @@ class BatchRun:
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
         """The first stage: preprocess each sample and plan the calls of `process`."""
         self.start_ns = clock_ns()
+        self.outcomes = [None] * len(self.samples)
         self._preprocess(op)
         self.prepared_ns = clock_ns()
         self.calls = self._plan(op)
@@ -202,7 +193,7 @@ class BatchRun:
     # Postprocess ------------------------------------------------------------------------
 
     def _postprocess(self, op: BoundOp) -> None:
-        fetched = self._gather(op)
+        fetched = self._gather(op) if self.calls else self.prepared
         for index, sample in enumerate(self.samples):
             if self.outcomes[index] is not None or index not in self.prepared:
                 continue

@@ -15,6 +15,10 @@ def request(data_id=0):
     return Request(data_id=data_id, log_id=0, generation=0)
 
 
+def item(asked, ready_at=0.0):
+    return Item(asked, 0, asked.data_id, 0, {}, ready_at)
+
+
 def test_a_join_waits_for_every_producer():
     channel = Channel(["a", "b", "c"])
     asked = request()
@@ -37,8 +41,8 @@ def test_requests_are_joined_by_themselves():
 def test_the_oldest_request_goes_first():
     channel = Channel(["a"])
     for data_id in (5, 2, 9, 2):
-        channel.push(Item(request(data_id), 0, {}, 0.0))
-    assert [item.data_id for item in channel.pop(10)] == [2, 2, 5, 9]
+        channel.push(item(request(data_id), 0.0))
+    assert [popped.data_id for popped in channel.pop(10)] == [2, 2, 5, 9]
 
 
 def test_first_arrival_wins_and_later_parts_are_dropped():
@@ -86,23 +90,23 @@ def test_discard_forgets_parts_and_ready_items(first_arrival):
     channel = Channel(["a", "b"], first_arrival)
     gone, stays = request(1), request(2)
     channel.join(gone, "a", 1)
-    channel.push(Item(gone, 0, {}, 0.0))
-    channel.push(Item(stays, 0, {}, 0.0))
+    channel.push(item(gone, 0.0))
+    channel.push(item(stays, 0.0))
     channel.discard(gone)
     assert channel.waiting_for_parts == 0
-    assert [item.request for item in channel.pop(5)] == [stays]
+    assert [popped.request for popped in channel.pop(5)] == [stays]
 
 
 def test_the_longest_ready_item_need_not_be_the_oldest_request():
     channel = Channel(["a"])
-    channel.push(Item(request(1), 0, {}, 20.0))
-    channel.push(Item(request(2), 0, {}, 10.0))
+    channel.push(item(request(1), 20.0))
+    channel.push(item(request(2), 10.0))
     assert channel.first_ready_at() == 10.0
 
 
 def test_an_item_is_over_as_soon_as_its_request_moved_on():
     asked = request()
-    item = Item(asked, 0, {}, 0.0)
-    assert not item.is_over
+    made = item(asked)
+    assert not made.is_over
     asked.generation = -1
-    assert item.is_over
+    assert made.is_over

@@ -207,7 +207,8 @@ def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
         got = []
         # The loop is busy here, so all of these are ready before it can wake.
         threads = [
-            threading.Thread(target=lambda i=i: box.post(lambda: got.append(i))) for i in range(10)
+            threading.Thread(target=lambda i=i: box.post(lambda *_: got.append(i), None, None))
+            for i in range(10)
         ]
         for thread in threads:
             thread.start()
@@ -224,4 +225,4 @@ def test_a_post_after_the_loop_is_closed_is_dropped():
     loop = asyncio.new_event_loop()
     box = Mailbox(loop, after=lambda: None)
     loop.close()
-    box.post(lambda: pytest.fail("must not run"))
+    box.post(lambda *_: pytest.fail("must not run"), None, None)

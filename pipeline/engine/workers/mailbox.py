@@ -17,12 +17,15 @@ class Mailbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, after: Callable[[], None]) -> None:
         self._loop = loop
         self._after = after
-        self._messages: deque[Callable[[], None]] = deque()
+        self._messages: deque[tuple[Callable[..., None], object, object]] = deque()
         self._is_scheduled = False
 
-    def post(self, message: Callable[[], None]) -> None:
-        """Have `message` called on the loop. Thread-safe; dropped when the loop is closed."""
-        self._messages.append(message)
+    def post(self, callback: Callable[..., None], first: object, second: object) -> None:
+        """Have `callback(first, second)` called on the loop.
+
+        Thread-safe; dropped when the loop is closed.
+        """
+        self._messages.append((callback, first, second))
         if not self._is_scheduled:
             self._is_scheduled = True
             try:
@@ -35,7 +38,8 @@ class Mailbox:
         self._is_scheduled = False
         messages = self._messages
         for _ in range(len(messages)):
-            messages.popleft()()
+            callback, first, second = messages.popleft()
+            callback(first, second)
         if messages and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._drain)

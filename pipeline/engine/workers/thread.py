@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from functools import partial
 from queue import SimpleQueue
 from typing import cast
 
@@ -66,8 +65,8 @@ class ThreadWorker:
             self.job = job
             job.run(op, self, time.monotonic_ns)
             self.job = None
-            post(partial(done, self, job))
-        post(partial(self.pool.came_back, self))
+            post(done, self, job)
+        post(self.pool.came_back, self, None)
 
 
 class ThreadWorkers:
@@ -136,10 +135,10 @@ class ThreadWorkers:
         except BaseException as error:  # user code; the start of the server fails with it
             detail = "".join(traceback.format_exception(error))
             failure = InitError(f"Op {op.name!r} failed to start: {error}\n{detail}")
-            self.post(partial(self._settle, None, failure))
+            self.post(self._settle, None, failure)
             return False
         # Others copy from an untouched copy: the first worker may be at work by then.
-        self.post(partial(self._settle, BoundOp(op, 0, self._loop), None))
+        self.post(self._settle, BoundOp(op, 0, self._loop), None)
         return True
 
     def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
@@ -178,7 +177,7 @@ class ThreadWorkers:
         self._add(stuck.op.replacement(), stuck.op.worker, job)
         return True
 
-    def came_back(self, worker: ThreadWorker) -> None:
+    def came_back(self, worker: ThreadWorker, _: None) -> None:
         """A worker that was given up ended after all; its place may be free to fill."""
         if worker in self._stuck:
             self._stuck.remove(worker)
