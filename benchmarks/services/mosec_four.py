@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
 from mosec import Server, Worker
 
 from benchmarks.services.ports import HTTP_PORT
@@ -13,18 +12,18 @@ from benchmarks.services.ports import HTTP_PORT
 
 class Parse(Worker):
     def forward(self, data: Any) -> Any:
-        return np.array(data["value"][0].split(","), dtype=np.float64)
+        return list(map(float, data["value"][0].split(",")))
 
 
 class SumA(Worker):
     def forward(self, data: Any) -> Any:
-        return data, float(data.sum())
+        return data, sum(data)
 
 
 class SumB(Worker):
     def forward(self, data: Any) -> Any:
         numbers, sum_a = data
-        return sum_a, float(numbers.sum())
+        return sum_a, sum(numbers)
 
 
 class Combine(Worker):

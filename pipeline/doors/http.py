@@ -122,7 +122,11 @@ class HttpDoor:
         """The ASGI app."""
         headers: tuple[tuple[bytes, bytes], ...] = ()
         try:
-            status, body = await self._respond(scope, receive)
+            target = self._target(scope)
+            if target is None:
+                status, body = self._health(scope)
+            else:
+                status, body = await self._infer(scope, receive, *target)
         except _HttpError as error:
             status, body, headers = error.status, _error_body(error.error), error.headers
         except _CallerLeftError:
@@ -137,19 +141,21 @@ class HttpDoor:
         )
         await send({"type": "http.response.body", "body": body})
 
-    async def _respond(self, scope: Message, receive: Receive) -> tuple[int, bytes]:
+    def _target(self, scope: Message) -> tuple[str, str] | None:
+        """(name, method) of an inference; None for a health probe."""
         parts = scope["path"].split("/")
         if len(parts) != 3 or not parts[1] or not parts[2]:
             raise _HttpError(
                 404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
             )
         if parts[1] == "health":
-            return self._health(scope["method"], parts[2])
+            return None
         if scope["method"] != "POST":
             raise _not_allowed(scope["method"], b"POST")
-        return await self._infer(scope, receive, parts[1], parts[2])
+        return parts[1], parts[2]
 
-    def _health(self, method: str, probe: str) -> tuple[int, bytes]:
+    def _health(self, scope: Message) -> tuple[int, bytes]:
+        method, probe = scope["method"], scope["path"].rpartition("/")[2]
         if probe not in ("live", "ready"):
             raise _HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):
@@ -283,6 +289,9 @@ class _Corked:
     def close(self) -> None:
         self._flush()
         self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -1,0 +1,221 @@
+"""One HTTP connection: uvicorn's parser, with bounds on what a caller may send and take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pipeline.errors import DeadlineError, PackageError, PipelineError
+from pipeline.proto import jsonpb, pipeline_service_pb2
+
+_LOGGER = logging.getLogger(__name__)
+
+CONNECTION = "pipeline.connection"
+"""The key of a request's ASGI scope under which its HttpConnection is found."""
+
+Header = tuple[bytes, bytes]
+CLOSE: Header = (b"connection", b"close")
+JSON: Header = (b"content-type", b"application/json")
+
+_MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
+_LINGER_S = 5.0  # for a caller that still sends to see the answer to what it began
+
+
+class HttpError(Exception):
+    """A request that is answered with an HTTP status of its own."""
+
+    def __init__(self, status: int, error: PipelineError, *headers: Header) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+def error_body(error: PipelineError) -> bytes:
+    """The body of an answer that is an error: a Response, like any other."""
+    response = pipeline_service_pb2.Response(err_no=int(error.code), err_msg=str(error))
+    return jsonpb.response_to_json(response)
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Adds to uvicorn's protocol what a server on an open network needs.
+
+    A caller that leaves is noticed while it is worked for; one that takes more than `patience_s`
+    for a request, or sends a head without end, is refused; what is no HTTP is answered in our
+    own form, after the requests before it.
+
+    Attributes:
+        cycle_served: uvicorn's state of the request that is being answered.
+        task: to be cancelled when the caller leaves; None when it should not be.
+        has_left: the connection is lost.
+        fault: why the rest of a request's body is not going to come.
+    """
+
+    cycle_served: Any = None
+    task: asyncio.Task[Any] | None = None
+    has_left = False
+    fault: HttpError | None = None
+    _is_deaf = False
+    _is_lingering = False
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def __init__(self, *args: Any, patience_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger = _LOGGER  # uvicorn's own goes to stderr
+        self._patience_s = patience_s
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the request that is being answered has not arrived in whole."""
+        return bool(self.cycle_served.more_body)
+
+    # What uvicorn and the event loop call -------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._raw: asyncio.Transport = transport
+        super().connection_made(_Corked(self, transport))  # type: ignore[arg-type]  # a proxy
+        self._set_timer(self._patience_s, self._lose_patience)
+
+    def on_headers_complete(self) -> None:
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        super().data_received(data)
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not self.scope:
+            self._account(len(data))
+        elif not cycle.more_body:  # a whole request: from here on it is we who take time
+            self._head_bytes = 0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif cycle.body:
+            self._head_bytes = 0
+        else:
+            self._account(len(data))
+        if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
+            self._set_timer(self._patience_s, self._lose_patience)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HttpError(400, PackageError(f"this is no valid HTTP/1.1 request: {msg}")))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.has_left = True
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+        served = self.cycle_served
+        if served is not None and not served.response_complete:
+            served.disconnected = True  # with pipelined requests uvicorn knows the last one only
+            served.message_event.set()
+            if self.task is not None:
+                self.task.cancel()
+
+    # What a caller may do -----------------------------------------------------------------
+
+    def _account(self, size: int) -> None:
+        """Count bytes of a head, or of trailers: nobody takes them until they are complete."""
+        self._head_bytes += size
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._is_deaf:
+            text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
+            self._refuse(HttpError(431, PackageError(text)))
+
+    def _lose_patience(self) -> None:
+        self._timer = None
+        cycle = self.cycle
+        if self.pipeline:  # what was sent before takes us that long
+            self._set_timer(self._patience_s, self._lose_patience)
+        elif cycle is not None and cycle.more_body and not cycle.response_complete:
+            text = f"the request's body did not arrive within {self._patience_s:g} s"
+            self._refuse(HttpError(408, DeadlineError(text)))
+        else:
+            self._raw.close()
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer with `error`, behind the requests that are still to be answered, and hang up."""
+        self._is_deaf = True
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._say(error)
+        elif cycle.more_body:  # it is this request's own body
+            self.fault = error
+            cycle.message_event.set()
+        else:
+            cycle.keep_alive = False
+
+    def _say(self, error: HttpError) -> None:
+        body = error_body(error.error)
+        length = (b"content-length", b"%d" % len(body))
+        headers = [*self.server_state.default_headers, JSON, length, CLOSE]
+        status = b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())
+        lines = [status, *(b": ".join(header) for header in headers), b"", body]
+        self.transport.write(b"\r\n".join(lines))
+        self.transport.close()
+
+    def hang_up(self) -> None:
+        """Close; a caller that still sends would be cut off before it sees its answer.
+
+        Its system throws away what it has not read as soon as we refuse what it sends.
+        """
+        cycle = self.cycle
+        still_sends = self._is_deaf or (cycle is not None and cycle.more_body)
+        if self._is_lingering or not still_sends or self._raw.is_closing():
+            self._raw.close()
+            return
+        self._is_lingering = self._is_deaf = True
+        self._raw.write_eof()
+        self.flow.resume_reading()
+        self._set_timer(_LINGER_S, self._raw.close)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._raw.is_closing()
+
+    def _set_timer(self, seconds: float, then: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, then)
+
+
+class _Corked:
+    """A transport that sends what is written in one loop iteration as one packet.
+
+    uvicorn writes head and body apart; on loopback a `send` costs as much as all of our own
+    work for a request.
+    """
+
+    __slots__ = ("_connection", "_pieces", "_transport")
+
+    def __init__(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._connection.loop.call_soon(self._flush)
+        self._pieces.append(data)
+
+    def _flush(self) -> None:
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            if not self.is_closing():
+                self._transport.write(b"".join(pieces))
+
+    def close(self) -> None:
+        self._flush()
+        self._connection.hang_up()
+
+    def is_closing(self) -> bool:
+        return self._connection.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
