@@ -1,4 +1,10 @@
-"""Thread workers: each works on its own copy of the Op, all take from one queue."""
+"""Thread workers: each works on its own copy of the Op.
+
+The loop hands a job to the worker that became idle last, which is the one most likely to be
+awake still. Jobs for which no worker is idle wait in a backlog, from which workers help
+themselves without a word to the loop. (All waiting on one `SimpleQueue` would wake another
+worker with every job that is taken.)
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import logging
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import cast
@@ -27,12 +34,13 @@ SetUp = Callable[[Op], None]
 class ThreadWorker:
     """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
 
-    __slots__ = ("call_started", "is_stuck", "job", "number", "op", "pool", "thread")
+    __slots__ = ("call_started", "inbox", "is_stuck", "job", "number", "op", "pool", "thread")
 
     def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
         self.pool = pool
         self.op = op
         self.number = number
+        self.inbox: SimpleQueue[Job | None] = SimpleQueue()
         self.job: Job | None = None
         self.call_started: float | None = None
         self.is_stuck = False
@@ -54,19 +62,19 @@ class ThreadWorker:
         if self.op is None and not self.pool.initialise(self):
             return
         assert self.op is not None, "initialise gives the first worker its Op"
-        op, queue, post, done = self.op, self.pool.queue, self.pool.post, self.pool.on_done
-        while not self.is_stuck:
-            job = self.job or queue.get()
-            if job is None:
-                return
-            if self.is_stuck:  # replaced while it was idle: the job is another's
-                queue.put(job)
-                break
+        op, pool = self.op, self.pool
+        job = self.job or self.inbox.get()
+        while job is not None:
             self.job = job
             job.run(op, self, time.monotonic_ns)
             self.job = None
-            post(done, self, job)
-        post(self.pool.came_back, self, None)
+            following = None if self.is_stuck else pool.next_job()
+            if following is not None:
+                pool.post(pool.on_done, self, job)
+                job = following
+            else:
+                pool.post(pool.now_idle, self, job)
+                job = self.inbox.get()
 
 
 class ThreadWorkers:
@@ -90,7 +98,6 @@ class ThreadWorkers:
         on_change: Callable[[], None],
     ) -> None:
         self.name = op.name
-        self.queue: SimpleQueue[Job | None] = SimpleQueue()
         self.post = mailbox.post
         self.on_done = on_done
         self.replaced = 0
@@ -100,6 +107,8 @@ class ThreadWorkers:
         self._set_up = set_up
         self._on_change = on_change
         self._workers: list[ThreadWorker] = []
+        self._idle: list[ThreadWorker] = []
+        self._backlog: deque[Job] = deque()
         self._stuck: list[ThreadWorker] = []
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
@@ -149,10 +158,37 @@ class ThreadWorkers:
             self._workers.clear()
             self._initialised.set_exception(failure or InitError(self.name))
         else:
+            self._idle.append(self._workers[0])
             self._initialised.set_result(bound)
 
     def submit(self, job: Job) -> None:
-        self.queue.put(job)
+        if self._idle:
+            self._idle.pop().inbox.put(job)
+        else:
+            self._backlog.append(job)
+
+    def next_job(self) -> Job | None:
+        """A job from the backlog, if there is one. Called by the workers."""
+        try:
+            return self._backlog.popleft()
+        except IndexError:
+            return None
+
+    def now_idle(self, worker: ThreadWorker, job: Job) -> None:
+        """`worker` is done with `job` and found no other."""
+        if worker.is_stuck:
+            self._came_back(worker)
+        else:
+            self._employ(worker)
+        self.on_done(worker, job)
+
+    def _employ(self, worker: ThreadWorker) -> None:
+        # The backlog may have grown since the worker looked.
+        job = self.next_job()
+        if job is None:
+            self._idle.append(worker)
+        else:
+            worker.inbox.put(job)
 
     def busy(self) -> Iterable[Worker]:
         return [worker for worker in self._workers if worker.job is not None]
@@ -177,10 +213,10 @@ class ThreadWorkers:
         self._add(stuck.op.replacement(), stuck.op.worker, job)
         return True
 
-    def came_back(self, worker: ThreadWorker, _: None) -> None:
-        """A worker that was given up ended after all; its place may be free to fill."""
-        if worker in self._stuck:
-            self._stuck.remove(worker)
+    def _came_back(self, worker: ThreadWorker) -> None:
+        """A worker that was given up came to an end after all; its place may be free to fill."""
+        worker.inbox.put(None)
+        self._stuck.remove(worker)
         if not self._is_stopped and len(self._workers) < self._wanted and worker.op is not None:
             self._add(worker.op.replacement(), worker.op.worker)
             self._on_change()
@@ -189,12 +225,15 @@ class ThreadWorkers:
         worker = ThreadWorker(self, op, number)
         self._workers.append(worker)
         worker.start(job)
+        if job is None:
+            self._employ(worker)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
-        for _ in self._workers:
-            self.queue.put(None)
-        threads = [worker.thread for worker in (*self._workers, *self._stuck)]
+        everybody = [*self._workers, *self._stuck]
+        for worker in everybody:
+            worker.inbox.put(None)
+        threads = [worker.thread for worker in everybody]
         deadline = time.monotonic() + timeout_s
         await asyncio.to_thread(_join_all, threads, deadline)
         self._workers.clear()
