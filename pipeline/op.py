@@ -378,14 +378,14 @@ class ResponseOp(Op):
 
 def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
     """The Response for an error; the one place where errors become wire data."""
-    product_code = channeldata.prod_error_code
-    if product_code is not None:
-        return pipeline_service_pb2.Response(
-            err_no=product_code, err_msg=channeldata.prod_error_info
-        )
-    return pipeline_service_pb2.Response(
-        err_no=channeldata.error_code, err_msg=channeldata.error_info
-    )
+    code, text = channeldata.prod_error_code, channeldata.prod_error_info
+    if code is None:
+        code, text = channeldata.error_code, channeldata.error_info
+    if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
+        code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
+    # Names of files that are no UTF-8 are str that protobuf refuses.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return pipeline_service_pb2.Response(err_no=code, err_msg=text)
 
 
 def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:

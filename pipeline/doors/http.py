@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pipeline.doors.http_connection import (
+    CLOSE,
+    CONNECTION,
+    JSON,
+    Header,
+    HttpConnection,
+    HttpError,
+    error_body,
+)
 from pipeline.doors.listen import BACKLOG, bind
 from pipeline.errors import (
-    DeadlineError,
     NoServiceError,
     NotImplementedByOpError,
     OverloadedError,
     PackageError,
     PipelineError,
+    UserCodeError,
 )
 from pipeline.proto import jsonpb, pipeline_service_pb2
+
+_LOGGER = logging.getLogger(__name__)
 
 Handle = Callable[[Any, float | None], Awaitable[Any]]
 """`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
@@ -29,19 +41,8 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_PATIENCE_S = 60.0  # for a request to arrive, from the connection or from its head
-_JSON = (b"content-type", b"application/json")
+_PATIENCE_S = 60.0
 _TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-
-
-class _HttpError(Exception):
-    """A request that is answered with an HTTP status of its own."""
-
-    def __init__(self, status: int, error: PipelineError, *headers: tuple[bytes, bytes]) -> None:
-        super().__init__(str(error))
-        self.status = status
-        self.error = error
-        self.headers = headers
 
 
 class HttpDoor:
@@ -53,6 +54,7 @@ class HttpDoor:
         host: address to bind; "::" for IPv6 and IPv4.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
+        patience_s: for a request to arrive, from its first byte to its last.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class HttpDoor:
         host: str,
         port: int,
         max_message_bytes: int,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self.port = port
         self._handle = handle
         self._is_ready = is_ready
         self._host = host
         self._max_bytes = max_message_bytes
+        self._patience_s = patience_s
         self._server: _Server | None = None
         self._socket: socket.socket | None = None
 
@@ -80,7 +84,7 @@ class HttpDoor:
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self,
-            http=_Protocol,
+            http=functools.partial(HttpConnection, patience_s=self._patience_s),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
@@ -114,29 +118,38 @@ class HttpDoor:
         await self._ticker
         self._server.config.timeout_graceful_shutdown = 1
         await self._server.shutdown(sockets=[self._socket] if self._socket else None)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()  # its caller does not read its answer
         self._server = None
 
     # Requests ---------------------------------------------------------------------------
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """The ASGI app."""
-        headers: tuple[tuple[bytes, bytes], ...] = ()
+        connection: HttpConnection = scope.pop(CONNECTION)  # left there it would be a cycle
+        connection.cycle_served = receive.__self__  # type: ignore[attr-defined]  # of uvicorn's
+        headers: tuple[Header, ...] = ()
         try:
             target = self._target(scope)
             if target is None:
                 status, body = self._health(scope)
             else:
-                status, body = await self._infer(scope, receive, *target)
-        except _HttpError as error:
-            status, body, headers = error.status, _error_body(error.error), error.headers
+                status, body = await self._infer(scope["headers"], connection, receive, *target)
+        except HttpError as error:
+            status, body, headers = error.status, error_body(error.error), error.headers
         except _CallerLeftError:
             return
+        except Exception as error:  # a bug of ours, or of a double's: that caller is told
+            _LOGGER.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            status, body = 500, error_body(UserCodeError("internal error of the server"))
+        if connection.is_receiving:  # nobody is going to read the rest
+            headers = (*headers, CLOSE)
         length = (b"content-length", b"%d" % len(body))
         await send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [_JSON, length, *headers],
+                "headers": [JSON, length, *headers],
             }
         )
         await send({"type": "http.response.body", "body": body})
@@ -145,7 +158,7 @@ class HttpDoor:
         """(name, method) of an inference; None for a health probe."""
         parts = scope["path"].split("/")
         if len(parts) != 3 or not parts[1] or not parts[2]:
-            raise _HttpError(
+            raise HttpError(
                 404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
             )
         if parts[1] == "health":
@@ -157,7 +170,7 @@ class HttpDoor:
     def _health(self, scope: Message) -> tuple[int, bytes]:
         method, probe = scope["method"], scope["path"].rpartition("/")[2]
         if probe not in ("live", "ready"):
-            raise _HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
+            raise HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):
             raise _not_allowed(method, b"GET, HEAD")
         if probe == "live" or self._is_ready():
@@ -165,13 +178,20 @@ class HttpDoor:
         return 503, b'{"status":"not ready"}'
 
     async def _infer(
-        self, scope: Message, receive: Receive, name: str, method: str
+        self,
+        headers: list[Header],
+        connection: HttpConnection,
+        receive: Receive,
+        name: str,
+        method: str,
     ) -> tuple[int, bytes]:
-        encoding, timeout_s = _relevant(scope["headers"])
+        encoding, timeout_s, length = _relevant(headers)
+        if length > self._max_bytes:
+            raise self._too_large()
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body") or message["type"] != "http.request":
-            body = await self._rest(message, receive)
+            body = await self._rest(message, receive, connection)
         if len(body) > self._max_bytes:
             raise self._too_large()
         if encoding:
@@ -179,26 +199,26 @@ class HttpDoor:
         try:
             request = jsonpb.request_from_json(body, name, method)
         except PipelineError as error:
-            raise _HttpError(400, error) from error
+            raise HttpError(400, error) from error
         del body, message
-        return 200, jsonpb.response_to_json(await self._answer(scope, request, timeout_s))
+        return 200, jsonpb.response_to_json(await self._answer(connection, request, timeout_s))
 
     async def _answer(
-        self, scope: Message, request: Any, timeout_s: float | None
+        self, connection: HttpConnection, request: Any, timeout_s: float | None
     ) -> pipeline_service_pb2.Response:
-        scope[_TASK] = asyncio.current_task(self._loop)  # without the loop it asks the kernel
+        connection.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel
         try:
             response = await self._handle(request, timeout_s)
         except OverloadedError as error:
-            raise _HttpError(503, error, (b"retry-after", b"1")) from error
+            raise HttpError(503, error, (b"retry-after", b"1")) from error
         except asyncio.CancelledError:
-            if scope.get(_LEFT):
+            if connection.has_left:
                 raise _CallerLeftError from None
             raise
         finally:
-            del scope[_TASK]
+            connection.task = None
         if not isinstance(response, pipeline_service_pb2.Response):
-            raise _HttpError(
+            raise HttpError(
                 500,
                 PackageError(
                     f"pack_response_package returned {type(response).__name__}, not a Response"
@@ -206,48 +226,45 @@ class HttpDoor:
             )
         return response
 
-    async def _rest(self, message: Message, receive: Receive) -> bytes:
+    async def _rest(self, message: Message, receive: Receive, connection: HttpConnection) -> bytes:
         """The body of a request that did not come in one piece."""
         pieces = [message.get("body", b"")]
         size = len(pieces[0])
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                while message["type"] == "http.request" and message.get("more_body"):
-                    message = await receive()
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    if size > self._max_bytes:
-                        raise self._too_large()
-        except TimeoutError:
-            late = DeadlineError(f"the request's body did not arrive within {_PATIENCE_S:g} s")
-            raise _HttpError(408, late, (b"connection", b"close")) from None
+        while message["type"] == "http.request" and message.get("more_body"):
+            if connection.fault is not None:
+                raise connection.fault
+            message = await receive()
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > self._max_bytes:
+                raise self._too_large()
         if message["type"] != "http.request":
             raise _CallerLeftError
         return b"".join(pieces)
 
-    def _too_large(self) -> _HttpError:
+    def _too_large(self) -> HttpError:
         error = PackageError(
             f"the request is larger than max_message_bytes ({self._max_bytes} bytes)"
         )
-        return _HttpError(413, error, (b"connection", b"close"))
+        return HttpError(413, error)
 
     def _decompressed(self, body: bytes, encoding: bytes) -> bytes:
         if encoding not in (b"gzip", b"x-gzip"):
             error = PackageError(f"unsupported content-encoding {encoding!r}: send gzip or none")
-            raise _HttpError(415, error)
+            raise HttpError(415, error)
         unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         try:
             unpacked = unpacker.decompress(body, self._max_bytes + 1)
         except zlib.error as error:
-            raise _HttpError(400, PackageError(f"the body is not valid gzip: {error}")) from error
+            raise HttpError(400, PackageError(f"the body is not valid gzip: {error}")) from error
         if len(unpacked) > self._max_bytes:
             raise self._too_large()
         if not unpacker.eof:
-            raise _HttpError(400, PackageError("the body is cut short: incomplete gzip data"))
+            raise HttpError(400, PackageError("the body is cut short: incomplete gzip data"))
+        if unpacker.unused_data:
+            behind = PackageError("there is data behind the end of the gzip data: send one member")
+            raise HttpError(400, behind)
         return unpacked
-
-
-_TASK, _LEFT = "pipeline.task", "pipeline.left"
 
 
 class _CallerLeftError(Exception):
@@ -262,81 +279,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Corked:
-    """A transport that sends what is written in one loop iteration as one packet.
-
-    uvicorn writes head and body apart; on loopback a `send` costs as much as all of our own
-    work for a request.
-    """
-
-    __slots__ = ("_loop", "_pieces", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._pieces:
-            self._loop.call_soon(self._flush)
-        self._pieces.append(data)
-
-    def _flush(self) -> None:
-        if self._pieces:
-            pieces, self._pieces = self._pieces, []
-            self._transport.write(b"".join(pieces))
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also tells of callers that leave, or send nothing."""
-
-    _patience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Corked(transport, self.loop))  # type: ignore[arg-type]  # a proxy
-        self._patience = self.loop.call_later(_PATIENCE_S, self._lose_patience)
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        cycle = self.cycle
-        super().connection_lost(exc)
-        if cycle is not None and not cycle.response_complete:
-            notes = cast(Message, cycle.scope)
-            task = notes.get(_TASK)
-            if task is not None:
-                notes[_LEFT] = True
-                task.cancel()
-
-    def _lose_patience(self) -> None:
-        self.transport.close()
-
-
-def _relevant(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, float | None]:
-    """(content-encoding, timeout in s) of a request."""
-    encoding, timeout_s = b"", None
+def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int]:
+    """(content-encoding, timeout in s, content-length, 0 if not said) of a request."""
+    encoding, timeout_s, length = b"", None, 0
     for name, value in headers:
-        if name == b"content-encoding":
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"content-encoding":
             encoding = b"" if value.lower() == b"identity" else value.lower()
         elif name == b"grpc-timeout":
             timeout_s = _timeout(value)
-    return encoding, timeout_s
+    return encoding, timeout_s, length
 
 
 def _timeout(value: bytes) -> float:
@@ -347,15 +300,10 @@ def _timeout(value: bytes) -> float:
         digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _TIMEOUT_UNITS_S
     ):
         error = PackageError(f"invalid Grpc-Timeout {text!r}: send digits and one of H M S m u n")
-        raise _HttpError(400, error)
+        raise HttpError(400, error)
     return int(digits) * _TIMEOUT_UNITS_S[unit]
 
 
-def _not_allowed(method: str, allowed: bytes) -> _HttpError:
+def _not_allowed(method: str, allowed: bytes) -> HttpError:
     error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
-    return _HttpError(405, error, (b"allow", allowed))
-
-
-def _error_body(error: PipelineError) -> bytes:
-    response = pipeline_service_pb2.Response(err_no=int(error.code), err_msg=str(error))
-    return jsonpb.response_to_json(response)
+    return HttpError(405, error, (b"allow", allowed))

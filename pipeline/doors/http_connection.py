@@ -7,10 +7,13 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pipeline.data import ChannelData
 from pipeline.errors import DeadlineError, PackageError, PipelineError
-from pipeline.proto import jsonpb, pipeline_service_pb2
+from pipeline.op import pack_error
+from pipeline.proto import jsonpb
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,8 +40,7 @@ class HttpError(Exception):
 
 def error_body(error: PipelineError) -> bytes:
     """The body of an answer that is an error: a Response, like any other."""
-    response = pipeline_service_pb2.Response(err_no=int(error.code), err_msg=str(error))
-    return jsonpb.response_to_json(response)
+    return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -82,13 +84,14 @@ class HttpConnection(HttpToolsProtocol):
         self._set_timer(self._patience_s, self._lose_patience)
 
     def on_headers_complete(self) -> None:
-        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an addition of ours
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         cycle = self.cycle
         if cycle is None or cycle.scope is not self.scope:
             self._account(len(data))
@@ -104,9 +107,6 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
             self._set_timer(self._patience_s, self._lose_patience)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(HttpError(400, PackageError(f"this is no valid HTTP/1.1 request: {msg}")))
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_left = True
         if self._timer is not None:
@@ -119,7 +119,34 @@ class HttpConnection(HttpToolsProtocol):
             if self.task is not None:
                 self.task.cancel()
 
+    def _should_upgrade(self) -> bool:
+        return True  # so that uvicorn leaves it to us: see `_decline`
+
     # What a caller may do -----------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError as error:
+            text = f"this is no valid HTTP/1.1 request: {error}"
+            self._refuse(HttpError(400, PackageError(text)))
+
+    def _decline(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1 with a request that offers another protocol, as Java's clients do.
+
+        The parser takes the body, and all that follows, for the other protocol's: it is told
+        the head again without the offer.
+        """
+        method = self.scope["method"].encode()
+        if method == b"CONNECT":
+            self._refuse(HttpError(405, PackageError("method CONNECT: this is no proxy")))
+            return
+        lines = [b"%s %s HTTP/1.1" % (method, self.url)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def _account(self, size: int) -> None:
         """Count bytes of a head, or of trailers: nobody takes them until they are complete."""

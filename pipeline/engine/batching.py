@@ -65,13 +65,14 @@ class Load:
         self.service_s += (seconds - self.service_s) * _WEIGHT if self.service_s else seconds
 
 
-def batches_ahead(service_s: float, batch_size: int) -> int:
+def batches_ahead(service_s: float, batch_size: int, workers: int) -> int:
     """How many full batches may be queued at busy workers.
 
     About a millisecond's worth, which hides the way to the loop and back for quick Ops; a slow
-    Op gets one only where batches are merged, so that the oldest request still goes first.
+    Op gets one a worker, and only where batches are merged: where each request is a batch of
+    its own the oldest one still goes first.
     """
     if service_s <= 0:
         return 0
-    floor = 1 if batch_size > 1 else 0
+    floor = workers if batch_size > 1 else 0
     return max(floor, min(_MOST_AHEAD, int(_AHEAD_S / service_s)))

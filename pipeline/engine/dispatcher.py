@@ -150,7 +150,7 @@ class OpDispatcher:
         return 0
 
     def _may_queue_ahead(self, workers: int) -> bool:
-        ahead = batches_ahead(self.load.service_s, self._policy.batch_size)
+        ahead = batches_ahead(self.load.service_s, self._policy.batch_size, workers)
         return workers > 0 and self.running < workers + ahead
 
     def _room_behind(self) -> int:

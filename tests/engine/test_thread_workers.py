@@ -226,3 +226,25 @@ def test_a_post_after_the_loop_is_closed_is_dropped():
     box = Mailbox(loop, after=lambda: None)
     loop.close()
     box.post(lambda *_: pytest.fail("must not run"), None, None)
+
+
+def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
+    async def main():
+        async with Pool(count=2) as pool:
+            for number in range(200):  # the pool learns that its jobs are quick
+                pool.workers.submit(Task())
+                await pool.until(lambda number=number: len(pool.done) > number)
+            began, release = threading.Event(), threading.Event()
+
+            def hang(op):
+                began.set()
+                release.wait(20)
+
+            pool.workers.submit(Task(hang))
+            await asyncio.to_thread(began.wait, 20)
+            left = Task()
+            pool.workers.submit(left)
+            await pool.until(lambda: any(job is left for _, job in pool.done))
+            release.set()
+
+    asyncio.run(main())

@@ -2,7 +2,8 @@
 
 The loop hands a job to the worker that became idle last, which is the one most likely to be
 awake still. Jobs for which no worker is idle wait in a backlog, from which workers help
-themselves without a word to the loop. (All waiting on one `SimpleQueue` would wake another
+themselves without a word to the loop; so do quick jobs while any worker is up, since waking
+another thread takes longer than they do. (All waiting on one `SimpleQueue` would wake another
 worker with every job that is taken.)
 """
 
@@ -26,6 +27,8 @@ from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
 
+_QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
+_RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _MOST_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
 SetUp = Callable[[Op], None]
 """Gives an Op its predictor."""
@@ -34,7 +37,17 @@ SetUp = Callable[[Op], None]
 class ThreadWorker:
     """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
 
-    __slots__ = ("call_started", "inbox", "is_stuck", "job", "number", "op", "pool", "thread")
+    __slots__ = (
+        "call_started",
+        "inbox",
+        "is_stuck",
+        "job",
+        "number",
+        "op",
+        "pool",
+        "thread",
+        "took_ns",
+    )
 
     def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
         self.pool = pool
@@ -44,6 +57,7 @@ class ThreadWorker:
         self.job: Job | None = None
         self.call_started: float | None = None
         self.is_stuck = False
+        self.took_ns = 0
         self.thread = threading.Thread(
             target=self._run, name=f"pipeline-{pool.name}-{number}", daemon=True
         )
@@ -66,11 +80,13 @@ class ThreadWorker:
         job = self.job or self.inbox.get()
         while job is not None:
             self.job = job
+            began = time.monotonic_ns()
             job.run(op, self, time.monotonic_ns)
+            self.took_ns = time.monotonic_ns() - began
             self.job = None
             following = None if self.is_stuck else pool.next_job()
             if following is not None:
-                pool.post(pool.on_done, self, job)
+                pool.post(pool.goes_on, self, job)
                 job = following
             else:
                 pool.post(pool.now_idle, self, job)
@@ -109,6 +125,8 @@ class ThreadWorkers:
         self._workers: list[ThreadWorker] = []
         self._idle: list[ThreadWorker] = []
         self._backlog: deque[Job] = deque()
+        self._usual_ns = float(_QUICK_NS)
+        self._rescue: asyncio.TimerHandle | None = None
         self._stuck: list[ThreadWorker] = []
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
@@ -162,10 +180,19 @@ class ThreadWorkers:
             self._initialised.set_result(bound)
 
     def submit(self, job: Job) -> None:
-        if self._idle:
-            self._idle.pop().inbox.put(job)
-        else:
+        is_somebody_up = len(self._idle) < len(self._workers)
+        if not self._idle or (is_somebody_up and self._usual_ns < _QUICK_NS):
             self._backlog.append(job)
+            if self._idle and self._rescue is None:
+                self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
+        else:
+            self._idle.pop().inbox.put(job)
+
+    def _wake_for_backlog(self) -> None:
+        """The worker that was to take the backlog is slower than usual: wake others."""
+        self._rescue = None
+        while self._idle and (job := self.next_job()) is not None:
+            self._idle.pop().inbox.put(job)
 
     def next_job(self) -> Job | None:
         """A job from the backlog, if there is one. Called by the workers."""
@@ -174,8 +201,14 @@ class ThreadWorkers:
         except IndexError:
             return None
 
+    def goes_on(self, worker: ThreadWorker, job: Job) -> None:
+        """`worker` is done with `job` and has taken another."""
+        self._usual_ns += (worker.took_ns - self._usual_ns) / 16
+        self.on_done(worker, job)
+
     def now_idle(self, worker: ThreadWorker, job: Job) -> None:
         """`worker` is done with `job` and found no other."""
+        self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         if worker.is_stuck:
             self._came_back(worker)
         else:
@@ -230,6 +263,8 @@ class ThreadWorkers:
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
+        if self._rescue is not None:
+            self._rescue.cancel()
         everybody = [*self._workers, *self._stuck]
         for worker in everybody:
             worker.inbox.put(None)
