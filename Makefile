@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench proto clean
+.PHONY: demo test bench soak proto clean
 
 demo: $(READY)
 	$(BIN)/python examples/imdb_ensemble/demo.py
@@ -15,7 +15,11 @@ test: $(READY)
 	$(BIN)/pytest
 
 bench: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]' || echo "mosec could not be installed: not measured"
 	$(BIN)/python -m benchmarks
+
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak
 
 proto: $(READY)
 	$(BIN)/python scripts/generate_proto.py

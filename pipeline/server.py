@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,9 +97,9 @@ class PipelineServer:
         service = self._new_service()
         with _signals_set(stop, service):
             try:
-                await service.start()
-                with _startup_frozen():
-                    await stop.wait()
+                if await _ends_before(stop, service.start()):
+                    with _startup_frozen():
+                        await stop.wait()
             finally:
                 await service.stop()
 
@@ -235,8 +235,10 @@ class _Service:
         await asyncio.shield(self._stopping)
 
     def hurry(self) -> None:
-        """Cut the grace period short."""
+        """Cut the grace period short: what is left is answered at once."""
         self._grace_s = 0.0
+        if hasattr(self, "executor"):
+            self.executor.answer_all_closed()
 
     async def _stop(self) -> None:
         if self._http is not None:
@@ -248,7 +250,8 @@ class _Service:
             left = await self.executor.stop(self._grace_s)
             if left:
                 _LOGGER.warning("%d worker threads hang in user code and were left behind", left)
-        if refuse is not None:
+        if self._grpc is not None and refuse is not None:
+            await self._grpc.stop(_DOOR_GRACE_S)
             await refuse
         if self._http is not None:
             await self._http.stop()
@@ -409,6 +412,21 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+async def _ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`; False if `stop` was set first: then the work was cancelled."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not working.done():
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        return False
+    await working
+    return True
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -13,8 +15,11 @@ from pipeline.doors.listen import bind
 from pipeline.errors import OverloadedError
 from pipeline.proto import pipeline_service_pb2
 
+_LOGGER = logging.getLogger(__name__)
+
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
+_Context = grpc.aio.ServicerContext[Any, Any]
 Handle = Callable[[Any, float | None], Awaitable[Any]]
 """`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
 
@@ -48,9 +53,10 @@ class GrpcDoor:
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
             ]
         )
+        method: grpc.RpcMethodHandler[bytes, pipeline_service_pb2.Response]
         method = grpc.unary_unary_rpc_method_handler(
             self._inference,
-            request_deserializer=pipeline_service_pb2.Request.FromString,
+            request_deserializer=None,  # gRPC would log each broken message with a traceback
             response_serializer=pipeline_service_pb2.Response.SerializeToString,
         )
         server.add_generic_rpc_handlers(
@@ -61,9 +67,9 @@ class GrpcDoor:
         reflection.enable_server_reflection(names, server)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.port = server.add_insecure_port(f"{host}:{self.port}")
-        await server.start()
         self._server = server
         await self.set_ready(False)
+        await server.start()
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the health service, for the server as a whole and for our service."""
@@ -76,19 +82,27 @@ class GrpcDoor:
         await self._health.set(SERVICE, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop accepting; end what still runs after `grace_s`."""
+        """Stop accepting; end what still runs after `grace_s`.
+
+        Health watchers and reflection clients stay until they are ended: call it again with a
+        shorter time when the requests are answered.
+        """
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(grace_s)
-            self._server = None
 
-    async def _inference(
-        self, request: pipeline_service_pb2.Request, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pipeline_service_pb2.Response:
+    async def _inference(self, message: bytes, context: _Context) -> pipeline_service_pb2.Response:
+        try:
+            request = pipeline_service_pb2.Request.FromString(message)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a Request: {error}")
         try:
             response = await self._handle(request, context.time_remaining())
         except OverloadedError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except Exception as error:  # a bug of ours: that caller is told
+            _LOGGER.exception("inference failed", exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error of the server")
         if not isinstance(response, pipeline_service_pb2.Response):
             await context.abort(
                 grpc.StatusCode.INTERNAL,

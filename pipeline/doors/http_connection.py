@@ -112,6 +112,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn keeps a connection that was reset with it
         served = self.cycle_served
         if served is not None and not served.response_complete:
             served.disconnected = True  # with pipelined requests uvicorn knows the last one only

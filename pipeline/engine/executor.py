@@ -143,20 +143,23 @@ class DAGExecutor:
     async def stop(self, grace_s: float) -> int:
         """Refuse new requests, let the others finish, answer what is left after `grace_s`.
 
-        Returns the number of worker threads that did not end.
+        Without workers nobody waits. Returns the number of worker threads that did not end.
         """
         self._is_closing = True
         if self._inside or self._waiting:
             try:
-                await asyncio.wait_for(self._all_answered.wait(), grace_s)
+                await asyncio.wait_for(
+                    self._all_answered.wait(), grace_s if self._is_started else 0.0
+                )
             except TimeoutError:
-                self._answer_all_closed()
+                self.answer_all_closed()
         for node in self.nodes.values():
             node.close()
         pools = [*(node.workers for node in self.nodes.values()), self._unpackers, self._packers]
         return sum(await asyncio.gather(*(pool.stop(_JOIN_TIMEOUT_S) for pool in pools)))
 
-    def _answer_all_closed(self) -> None:
+    def answer_all_closed(self) -> None:
+        """Answer all requests at once; ends the grace period of a `stop` that is under way."""
         for request in [*self._inside, *self._waiting]:
             self._end_now(request, ClosedError("dag closed."))
 
