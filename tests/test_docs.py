@@ -1,0 +1,235 @@
+"""The documentation, run: its programs, its commands, its links and the tests that it names.
+
+A fenced block with a file name (```python client.py) is that file; one that ends in `prints`
+(```text client.py prints) is what running it prints; a python block without a name is executed
+after those before it. The ports 9998 (gRPC) and 9999 (HTTP) stand for free ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from pipeline.config import load_config
+from pipeline.errors import ErrorCode
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+GUIDE = ROOT / "docs" / "guide.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+
+START_S = 60.0
+STOP_S = 45.0
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, what else its opening line says, and its text."""
+
+    language: str
+    name: str
+    text: str
+
+
+@cache
+def blocks(page: Path) -> list[Block]:
+    found = re.findall(r"^```(\w*) ?(.*)\n((?s:.*?))^```$", page.read_text(), re.MULTILINE)
+    return [Block(*parts) for parts in found]
+
+
+def file_named(name: str, *pages: Path) -> str:
+    (text,) = [block.text for page in pages for block in blocks(page) if block.name == name]
+    return text
+
+
+class Place:
+    """A folder in which the files of the pages lie, with ports that are free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with contextlib.ExitStack() as probes:
+            taken = [probes.enter_context(socket.create_server(("", 0))) for _ in range(2)]
+            self.rpc_port, self.http_port = (probe.getsockname()[1] for probe in taken)
+
+    def put(self, name: str) -> Path:
+        text = file_named(name, README, GUIDE)
+        text = text.replace("9998", str(self.rpc_port)).replace("9999", str(self.http_port))
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def printed(self, name: str) -> str:
+        """What running the file `name` prints."""
+        runner = "bash" if name.endswith(".sh") else sys.executable
+        done = subprocess.run(
+            [runner, str(self.put(name))],
+            cwd=self.folder,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    @contextlib.contextmanager
+    def serving(self, name: str) -> Iterator[None]:
+        """The program `name` runs and is ready; at the end Ctrl-C stops it."""
+        command = [sys.executable, str(self.put(name))]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            self._wait_until_ready(process)
+            yield
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=STOP_S)
+            assert (process.returncode, said) == (0, "")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+    def _wait_until_ready(self, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + START_S
+        while not self._is_ready():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "the service never became ready"
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self.http_port}/health/ready", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without this network's proxy: the servers are on this machine."""
+    return {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture
+def readme_service(place: Place) -> Iterator[Place]:
+    place.put("config.yml")
+    with place.serving("web_server.py"):
+        yield place
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "name",
+    [
+        "client.py",
+        "clients.py",
+        pytest.param("ask.sh", marks=needs_curl),
+        pytest.param("curl.sh", marks=needs_curl),
+    ],
+)
+def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
+    expected = file_named(f"{name} prints", README, GUIDE)
+    assert readme_service.printed(name).rstrip("\n") == expected.rstrip("\n")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["jump.py", "embedded.py"])
+def test_a_program_of_the_guide_prints_what_it_says(place, name):
+    assert place.printed(name) == file_named(f"{name} prints", GUIDE)
+
+
+@pytest.mark.e2e
+def test_the_web_service_of_the_guide_serves(place):
+    body = b'{"key":["text"],"value":["abc"]}'
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with place.serving("service.py"):
+        url = f"http://127.0.0.1:{place.http_port}/upper/prediction"
+        with opener.open(urllib.request.Request(url, body), timeout=30) as reply:
+            assert b'"value":["ABC"]' in reply.read()
+
+
+def test_every_named_file_is_run_by_a_test_here():
+    run = {"web_server.py", "config.yml", "client.py", "ask.sh"}
+    run |= {"clients.py", "curl.sh", "jump.py", "embedded.py", "service.py"}
+    names = {block.name for page in (README, GUIDE) for block in blocks(page) if block.name}
+    assert {name for name in names if not name.endswith(" prints")} == run
+
+
+def test_the_fragments_of_the_guide_run():
+    fragments = [b.text for b in blocks(GUIDE) if b.language == "python" and not b.name]
+    assert len(fragments) > 3
+    namespace: dict[str, object] = {}
+    exec("import numpy as np\nfrom pipeline import *", namespace)
+    for fragment in fragments:
+        exec(compile(fragment, str(GUIDE), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [README, GUIDE], ids=lambda page: page.name)
+def test_every_key_of_a_configuration_is_known(page):
+    for block in blocks(page):
+        if block.language == "yaml":
+            config = load_config(yml_dict={"rpc_port": 0, **yaml.safe_load(block.text)})
+            assert config.warnings == ()
+
+
+def test_the_guide_has_every_code():
+    table = GUIDE.read_text().partition("| err_no |")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| (\d+) \| ", table, re.MULTILINE)
+    assert {int(number) for number in listed} == {int(code) for code in ErrorCode}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in _anchors(linked), target
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """The names that headings have in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_tests_that_a_page_names_exist(page):
+    for path, name in re.findall(r"(tests/[\w/]+\.py)(?:::|` `)(test_\w+)", page.read_text()):
+        assert re.search(rf"^\s*(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), (
+            f"{path} has no {name}"
+        )
