@@ -400,7 +400,10 @@ def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Respon
 
 def _checked_str(value: object) -> str:
     if not isinstance(value, str):
-        raise PayloadTypeError(f"{EXECUTOR_NAME} fetch var type must be str({type(value)}).")
+        raise PayloadTypeError(
+            f"{EXECUTOR_NAME} fetch var type must be str({type(value)}). Answer with str values "
+            "only, or with ndarrays and lists of str only, or ask for tensors (set_pack_format)."
+        )
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from pipeline.errors import InitError
@@ -29,7 +30,9 @@ def bind(host: str, port: int, key: str) -> socket.socket:
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual_stack
         )
     except OSError as error:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise InitError(
-            f"{key}: cannot listen on {host}:{port}: {error.strerror}. If another server uses "
+            f"{key}: cannot listen on {where}: {reason}. If another server uses "
             f"the port, stop it or choose another {key}."
         ) from error

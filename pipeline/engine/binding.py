@@ -45,6 +45,8 @@ class BoundOp:
         self.runs_process = op.runs_process()
         self.attempts = max(1, op.config.retry)
         self.jumps = op.is_jump_op()
+        self.keeps_state = op.overrides("preprocess") and op.overrides("postprocess")
+        self.state = vars(self.op)
         self._loop = loop
         # An override set on the instance is bound to the original: bind it to the copy.
         for name in ("preprocess", "process", "postprocess"):

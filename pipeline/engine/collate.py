@@ -106,7 +106,7 @@ def _are_alike(samples: list[Any]) -> bool:
                 return False
             if value.dtype != other.dtype or value.shape[1:] != other.shape[1:]:
                 return False
-            if rows not in (-1, len(value)) or name.endswith(_LOD):
+            if rows not in (-1, len(value)) or str(name).endswith(_LOD):
                 return False
             rows = len(value)
     return True

@@ -259,7 +259,8 @@ class DAGExecutor:
             return
         request.log_id = int(log_id or 0)
         request.as_tensors = self._request_op.has_tensors(request.raw)
-        request.payload = payload
+        if self._config.dag.retry > 1:
+            request.payload, payload = payload, _own(payload)
         self._send(request, self._entries, EXECUTOR_NAME, payload)
 
     # Through ----------------------------------------------------------------------------
@@ -288,8 +289,7 @@ class DAGExecutor:
         first.offer(request, producer, answer, in_place_of)
         for reader in others:
             if not request.is_over:
-                own = dict(answer) if isinstance(answer, dict) else answer
-                reader.offer(request, producer, own, in_place_of)
+                reader.offer(request, producer, _own(answer), in_place_of)
 
     def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:
         for target in source.op.get_jump_to_ops():
@@ -351,7 +351,7 @@ class DAGExecutor:
         request.live = 0
         for node in self.nodes.values():
             node.forget(request)
-        self._send(request, self._entries, EXECUTOR_NAME, dict(request.payload))
+        self._send(request, self._entries, EXECUTOR_NAME, _own(request.payload))
         return True
 
     def _channel_data(
@@ -435,6 +435,11 @@ def _package_error(error: Exception) -> PipelineError:
     if isinstance(error, PipelineError) and not isinstance(error, PackageError):
         return error
     return PackageError(f"rpc package error: {error}")
+
+
+def _own(payload: Any) -> Any:
+    """A dict that its reader may change without others noticing; the values are shared."""
+    return dict(payload) if isinstance(payload, dict) else payload
 
 
 def _nothing() -> None:

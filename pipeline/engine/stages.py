@@ -27,6 +27,8 @@ from pipeline.errors import (
 
 _LOGGER = logging.getLogger(__name__)
 
+_UNSET = object()
+
 _ADVICE = (
     "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
 )
@@ -55,7 +57,8 @@ class CallWatch(Protocol):
 class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
-    `is_superseded` is set by the dispatcher when another worker has taken the run over.
+    `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
+    in a batch the others' `preprocess` runs in between. `is_superseded` is set by the dispatcher when another worker has taken the run over.
     `outcomes` has, for each sample, its payload or a PipelineError; None for a sample that was
     over before it began. A run that got stuck in a call can be taken up by another worker, see
     `resumed`.
@@ -65,6 +68,7 @@ class BatchRun(msgspec.Struct, eq=False):
     outcomes: list[Any] = []
     prepared: dict[int, Any] = {}
     skipping: set[int] = set()
+    states: dict[int, dict[str, Any]] = {}
     calls: list[Call] | None = None
     jumped: bool = False
     is_superseded: bool = False
@@ -75,6 +79,14 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """All stages, or those that are left. Raises nothing."""
+        try:
+            self._run(op, watch, clock_ns)
+        except BaseException as error:  # ours, on data of any type: the worker must survive it
+            failed = _stage_error(error, op, "process", 0)
+            self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
+            self.end_ns = clock_ns()
+
+    def _run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         if self.calls is None:
             self.prepare(op, clock_ns)
         if self.calls:
@@ -125,11 +137,14 @@ class BatchRun(msgspec.Struct, eq=False):
         for index, sample in enumerate(self.samples):
             if sample.is_over:
                 continue
+            before = dict(op.state) if op.keeps_state and len(self.samples) > 1 else None
             try:
                 data, skip = op.preprocess(sample.inputs, sample.data_id, sample.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
                 self.outcomes[index] = _stage_error(error, op, "preprocess", sample.log_id)
                 continue
+            if before is not None:
+                self.states[index] = _changed(before, op.state)
             self.prepared[index] = data
             if skip:
                 self.skipping.add(index)
@@ -201,6 +216,8 @@ class BatchRun(msgspec.Struct, eq=False):
             if isinstance(data, PipelineError):
                 self.outcomes[index] = data
                 continue
+            if index in self.states:
+                op.state.update(self.states[index])
             try:
                 self.outcomes[index] = op.postprocess(
                     sample.inputs, data, sample.data_id, sample.log_id
@@ -257,6 +274,11 @@ def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> 
         f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
     )
     return coded_error(_code_of(error), text)
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that were set in between."""
+    return {name: value for name, value in after.items() if before.get(name, _UNSET) is not value}
 
 
 def _code_of(error: BaseException) -> int:

@@ -489,6 +489,22 @@ def test_dag_retry_runs_the_whole_request_again_after_a_timeout():
     run_virtual(main())
 
 
+def test_dag_retry_begins_again_with_what_the_request_brought():
+    class Pops(Counts):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {"path": input_dicts["@DAGExecutor"].pop("path")}
+
+    async def main():
+        config = {"dag": {"retry": 2}, "op": {"c": {"timeout": 200}}}
+        async with Engine(Pops("c", [RequestOp()]), config, {"c": None}) as engine:
+            asked = engine.ask(path="in")
+            await asyncio.sleep(0.3)
+            engine.pools["c"].release()
+            assert path_of(await asked) == "in"
+
+    run_virtual(main())
+
+
 def test_dag_retry_ends_with_a_timeout_when_its_attempts_are_used_up():
     async def main():
         loop = asyncio.get_running_loop()

@@ -253,6 +253,29 @@ def test_whatever_a_stage_raises_is_that_requests_error(stage, error, code):
     assert outcome.code == code
 
 
+def test_every_sample_of_a_batch_finds_what_its_own_preprocess_stored():
+    class Keeps(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            self.raw_im = data_id
+            return input_dicts["read"]
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return {"raw_im": self.raw_im, **fetch_data}
+
+    outcomes = run(bind(Keeps("m")), samples(rows(1), rows(2), rows(3)))
+    assert [outcome["raw_im"] for outcome in outcomes] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("feed", [{5: np.zeros(1)}, {(1, 2): [1]}, {None: 3}])
+def test_feeds_with_odd_names_do_not_end_a_worker(feed):
+    class Anything(Model):
+        def process(self, feed_batch, typical_logid):
+            return {"n": np.zeros(1)}
+
+    outcomes = run(bind(Anything("m")), samples(feed, dict(feed)))
+    assert all(outcome is not None for outcome in outcomes)
+
+
 def test_samples_that_are_over_are_not_touched():
     bound = bind(Model("m"))
     batch = samples(rows(1), rows(2))
