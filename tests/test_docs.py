@@ -105,7 +105,8 @@ class Place:
             yield
             process.send_signal(signal.SIGINT)
             said, _ = process.communicate(timeout=STOP_S)
-            assert (process.returncode, said) == (0, "")
+            assert process.returncode == 0
+            assert re.fullmatch(r"pipeline server .* is ready: .*\n", said)
         finally:
             if process.poll() is None:
                 process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import threading
@@ -11,7 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-from doubles import Tag, chain, client_of, post, server_for, wait_until
+from doubles import (
+    Engine,
+    Tag,
+    chain,
+    client_of,
+    post,
+    run_virtual,
+    server_for,
+    settle,
+    wait_until,
+)
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pipeline import (
@@ -269,6 +280,14 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def free_pair() -> int:
+    """A free port whose neighbour is free too."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
 def test_a_port_in_use_is_named_and_nothing_is_left_running(key):
     with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
@@ -300,7 +319,7 @@ def test_rpc_only_has_no_http_and_http_only_has_rpc_on_the_next_port():
     with server, client_of(server) as client:
         assert server.http_port is None
         assert client.predict({}).err_no == 0
-    port = free_port()
+    port = free_pair()
     server.prepare_server(yml_dict={"http_port": port})
     with server:
         assert (server.http_port, server.rpc_port) == (port, port + 1)
@@ -395,26 +414,58 @@ def test_stop_gives_up_on_those_that_outlast_the_grace_period():
         stopping.result()
 
 
+def test_the_grace_period_can_be_cut_short():
+    async def main():
+        async with Engine(chain("a"), service_s={"a": None}) as engine:
+            asked = [engine.ask(path=str(number)) for number in range(3)]
+            await settle()
+            stopping = asyncio.create_task(engine.executor.stop(600.0))
+            await settle()
+            assert not stopping.done()
+            before = asyncio.get_running_loop().time()
+            engine.executor.answer_all_closed()
+            assert [(await answer).err_no for answer in asked] == [3001] * 3
+            await stopping
+            assert asyncio.get_running_loop().time() == before
+
+    run_virtual(main())
+
+
+def test_nobody_waits_for_workers_that_never_started():
+    async def main():
+        engine = Engine(chain("a"))
+        asked = engine.ask(path="x")
+        await settle()
+        before = asyncio.get_running_loop().time()
+        await engine.executor.stop(600.0)
+        assert (await asked).err_no == 3001
+        assert asyncio.get_running_loop().time() == before
+
+    run_virtual(main())
+
+
 # Health and logs --------------------------------------------------------------------------
 
 
+def channel_to(server):
+    return grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}")
+
+
 def test_health_says_ready_over_both_doors():
-    with server_for(chain("a")) as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            status = stub.Check(health_pb2.HealthCheckRequest()).status
-            assert status == health_pb2.HealthCheckResponse.SERVING
+    with server_for(chain("a")) as server, channel_to(server) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        status = stub.Check(health_pb2.HealthCheckRequest()).status
+        assert status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_reflection_names_the_service():
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-    with server_for(chain("a")) as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            ask = reflection_pb2.ServerReflectionRequest(list_services="")
-            (answer,) = stub.ServerReflectionInfo(iter([ask]))
-            names = [service.name for service in answer.list_services_response.service]
+    with server_for(chain("a")) as server, channel_to(server) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = stub.ServerReflectionInfo(iter([ask]))
+        names = [service.name for service in answer.list_services_response.service]
     assert "baidu.paddle_serving.pipeline_serving.PipelineService" in names
     assert pipeline_service_pb2.DESCRIPTOR.package in names[0] or len(names) > 1
 

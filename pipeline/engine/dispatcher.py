@@ -32,6 +32,9 @@ class Router(Protocol):
     def strand(self, request: InFlight) -> None:
         """End a request that no Op works on and that was not answered."""
 
+    def workers_changed(self) -> None:
+        """Look at whether every worker takes work."""
+
     def touch(self, node: OpDispatcher) -> None:
         """See to it that `node.pump` is called before long."""
 
@@ -67,7 +70,7 @@ class OpDispatcher:
         self.is_touched = False
         self.running = 0
         self.load = Load()
-        self.workers: Workers = make_workers(op, self._done, self._touch)
+        self.workers: Workers = make_workers(op, self._done, self._workers_changed)
         self._policy = BatchPolicy(
             config.batch_size, config.auto_batching_timeout_s, config.batching == "adaptive"
         )
@@ -192,6 +195,10 @@ class OpDispatcher:
 
     def _touch(self) -> None:
         self._router.touch(self)
+
+    def _workers_changed(self) -> None:
+        self._router.workers_changed()
+        self._touch()
 
     # Out --------------------------------------------------------------------------------
 

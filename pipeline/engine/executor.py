@@ -61,6 +61,7 @@ class DAGExecutor:
         batch_sinks: told of every batch.
         request_sinks: told of every request.
         screen: refuses a request before it is unpacked (a wrong service name, say).
+        on_readiness: told on the loop when `is_ready` changes.
     """
 
     def __init__(
@@ -72,12 +73,15 @@ class DAGExecutor:
         batch_sinks: Sequence[BatchSink] = (),
         request_sinks: Sequence[RequestSink] = (),
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
+        on_readiness: Callable[[bool], None] = lambda is_ready: None,
     ) -> None:
         self._graph = graph
         self._config = config
         self._loop = loop
         self._request_sinks = request_sinks
         self._screen = screen
+        self._on_readiness = on_readiness
+        self._was_ready = False
         self._request_op = graph.request_op
         self._response_op = graph.response_op
         factory = make_workers(self._pump)
@@ -117,6 +121,7 @@ class DAGExecutor:
             await self.stop(0.0)
             raise failures[0]
         self._is_started = True
+        self.workers_changed()
         self._enter_waiting()
 
     @property
@@ -129,6 +134,12 @@ class DAGExecutor:
                 node.workers.count >= node.op.config.concurrency for node in self.nodes.values()
             )
         )
+
+    def workers_changed(self) -> None:
+        """An Op lost a worker, or got one back."""
+        if self.is_ready != self._was_ready:
+            self._was_ready = self.is_ready
+            self._on_readiness(self._was_ready)
 
     @property
     def inside(self) -> int:
@@ -146,6 +157,7 @@ class DAGExecutor:
         Without workers nobody waits. Returns the number of worker threads that did not end.
         """
         self._is_closing = True
+        self.workers_changed()
         if self._inside or self._waiting:
             try:
                 await asyncio.wait_for(

@@ -58,10 +58,10 @@ class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
     `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
-    in a batch the others' `preprocess` runs in between. `is_superseded` is set by the dispatcher when another worker has taken the run over.
-    `outcomes` has, for each sample, its payload or a PipelineError; None for a sample that was
-    over before it began. A run that got stuck in a call can be taken up by another worker, see
-    `resumed`.
+    in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
+    payload or a PipelineError; None for a sample that was over before it began. A run that got
+    stuck in a call can be taken up by another worker, see `resumed`: the dispatcher then sets
+    `is_superseded`.
     """
 
     samples: Sequence[Any]

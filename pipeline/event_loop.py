@@ -1,0 +1,48 @@
+"""The event loop that a server runs on: uvloop where it can be installed, in a thread if asked."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes new loops."""
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform: asyncio's own loop serves as well
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=loop_factory())
+        self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop]
+        self._loop = concurrent.futures.Future()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="pipeline-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Any) -> Any:
+        """The result of a coroutine that runs in the thread's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop.result()).result()
+
+    def close(self) -> None:
+        """End the loop and the thread."""
+        self._loop.result().call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._runner as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._end.wait()

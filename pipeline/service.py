@@ -1,0 +1,253 @@
+"""Service: everything that runs while a server runs, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.doors.grpc import GrpcDoor
+from pipeline.doors.http import HttpDoor
+from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.graph import Graph
+from pipeline.engine.workers.base import WorkersFactory
+from pipeline.engine.workers.mailbox import Mailbox
+from pipeline.engine.workers.thread import ThreadWorkers
+from pipeline.errors import InitError, NoServiceError, PipelineError
+from pipeline.observe.logs import RequestLog, configure_logs
+from pipeline.observe.span import RequestSink, RequestSpan
+from pipeline.op import Op
+from pipeline.predictors.base import LocalModel, load_local_predictor
+
+_LOGGER = logging.getLogger(__name__)
+
+_EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
+_DOOR_GRACE_S = 1.0  # for answers that are on their way out when the doors close
+
+
+class Service:
+    """Everything that runs while a server runs, on the event loop that called `start`."""
+
+    def __init__(
+        self, name: str | None, graph: Graph, config: ServiceConfig, base_dir: Path
+    ) -> None:
+        self._name = name
+        self._graph = graph
+        self._config = config
+        self._base_dir = base_dir
+        self._closing = contextlib.ExitStack()
+        self._stopping: asyncio.Task[None] | None = None
+        self._grace_s = config.stop_grace_period_s
+        self._grpc: GrpcDoor | None = None
+        self._http: HttpDoor | None = None
+        self._request_log: RequestLog | None = None
+        self._telling: set[asyncio.Future[None]] = set()
+        self._executor: DAGExecutor | None = None
+
+    @property
+    def executor(self) -> DAGExecutor:
+        """The engine; made by `start`."""
+        if self._executor is None:
+            raise InitError("the server is not running.")
+        return self._executor
+
+    def describe(self) -> str:
+        """One line for whoever started the server."""
+        doors = {"gRPC": self.rpc_port, "HTTP": self.http_port}
+        ports = ", ".join(f"{door} on port {port}" for door, port in doors.items() if port)
+        return f"pipeline server {self._name or ''} is ready: {ports}".replace("  ", " ")
+
+    @property
+    def rpc_port(self) -> int | None:
+        return self._grpc.port if self._grpc else None
+
+    @property
+    def http_port(self) -> int | None:
+        return self._http.port if self._http else None
+
+    async def start(self) -> None:
+        """Open the doors, initialise the Ops, report ready."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+        log = config.log
+        self._closing.enter_context(
+            configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
+        )
+        self._warn()
+        self._lower_switch_interval()
+        self._request_log = RequestLog(_LOGGER, log.request_sample)
+        self._executor = DAGExecutor(
+            self._graph,
+            config,
+            functools.partial(self._workers_factory, loop),
+            loop,
+            request_sinks=[_log_sink(self._request_log)],
+            screen=self._screen,
+            on_readiness=self._tell_readiness,
+        )
+        await self._open_doors()
+        await self.executor.start()
+        _LOGGER.info("%s", self.describe())
+
+    async def stop(self) -> None:
+        """Stop accepting, drain for the grace period, answer the rest, end all threads."""
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._stopping)
+
+    def hurry(self) -> None:
+        """Cut the grace period short: what is left is answered at once."""
+        self._grace_s = 0.0
+        if self._executor is not None:
+            self._executor.answer_all_closed()
+
+    async def _stop(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+        refuse = None
+        if self._grpc is not None:
+            refuse = asyncio.ensure_future(self._grpc.stop(self._grace_s + _DOOR_GRACE_S))
+        if self._executor is not None:
+            left = await self._executor.stop(self._grace_s)
+            if left:
+                _LOGGER.warning("%d worker threads hang in user code and were left behind", left)
+        if self._grpc is not None and refuse is not None:
+            await self._grpc.stop(_DOOR_GRACE_S)
+            await refuse
+        if self._http is not None:
+            await self._http.stop()
+        if self._request_log is not None:
+            self._request_log.flush()
+        _LOGGER.info("pipeline server stopped")
+        self._closing.close()
+
+    async def _open_doors(self) -> None:
+        config = self._config
+        if config.rpc_port is not None:
+            self._grpc = GrpcDoor(
+                self.executor.handle, config.host, config.rpc_port, config.max_message_bytes
+            )
+            await self._grpc.start()
+        if config.http_port is not None:
+            self._http = HttpDoor(
+                self.executor.handle,
+                lambda: self.executor.is_ready,
+                config.host,
+                config.http_port,
+                config.max_message_bytes,
+            )
+            await self._http.start()
+
+    def _tell_readiness(self, is_ready: bool) -> None:
+        if self._grpc is not None:
+            telling = asyncio.ensure_future(self._grpc.set_ready(is_ready))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    def _screen(self, request: Any) -> PipelineError | None:
+        if self._name is None or not request.name or request.name == self._name:
+            return None
+        return NoServiceError(
+            "Failed to inference: Service name error. "
+            f"This server is {self._name!r}, the request names {request.name!r}."
+        )
+
+    def _not_acted_on(self) -> Iterator[str]:
+        """What the configuration asks for that this version does not do."""
+        config, where = self._config, self._config.source
+        asked = {
+            "build_dag_each_worker": config.build_dag_each_worker,
+            "dag.use_profile": config.dag.use_profile,
+            "dag.tracer.interval_s": config.dag.tracer.interval_s is not None,
+            "dag.enable_prometheus": config.dag.enable_prometheus,
+        }
+        for key, is_asked in asked.items():
+            if is_asked:
+                yield f"{where}: {key}: not acted on by this version"
+        for op in self._graph.ops:
+            if op.config.workers == "process":
+                yield (
+                    f"{where}: Op {op.name!r} asks for process workers (dag.is_thread_op: False or "
+                    "op.workers): this version runs it in threads"
+                )
+
+    def _warn(self) -> None:
+        names = [op.name for op in self._graph.ops]
+        configs = {op.name: op.config for op in self._graph.ops}
+        for warning in (
+            *self._config.warnings,
+            *self._not_acted_on(),
+            *unknown_ops(self._config, names),
+            *batch_fill_warnings(self._config, configs),
+        ):
+            _LOGGER.warning("%s", warning)
+
+    def _lower_switch_interval(self) -> None:
+        """Beside a busy Python thread the loop waits a whole interval for the GIL."""
+        if self._config.switch_interval_s:
+            self._closing.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(self._config.switch_interval_s)
+
+    def _workers_factory(
+        self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]
+    ) -> WorkersFactory:
+        mailbox = Mailbox(loop, after=pump)
+
+        def make(op: Op, on_done: Any, on_change: Callable[[], None]) -> ThreadWorkers:
+            count = op.config.concurrency
+            if op in (self._graph.request_op, self._graph.response_op):
+                count = max(count, _EDGE_WORKERS)
+            return ThreadWorkers(op, count, loop, mailbox, self._connect, on_done, on_change)
+
+        return make
+
+    def _connect(self, op: Op) -> None:
+        """Give an Op that has a model its predictor."""
+        if op.local_service_handler is not None:
+            raise InitError(
+                f"Op {op.name!r}: local_service_handler is not supported; describe the model under "
+                f"op.{op.name}.local_service_conf."
+            )
+        if op.config.server_endpoints:
+            raise InitError(
+                f"op.{op.name}.server_endpoints: this version runs local models only; set "
+                "local_service_conf.model_config."
+            )
+        local = op.config.local_service_conf
+        if local.model_config is None:
+            return
+        predictor = load_local_predictor(
+            LocalModel(
+                model_path=self._resolved(local.model_config),
+                fetch_list=op.config.fetch_list or local.fetch_list,
+                thread_num=local.thread_num,
+                device_type=local.device_type,
+                devices=local.devices,
+                precision=local.precision,
+                engine=local.engine,
+            )
+        )
+        op.connect(predictor, predictor.feed_names, predictor.fetch_names)
+
+    def _resolved(self, path: str) -> Path:
+        """A relative path is looked up beside the configuration first, then where we run."""
+        beside = self._base_dir / path
+        return beside if beside.exists() else Path(path)
+
+
+def _log_sink(log: RequestLog) -> RequestSink:
+    """Writes the request lines of the log."""
+
+    def sink(span: RequestSpan) -> None:
+        if span.error is None:
+            log.succeeded(span.data_id, span.log_id)
+        else:
+            log.failed(span.data_id, span.log_id, span.error)
+
+    return sink

@@ -1,0 +1,357 @@
+"""What the gRPC door promises: limits, broken messages, health, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from doubles import chain, client_of, server_for, wait_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
+from pipeline.doors.grpc import SERVICE, GrpcDoor
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+
+LIMIT = 10_000
+METHOD = f"/{SERVICE}/inference"
+Status = health_pb2.HealthCheckResponse
+
+pytestmark = pytest.mark.usefixtures("grpc_is_up")
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
+    """Answers with the pairs that it is sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
+        with server_for(Op("echo", [RequestOp()]), max_message_bytes=LIMIT) as server:
+            yield server
+
+
+def channel_to(port: int | None) -> grpc.Channel:
+    return grpc.insecure_channel(f"127.0.0.1:{port}")
+
+
+def raw_call(channel: grpc.Channel, method: str = METHOD):
+    """A call whose request is bytes."""
+    return channel.unary_unary(
+        method, request_serializer=None, response_deserializer=Response.FromString
+    )
+
+
+def failure_of(call, *args, **kwargs) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*args, timeout=30, **kwargs)
+    return caught.value.code(), caught.value.details()
+
+
+def request_of(**pairs: str) -> bytes:
+    return Request(key=list(pairs), value=list(pairs.values())).SerializeToString()
+
+
+def test_a_message_above_the_limit_is_refused_and_the_channel_goes_on(echo):
+    with client_of(echo) as client:
+        status, details = failure_of(client.predict, {"x": "x" * LIMIT})
+        assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(LIMIT) in details
+        assert client.predict({"x": "x" * (LIMIT - 100)}).err_no == 0
+
+
+def test_an_answer_above_the_limit_is_refused_and_the_server_goes_on():
+    class Large(Op):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            return {"x": "x" * LIMIT * (data_id + 1 == 1)}, None, ""
+
+    op = Large("large", [RequestOp()])
+    with server_for(op, max_message_bytes=LIMIT) as server, client_of(server) as client:
+        assert failure_of(client.predict, {})[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert client.predict({}).err_no == 0
+        assert server.executor.inside == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff",
+        b"\x0a\x05ab",  # a string that is longer than the message
+        b"\x0a\x02\xc3\x28",  # a string that is no UTF-8
+        b"\x0f",  # a wire type that does not exist
+        b"\x1a\x04\xba\x01\x01\xff",  # a tensor whose name is no UTF-8
+        b"\x0b" * 200,  # groups in groups
+    ],
+)
+def test_a_message_that_cannot_be_read_is_refused_and_the_channel_goes_on(echo, message):
+    with channel_to(echo.rpc_port) as channel:
+        call = raw_call(channel)
+        status, details = failure_of(call, message)
+        assert status == grpc.StatusCode.INVALID_ARGUMENT
+        assert "Request" in details
+        assert call(request_of(a="1"), timeout=30).value == ["1"]
+
+
+@pytest.mark.parametrize("method", [f"/{SERVICE}/other", "/no.Service/inference", "/", "/a/b/c"])
+def test_other_methods_are_unimplemented(echo, method):
+    with channel_to(echo.rpc_port) as channel:
+        status, _ = failure_of(raw_call(channel, method), b"")
+        assert status == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_an_empty_message_is_an_empty_request(echo):
+    with channel_to(echo.rpc_port) as channel:
+        assert raw_call(channel)(b"", timeout=30) == Response()
+
+
+def test_metadata_is_nobodys_business(echo):
+    metadata = [("traceparent", "00-" + "a" * 32), ("x-bin", b"\x00\xff"), ("x", ""), ("x", "2")]
+    with channel_to(echo.rpc_port) as channel:
+        call = raw_call(channel)
+        assert call(request_of(a="1"), timeout=30, metadata=metadata).value == ["1"]
+
+
+def test_compressed_messages_are_understood(echo):
+    with channel_to(echo.rpc_port) as channel:
+        call = raw_call(channel)
+        sent = "1" * 5000
+        answer = call(request_of(a=sent), timeout=30, compression=grpc.Compression.Gzip)
+        assert answer.value == [sent]
+
+
+def test_a_compressed_message_counts_as_large_as_it_is_unpacked(echo):
+    with channel_to(echo.rpc_port) as channel:
+        bomb = request_of(a="1" * 10_000_000)
+        call = raw_call(channel)
+        status, _ = failure_of(call, bomb, compression=grpc.Compression.Gzip)
+        assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(request_of(a="1"), timeout=30).value == ["1"]
+
+
+def test_many_calls_share_a_channel(echo):
+    with client_of(echo) as client:
+        calls = [client.predict({"n": str(number)}, asyn=True) for number in range(500)]
+        assert [call.result(30).value for call in calls] == [[str(n)] for n in range(500)]
+    wait_until(lambda: echo.executor.inside == 0)
+
+
+class Holds(Op):
+    """Holds every request until it is released."""
+
+    def __init__(self):
+        super().__init__("holds", [RequestOp()])
+        self.entered, self.release = threading.Semaphore(0), threading.Event()
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        self.entered.release()
+        self.release.wait(60)
+        return {"done": "1"}
+
+
+@pytest.fixture
+def holds() -> Iterator[Holds]:
+    op = Holds()
+    yield op
+    op.release.set()
+
+
+def test_cancelled_calls_give_up_their_places_waiting_or_not(holds):
+    with server_for(holds, worker_num=2) as server, client_of(server) as client:
+        calls = [client.predict({}, asyn=True) for _ in range(10)]
+        wait_until(lambda: (server.executor.inside, server.executor.waiting) == (2, 8))
+        for call in calls:
+            assert call.cancel()
+        wait_until(lambda: (server.executor.inside, server.executor.waiting) == (0, 0))
+        holds.release.set()
+        assert client.predict({}).err_no == 0
+
+
+def test_a_channel_that_breaks_gives_up_all_its_places(holds):
+    with server_for(holds) as server:
+        client = PipelineClient()
+        client.connect([f"127.0.0.1:{server.rpc_port}"])
+        calls = [client.predict({}, asyn=True) for _ in range(10)]
+        wait_until(lambda: server.executor.inside == len(calls))
+        client.close()
+        wait_until(lambda: server.executor.inside == 0)
+        holds.release.set()
+
+
+def test_a_deadline_that_passes_frees_the_place(holds):
+    with server_for(holds) as server, channel_to(server.rpc_port) as channel:
+        call = raw_call(channel).future(b"", timeout=0.05)
+        if call.exception(30) is None:  # the server was quicker than the client's own clock
+            assert call.result().err_no == 6000
+        else:
+            assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        wait_until(lambda: server.executor.inside == 0)
+        holds.release.set()
+
+
+def test_a_pack_method_that_gives_no_response_is_an_internal_error():
+    class Wrong(ResponseOp):
+        def pack_response_package(self, channeldata):
+            return {"not": "a Response"}
+
+    server = server_for(chain("a"), response_op=Wrong([chain("a")]))
+    with server, channel_to(server.rpc_port) as channel:
+        status, details = failure_of(raw_call(channel), b"")
+    assert status == grpc.StatusCode.INTERNAL
+    assert details == "pack_response_package returned dict, not a Response"
+
+
+# Health -----------------------------------------------------------------------------------
+
+
+def health(channel: grpc.Channel, service: str = "") -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return (
+        health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True, timeout=30).status
+    )
+
+
+def test_health_knows_the_server_its_service_and_no_other(echo):
+    with channel_to(echo.rpc_port) as channel:
+        assert health(channel) == Status.SERVING
+        assert health(channel, SERVICE) == Status.SERVING
+        assert failure_of(lambda timeout: health(channel, "other"))[0] == grpc.StatusCode.NOT_FOUND
+
+
+def test_health_is_not_serving_until_every_op_is_initialised():
+    release = threading.Event()
+
+    class Slow(Op):
+        def init_op(self):
+            release.wait(60)
+
+    with server_for(chain("a")) as probe:
+        port = probe.rpc_port
+    server = server_for(Slow("slow", [RequestOp()]), rpc_port=port)
+    with ThreadPoolExecutor() as pool, channel_to(port) as channel:
+        starting = pool.submit(server.start)
+        try:
+            assert health(channel) == Status.NOT_SERVING
+            assert health(channel, SERVICE) == Status.NOT_SERVING
+            release.set()
+            starting.result()
+            assert health(channel) == Status.SERVING
+        finally:
+            release.set()
+            starting.result().stop()
+
+
+def test_health_watchers_are_told_of_the_stop_and_do_not_delay_it(holds):
+    server = server_for(holds, stop_grace_period=60_000).start()
+    with channel_to(server.rpc_port) as channel, ThreadPoolExecutor() as pool:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == Status.SERVING
+        call = raw_call(channel).future(b"")
+        assert holds.entered.acquire(timeout=30)
+        stopping = pool.submit(server.stop)
+        assert next(watch).status == Status.NOT_SERVING
+        assert not stopping.done(), "there is still a request inside"
+        holds.release.set()
+        assert call.result(30).value == ["1"]
+        stopping.result(30)  # long before the grace period ends
+        with pytest.raises(grpc.RpcError):
+            next(watch)
+
+
+def test_a_reflection_client_that_stays_does_not_delay_the_stop():
+    server = server_for(chain("a"), stop_grace_period=60_000).start()
+    done = threading.Event()
+
+    def asks_and_stays():
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        done.wait(60)
+
+    with channel_to(server.rpc_port) as channel, ThreadPoolExecutor() as pool:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        answers = stub.ServerReflectionInfo(asks_and_stays())
+        try:
+            assert next(answers).list_services_response.service
+            pool.submit(server.stop).result(30)
+        finally:
+            done.set()
+
+
+def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
+    server = server_for(holds, stop_grace_period=60_000).start()
+    with channel_to(server.rpc_port) as channel, ThreadPoolExecutor() as pool:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == Status.SERVING
+        inside = raw_call(channel).future(b"")
+        assert holds.entered.acquire(timeout=30)
+        stopping = pool.submit(server.stop)
+        assert next(watch).status == Status.NOT_SERVING
+        late = raw_call(channel).future(b"", timeout=30)
+        if late.exception(30) is None:
+            assert late.result().err_no == 3001
+        else:
+            assert late.code() == grpc.StatusCode.UNAVAILABLE
+        holds.release.set()
+        assert inside.result(30).err_no == 0
+        stopping.result(30)
+
+
+# The door on its own ------------------------------------------------------------------------
+
+
+def test_health_is_not_serving_from_the_first_moment_on():
+    async def test():
+        door = GrpcDoor(None, "127.0.0.1", 0, LIMIT)
+        await door.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+                assert answer.status == Status.NOT_SERVING
+        finally:
+            await door.stop(0.0)
+
+    asyncio.run(test())
+
+
+def test_an_unforeseen_error_is_an_internal_error_that_tells_nothing(caplog):
+    async def fails(request, timeout_s):
+        raise ZeroDivisionError("of ours")
+
+    async def test():
+        door = GrpcDoor(fails, "127.0.0.1", 0, LIMIT)
+        await door.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary(METHOD)(b"", timeout=30)
+        finally:
+            await door.stop(0.0)
+        return caught.value
+
+    error = asyncio.run(test())
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert error.details() == "internal error of the server"
+    assert "of ours" in caplog.text
+
+
+@pytest.mark.parametrize("sent", [None, 30.0])
+def test_the_callers_deadline_is_handed_on(sent):
+    given = []
+
+    async def notes(request, timeout_s):
+        given.append(timeout_s)
+        return Response()
+
+    async def test():
+        door = GrpcDoor(notes, "127.0.0.1", 0, LIMIT)
+        await door.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+                await channel.unary_unary(METHOD)(b"", timeout=sent)
+        finally:
+            await door.stop(0.0)
+
+    asyncio.run(test())
+    (timeout_s,) = given
+    assert timeout_s is None if sent is None else 0 < timeout_s <= 31

@@ -1,0 +1,239 @@
+"""Who may import whom: the layers of the design, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "pipeline"
+
+# From the bottom to the top; a module belongs to the longest name that it begins with, and may
+# import those of its own layer and of the layers below.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "data", "observe.span", "compat"),
+    ("channel", "error_catch"),  # the predecessor's names for what is below
+    ("proto",),
+    ("config", "config_fields", "yaml_source"),
+    ("op", "predictors"),
+    ("engine",),
+    ("observe",),
+    ("doors",),
+    ("service", "event_loop", "server", "web_service"),
+)
+# Rules that are stricter than the layers: nothing of the package but this.
+ONLY: dict[str, set[str]] = {
+    "client": {"errors", "data", "proto"},
+    "compat": {"errors", "data", "compat"},
+    "channel": {"errors", "data", "compat"},
+    "error_catch": {"errors", "data", "compat"},
+    "errors": set(),
+    "data": {"errors"},
+    "observe.span": {"errors", "data"},
+    "proto": {"errors", "data", "proto"},
+    "op": {"errors", "data", "observe.span", "proto"},  # config for its types only
+    "predictors": {"errors", "data", "proto", "config", "predictors"},
+}
+# Third-party packages that are used in these places and nowhere else.
+AT_HOME: dict[str, set[str]] = {
+    "grpc": {"client", "doors.grpc", "proto.pipeline_service_pb2_grpc"},
+    "grpc_health": {"doors.grpc"},
+    "grpc_reflection": {"doors.grpc"},
+    "uvicorn": {"doors.http", "doors.http_connection"},
+    "httptools": {"doors.http_connection"},
+    "uvloop": {"event_loop"},
+    "yaml": {"yaml_source"},
+    "onnxruntime": {"predictors.local_onnx"},
+    "paddle": {"predictors.local_paddle"},
+    "ray": {"engine.workers.ray"},
+    "torch": set(),
+}
+HEAVY = {"onnxruntime", "paddle", "ray", "uvloop"}
+IN_THE_LIBRARY = {"msgspec", "numpy", "orjson", "ml_dtypes", "google", *AT_HOME}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: of `target`, in `module`, both without the package's name if they are ours."""
+
+    module: str
+    target: str
+    line: int
+    is_ours: bool
+    is_at_load: bool
+    is_for_types: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def names_of_modules() -> dict[str, Path]:
+    """Every module of the package by its name without the package's: `doors.http`."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = path
+    return found
+
+
+MODULES = names_of_modules()
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    yield from _imports_in(tree, module, is_at_load=True, is_for_types=False)
+
+
+def _imports_in(
+    node: ast.AST, module: str, is_at_load: bool, is_for_types: bool
+) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            for name in _targets(child, module):
+                is_ours = name == "pipeline" or name.startswith("pipeline.")
+                target = name.removeprefix("pipeline").removeprefix(".") if is_ours else name
+                yield Import(module, target, child.lineno, is_ours, is_at_load, is_for_types)
+            continue
+        in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        yield from _imports_in(
+            child, module, is_at_load and not in_function, is_for_types or guarded
+        )
+
+
+def _targets(node: ast.Import | ast.ImportFrom, module: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert not node.level, f"{module}:{node.lineno}: relative imports are not used here"
+    base = node.module or ""
+    if base.split(".")[0] != "pipeline":
+        return [base]
+    # `from pipeline.proto import codec` is an import of pipeline.proto.codec.
+    members = [f"{base}.{alias.name}" for alias in node.names]
+    return [name if name.removeprefix("pipeline.") in MODULES else base for name in members]
+
+
+def matches(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(f"{prefix}.")
+
+
+def longest(module: str, prefixes: set[str]) -> str | None:
+    return max((p for p in prefixes if matches(module, p)), key=len, default=None)
+
+
+def layer_of(module: str) -> int | None:
+    names = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    found = longest(module, set(names))
+    return None if found is None else names[found]
+
+
+ALL = [found for module in sorted(MODULES) for found in imports_of(module)]
+OURS = [found for found in ALL if found.is_ours and not found.is_for_types]
+THEIRS = [
+    found
+    for found in ALL
+    if not found.is_ours and found.target.split(".")[0] not in sys.stdlib_module_names
+]
+
+
+def test_the_reader_of_imports_finds_those_it_should():
+    assert len(MODULES) > 30
+    seen = {(found.module, found.target) for found in ALL}
+    assert ("engine.executor", "engine.dispatcher") in seen
+    assert ("doors.http", "proto.jsonpb") in seen, "a module named after `import` counts as one"
+    for_types = [f for f in ALL if f.module == "op" and f.target == "config"]
+    assert all(found.is_for_types for found in for_types)
+    (in_function,) = [f for f in ALL if f.module == "event_loop" and f.target == "uvloop"]
+    assert not in_function.is_at_load
+
+
+def test_every_module_has_its_layer():
+    at_the_top = {"", "client"}  # the package's lazy names; the client, which has a rule of its own
+    without = {module for module in MODULES if layer_of(module) is None}
+    assert without == at_the_top
+
+
+def test_imports_go_downwards_only():
+    upwards = [
+        str(found)
+        for found in OURS
+        if (here := layer_of(found.module)) is not None
+        and ((there := layer_of(found.target)) is None or there > here)
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("prefix", sorted(ONLY))
+def test_who_is_kept_small_imports_no_more_than_it_may(prefix):
+    more = [
+        str(found)
+        for found in OURS
+        if longest(found.module, set(ONLY)) == prefix
+        and longest(found.target, ONLY[prefix]) is None
+    ]
+    assert more == []
+
+
+def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
+    strangers = [
+        str(found)
+        for found in ALL
+        if matches(found.module, "engine")
+        and (
+            (found.is_ours and matches(found.target, "observe") and found.target != "observe.span")
+            or found.target.split(".")[0]
+            in {"grpc", "yaml", "uvicorn", "httptools", "http", "orjson"}
+        )
+    ]
+    assert strangers == []
+
+
+def test_third_party_packages_stay_in_their_places():
+    strays = [
+        str(found)
+        for found in THEIRS
+        if (homes := AT_HOME.get(found.target.split(".")[0])) is not None
+        and found.module not in homes
+    ]
+    assert strays == []
+
+
+def test_heavy_packages_are_loaded_when_they_are_needed():
+    early = [
+        str(found)
+        for found in THEIRS
+        if found.target.split(".")[0] in HEAVY and found.is_at_load and not found.is_for_types
+    ]
+    assert early == []
+
+
+def test_no_other_third_party_package_is_used():
+    others = [str(found) for found in THEIRS if found.target.split(".")[0] not in IN_THE_LIBRARY]
+    assert others == []
+
+
+def test_the_package_itself_loads_nothing():
+    assert [str(found) for found in ALL if found.module == "" and not found.is_for_types] == [
+        str(found)
+        for found in ALL
+        if found.module == "" and found.target in ("__future__", "importlib", "typing")
+    ]
+
+
+def test_nothing_is_evaluated_unpickled_printed_or_ended():
+    """`eval`, `exec`, pickle and the ways to end the process are for applications."""
+    calls = {"eval", "exec", "os._exit", "sys.exit", "os.kill", "os.killpg", "exit", "print"}
+    found = [
+        f"{module}:{node.lineno} calls {ast.unparse(node.func)}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in calls
+    ]
+    assert found == []
+    unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    assert [str(i) for i in ALL if i.target.split(".")[0] in unsafe] == []
