@@ -16,7 +16,6 @@ import uvicorn
 from pipeline.doors.http_connection import (
     CLOSE,
     CONNECTION,
-    JSON,
     Header,
     HttpConnection,
     HttpError,
@@ -144,15 +143,7 @@ class HttpDoor:
             status, body = 500, error_body(UserCodeError("internal error of the server"))
         if connection.is_receiving:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
-        length = (b"content-length", b"%d" % len(body))
-        await send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [JSON, length, *headers],
-            }
-        )
-        await send({"type": "http.response.body", "body": body})
+        await connection.answer(status, headers, body)
 
     def _target(self, scope: Message) -> tuple[str, str] | None:
         """(name, method) of an inference; None for a health probe."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -22,8 +23,8 @@ CONNECTION = "pipeline.connection"
 
 Header = tuple[bytes, bytes]
 CLOSE: Header = (b"connection", b"close")
-JSON: Header = (b"content-type", b"application/json")
 
+_JSON_OF_LENGTH = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
 _LINGER_S = 5.0  # for a caller that still sends to see the answer to what it began
 
@@ -41,6 +42,11 @@ class HttpError(Exception):
 def error_body(error: PipelineError) -> bytes:
     """The body of an answer that is an error: a Response, like any other."""
     return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
+
+
+@functools.cache
+def _status_line(status: int) -> bytes:
+    return b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -80,7 +86,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._raw: asyncio.Transport = transport
-        super().connection_made(_Corked(self, transport))  # type: ignore[arg-type]  # a proxy
+        super().connection_made(_Transport(self, transport))  # type: ignore[arg-type]  # a proxy
         self._set_timer(self._patience_s, self._lose_patience)
 
     def on_headers_complete(self) -> None:
@@ -180,13 +186,42 @@ class HttpConnection(HttpToolsProtocol):
             cycle.keep_alive = False
 
     def _say(self, error: HttpError) -> None:
-        body = error_body(error.error)
-        length = (b"content-length", b"%d" % len(body))
-        headers = [*self.server_state.default_headers, JSON, length, CLOSE]
-        status = b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())
-        lines = [status, *(b": ".join(header) for header in headers), b"", body]
-        self.transport.write(b"\r\n".join(lines))
+        self.transport.write(self._packet(error.status, (CLOSE,), error_body(error.error)))
         self.transport.close()
+
+    async def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        """Answer the request that is served: what uvicorn's `send` does, in one packet.
+
+        uvicorn writes head and body apart and looks at every header; on loopback a packet costs
+        as much as all of our own work for a request.
+        """
+        cycle = self.cycle_served
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            return
+        if CLOSE in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers = (*headers, CLOSE)
+        cycle.response_started = True
+        self.transport.write(self._packet(status, headers, body, cycle.scope["method"] == "HEAD"))
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
+    def _packet(
+        self, status: int, headers: tuple[Header, ...], body: bytes, is_head: bool = False
+    ) -> bytes:
+        head = [_status_line(status)]
+        for name, value in (*self.server_state.default_headers, *headers):
+            head += (name, b": ", value, b"\r\n")
+        head.append(_JSON_OF_LENGTH % len(body))
+        if not is_head:
+            head.append(body)
+        return b"".join(head)
 
     def hang_up(self) -> None:
         """Close; a caller that still sends would be cut off before it sees its answer.
@@ -213,33 +248,17 @@ class HttpConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, then)
 
 
-class _Corked:
-    """A transport that sends what is written in one loop iteration as one packet.
+class _Transport:
+    """The transport as uvicorn sees it: to close it is to hang up, see there."""
 
-    uvicorn writes head and body apart; on loopback a `send` costs as much as all of our own
-    work for a request.
-    """
-
-    __slots__ = ("_connection", "_pieces", "_transport")
+    __slots__ = ("_connection", "_transport", "write")
 
     def __init__(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
         self._connection = connection
         self._transport = transport
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._pieces:
-            self._connection.loop.call_soon(self._flush)
-        self._pieces.append(data)
-
-    def _flush(self) -> None:
-        if self._pieces:
-            pieces, self._pieces = self._pieces, []
-            if not self.is_closing():
-                self._transport.write(b"".join(pieces))
+        self.write = transport.write
 
     def close(self) -> None:
-        self._flush()
         self._connection.hang_up()
 
     def is_closing(self) -> bool:

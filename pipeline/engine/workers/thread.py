@@ -76,15 +76,15 @@ class ThreadWorker:
         if self.op is None and not self.pool.initialise(self):
             return
         assert self.op is not None, "initialise gives the first worker its Op"
-        op, pool = self.op, self.pool
+        op, pool, backlog, clock_ns = self.op, self.pool, self.pool.backlog, time.monotonic_ns
         job = self.job or self.inbox.get()
         while job is not None:
             self.job = job
-            began = time.monotonic_ns()
-            job.run(op, self, time.monotonic_ns)
-            self.took_ns = time.monotonic_ns() - began
+            began = clock_ns()
+            job.run(op, self, clock_ns)
+            self.took_ns = clock_ns() - began
             self.job = None
-            following = None if self.is_stuck else pool.next_job()
+            following = pool.next_job() if backlog and not self.is_stuck else None
             if following is not None:
                 pool.post(pool.goes_on, self, job)
                 job = following
@@ -124,7 +124,7 @@ class ThreadWorkers:
         self._on_change = on_change
         self._workers: list[ThreadWorker] = []
         self._idle: list[ThreadWorker] = []
-        self._backlog: deque[Job] = deque()
+        self.backlog: deque[Job] = deque()
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
         self._stuck: list[ThreadWorker] = []
@@ -182,7 +182,7 @@ class ThreadWorkers:
     def submit(self, job: Job) -> None:
         is_somebody_up = len(self._idle) < len(self._workers)
         if not self._idle or (is_somebody_up and self._usual_ns < _QUICK_NS):
-            self._backlog.append(job)
+            self.backlog.append(job)
             if self._idle and self._rescue is None:
                 self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
         else:
@@ -197,7 +197,7 @@ class ThreadWorkers:
     def next_job(self) -> Job | None:
         """A job from the backlog, if there is one. Called by the workers."""
         try:
-            return self._backlog.popleft()
+            return self.backlog.popleft()
         except IndexError:
             return None
 
