@@ -234,10 +234,6 @@ class Op:
         """Ask for answers as tensors where this is the last Op of the pipeline."""
         self._pack_tensor_format = is_tensor_format
 
-    def wants_tensors(self) -> bool:
-        """Whether this Op asked for answers as tensors."""
-        return self._pack_tensor_format
-
     # Configuration -----------------------------------------------------------------------
 
     def configure(self, config: OpConfig) -> None:

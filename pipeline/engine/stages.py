@@ -34,19 +34,6 @@ _ADVICE = (
 )
 
 
-class Sample(Protocol):
-    """What a stage needs of one request's turn at an Op."""
-
-    @property
-    def inputs(self) -> dict[str, Any]: ...
-    @property
-    def data_id(self) -> int: ...
-    @property
-    def log_id(self) -> int: ...
-    @property
-    def is_over(self) -> bool: ...
-
-
 class CallWatch(Protocol):
     """Told when a call of `process` begins and ends, so that its timeout can be kept."""
 
@@ -57,6 +44,7 @@ class CallWatch(Protocol):
 class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
+    `samples` are `Item`s, or whatever else has inputs, data_id, log_id and is_over.
     `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
