@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,8 @@ _LOGGER = logging.getLogger(__name__)
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
+_LOOK_S = 0.1  # how often we look whether gRPC has crashed
+_FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _Context = grpc.aio.ServicerContext[Any, Any]
 Handle = Callable[[Any, float | None], Awaitable[Any]]
 """`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
@@ -41,11 +44,18 @@ class GrpcDoor:
         self._max_message_bytes = max_message_bytes
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
+        self._guard: asyncio.Task[None] | None = None
+        self._crashed: dict[asyncio.Future[None], grpc.aio.Server] = {}
 
     async def start(self) -> None:
         """Bind and listen. InitError names an address that is in use."""
         # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
         bind(self._host, self.port, "rpc_port").close()
+        await self.set_ready(False)
+        await self._open()
+        self._guard = asyncio.create_task(self._keep_open())
+
+    async def _open(self) -> None:
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_message_bytes),
@@ -68,8 +78,24 @@ class GrpcDoor:
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.port = server.add_insecure_port(f"{host}:{self.port}")
         self._server = server
-        await self.set_ready(False)
         await server.start()
+
+    async def _keep_open(self) -> None:
+        """Open again if gRPC has crashed.
+
+        From grpcio 1.84 on any peer can end the loop that accepts calls, with a request for a
+        path that is not UTF-8: an exception there closes the port for good.
+        """
+        while (server := self._server) is not None:
+            try:
+                if not await server.wait_for_termination(_LOOK_S):
+                    return
+            except Exception as error:  # whatever it is that went wrong in there
+                _LOGGER.warning("gRPC crashed and is started again: %s", error)
+                leaving = asyncio.ensure_future(server.stop(_FAREWELL_S))
+                self._crashed[leaving] = server
+                leaving.add_done_callback(self._crashed.pop)
+                await self._open()
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the health service, for the server as a whole and for our service."""
@@ -87,9 +113,12 @@ class GrpcDoor:
         Health watchers and reflection clients stay until they are ended: call it again with a
         shorter time when the requests are answered.
         """
+        if self._guard is not None:
+            self._guard.cancel()
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
-            await self._server.stop(grace_s)
+            servers = (self._server, *self._crashed.values())
+            await asyncio.gather(*(server.stop(grace_s) for server in servers))
 
     async def _inference(self, message: bytes, context: _Context) -> pipeline_service_pb2.Response:
         try:

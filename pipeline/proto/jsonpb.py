@@ -105,6 +105,8 @@ def _parsed(fields: Any, message: _M, path: str) -> _M:
         if len(reason) > _MAX_REASON:
             reason = f"{reason[:_MAX_REASON]}..."
         raise _misfit(f"{path}: {reason}" if path else reason) from None
+    except RecursionError:  # the reason quotes the value
+        raise _misfit(f"{path or 'a field'} is nested too deeply") from None
 
 
 def _misfit(why: str) -> PackageError:

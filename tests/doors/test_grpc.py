@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from doubles import chain, client_of, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.doors.grpc import SERVICE, GrpcDoor
@@ -299,19 +301,78 @@ def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
 # The door on its own ------------------------------------------------------------------------
 
 
+@contextlib.asynccontextmanager
+async def door_and_channel(handle):
+    door = GrpcDoor(handle, "127.0.0.1", 0, LIMIT)
+    await door.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+            yield door, channel
+    finally:
+        await door.stop(0.0)
+
+
 def test_health_is_not_serving_from_the_first_moment_on():
     async def test():
-        door = GrpcDoor(None, "127.0.0.1", 0, LIMIT)
-        await door.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
-                stub = health_pb2_grpc.HealthStub(channel)
-                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
-                assert answer.status == Status.NOT_SERVING
-        finally:
-            await door.stop(0.0)
+        async with door_and_channel(None) as (_, channel):
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+            assert answer.status == Status.NOT_SERVING
 
     asyncio.run(test())
+
+
+def test_a_path_that_is_no_text_does_not_close_the_door():
+    """From grpcio 1.84 on it closes the port for good, unless the door is opened again."""
+    release = asyncio.Event()
+
+    async def holds(request, timeout_s):
+        if "hold" in request.key:
+            await release.wait()
+        return Response(value=request.value)
+
+    async def test():
+        async with door_and_channel(holds) as (door, channel):
+            await door.set_ready(True)
+            call = channel.unary_unary(METHOD, None, Response.FromString)
+            inside = call(request_of(hold="inside"), timeout=60)
+            for _ in range(3):
+                await comes_through(call)
+                reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+                writer.write(call_of(b"/\xff"))
+                await asyncio.wait_for(answer_or_farewell(reader), 30)
+                writer.close()
+            await comes_through(call)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=30
+            )
+            assert answer.status == Status.SERVING
+            release.set()
+            assert (await inside).value == ["inside"]
+
+    asyncio.run(test())
+
+
+async def answer_or_farewell(reader):
+    """Read frames until the server answers, or says that it goes away."""
+    kind = None
+    while kind not in (HEADERS, GOAWAY):
+        head = await reader.readexactly(9)
+        kind = head[3]
+        await reader.readexactly(int.from_bytes(head[:3]))
+
+
+async def comes_through(call):
+    """Call until it is answered, as clients with a retry policy do."""
+    for _ in range(1000):
+        try:
+            assert (await call(request_of(a="1"), timeout=30, wait_for_ready=True)).value == ["1"]
+            return
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                raise
+            await asyncio.sleep(0.01)
+    pytest.fail("the door stays closed")
 
 
 def test_an_unforeseen_error_is_an_internal_error_that_tells_nothing(caplog):
@@ -319,14 +380,9 @@ def test_an_unforeseen_error_is_an_internal_error_that_tells_nothing(caplog):
         raise ZeroDivisionError("of ours")
 
     async def test():
-        door = GrpcDoor(fails, "127.0.0.1", 0, LIMIT)
-        await door.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await channel.unary_unary(METHOD)(b"", timeout=30)
-        finally:
-            await door.stop(0.0)
+        async with door_and_channel(fails) as (_, channel):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(METHOD)(b"", timeout=30)
         return caught.value
 
     error = asyncio.run(test())
@@ -344,13 +400,8 @@ def test_the_callers_deadline_is_handed_on(sent):
         return Response()
 
     async def test():
-        door = GrpcDoor(notes, "127.0.0.1", 0, LIMIT)
-        await door.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
-                await channel.unary_unary(METHOD)(b"", timeout=sent)
-        finally:
-            await door.stop(0.0)
+        async with door_and_channel(notes) as (_, channel):
+            await channel.unary_unary(METHOD)(b"", timeout=sent)
 
     asyncio.run(test())
     (timeout_s,) = given
