@@ -118,6 +118,7 @@ class ScriptedWorkers:
         self._workers.remove(worker)
         self.given_up.append(worker)
         if self.refuses_replacement:
+            self.on_change()
             return False
         following = ScriptedWorker(worker.op, worker.number)
         self._workers.append(following)
@@ -184,6 +185,7 @@ class Engine:
         settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
         for op in (graph.request_op, *graph.ops, graph.response_op):
             op.configure(resolve_op(op.name, op.given, settings))
+        self.readiness: list[bool] = []
         self.batch_spans: list[Any] = []
         self.request_spans: list[Any] = []
         self.pools: dict[str, ScriptedWorkers] = {}
@@ -205,6 +207,7 @@ class Engine:
             loop,
             [self.batch_spans.append],
             [self.request_spans.append],
+            on_readiness=self.readiness.append,
         )
 
     async def __aenter__(self) -> Engine:

@@ -540,6 +540,7 @@ def test_requests_end_even_when_no_stuck_worker_can_be_replaced():
             got = await asyncio.gather(engine.ask(), engine.ask())
             assert [response.err_no for response in got] == [6000, 6000]
             assert not engine.executor.is_ready
+            assert engine.readiness == [True, False], "who asked to be told is told"
 
     run_virtual(main())
 
