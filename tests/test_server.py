@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -509,3 +510,10 @@ def test_web_service_needs_only_the_last_op_and_may_replace_both_ends():
 def test_web_service_that_returns_no_op_says_so():
     with pytest.raises(GraphError, match="get_pipeline_response must return the last Op"):
         WebService("x").prepare_pipeline_config(yml_dict={"rpc_port": 0})
+
+
+def test_the_gil_is_handed_over_sooner_while_a_server_runs():
+    before = sys.getswitchinterval()
+    with server_for(chain("a"), switch_interval=200):
+        assert sys.getswitchinterval() == pytest.approx(0.0002)
+    assert sys.getswitchinterval() == before
