@@ -83,7 +83,6 @@ class OpDispatcher:
         self._items_running = 0
         self._cut_timer: Any = None
         self._watch_timer: Any = None
-        self._has_lost_audience = False
 
     # In ---------------------------------------------------------------------------------
 
@@ -114,8 +113,7 @@ class OpDispatcher:
     def forget(self, request: InFlight) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
         self.channel.discard(request)
-        if self.running and not self._has_lost_audience:
-            self._has_lost_audience = True
+        if self.running and self._watch_timer is None:
             self._watch_in(_STUCK_AFTER_S)
 
     @property
@@ -262,7 +260,6 @@ class OpDispatcher:
         """
         self._watch_timer = None
         now = self._loop.time()
-        self._has_lost_audience = False
         next_due = [now + self._timeout_s] if self._timeout_s is not None else []
         for worker in self.workers.busy():
             run, due = worker.job, self._due(worker)
@@ -281,7 +278,6 @@ class OpDispatcher:
         if not isinstance(run, BatchRun):
             return None
         if all(item.is_over for item in run.samples) and run.start_ns:
-            self._has_lost_audience = True
             usual = self.load.service_s * _STUCK_FACTOR
             return run.start_ns / 1e9 + max(_STUCK_AFTER_S, usual)
         if started is None or self._timeout_s is None:

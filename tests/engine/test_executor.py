@@ -532,6 +532,19 @@ def test_a_worker_nobody_waits_for_any_more_is_replaced_when_it_takes_far_too_lo
     run_virtual(main())
 
 
+def test_a_request_that_expires_does_not_put_off_the_timeout_of_another():
+    async def main():
+        loop = asyncio.get_running_loop()
+        config = {"op": {"c": {"timeout": 200, "concurrency": 2}}}
+        async with Engine(Counts("c", [RequestOp()]), config, {"c": None}) as engine:
+            began = loop.time()
+            hangs, expires = engine.ask(), engine.ask(timeout_s=0.05)
+            await asyncio.gather(hangs, expires)
+            assert loop.time() - began == pytest.approx(0.2)
+
+    run_virtual(main())
+
+
 def test_requests_end_even_when_no_stuck_worker_can_be_replaced():
     async def main():
         config = {"op": {"c": {"timeout": 100}}}
