@@ -202,18 +202,17 @@ class ThreadWorkers:
             return None
 
     def goes_on(self, worker: ThreadWorker, job: Job) -> None:
-        """`worker` is done with `job` and has taken another."""
+        """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         self.on_done(worker, job)
 
     def now_idle(self, worker: ThreadWorker, job: Job) -> None:
         """`worker` is done with `job` and found no other."""
-        self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         if worker.is_stuck:
             self._came_back(worker)
         else:
             self._employ(worker)
-        self.on_done(worker, job)
+        self.goes_on(worker, job)
 
     def _employ(self, worker: ThreadWorker) -> None:
         # The backlog may have grown since the worker looked.
