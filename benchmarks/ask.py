@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from benchmarks import NotMeasuredError
 from benchmarks.load import INFERENCE
+from pipeline.proto import codec
 from pipeline.proto import pipeline_service_pb2 as pb
 
 _TIMEOUT_S = 10.0
+_MOST_TEXT = 1000  # characters of a wrong answer that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request with one key and value, and how its answer is told from a wrong one.
 
-    `repeats_exactly`: every answer is the same, byte by byte; a model's last digits may differ
-    with the batch that a request is in.
+    A `value` that is no str travels as a tensor, over gRPC only. `repeats_exactly`: every answer
+    is the same, byte by byte; a model's last digits may differ with the batch of a request.
     """
 
     key: str
-    value: str
-    is_right: Callable[[Mapping[str, str]], bool]
+    value: Any
+    is_right: Callable[[Mapping[str, Any]], bool]
     repeats_exactly: bool = True
 
     def as_json(self) -> bytes:
         return json.dumps({"key": [self.key], "value": [self.value]}).encode()
 
     def as_message(self) -> bytes:
-        return pb.Request(key=[self.key], value=[self.value]).SerializeToString()
+        if isinstance(self.value, str):
+            request = pb.Request(key=[self.key], value=[self.value])
+        else:
+            request = pb.Request(tensors=[codec.numpy_to_tensor(self.key, self.value)])
+        return request.SerializeToString()
 
 
 def ask_http(url: str, question: Question) -> bytes:
@@ -44,7 +51,8 @@ def ask_http(url: str, question: Question) -> bytes:
     with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
         body: bytes = reply.read()
     answer = json.loads(body)
-    _check(question, answer["err_no"], answer["key"], answer["value"])
+    found = dict(zip(answer["key"], answer["value"], strict=True))
+    _check(question, answer["err_no"], answer["err_msg"], found)
     return body
 
 
@@ -57,12 +65,12 @@ def ask_grpc(port: int, question: Question) -> bytes:
         except grpc.RpcError as error:
             raise OSError(str(error)) from error
     answer = pb.Response.FromString(message)
-    _check(question, answer.err_no, answer.key, answer.value)
+    found = dict(zip(answer.key, answer.value, strict=True)) | codec.decode_tensors(answer.tensors)
+    _check(question, answer.err_no, answer.err_msg, found)
     return message
 
 
-def _check(question: Question, err_no: int, keys: Sequence[str], values: Sequence[str]) -> None:
-    if err_no or not question.is_right(dict(zip(keys, values, strict=True))):
-        raise NotMeasuredError(
-            f"wrong answer: err_no {err_no}, key {list(keys)}, value {list(values)}"
-        )
+def _check(question: Question, err_no: int, err_msg: str, found: Mapping[str, Any]) -> None:
+    if err_no or not question.is_right(found):
+        text = str(found)[:_MOST_TEXT]
+        raise NotMeasuredError(f"wrong answer: err_no {err_no} {err_msg}, {text}")

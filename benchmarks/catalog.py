@@ -7,11 +7,20 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from benchmarks.ask import Question
 from benchmarks.services.batch import BATCH_SIZE, CALL_S, CONCURRENCY
+from benchmarks.services.common import PROCESSES
+from benchmarks.services.python_work import expected
 
 MANY = 64  # clients at which throughput is compared
+
+PREDECESSOR_D_PER_S = 400.0  # D and BIG in its process mode, at best, on such a machine
+PREDECESSOR_BIG_PER_S = 190.0
 
 NUMBERS = [number + 0.5 for number in range(16)]
 _TEXT = ",".join(map(str, NUMBERS))
@@ -44,7 +53,9 @@ class Case:
 class Target:
     """A figure to reach: `figure` of `case` over that of `base`, or over a number (1: as it is).
 
-    `figure` is an attribute of Measurement. `at_least`, or `at_most`, is the limit.
+    `figure` is an attribute of Measurement. `at_least`, or `at_most`, is the limit. Where `hops`
+    are given, what counts is not the ratio but the difference, by so many hops. `ceiling`: the
+    bare case that no service outdoes, so that what is beyond it too is not held against ours.
     """
 
     case: str
@@ -53,6 +64,8 @@ class Target:
     base: str | float
     at_least: float | None = None
     at_most: float | None = None
+    hops: int = 0
+    ceiling: str | None = None
 
 
 def _echoes(answer: Mapping[str, str]) -> bool:
@@ -72,6 +85,30 @@ def _is_positive(answer: Mapping[str, str]) -> bool:
 _ECHO = Question("x", _TEXT, _echoes)
 _DIAMOND = Question("x", _TEXT, _is_twice_the_sum)
 _IMDB = Question("words", REVIEW, _is_positive, repeats_exactly=False)
+_PYTHON = Question("x", "1", lambda answer: answer == {"x": str(expected(1))})
+
+
+def bytes_question(content: bytes) -> Question:
+    """Asks for the bytes themselves back."""
+    return Question("x", content, lambda answer: answer == {"x": content})
+
+
+def array_question(array: npt.NDArray[Any]) -> Question:
+    """Asks for the array itself back."""
+    return Question("x", array, lambda answer: _is_array(answer.get("x"), array))
+
+
+def _is_array(found: Any, array: npt.NDArray[Any]) -> bool:
+    return (
+        isinstance(found, np.ndarray)
+        and found.dtype == array.dtype
+        and np.array_equal(found, array)
+    )
+
+
+_RANDOM = np.random.default_rng(seed=1)
+_BYTES = bytes_question(_RANDOM.bytes(1_000_000))
+_FLOATS = array_question(_RANDOM.random(250_000, dtype=np.float32))
 
 _HTTP, _GRPC = Transport.HTTP, Transport.GRPC
 
@@ -99,9 +136,39 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("plain onnxruntime loop", ("imdb_loop",), Transport.LOOP, _IMDB),
         Case("I IMDB ensemble, HTTP", ("imdb",), _HTTP, _IMDB, "/imdb/prediction"),
     ),
+    "process": (
+        Case("mosec, four processes", ("mosec_four",), _HTTP, _DIAMOND),
+        Case("E, threads", ("echo",), _HTTP, _ECHO, "/echo/prediction"),
+        Case("Ep, processes", ("echo", PROCESSES), _HTTP, _ECHO, "/echo/prediction"),
+        Case("E5, threads", ("chain5",), _HTTP, _ECHO, "/chain5/prediction"),
+        Case("E5p, processes", ("chain5", PROCESSES), _HTTP, _ECHO, "/chain5/prediction"),
+        Case("D, threads", ("diamond",), _HTTP, _DIAMOND, "/diamond/prediction"),
+        Case("Dp, processes", ("diamond", PROCESSES), _HTTP, _DIAMOND, "/diamond/prediction"),
+    ),
+    "big": (
+        Case("bare echo of bytes", ("bare_grpc",), _GRPC, _BYTES),
+        Case("BIG bytes, threads", ("big",), _GRPC, _BYTES),
+        Case("BIG bytes, processes", ("big", PROCESSES), _GRPC, _BYTES),
+        Case("bare echo of floats", ("bare_grpc",), _GRPC, _FLOATS),
+        Case("BIG floats, threads", ("big",), _GRPC, _FLOATS),
+        Case("BIG floats, processes", ("big", PROCESSES), _GRPC, _FLOATS),
+    ),
+    "python": (
+        Case("P, threads", ("python_work",), _HTTP, _PYTHON, "/python_work/prediction"),
+        Case("P, processes", ("python_work", PROCESSES), _HTTP, _PYTHON, "/python_work/prediction"),
+    ),
 }
 
 _B_IDEAL_PER_S = CONCURRENCY * BATCH_SIZE / CALL_S
+
+
+def _big_targets(kind: str) -> tuple[Target, ...]:
+    ours, bare = f"BIG {kind}, processes", f"bare echo of {kind}"
+    return (
+        Target(ours, MANY, "per_s", bare, at_least=0.6),
+        Target(ours, MANY, "per_s", PREDECESSOR_BIG_PER_S, at_least=10.0, ceiling=bare),
+    )
+
 
 TARGETS = (
     Target("E echo, gRPC", MANY, "per_s", "bare grpc.aio echo", at_least=0.75),
@@ -117,4 +184,11 @@ TARGETS = (
     Target("I IMDB ensemble, HTTP", MANY, "per_s", "plain onnxruntime loop", at_least=0.85),
     Target("E echo, HTTP", 1, "p50_ms", "bare uvicorn echo", at_most=3.0),
     Target("E echo, gRPC", 1, "p50_ms", "bare grpc.aio echo", at_most=3.0),
+    Target("Dp, processes", MANY, "per_s", "D, threads", at_least=0.5),
+    Target("Dp, processes", MANY, "per_s", "mosec, four processes", at_least=2.0),
+    Target("Dp, processes", MANY, "per_s", PREDECESSOR_D_PER_S, at_least=10.0),
+    Target("Ep, processes", 1, "p50_us", "E, threads", at_most=100.0, hops=1),
+    Target("E5p, processes", 1, "p50_us", "Ep, processes", at_most=100.0, hops=4),
+    *(target for kind in ("bytes", "floats") for target in _big_targets(kind)),
+    Target("P, processes", MANY, "per_s", "P, threads", at_least=1.8),
 )

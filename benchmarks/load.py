@@ -8,6 +8,7 @@ import resource
 import shutil
 import statistics
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,9 @@ from benchmarks import NotMeasuredError
 _SCRIPT = Path(__file__).with_name("post.lua")
 _DEBIAN_PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
 _GRPC_PREFIX_BYTES = 5
+_HTTP2_FRAME_BYTES = 2**14  # data that h2load takes at once, unless told otherwise
+_CHECKED_CALLS = 4  # of each client
+_ANSWER_LIMIT_S = 10  # wrk gives an answer up after 2 s, which slow Ops and 64 clients may need
 INFERENCE = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
 
 
@@ -48,8 +52,9 @@ def http_load(
         files = [_file(folder, "body", body)]
         if right_start is not None:
             files.append(_file(folder, "right", right_start))
-        command = ["wrk", "-t1", f"-c{clients}", f"-d{_whole(seconds)}", "-s", str(_SCRIPT), url]
-        output, client_cpu_s = _run([*command, "--", *files], seconds)
+        command = ["wrk", "-t1", f"-c{clients}", f"-d{_whole(seconds)}", "-s", str(_SCRIPT)]
+        command += ["--timeout", str(_ANSWER_LIMIT_S), url, "--"]
+        output, client_cpu_s = _run([*command, *files], seconds)
     found = json.loads(output.splitlines()[-1])
     if found["wrong"] or not found["requests"]:
         raise NotMeasuredError(f"{url}: {found['wrong']} of {found['requests']} answers were wrong")
@@ -66,20 +71,16 @@ def grpc_load(port: int, message: bytes, clients: int, seconds: float, answer_by
     """Load from `clients` HTTP/2 connections, a call at a time on each, with h2load.
 
     h2load knows nothing of gRPC, where an error too has HTTP status 200, so the answers are
-    checked by their size: each has to bring a message of `answer_bytes`.
+    checked by their size: each has to bring a message of `answer_bytes`. What the last call of
+    each client had brought when the time was over is unknown: see `grpc_check`.
     """
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        frame = b"\0" + len(message).to_bytes(4, "big") + message
-        command = ["h2load", "-t1", f"-c{clients}", "-m1", f"-D{_whole(seconds)}"]
-        command += ["-d", _file(folder, "frame", frame), f"--log-file={log}"]
-        command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-        output, client_cpu_s = _run([*command, f"http://127.0.0.1:{port}{INFERENCE}"], seconds)
+        options = [f"-c{clients}", f"-D{_whole(seconds)}", f"--log-file={log}"]
+        output, client_cpu_s = _h2load(port, message, options, seconds)
         times_ms = sorted(int(line.split()[2]) / 1e3 for line in log.read_text().splitlines())
-    requests = int(_find(r"(\d+) succeeded", output))
-    data_bytes = int(_find(r"\((\d+)\) data", output))
-    whole_answers, unfinished = divmod(data_bytes, answer_bytes + _GRPC_PREFIX_BYTES)
-    if not requests or unfinished or not requests <= whole_answers <= requests + clients:
+    requests, data_bytes = _succeeded(output), _data_bytes(output)
+    if not may_be_whole(requests, data_bytes, clients, answer_bytes + _GRPC_PREFIX_BYTES):
         raise NotMeasuredError(
             f"gRPC port {port}: some of {requests} answers were wrong:\n{output}"
         )
@@ -90,6 +91,44 @@ def grpc_load(port: int, message: bytes, clients: int, seconds: float, answer_by
         p99_ms=times_ms[int(0.99 * (len(times_ms) - 1))],
         client_cpu_s=client_cpu_s,
     )
+
+
+def grpc_check(port: int, message: bytes, clients: int, answer_bytes: int) -> None:
+    """See that a few calls by each of `clients` are all answered, by so many bytes to the byte."""
+    calls = clients * _CHECKED_CALLS
+    output, _ = _h2load(port, message, [f"-c{clients}", f"-n{calls}"], _ANSWER_LIMIT_S)
+    right = calls * (answer_bytes + _GRPC_PREFIX_BYTES)
+    if _succeeded(output) != calls or _data_bytes(output) != right:
+        raise NotMeasuredError(
+            f"gRPC port {port}: {calls} answers are {right} bytes of data, not\n{output}"
+        )
+
+
+def may_be_whole(requests: int, data_bytes: int, clients: int, size: int) -> bool:
+    """Whether `requests` answers of `size` bytes, and parts of one for each client, arrived.
+
+    An answer that fits one frame arrives whole or not at all.
+    """
+    beyond = data_bytes - requests * size
+    is_cut = size <= _HTTP2_FRAME_BYTES and beyond % size
+    return requests > 0 and 0 <= beyond <= clients * size and not is_cut
+
+
+def _h2load(port: int, message: bytes, options: Sequence[str], seconds: float) -> tuple[str, float]:
+    """`(standard output, CPU seconds)` of h2load, which calls `inference` with `message`."""
+    frame = b"\0" + len(message).to_bytes(4, "big") + message
+    with TemporaryDirectory() as folder:
+        command = ["h2load", "-t1", "-m1", *options, "-d", _file(folder, "frame", frame)]
+        command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+        return _run([*command, f"http://127.0.0.1:{port}{INFERENCE}"], seconds)
+
+
+def _succeeded(output: str) -> int:
+    return int(_find(r"(\d+) succeeded", output))
+
+
+def _data_bytes(output: str) -> int:
+    return int(_find(r"\((\d+)\) data", output))
 
 
 def _file(folder: str, name: str, content: bytes) -> str:
@@ -106,9 +145,12 @@ def _whole(seconds: float) -> int:
 def _run(command: list[str], seconds: float) -> tuple[str, float]:
     """`(standard output, CPU seconds)` of a load generator."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds + 60, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + 60, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotMeasuredError(f"{command[0]} did not end: {error.stdout!r}") from error
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise NotMeasuredError(f"{command[0]} failed: {done.stderr or done.stdout}")

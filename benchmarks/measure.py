@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from benchmarks import NotMeasuredError
 from benchmarks.ask import ask_grpc, ask_http
 from benchmarks.catalog import Case, Transport
-from benchmarks.load import Load, grpc_load, http_load
+from benchmarks.load import Load, grpc_check, grpc_load, http_load
 from benchmarks.process import Service, running
 
 _WARM_UP_S = 1.0
@@ -34,6 +34,10 @@ class Measurement:
     @property
     def per_s(self) -> float:
         return self.requests / self.seconds
+
+    @property
+    def p50_us(self) -> float:
+        return self.p50_ms * 1e3
 
     @property
     def server_ms(self) -> float:
@@ -173,6 +177,8 @@ def _load(
 ) -> Load:
     if case.transport is Transport.GRPC:
         message = case.question.as_message()
+        if check:
+            grpc_check(service.grpc_port, message, clients, len(answer))
         return grpc_load(service.grpc_port, message, clients, seconds, len(answer))
     right_start = None
     if check:

@@ -10,27 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from benchmarks import NotMeasuredError
+from benchmarks.family import Holdings, Usage, holdings_of, usage_of
 
 _ROOT = Path(__file__).parents[1]
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a service and its children have used so far, and hold now."""
-
-    cpu_s: float
-    rss_bytes: int
 
 
 class Service:
@@ -74,9 +64,13 @@ class Service:
 
     def usage(self) -> Usage:
         """CPU time and resident memory of the whole family."""
-        if (status := self._process.poll()) is not None:
-            raise NotMeasuredError(f"{self._last_words()}\n{self.module} died, status {status}")
+        self._check_alive()
         return usage_of(self._process.pid)
+
+    def holdings(self) -> Holdings:
+        """Processes, descriptors and memory of the whole family."""
+        self._check_alive()
+        return holdings_of(self._process.pid)
 
     def stop(self) -> None:
         """Ask the service to stop; kill its session if it does not."""
@@ -86,6 +80,10 @@ class Service:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _check_alive(self) -> None:
+        if (status := self._process.poll()) is not None:
+            raise NotMeasuredError(f"{self._last_words()}\n{self.module} died, status {status}")
 
     def _last_words(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
@@ -107,28 +105,3 @@ def _free_ports() -> tuple[int, int]:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
         return first.getsockname()[1], second.getsockname()[1]
-
-
-def usage_of(root: int) -> Usage:
-    """CPU time and resident memory of process `root` and all that descend from it."""
-    stats = _all_stats()
-    children: dict[int, list[int]] = {}
-    for pid, fields in stats.items():
-        children.setdefault(int(fields[1]), []).append(pid)
-    family = [root]
-    for pid in family:  # grows while it is walked
-        family += children.get(pid, [])
-    members = [stats[pid] for pid in family if pid in stats]
-    # utime, stime, and those of children that have ended and were waited for
-    ticks = sum(int(field) for fields in members for field in fields[11:15])
-    pages = sum(int(fields[21]) for fields in members)
-    return Usage(cpu_s=ticks / _TICKS_PER_S, rss_bytes=pages * _PAGE_BYTES)
-
-
-def _all_stats() -> dict[int, list[str]]:
-    """The fields of /proc/<pid>/stat after the name, which may hold blanks, for all processes."""
-    stats = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            stats[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
-    return stats

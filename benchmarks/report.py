@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
@@ -18,7 +19,7 @@ BEGIN = "<!-- benchmarks: written by `python -m benchmarks --write` -->"
 END = "<!-- benchmarks: end -->"
 
 _PACKAGES = ("grpcio", "uvicorn", "uvloop", "orjson", "numpy", "onnxruntime", "mosec")
-_UNITS = {"per_s": "requests/s", "p50_ms": "p50 ms"}
+_UNITS = {"per_s": "requests/s", "p50_ms": "p50 ms", "p50_us": "p50 us"}
 
 
 def markdown(results: Results, plan: Plan, targets: Sequence[Target]) -> str:
@@ -46,7 +47,8 @@ def _setting(plan: Plan) -> str:
         f"Closed loop, wrk for HTTP and h2load for gRPC (a connection for each client). Medians "
         f"of {plan.repeats} rounds of {plan.seconds:g} s; all services of a group run in turns, "
         "and a ratio is the median of the rounds' ratios. The load generator shares the cores "
-        "with the service, for every service alike: its own CPU time is in the last column."
+        "with the service, for every service alike: its own CPU time is in the last column. RSS is "
+        "the sum over a service's processes, with what they share counted in each."
     )
 
 
@@ -84,7 +86,7 @@ def _verdicts(results: Results, targets: Iterable[Target]) -> str:
         ratios = _ratios(results, target)
         if ratios:
             found = statistics.median(ratios)
-            verdict = "reached" if _is_reached(target, found) else "**missed**"
+            verdict = _verdict(results, target, found)
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
             rows.append((*_described(target), f"{found:.2f}", spread, verdict))
     header = ("what", "against", "target", "found", "rounds", "verdict")
@@ -96,8 +98,27 @@ def _described(target: Target) -> tuple[str, str, str]:
     against = target.base if isinstance(target.base, str) else f"{target.base:,.0f} {unit}"
     if target.base == 1.0:
         against = ""
+    if target.hops:
+        against = f"less {against}, for each of {target.hops} hops"
     limit = f">= {target.at_least:g}" if target.at_least else f"<= {target.at_most:g}"
     return f"{target.case}, {unit} at {target.clients}", against, limit
+
+
+def _verdict(results: Results, target: Target, found: float) -> str:
+    if _is_reached(target, found):
+        return "reached"
+    ceiling = _ceiling(results, target)
+    if ceiling is None or _is_reached(target, ceiling):
+        return "**missed**"
+    return f"out of reach: {target.ceiling} has {ceiling:.2f}"
+
+
+def _ceiling(results: Results, target: Target) -> float | None:
+    """What `found` is for the case that no service outdoes."""
+    if target.ceiling is None:
+        return None
+    bare = _ratios(results, dataclasses.replace(target, case=target.ceiling))
+    return statistics.median(bare) if bare else None
 
 
 def _is_reached(target: Target, found: float) -> bool:
@@ -107,13 +128,19 @@ def _is_reached(target: Target, found: float) -> bool:
 
 
 def _ratios(results: Results, target: Target) -> list[float]:
-    """The figure over its base, for each round; empty where one side was not measured."""
+    """The figure over its base, for each round; empty where one side was not measured.
+
+    With hops it is the figure less its base, for each of them.
+    """
     ours = _values(results, target.case, target)
     if isinstance(target.base, str):
         theirs = _values(results, target.base, target)
     else:
         theirs = [target.base] * len(ours)
-    return [our / their for our, their in zip(ours, theirs, strict=False)]
+    pairs = zip(ours, theirs, strict=False)
+    if target.hops:
+        return [(our - their) / target.hops for our, their in pairs]
+    return [our / their for our, their in pairs]
 
 
 def _values(results: Results, case: str, target: Target) -> list[float]:

@@ -1,4 +1,8 @@
-"""`python -m benchmarks.soak`: a million requests over HTTP; is resident memory flat?"""
+"""`python -m benchmarks.soak`: a million requests over HTTP; is resident memory flat?
+
+With `--processes`: payloads of 10 B to 4 MB over gRPC through two process Ops for `--seconds`;
+are processes, descriptors, resident and shared memory flat?
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from benchmarks import NotMeasuredError
 from benchmarks.ask import ask_http
 from benchmarks.catalog import GROUPS, Case
 from benchmarks.load import http_load, missing_tools
+from benchmarks.mixed import soak_processes
 from benchmarks.process import Service, running
 
 _CASES = {case.name: case for case in GROUPS["http"]}
@@ -21,12 +26,16 @@ _MIB = 2**20
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--processes", action="store_true", help="mixed sizes, process workers")
+    parser.add_argument("--seconds", type=float, default=600.0, help="with --processes")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--case", choices=_CASES, default="E echo, HTTP", metavar="NAME")
     arguments = parser.parse_args()
     if missing := missing_tools():
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 2
+    if arguments.processes:
+        return 0 if soak_processes(arguments.seconds) else 1
     case = _CASES[arguments.case]
     with running(*case.command) as service:
         growth_mib = soak(case, service, arguments.requests)

@@ -70,6 +70,15 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     """`dag`: what all Ops have in common."""
 
     is_thread_op: Annotated[bool, "True: workers are threads; False: processes."] = True
+    start_method: Annotated[
+        Literal["fork", "spawn"],
+        "How processes start: fork: as copies of the script; spawn: anew, for CUDA at import.",
+    ] = "fork"
+    shared_memory_mib: Annotated[
+        int,
+        Meta(ge=1, le=2**20),
+        "Most shared memory that one process fills, MiB; what is beyond goes through sockets.",
+    ] = 1024
     retry: Annotated[Count, "Attempts for a request that timed out; 1: no second one."] = 1
     client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
     use_profile: Annotated[bool, "Write PROFILE lines, which Analyst turns into a trace."] = False
@@ -167,7 +176,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         Count | None, "Most requests worked on at once; absent: the server chooses."
     ] = None
     build_dag_each_worker: Annotated[
-        bool, "worker_num processes, each with a graph of its own (read, not yet acted on)."
+        bool, "True: worker_num processes, each with doors, graph and workers of its own."
     ] = False
     timeout_s: Annotated[Millis | None, "Deadline of a request, ms; <= 0: none."] = None
     queue_size: Annotated[Size, "Requests that may wait to be worked on; more are refused."] = 1024
@@ -188,6 +197,16 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     source: str = "yml_dict"
     warnings: Names = ()
+
+    @property
+    def copies(self) -> int:
+        """How many processes serve with a graph of their own each; 0: this one does."""
+        return (self.worker_num or 1) if self.build_dag_each_worker else 0
+
+    @property
+    def most_inside(self) -> int | None:
+        """Most requests that one graph works on at once; None: it chooses."""
+        return None if self.build_dag_each_worker else self.worker_num
 
 
 def load_config(
@@ -247,7 +266,7 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
 
 def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
     """A warning for each resolved Op whose batch needs more requests than are let in at once."""
-    limit = config.worker_num
+    limit = config.most_inside
     if limit is None:
         return []
     return [

@@ -132,6 +132,12 @@ class UserCodeError(PipelineError):
     code = ErrorCode.UNKNOW
 
 
+class WorkerDiedError(PipelineError):
+    """The process that worked on the request ended: killed, crashed, or ended by user code."""
+
+    code = ErrorCode.UNKNOW
+
+
 _FROM_CODE: dict[int, type[PipelineError]] = {
     error.code: error
     for error in (
@@ -159,3 +165,37 @@ def error_from_wire(code: int, text: str) -> PipelineError:
     """
     error = _FROM_CODE.get(code)
     return ProductError(code, text) if error is None else error(text)
+
+
+_FROM_NAME: dict[str, type[PipelineError]] = {
+    error.__name__: error
+    for error in (
+        PipelineError,
+        ProductError,
+        PredictorUnavailableError,
+        WorkerDiedError,
+        *_FROM_CODE.values(),
+    )
+}
+
+
+def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
+    """(class, code, text) of an error that goes to another of our own processes."""
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _FROM_NAME)
+    return name, int(error.code), utf8_text(str(error))
+
+
+def utf8_text(text: str) -> str:
+    """`text` as the wire can hold it: names of files that are no UTF-8 are str that it cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def error_from_fields(name: str, code: int, text: str) -> PipelineError:
+    """The error of `error_to_fields`; of a user's own class, the one of ours that it extends."""
+    kind = _FROM_NAME[name]
+    if issubclass(kind, ProductError):
+        return kind(code, text)
+    error = kind(text)
+    if error.code != code:
+        error.code = code
+    return error

@@ -30,13 +30,18 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="pipeline-loop", daemon=True)
         self._thread.start()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, as soon as it runs."""
+        return self._loop.result()
+
     def run(self, work: Any) -> Any:
         """The result of a coroutine that runs in the thread's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop.result()).result()
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
         """End the loop and the thread."""
-        self._loop.result().call_soon_threadsafe(self._end.set)
+        self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     def _run(self) -> None:

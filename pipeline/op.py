@@ -16,6 +16,7 @@ from pipeline.errors import (
     NotImplementedByOpError,
     PackageError,
     PayloadTypeError,
+    utf8_text,
 )
 from pipeline.proto import codec, pipeline_service_pb2
 
@@ -379,9 +380,7 @@ def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
         code, text = channeldata.error_code, channeldata.error_info
     if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
-    # Names of files that are no UTF-8 are str that protobuf refuses.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return pipeline_service_pb2.Response(err_no=code, err_msg=text)
+    return pipeline_service_pb2.Response(err_no=code, err_msg=utf8_text(text))
 
 
 def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:

@@ -69,12 +69,12 @@ class PipelineServer:
         Raises:
             InitError: an Op, model or port could not be started; nothing is left running.
         """
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(self._serve_until_signalled())
-
-    async def _serve_until_signalled(self) -> None:
-        stop = asyncio.Event()
         service = self._new_service()
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(self._serve_until_signalled(service))
+
+    async def _serve_until_signalled(self, service: Service) -> None:
+        stop = asyncio.Event()
         with _signals_set(stop, service):
             try:
                 if await _ends_before(stop, service.start()):
@@ -90,9 +90,10 @@ class PipelineServer:
         """Serve from a thread of our own; returns when every worker is ready."""
         if self._thread is not None:
             raise InitError("the server is running already.")
+        service = self._new_service()
         thread = LoopThread()
         try:
-            self._service = thread.run(self._start_here())
+            self._service = thread.run(self._start(service))
         except BaseException:
             thread.close()
             raise
@@ -116,7 +117,7 @@ class PipelineServer:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        self._service = await self._start_here()
+        self._service = await self._start(self._new_service())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,8 +125,7 @@ class PipelineServer:
         if service is not None:
             await service.stop()
 
-    async def _start_here(self) -> Service:
-        service = self._new_service()
+    async def _start(self, service: Service) -> Service:
         try:
             await service.start()
         except BaseException:
@@ -136,7 +136,9 @@ class PipelineServer:
     def _new_service(self) -> Service:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
-        return Service(self.name, self._graph, self._config, self._base_dir)
+        service = Service(self.name, self._graph, self._config, self._base_dir)
+        service.fork()
+        return service
 
     # What is known of a running server --------------------------------------------------
 

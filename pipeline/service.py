@@ -8,26 +8,36 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.config import ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.connecting import PredictorLoader
 from pipeline.doors.grpc import GrpcDoor
 from pipeline.doors.http import HttpDoor
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
-from pipeline.engine.workers.base import WorkersFactory
+from pipeline.engine.workers.arena import Arena
+from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
+from pipeline.engine.workers.child import SendRecord, WorkerMain
 from pipeline.engine.workers.mailbox import Mailbox
+from pipeline.engine.workers.memory import ServerMemory
+from pipeline.engine.workers.process import Family, ProcessWorkers
 from pipeline.engine.workers.thread import ThreadWorkers
+from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
 from pipeline.observe.logs import RequestLog, configure_logs
+from pipeline.observe.records import SentRecord, keep_logs, replay
 from pipeline.observe.span import RequestSink, RequestSpan
 from pipeline.op import Op
-from pipeline.predictors.base import LocalModel, load_local_predictor
 
 _LOGGER = logging.getLogger(__name__)
 
 _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
+_ZYGOTES_S = 5.0  # for the system to end processes that were killed
 _DOOR_GRACE_S = 1.0  # for answers that are on their way out when the doors close
 
 
@@ -40,7 +50,8 @@ class Service:
         self._name = name
         self._graph = graph
         self._config = config
-        self._base_dir = base_dir
+        self._load_predictor = PredictorLoader(base_dir)
+        self._family: Family | None = None
         self._closing = contextlib.ExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._grace_s = config.stop_grace_period_s
@@ -71,10 +82,30 @@ class Service:
     def http_port(self) -> int | None:
         return self._http.port if self._http else None
 
+    def fork(self) -> None:
+        """Fork what worker processes are forked from, if there are any.
+
+        Called before `start`, and before there are threads or gRPC objects: they do not survive
+        a fork, and locks that they hold stay locked in the child.
+        """
+        ops = [op for op in self._graph.ops if op.config.workers == "process"]
+        if not ops:
+            return
+        dag = self._config.dag
+        arena = Arena(dag.shared_memory_mib * 2**20)
+        wanted = logging.getLevelNamesMapping()[self._config.log.level]
+        begin = _SendLogsHome(min(logging.getLogger("pipeline").level or wanted, wanted))
+        mains = [WorkerMain(op, arena, begin, self._load_predictor) for op in ops]
+        zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
+        numbers = {op: number for number, op in enumerate(ops)}
+        self._family = Family(zygotes, ServerMemory(arena), numbers, self._replay)
+
     async def start(self) -> None:
         """Open the doors, initialise the Ops, report ready."""
         config = self._config
         loop = asyncio.get_running_loop()
+        if self._family is not None:
+            self._family.zygotes.attach(loop)
         log = config.log
         self._closing.enter_context(
             configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
@@ -116,7 +147,10 @@ class Service:
         if self._executor is not None:
             left = await self._executor.stop(self._grace_s)
             if left:
-                _LOGGER.warning("%d worker threads hang in user code and were left behind", left)
+                _LOGGER.warning("%d workers hang in user code and were left behind", left)
+        if self._family is not None:
+            await self._family.zygotes.close(_ZYGOTES_S)
+            self._family.memory.close()
         if self._grpc is not None and refuse is not None:
             await self._grpc.stop(_DOOR_GRACE_S)
             await refuse
@@ -170,12 +204,6 @@ class Service:
         for key, is_asked in asked.items():
             if is_asked:
                 yield f"{where}: {key}: not acted on by this version"
-        for op in self._graph.ops:
-            if op.config.workers == "process":
-                yield (
-                    f"{where}: Op {op.name!r} asks for process workers (dag.is_thread_op: False or "
-                    "op.workers): this version runs it in threads"
-                )
 
     def _warn(self) -> None:
         names = [op.name for op in self._graph.ops]
@@ -199,46 +227,32 @@ class Service:
     ) -> WorkersFactory:
         mailbox = Mailbox(loop, after=pump)
 
-        def make(op: Op, on_done: Any, on_change: Callable[[], None]) -> ThreadWorkers:
+        def make(op: Op, owner: Owner) -> Workers:
             count = op.config.concurrency
+            if self._family is not None and op in self._family.mains:
+                return ProcessWorkers(op, count, loop, self._family, owner)
             if op in (self._graph.request_op, self._graph.response_op):
                 count = max(count, _EDGE_WORKERS)
-            return ThreadWorkers(op, count, loop, mailbox, self._connect, on_done, on_change)
+            return ThreadWorkers(op, count, loop, mailbox, self._load_predictor, owner)
 
         return make
 
-    def _connect(self, op: Op) -> None:
-        """Give an Op that has a model its predictor."""
-        if op.local_service_handler is not None:
-            raise InitError(
-                f"Op {op.name!r}: local_service_handler is not supported; describe the model under "
-                f"op.{op.name}.local_service_conf."
-            )
-        if op.config.server_endpoints:
-            raise InitError(
-                f"op.{op.name}.server_endpoints: this version runs local models only; set "
-                "local_service_conf.model_config."
-            )
-        local = op.config.local_service_conf
-        if local.model_config is None:
-            return
-        predictor = load_local_predictor(
-            LocalModel(
-                model_path=self._resolved(local.model_config),
-                fetch_list=op.config.fetch_list or local.fetch_list,
-                thread_num=local.thread_num,
-                device_type=local.device_type,
-                devices=local.devices,
-                precision=local.precision,
-                engine=local.engine,
-            )
-        )
-        op.connect(predictor, predictor.feed_names, predictor.fetch_names)
+    def _replay(self, record: bytes) -> None:
+        replay(_decode_record(record))
 
-    def _resolved(self, path: str) -> Path:
-        """A relative path is looked up beside the configuration first, then where we run."""
-        beside = self._base_dir / path
-        return beside if beside.exists() else Path(path)
+
+_encode_record = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(SentRecord).decode
+
+
+@dataclass(frozen=True, slots=True)
+class _SendLogsHome:
+    """What a worker process does first: its log records go to the server."""
+
+    level: int
+
+    def __call__(self, send: SendRecord) -> None:
+        keep_logs(self.level, lambda record: send(_encode_record(record)))
 
 
 def _log_sink(log: RequestLog) -> RequestSink:

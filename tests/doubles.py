@@ -7,7 +7,7 @@ import contextlib
 import json
 import selectors
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from http.client import HTTPConnection
 from typing import Any
 
@@ -17,7 +17,8 @@ from pipeline.engine.binding import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
 from pipeline.engine.stages import BatchRun
-from pipeline.engine.workers.base import Job, Worker
+from pipeline.engine.workers.base import Job, Owner, Worker
+from pipeline.errors import DeadlineError, PipelineError
 from pipeline.proto import pipeline_service_pb2
 
 
@@ -56,6 +57,24 @@ def run_virtual(test: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(test)
 
 
+class RecordingOwner:
+    """Writes down what a pool of workers reports."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[Worker, Any]] = []
+        self.losses: list[tuple[Any, PipelineError]] = []
+        self.changes = 0
+
+    def done(self, worker: Worker, job: Any) -> None:
+        self.finished.append((worker, job))
+
+    def lost(self, job: Any, error: PipelineError) -> None:
+        self.losses.append((job, error))
+
+    def workers_changed(self) -> None:
+        self.changes += 1
+
+
 class ScriptedWorker:
     """One place that runs one job at a time."""
 
@@ -64,6 +83,7 @@ class ScriptedWorker:
         self.number = number
         self.job: Job | None = None
         self.call_started: float | None = None
+        self.job_started: float | None = None
 
     def call_begins(self) -> None:
         """The time of a call is scripted, see `ScriptedWorkers`."""
@@ -81,14 +101,12 @@ class ScriptedWorkers:
     def __init__(
         self,
         op: Op,
-        on_done: Callable[[Worker, Job], None],
+        owner: Owner,
         service_s: float | None = 0.0,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.op = op
         self.service_s = service_s
-        self.on_done = on_done
-        self.on_change = on_change
+        self.owner = owner
         self.queue: list[Job] = []
         self.batches: list[list[int]] = []
         self.begun_at: list[float] = []
@@ -106,8 +124,16 @@ class ScriptedWorkers:
         bound = BoundOp(self.op, 0)
         self._workers = [ScriptedWorker(bound, i) for i in range(self.op.config.concurrency)]
 
-    def submit(self, job: Job) -> None:
-        self.queue.append(job)
+    @property
+    def is_ready(self) -> bool:
+        return len(self._workers) >= self.op.config.concurrency
+
+    @property
+    def outage(self) -> PipelineError | None:
+        return None if self._workers else DeadlineError("all workers hang")
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.queue.extend(jobs)
         self._feed()
 
     def busy(self) -> Iterable[Worker]:
@@ -118,7 +144,7 @@ class ScriptedWorkers:
         self._workers.remove(worker)
         self.given_up.append(worker)
         if self.refuses_replacement:
-            self.on_change()
+            self.owner.workers_changed()
             return False
         following = ScriptedWorker(worker.op, worker.number)
         self._workers.append(following)
@@ -144,7 +170,7 @@ class ScriptedWorkers:
 
     def _begin(self, worker: ScriptedWorker, job: Job) -> None:
         worker.job = job
-        worker.call_started = self._loop.time()
+        worker.job_started = worker.call_started = self._loop.time()
         if isinstance(job, BatchRun):
             if job.calls is None:
                 job.prepare(worker.op, self._clock_ns)
@@ -160,8 +186,8 @@ class ScriptedWorkers:
         if job is None or worker in self.given_up:
             return
         job.run(worker.op, worker, self._clock_ns)
-        worker.job = worker.call_started = None
-        self.on_done(worker, job)
+        worker.job = worker.job_started = worker.call_started = None
+        self.owner.done(worker, job)
         self._feed()
 
 
@@ -192,8 +218,8 @@ class Engine:
         times = service_s or {}
 
         def make_workers(pump: Callable[[], None]) -> Any:
-            def make(op: Op, on_done: Any, on_change: Callable[[], None]) -> ScriptedWorkers:
-                pool = ScriptedWorkers(op, on_done, times.get(op.name, 0.0), on_change)
+            def make(op: Op, owner: Owner) -> ScriptedWorkers:
+                pool = ScriptedWorkers(op, owner, times.get(op.name, 0.0))
                 self.pools[type(op).__name__ if op.name.startswith("@") else op.name] = pool
                 return pool
 

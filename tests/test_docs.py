@@ -32,6 +32,8 @@ from pipeline.errors import ErrorCode
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
+PROCESSES = ROOT / "docs" / "processes.md"
+RUN = (README, GUIDE, PROCESSES)  # the pages whose examples are run
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
 
 START_S = 60.0
@@ -67,7 +69,7 @@ class Place:
             self.rpc_port, self.http_port = (probe.getsockname()[1] for probe in taken)
 
     def put(self, name: str) -> Path:
-        text = file_named(name, README, GUIDE)
+        text = file_named(name, *RUN)
         text = text.replace("9998", str(self.rpc_port)).replace("9999", str(self.http_port))
         path = self.folder / name
         path.write_text(text)
@@ -164,9 +166,9 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["jump.py", "embedded.py"])
-def test_a_program_of_the_guide_prints_what_it_says(place, name):
-    assert place.printed(name) == file_named(f"{name} prints", GUIDE)
+@pytest.mark.parametrize("name", ["jump.py", "embedded.py", "crash.py"])
+def test_a_program_of_the_docs_prints_what_it_says(place, name):
+    assert place.printed(name) == file_named(f"{name} prints", *RUN)
 
 
 @pytest.mark.e2e
@@ -181,21 +183,24 @@ def test_the_web_service_of_the_guide_serves(place):
 
 def test_every_named_file_is_run_by_a_test_here():
     run = {"web_server.py", "config.yml", "client.py", "ask.sh"}
-    run |= {"clients.py", "curl.sh", "jump.py", "embedded.py", "service.py"}
-    names = {block.name for page in (README, GUIDE) for block in blocks(page) if block.name}
+    run |= {"clients.py", "curl.sh", "jump.py", "embedded.py", "service.py", "crash.py"}
+    names = {block.name for page in RUN for block in blocks(page) if block.name}
     assert {name for name in names if not name.endswith(" prints")} == run
 
 
-def test_the_fragments_of_the_guide_run():
-    fragments = [b.text for b in blocks(GUIDE) if b.language == "python" and not b.name]
-    assert len(fragments) > 3
+@pytest.mark.parametrize(
+    ("page", "least"), [(GUIDE, 4), (PROCESSES, 1)], ids=["guide", "processes"]
+)
+def test_the_fragments_of_a_page_run(page, least):
+    fragments = [b.text for b in blocks(page) if b.language == "python" and not b.name]
+    assert len(fragments) >= least
     namespace: dict[str, object] = {}
     exec("import numpy as np\nfrom pipeline import *", namespace)
     for fragment in fragments:
-        exec(compile(fragment, str(GUIDE), "exec"), namespace)
+        exec(compile(fragment, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", [README, GUIDE], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_every_key_of_a_configuration_is_known(page):
     for block in blocks(page):
         if block.language == "yaml":

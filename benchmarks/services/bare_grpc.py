@@ -14,7 +14,7 @@ from pipeline.proto import pipeline_service_pb2_grpc as pb_grpc
 
 class Echo(pb_grpc.PipelineServiceServicer):
     async def inference(self, request: pb.Request, context: Any) -> pb.Response:
-        return pb.Response(key=request.key, value=request.value)
+        return pb.Response(key=request.key, value=request.value, tensors=request.tensors)
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""E5: a chain of five identity Ops."""
+"""E5: a chain of five identity Ops; argument `processes` or none."""
 
 from __future__ import annotations
 

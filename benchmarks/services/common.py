@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
+
+PROCESSES = "processes"
+"""The argument of a service that asks for process workers in all its Ops."""
 
 
 class Echo(Op):
@@ -23,10 +27,15 @@ class Echo(Op):
 
 
 def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) -> None:
-    """Serve the graph that ends in `last_op` until SIGTERM."""
+    """Serve the graph that ends in `last_op` until SIGTERM, in threads unless asked otherwise."""
     server = PipelineServer(name=name)
     server.set_response_op(ResponseOp(input_ops=[last_op]))
     server.prepare_server(
-        yml_dict={"http_port": HTTP_PORT, "rpc_port": GRPC_PORT, "op": op_config or {}}
+        yml_dict={
+            "http_port": HTTP_PORT,
+            "rpc_port": GRPC_PORT,
+            "dag": {"is_thread_op": PROCESSES not in sys.argv[1:]},
+            "op": op_config or {},
+        }
     )
     server.run_server()

@@ -1,4 +1,4 @@
-"""D: two Ops each sum the request's 16 floats, a third adds their sums."""
+"""D: two Ops each sum the request's 16 floats, a third adds them; argument `processes` or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""E: one identity Op."""
+"""E: one identity Op; argument `processes` or none."""
 
 from __future__ import annotations
 

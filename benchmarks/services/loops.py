@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
-from benchmarks.process import usage_of
+from benchmarks.family import usage_of
 
 _WARM_UP_S = 0.3
 

@@ -35,10 +35,19 @@ class GrpcDoor:
         host: address to bind; "::" for IPv6 and IPv4.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a message, both ways.
+        is_shared: whether other processes of this server listen on the port too.
     """
 
-    def __init__(self, handle: Handle, host: str, port: int, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        host: str,
+        port: int,
+        max_message_bytes: int,
+        is_shared: bool = False,
+    ) -> None:
         self.port = port
+        self._is_shared = is_shared
         self._handle = handle
         self._host = host
         self._max_message_bytes = max_message_bytes
@@ -50,7 +59,7 @@ class GrpcDoor:
     async def start(self) -> None:
         """Bind and listen. InitError names an address that is in use."""
         # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
-        bind(self._host, self.port, "rpc_port").close()
+        bind(self._host, self.port, "rpc_port", self._is_shared).close()
         await self.set_ready(False)
         await self._open()
         self._guard = asyncio.create_task(self._keep_open())
@@ -60,7 +69,8 @@ class GrpcDoor:
             options=[
                 ("grpc.max_receive_message_length", self._max_message_bytes),
                 ("grpc.max_send_message_length", self._max_message_bytes),
-                ("grpc.so_reuseport", 0),  # else a second server would silently share the port
+                # Unless it is meant to: else a second server would silently share the port.
+                ("grpc.so_reuseport", int(self._is_shared)),
             ]
         )
         method: grpc.RpcMethodHandler[bytes, pipeline_service_pb2.Response]

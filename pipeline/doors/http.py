@@ -54,6 +54,7 @@ class HttpDoor:
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
         patience_s: for a request to arrive, from its first byte to its last.
+        is_shared: whether other processes of this server listen on the port too.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class HttpDoor:
         port: int,
         max_message_bytes: int,
         patience_s: float = _PATIENCE_S,
+        is_shared: bool = False,
     ) -> None:
         self.port = port
+        self._is_shared = is_shared
         self._handle = handle
         self._is_ready = is_ready
         self._host = host
@@ -79,7 +82,7 @@ class HttpDoor:
     async def start(self) -> None:
         """Bind and listen. InitError names an address that is in use."""
         self._loop = asyncio.get_running_loop()
-        self._socket = bind(self._host, self.port, "http_port")
+        self._socket = bind(self._host, self.port, "http_port", self._is_shared)
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self,

@@ -10,13 +10,15 @@ from pipeline.errors import InitError
 BACKLOG = 2048
 
 
-def bind(host: str, port: int, key: str) -> socket.socket:
+def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
     """A listening socket at `host:port`; "::" listens on IPv4 too where the machine can.
 
     Args:
         host: an address of this machine.
         port: 0 for any free one.
         key: the configuration key to name in an error.
+        is_shared: with other processes of this server, between which the system shares out the
+            connections (SO_REUSEPORT).
 
     Raises:
         InitError: the address is in use, or not ours.
@@ -27,7 +29,11 @@ def bind(host: str, port: int, key: str) -> socket.socket:
         host, family = "0.0.0.0", socket.AF_INET
     try:
         return socket.create_server(
-            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual_stack
+            (host, port),
+            family=family,
+            backlog=BACKLOG,
+            dualstack_ipv6=dual_stack,
+            reuse_port=is_shared,
         )
     except OSError as error:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
 from pipeline.engine.channel import Channel, Item, first_error
+from pipeline.engine.parcel import opened
 from pipeline.engine.request import InFlight
 from pipeline.engine.stages import BatchRun
-from pipeline.engine.workers.base import Job, Loop, Worker, Workers, WorkersFactory
+from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.observe.span import BatchSink, BatchSpan
 from pipeline.op import Op
@@ -68,9 +69,10 @@ class OpDispatcher:
         self.successors: tuple[OpDispatcher, ...] = ()
         self.producers: tuple[OpDispatcher, ...] = ()
         self.is_touched = False
+        self.opens_parcels = False
         self.running = 0
         self.load = Load()
-        self.workers: Workers = make_workers(op, self._done, self._workers_changed)
+        self.workers: Workers = make_workers(op, self)
         self._policy = BatchPolicy(
             config.batch_size, config.auto_batching_timeout_s, config.batching == "adaptive"
         )
@@ -96,6 +98,8 @@ class OpDispatcher:
             inputs = self.channel.join_as(request, in_place_of, producer, part)
         if inputs is None:
             return
+        if self.opens_parcels:
+            inputs = {name: opened(part) for name, part in inputs.items()}
         error = first_error(inputs)
         if error is not None:
             self._router.deliver(self, request, error, jumped=False)
@@ -127,13 +131,17 @@ class OpDispatcher:
         """Hand out all batches that should leave now; set a timer for the next one."""
         self.is_touched = False
         channel, was_full = self.channel, self.is_full
+        runs = []
         while channel:
             size = self._next_batch()
             if not size:
                 break
-            self._submit(channel.pop(size))
-        if channel and not self.workers.count:
-            self._fail_all()
+            runs.append(self._begin(channel.pop(size)))
+        if runs:
+            self._submit(runs)
+        if channel and (outage := self.workers.outage) is not None:
+            for item in channel.pop(len(channel)):
+                self._pass_on(item, outage)
         if was_full and not self.is_full:
             for producer in self.producers:
                 self._router.touch(producer)
@@ -175,33 +183,26 @@ class OpDispatcher:
             self._cut_timer.cancel()
         self._cut_timer = self._loop.call_at(when, self._touch)
 
-    def _submit(self, items: list[Item]) -> None:
+    def _begin(self, items: list[Item]) -> BatchRun:
         self.running += 1
         self._items_running += len(items)
-        self.workers.submit(BatchRun(items))
+        return BatchRun(items)
+
+    def _submit(self, runs: list[BatchRun]) -> None:
+        self.workers.submit(runs)
         if self._timeout_s is not None and self._watch_timer is None:
             self._watch_in(self._timeout_s)
-
-    def _fail_all(self) -> None:
-        """No worker is left that could run what waits here."""
-        error = DeadlineError(
-            f"[{self.name}] all workers hang in user code that cannot be interrupted. "
-            "Restart the server, or run the Op in processes."
-        )
-        for item in self.channel.pop(len(self.channel)):
-            self._pass_on(item, error)
 
     def _touch(self) -> None:
         self._router.touch(self)
 
-    def _workers_changed(self) -> None:
+    def workers_changed(self) -> None:
         self._router.workers_changed()
         self._touch()
 
     # Out --------------------------------------------------------------------------------
 
-    def _done(self, worker: Worker, job: Job) -> None:
-        assert isinstance(job, BatchRun)
+    def done(self, worker: Worker, job: BatchRun) -> None:
         if job.is_superseded:
             return
         self._forget_run(job)
@@ -213,6 +214,25 @@ class OpDispatcher:
             self._record(worker, job)
         if self.channel and not self.is_touched:
             self._touch()
+
+    def lost(self, job: BatchRun, error: PipelineError) -> None:
+        """Start the job over as configured; else its requests end with `error`."""
+        if not job.is_superseded:
+            job.is_superseded = True
+            self._start_over(job, error)
+
+    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+        self._forget_run(job)
+        runs = job.again(error, self._attempts)
+        for run in runs:
+            self.running += 1
+            self._items_running += len(run.samples)
+        if runs:
+            self._submit(runs)
+        else:
+            for item in job.samples:
+                self._pass_on(item, error)
+        self._touch()
 
     def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         """Deliver one item's outcome, unless its request is over or was started anew."""
@@ -277,15 +297,20 @@ class OpDispatcher:
         run, started = worker.job, worker.call_started
         if not isinstance(run, BatchRun):
             return None
-        if all(item.is_over for item in run.samples) and run.start_ns:
+        began = worker.job_started
+        if began is not None and all(item.is_over for item in run.samples):
             usual = self.load.service_s * _STUCK_FACTOR
-            return run.start_ns / 1e9 + max(_STUCK_AFTER_S, usual)
+            return began + max(_STUCK_AFTER_S, usual)
         if started is None or self._timeout_s is None:
             return None
         return started + self._timeout_s
 
     def _give_up(self, worker: Worker, run: BatchRun) -> None:
         run.is_superseded = True
+        if run.calls is None:  # nobody waits for it, or it runs in another process
+            self.workers.replace(worker, None)
+            self._start_over(run, run.timed_out(self.name))
+            return
         resumed = None
         if any(not item.is_over for item in run.samples):
             resumed = run.resumed(self.name, self._attempts)
@@ -306,6 +331,8 @@ class OpDispatcher:
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:
     """Tell every dispatcher of its neighbours."""
+    has_processes = any(op.config.workers == "process" for op in nodes)
     for op, node in nodes.items():
         node.successors = tuple(nodes[successor] for successor in successors_of(op))
         node.producers = tuple(nodes[other] for other in op.get_input_ops() if other in nodes)
+        node.opens_parcels = op.config.workers == "thread" and has_processes

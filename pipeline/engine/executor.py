@@ -13,8 +13,9 @@ from pipeline.engine.binding import BoundOp, unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import InFlight
+from pipeline.engine.parcel import opened
 from pipeline.engine.stages import CallWatch
-from pipeline.engine.workers.base import Job, Worker, WorkersFactory
+from pipeline.engine.workers.base import Worker, WorkersFactory
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -50,6 +51,19 @@ class EdgeJob:
         return self.request.answer.done()
 
 
+class _Edge:
+    """Owns the workers of unpack or pack, which are always threads."""
+
+    def __init__(self, done: Callable[[Worker, EdgeJob], None]) -> None:
+        self.done = done
+
+    def lost(self, job: EdgeJob, error: PipelineError) -> None:
+        """Threads lose no job."""
+
+    def workers_changed(self) -> None:
+        """The edges count for nothing in the server's readiness."""
+
+
 class DAGExecutor:
     """The engine of one server; everything but the workers runs on its event loop.
 
@@ -62,6 +76,7 @@ class DAGExecutor:
         request_sinks: told of every request.
         screen: refuses a request before it is unpacked (a wrong service name, say).
         on_readiness: told on the loop when `is_ready` changes.
+        numbering: the first data id, and the step from one to the next.
     """
 
     def __init__(
@@ -74,6 +89,7 @@ class DAGExecutor:
         request_sinks: Sequence[RequestSink] = (),
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
+        numbering: tuple[int, int] = (0, 1),
     ) -> None:
         self._graph = graph
         self._config = config
@@ -96,15 +112,15 @@ class DAGExecutor:
         self._has_jumps = any(op.is_jump_op() for op in graph.ops)
         self._unpacks_inline = not self._request_op.overrides("unpack_request_package")
         self._packs_inline = not self._response_op.overrides("pack_response_package")
-        self._unpackers = factory(self._request_op, self._unpacked, _nothing)
-        self._packers = factory(self._response_op, self._packed, _nothing)
+        self._unpackers = factory(self._request_op, _Edge(self._unpacked))
+        self._packers = factory(self._response_op, _Edge(self._packed))
         self._is_bounded = config.dag.channel_size > 0
-        self._cap = config.worker_num or self._default_cap()
+        self._cap = config.most_inside or self._default_cap()
         self._waiting: dict[InFlight, None] = {}  # in order of arrival
         self._inside: set[InFlight] = set()
         self._touched: list[OpDispatcher] = []
         self._is_pump_due = False
-        self._next_id = 0
+        self._next_id, self._id_step = numbering
         self._is_closing = False
         self._is_started = False
         self._all_answered: asyncio.Event = asyncio.Event()
@@ -115,11 +131,13 @@ class DAGExecutor:
     async def start(self) -> None:
         """Initialise every Op and start its workers; InitError names the Op that failed."""
         pools = [*(node.workers for node in self.nodes.values()), self._unpackers, self._packers]
-        results = await asyncio.gather(*(pool.start() for pool in pools), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pool in pools:
+                    group.create_task(pool.start())
+        except ExceptionGroup as failures:
             await self.stop(0.0)
-            raise failures[0]
+            raise failures.exceptions[0] from None
         self._is_started = True
         self.workers_changed()
         self._enter_waiting()
@@ -130,9 +148,7 @@ class DAGExecutor:
         return (
             self._is_started
             and not self._is_closing
-            and all(
-                node.workers.count >= node.op.config.concurrency for node in self.nodes.values()
-            )
+            and all(node.workers.is_ready for node in self.nodes.values())
         )
 
     def workers_changed(self) -> None:
@@ -204,7 +220,7 @@ class DAGExecutor:
 
     def _admit(self, raw: Any, timeout_s: float | None) -> InFlight:
         data_id = self._next_id
-        self._next_id = (data_id + 1) % _LAST_ID
+        self._next_id = (data_id + self._id_step) % _LAST_ID
         request = InFlight(raw, self._loop.create_future(), data_id, time.monotonic_ns())
         refusal = ClosedError("dag closed.") if self._is_closing else self._screen(raw)
         if refusal is not None:
@@ -247,15 +263,14 @@ class DAGExecutor:
     def _enter(self, request: InFlight) -> None:
         self._inside.add(request)
         if not self._unpacks_inline:
-            self._unpackers.submit(EdgeJob(request, "unpack_request_package", request.raw))
+            self._unpackers.submit([EdgeJob(request, "unpack_request_package", request.raw)])
             return
         try:
             self._begin(request, self._request_op.unpack_request_package(request.raw))
         except Exception as error:  # ours, on a caller's data: that caller is told
             self._finish(request, _package_error(error))
 
-    def _unpacked(self, worker: Worker, job: Job) -> None:
-        assert isinstance(job, EdgeJob)
+    def _unpacked(self, worker: Worker, job: EdgeJob) -> None:
         if job.request.is_over or job.is_stale:
             return
         if isinstance(job.result, PipelineError):
@@ -345,6 +360,7 @@ class DAGExecutor:
         """The last Op's payload, or an error: pack it."""
         if request.is_over:
             return
+        answer = opened(answer)
         error = answer if isinstance(answer, PipelineError) else None
         if isinstance(error, DeadlineError) and self._restart(request):
             return
@@ -353,7 +369,7 @@ class DAGExecutor:
         if self._packs_inline and self._response_op.is_cheap_to_pack(data):
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
-            self._packers.submit(EdgeJob(request, "pack_response_package", data))
+            self._packers.submit([EdgeJob(request, "pack_response_package", data)])
 
     def _restart(self, request: InFlight) -> bool:
         """`dag.retry`: run the whole request again after a timeout, if it has attempts left."""
@@ -379,8 +395,7 @@ class DAGExecutor:
         except Exception as error:  # ours, on an answer of any type: that caller is told
             return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
 
-    def _packed(self, worker: Worker, job: Job) -> None:
-        assert isinstance(job, EdgeJob)
+    def _packed(self, worker: Worker, job: EdgeJob) -> None:
         response = job.result
         if isinstance(response, PipelineError):
             failed = self._channel_data(job.request, None, response)
@@ -452,7 +467,3 @@ def _package_error(error: Exception) -> PipelineError:
 def _own(payload: Any) -> Any:
     """A dict that its reader may change without others noticing; the values are shared."""
     return dict(payload) if isinstance(payload, dict) else payload
-
-
-def _nothing() -> None:
-    """The edges have no batches to cut."""

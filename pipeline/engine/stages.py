@@ -23,6 +23,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
     ProductError,
     UserCodeError,
+    WorkerDiedError,
 )
 
 _LOGGER = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class BatchRun(msgspec.Struct, eq=False):
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
     stuck in a call can be taken up by another worker, see `resumed`: the dispatcher then sets
-    `is_superseded`.
+    `is_superseded`. Where a worker process ran it, what it got to is known there only: `calls`
+    stays None here, and `attempts` counts the workers that it was lost with, see `again`.
     """
 
     samples: Sequence[Any]
@@ -60,6 +62,7 @@ class BatchRun(msgspec.Struct, eq=False):
     calls: list[Call] | None = None
     jumped: bool = False
     is_superseded: bool = False
+    attempts: int = 0
     start_ns: int = 0
     prepared_ns: int = 0
     processed_ns: int = 0
@@ -108,12 +111,38 @@ class BatchRun(msgspec.Struct, eq=False):
             stuck.attempts += 1
             if stuck.attempts >= attempts:
                 stuck.done = True
-                stuck.error = self._timed_out(op_name, stuck)
+                stuck.error = self._timed_out(op_name, stuck.samples)
         return run
 
-    def _timed_out(self, op_name: str, call: Call) -> DeadlineError:
-        ids = [self.samples[index].data_id for index in call.samples]
-        log_id = self.samples[call.samples[0]].log_id
+    def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
+        """The runs to start over with, after the worker was lost for the reason `error`.
+
+        All of it while there are attempts left. A batch that a worker died of is taken apart at
+        once, so that only the request that is to blame can fail. Empty: the samples fail.
+        """
+        live = [sample for sample in self.samples if not sample.is_over]
+        if isinstance(error, WorkerDiedError) and len(live) > 1:
+            return [BatchRun([sample], attempts=self.attempts) for sample in live]
+        tried = self.attempts + 1
+        is_worth_it = isinstance(error, WorkerDiedError | DeadlineError) and tried < attempts
+        return [BatchRun(live, attempts=tried)] if live and is_worth_it else []
+
+    def timed_out(self, op_name: str) -> DeadlineError:
+        """What the samples are told when the run took too long."""
+        return self._timed_out(op_name, range(len(self.samples)))
+
+    def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
+        """What the samples are told when the process of worker number `worker` ended."""
+        ids = [sample.data_id for sample in self.samples]
+        return WorkerDiedError(
+            f"[{op_name}] failed to predict. (data_id={ids[0]} log_id={self.samples[0].log_id}) "
+            f"[{op_name}|{worker}] Failed to process(batch: {ids}): the worker process {cause}. "
+            f"{_ADVICE}"
+        )
+
+    def _timed_out(self, op_name: str, indexes: Sequence[int]) -> DeadlineError:
+        ids = [self.samples[index].data_id for index in indexes]
+        log_id = self.samples[indexes[0]].log_id
         return DeadlineError(
             f"[{op_name}] failed to predict. (log_id={log_id}) [{op_name}] Failed to "
             f"process(batch: {ids}): exceeded retry count. {_ADVICE}"

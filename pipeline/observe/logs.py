@@ -1,46 +1,25 @@
-"""The server's log files: what is logged under `pipeline` goes to PipelineServingLogs/.
+"""The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/.
 
-A thread of the session's own writes them, so that logging never waits for a disk on the event
-loop. The root logger, the user's loggers and their handlers are left as they are.
+The root logger, the user's loggers and their handlers are left as they are.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-import logging.handlers
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.errors import ConfigError, InitError, UserCodeError
+from pipeline.errors import ConfigError, UserCodeError
+from pipeline.observe.log_writer import LogFiles, LogWriter, QueueingHandler
 
 FOLDER = "PipelineServingLogs"
-FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
 
 _LOGGER = logging.getLogger("pipeline")
-_QUEUE_LIMIT = 10_000  # records that wait for the disk
-_JOIN_TIMEOUT_S = 10.0  # a disk that hangs must not keep a server from stopping
 _SHOWN_CHARACTERS = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class LogFiles:
-    """Where to write, from which level on, and when a file is rotated.
-
-    `pipeline.log` keeps `backup_count` rotated files, `pipeline.log.wf` half as many. Files are
-    never rotated when `max_bytes` or `backup_count` is 0.
-    """
-
-    directory: Path
-    level: int
-    max_bytes: int
-    backup_count: int
 
 
 def configure_logs(
@@ -108,7 +87,7 @@ class _OpenSessions:
     """The sessions of this process and their writers, one a folder.
 
     The lock is held while files are opened and closed: a folder never has two writers, also
-    when one server starts while another one stops.
+    when one server starts while another one stops. A process that is forked has none of them.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -117,9 +96,13 @@ class _OpenSessions:
         self._sessions: list[LogSession] = []
         self._writers: dict[Path, LogWriter] = {}
         self._before = (logging.NOTSET, True)  # the logger's level and propagate
+        self._knows_forks = False
 
     def add(self, session: LogSession) -> None:
         with self._lock:
+            if not self._knows_forks:
+                os.register_at_fork(after_in_child=self._forget)
+                self._knows_forks = True
             if session.directory not in self._writers:
                 writer = LogWriter(session.files)
                 writer.start()
@@ -141,6 +124,19 @@ class _OpenSessions:
                 writer.close()
             self._apply()
 
+    def _forget(self) -> None:
+        """Begin anew in a forked child: the writers and whoever holds the lock are not here."""
+        self._lock = threading.Lock()
+        for handler in list(self._logger.handlers):
+            if isinstance(handler, QueueingHandler):  # also one whose writer is being closed
+                self._logger.removeHandler(handler)
+        sessions, self._sessions = self._sessions, []
+        writers, self._writers = self._writers, {}
+        if sessions:
+            self._apply()
+        for writer in writers.values():
+            writer.abandon()
+
     def _apply(self) -> None:
         """Set the levels that the open sessions ask for, or what was there before them."""
         level, propagate = self._before
@@ -154,129 +150,6 @@ class _OpenSessions:
         for directory, writer in self._writers.items():
             levels = [s.level for s in self._sessions if s.directory == directory]
             writer.handler.setLevel(min(levels))
-
-
-class LogWriter:
-    """The files of one folder and the one thread that writes them.
-
-    `handler` takes records from any thread and never blocks: when `limit` of them wait, those
-    under WARNING are dropped, at twice as many all are. The number dropped is logged as soon
-    as half of `limit` is free again.
-    """
-
-    def __init__(self, files: LogFiles, limit: int = _QUEUE_LIMIT) -> None:
-        self._files = files
-        self._limit = limit
-        self._queue: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
-        self.handler = _QueueingHandler(self._queue, limit)
-        self._targets: list[logging.Handler] = []
-        self._thread = threading.Thread(target=self._run, name="pipeline-log", daemon=True)
-
-    def start(self) -> None:
-        """Open the files and begin to write.
-
-        Raises:
-            InitError: the folder or a file cannot be written.
-        """
-        directory, count = self._files.directory, self._files.backup_count
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            # The session's level is the handler's: what is in the queue is to be written.
-            self._open("pipeline.log", logging.NOTSET, count)
-            self._open("pipeline.log.wf", logging.WARNING, (count + 1) // 2)
-        except OSError as error:
-            self._close_files()
-            raise InitError(
-                f"cannot write logs to {directory}: {error.strerror or error}: "
-                "set SERVING_LOG_PATH to a folder that can be written"
-            ) from error
-        self.handler.setLevel(self._files.level)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Write what waits, stop the thread, close the files."""
-        self.handler.close()
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join(_JOIN_TIMEOUT_S)
-
-    def _open(self, name: str, level: int, backup_count: int) -> None:
-        target = logging.handlers.RotatingFileHandler(
-            self._files.directory / name,
-            maxBytes=self._files.max_bytes if backup_count else 0,
-            backupCount=backup_count,
-            encoding="utf-8",
-            errors="backslashreplace",  # a line with a lone surrogate is better than no line
-        )
-        target.setLevel(level)
-        target.setFormatter(logging.Formatter(FORMAT))
-        self._targets.append(target)
-
-    def _run(self) -> None:
-        try:
-            while (record := self._queue.get()) is not None:
-                self._write(record)
-                if self.handler.dropped and self._queue.qsize() <= self._limit // 2:
-                    self._write(_dropped_record(self.handler.take_dropped()))
-        finally:
-            self._close_files()
-
-    def _write(self, record: logging.LogRecord) -> None:
-        for target in self._targets:
-            if record.levelno >= target.level:
-                target.handle(record)
-
-    def _close_files(self) -> None:
-        for target in self._targets:
-            target.close()
-        self._targets.clear()
-
-
-class _QueueingHandler(logging.Handler):
-    """Puts records into a queue that it bounds itself, and counts those it drops."""
-
-    def __init__(self, records: queue.SimpleQueue[logging.LogRecord | None], limit: int) -> None:
-        super().__init__()
-        self._queue = records
-        self._limit = limit
-        self.dropped = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called under the handler's lock."""
-        waiting = self._queue.qsize()
-        if waiting >= self._limit and (
-            record.levelno < logging.WARNING or waiting >= 2 * self._limit
-        ):
-            self.dropped += 1
-            return
-        try:
-            self._queue.put(_frozen(record))
-        except Exception:  # the arguments' own __str__ raised: it is the user's code
-            self.handleError(record)
-
-    def take_dropped(self) -> int:
-        """How many were dropped since the last call."""
-        self.acquire()
-        try:
-            dropped, self.dropped = self.dropped, 0
-        finally:
-            self.release()
-        return dropped
-
-
-def _frozen(record: logging.LogRecord) -> logging.LogRecord:
-    """A copy whose text is made now: the arguments may change before it is written.
-
-    A traceback is left to the writer, since formatting one reads source files.
-    """
-    frozen = copy.copy(record)
-    frozen.msg, frozen.args = record.getMessage(), None
-    return frozen
-
-
-def _dropped_record(count: int) -> logging.LogRecord:
-    text = "%d log records were dropped: they came faster than the disk takes them"
-    return _LOGGER.makeRecord(_LOGGER.name, logging.WARNING, __file__, 0, text, (count,), None)
 
 
 def _level_number(level: str | int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from doubles import settle, wait_until
+from doubles import RecordingOwner, settle, wait_until
 
 from pipeline import Op
 from pipeline.config import load_config, resolve_op
@@ -30,20 +30,19 @@ class Task:
 
 
 class Pool:
-    def __init__(self, op=None, count=1, set_up=lambda op: None):
+    def __init__(self, op=None, count=1, set_up=lambda op, worker: None):
         op = op or Op("op")
         op.configure(resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0})))
         loop = asyncio.get_running_loop()
-        self.done = []
-        self.changes = []
+        self.owner = RecordingOwner()
+        self.done = self.owner.finished
         self.workers = ThreadWorkers(
             op,
             count,
             loop,
             Mailbox(loop, after=lambda: None),
             set_up,
-            lambda worker, job: self.done.append((worker, job)),
-            lambda: self.changes.append(1),
+            self.owner,
         )
 
     async def __aenter__(self):
@@ -66,7 +65,7 @@ def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_th
     seen = []
 
     async def main():
-        async with Pool(Loads("op"), 3, set_up=lambda op: setattr(op, "client", "model")):
+        async with Pool(Loads("op"), 3, set_up=lambda op, worker: setattr(op, "client", "model")):
             assert seen == [("model", "pipeline-op-0")]
 
     asyncio.run(main())
@@ -114,7 +113,7 @@ def test_every_worker_works_on_its_own_copy_of_the_op():
                 seen.append(op.mine == threading.current_thread().name)
 
             for _ in range(4):
-                pool.workers.submit(Task(store_and_read))
+                pool.workers.submit([Task(store_and_read)])
             await pool.until(lambda: len(pool.done) == 4)
             assert seen == [True] * 4
 
@@ -131,7 +130,7 @@ def test_a_stuck_worker_is_replaced_and_its_late_result_changes_nothing():
                 release.wait(20)
 
             hung = Task(hang)
-            pool.workers.submit(hung)
+            pool.workers.submit([hung])
             await asyncio.to_thread(began.wait, 20)
             (worker,) = pool.workers.busy()
             assert worker.job is hung
@@ -161,7 +160,7 @@ def test_the_replacement_has_the_state_of_the_worker_it_replaces():
                 began.set()
                 release.wait(20)
 
-            pool.workers.submit(Task(hang))
+            pool.workers.submit([Task(hang)])
             await asyncio.to_thread(began.wait, 20)
             seen = []
             (worker,) = pool.workers.busy()
@@ -185,7 +184,7 @@ def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_retur
                     began.set()
                     release.wait(20)
 
-                pool.workers.submit(Task(hang))
+                pool.workers.submit([Task(hang)])
                 await asyncio.to_thread(began.wait, 20)
                 (worker,) = pool.workers.busy()
                 replaced = pool.workers.replace(worker, None)
@@ -193,7 +192,7 @@ def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_retur
             assert pool.workers.stuck == 33
             release.set()
             await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
-            pool.workers.submit(Task())
+            pool.workers.submit([Task()])
             await pool.until(lambda: len(pool.done) >= 1)
 
     asyncio.run(main())
@@ -232,7 +231,7 @@ def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
     async def main():
         async with Pool(count=2) as pool:
             for number in range(200):  # the pool learns that its jobs are quick
-                pool.workers.submit(Task())
+                pool.workers.submit([Task()])
                 await pool.until(lambda number=number: len(pool.done) > number)
             began, release = threading.Event(), threading.Event()
 
@@ -240,10 +239,10 @@ def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
                 began.set()
                 release.wait(20)
 
-            pool.workers.submit(Task(hang))
+            pool.workers.submit([Task(hang)])
             await asyncio.to_thread(began.wait, 20)
             left = Task()
-            pool.workers.submit(left)
+            pool.workers.submit([left])
             await pool.until(lambda: any(job is left for _, job in pool.done))
             release.set()
 

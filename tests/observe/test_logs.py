@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from pipeline.errors import ConfigError, InitError, UserCodeError
-from pipeline.observe.logs import LogFiles, LogWriter, RequestLog, configure_logs
+from pipeline.observe.log_writer import LogFiles, LogWriter
+from pipeline.observe.logs import RequestLog, configure_logs
 
 PIPELINE = logging.getLogger("pipeline")
 LINE = re.compile(

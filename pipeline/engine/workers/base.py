@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import CallWatch
+from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 
@@ -29,6 +30,10 @@ class Worker(Protocol):
         """The job that it works on."""
 
     @property
+    def job_started(self) -> float | None:
+        """`time.monotonic` of when it took up `job`; None if it did not yet."""
+
+    @property
     def call_started(self) -> float | None:
         """`time.monotonic` of the running call of `process`, if one is running."""
 
@@ -38,13 +43,21 @@ class Workers(Protocol):
 
     @property
     def count(self) -> int:
-        """Workers that take jobs: those that are stuck are not among them."""
+        """Workers that take jobs: those that are stuck, or being restarted, are not among them."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker takes jobs, or will in a moment."""
+
+    @property
+    def outage(self) -> PipelineError | None:
+        """Why no job will be run any more, or not soon; None while there is hope."""
 
     async def start(self) -> None:
         """Initialise the Op and start its workers; raises InitError."""
 
-    def submit(self, job: Job) -> None:
-        """Queue a job; the callback of the pool is called on the loop when it is done."""
+    def submit(self, jobs: Sequence[Any]) -> None:
+        """Queue jobs; the pool's owner is told on the loop when each is done, or lost."""
 
     def busy(self) -> Iterable[Worker]:
         """The workers that have a job now."""
@@ -59,12 +72,23 @@ class Workers(Protocol):
         """End all workers; returns how many did not end in time."""
 
 
+class Owner(Protocol):
+    """Whom the workers of an Op report to, on the event loop: its dispatcher."""
+
+    def done(self, worker: Worker, job: Any) -> None:
+        """`worker` is done with `job`."""
+
+    def lost(self, job: Any, error: PipelineError) -> None:
+        """Its worker is gone, for the reason that `error` tells, and with it what it did of `job`."""
+
+    def workers_changed(self) -> None:
+        """`count`, `is_ready` or `outage` is not what it was."""
+
+
 class WorkersFactory(Protocol):
     """Makes the workers of an Op; the one place that knows of their kind."""
 
-    def __call__(
-        self, op: Op, on_done: Callable[[Worker, Job], None], on_change: Callable[[], None]
-    ) -> Workers: ...
+    def __call__(self, op: Op, owner: Owner) -> Workers: ...
 
 
 class Loop(Protocol):

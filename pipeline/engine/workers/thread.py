@@ -15,14 +15,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import cast
 
 from pipeline.engine.binding import BoundOp
-from pipeline.engine.workers.base import Job, Worker
+from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
-from pipeline.errors import InitError
+from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -30,14 +30,15 @@ _LOGGER = logging.getLogger(__name__)
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _MOST_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
-SetUp = Callable[[Op], None]
-"""Gives an Op its predictor."""
+SetUp = Callable[[Op, int], None]
+"""Gives an Op the predictor of the worker with this number."""
 
 
 class ThreadWorker:
     """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
 
     __slots__ = (
+        "began_ns",
         "call_started",
         "inbox",
         "is_stuck",
@@ -57,10 +58,14 @@ class ThreadWorker:
         self.job: Job | None = None
         self.call_started: float | None = None
         self.is_stuck = False
-        self.took_ns = 0
+        self.began_ns = self.took_ns = 0
         self.thread = threading.Thread(
             target=self._run, name=f"pipeline-{pool.name}-{number}", daemon=True
         )
+
+    @property
+    def job_started(self) -> float | None:
+        return self.began_ns / 1e9 or None
 
     def start(self, job: Job | None = None) -> None:
         self.job = job
@@ -79,8 +84,8 @@ class ThreadWorker:
         op, pool, backlog, clock_ns = self.op, self.pool, self.pool.backlog, time.monotonic_ns
         job = self.job or self.inbox.get()
         while job is not None:
+            self.began_ns = began = clock_ns()
             self.job = job
-            began = clock_ns()
             job.run(op, self, clock_ns)
             self.took_ns = clock_ns() - began
             self.job = None
@@ -99,8 +104,7 @@ class ThreadWorkers:
     Args:
         op: configured; `set_up` and `init_op` run in its first worker's thread.
         count: number of workers, >= 1.
-        on_done: called on the loop with (worker, job).
-        on_change: called on the loop when `count` changed.
+        owner: told on the loop what becomes of the jobs.
     """
 
     def __init__(
@@ -110,18 +114,16 @@ class ThreadWorkers:
         loop: asyncio.AbstractEventLoop,
         mailbox: Mailbox,
         set_up: SetUp,
-        on_done: Callable[[Worker, Job], None],
-        on_change: Callable[[], None],
+        owner: Owner,
     ) -> None:
         self.name = op.name
         self.post = mailbox.post
-        self.on_done = on_done
         self.replaced = 0
         self._op = op
         self._wanted = count
         self._loop = loop
         self._set_up = set_up
-        self._on_change = on_change
+        self._owner = owner
         self._workers: list[ThreadWorker] = []
         self._idle: list[ThreadWorker] = []
         self.backlog: deque[Job] = deque()
@@ -134,6 +136,19 @@ class ThreadWorkers:
     @property
     def count(self) -> int:
         return len(self._workers)
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self._workers) >= self._wanted
+
+    @property
+    def outage(self) -> PipelineError | None:
+        if self._workers:
+            return None
+        return DeadlineError(
+            f"[{self.name}] all workers hang in user code that cannot be interrupted. "
+            "Restart the server, or run the Op in processes."
+        )
 
     @property
     def stuck(self) -> int:
@@ -153,7 +168,7 @@ class ThreadWorkers:
         """Set up the Op in the first worker's own thread; False if that failed."""
         op = self._op
         try:
-            self._set_up(op)
+            self._set_up(op, 0)
             if asyncio.iscoroutinefunction(op.init_op):
                 asyncio.run_coroutine_threadsafe(op.init_op(), self._loop).result()
             else:
@@ -179,7 +194,11 @@ class ThreadWorkers:
             self._idle.append(self._workers[0])
             self._initialised.set_result(bound)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._submit(job)
+
+    def _submit(self, job: Job) -> None:
         is_somebody_up = len(self._idle) < len(self._workers)
         if not self._idle or (is_somebody_up and self._usual_ns < _QUICK_NS):
             self.backlog.append(job)
@@ -204,7 +223,7 @@ class ThreadWorkers:
     def goes_on(self, worker: ThreadWorker, job: Job) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
-        self.on_done(worker, job)
+        self._owner.done(worker, job)
 
     def now_idle(self, worker: ThreadWorker, job: Job) -> None:
         """`worker` is done with `job` and found no other."""
@@ -240,7 +259,7 @@ class ThreadWorkers:
             len(self._stuck),
         )
         if len(self._stuck) > _MOST_STUCK:
-            self._on_change()
+            self._owner.workers_changed()
             return False
         self._add(stuck.op.replacement(), stuck.op.worker, job)
         return True
@@ -251,7 +270,7 @@ class ThreadWorkers:
         self._stuck.remove(worker)
         if not self._is_stopped and len(self._workers) < self._wanted and worker.op is not None:
             self._add(worker.op.replacement(), worker.op.worker)
-            self._on_change()
+            self._owner.workers_changed()
 
     def _add(self, op: BoundOp, number: int, job: Job | None = None) -> None:
         worker = ThreadWorker(self, op, number)

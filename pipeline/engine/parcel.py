@@ -1,0 +1,395 @@
+"""Payloads sealed to travel between our own processes: pickled, what is large in shared memory.
+
+This is where the library pickles; it opens only what this server, or a child that it forked, has
+sealed and sent over the socket pair between the two.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from pipeline.engine.workers.arena import Arena, Block
+from pipeline.errors import PayloadTypeError
+
+# From this size on, bytes are cheaper in shared memory than in the socket pair.
+THRESHOLD = 32 * 1024
+
+_PROTOCOL = 5
+_SCALARS = frozenset({int, float, bool, type(None)})
+_RAW = {kind.__name__: kind for kind in (bytes, bytearray, str)}
+_ONLY_KEY = "payload"  # of the dict that stands for a payload that is no dict
+# The array types that `dtype.str` tells all about, and that are quicker so: numbers, times, texts.
+_TOLD_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
+
+# (holder, key, dtype or kind of text, shape or None, order, data or None if it is in a block):
+# holder[key] is None in the pickle, and is put there when it is opened.
+_Lifted = tuple[Any, Any, Any, tuple[int, ...] | None, str, bytes | None]
+
+
+class Sealed(msgspec.Struct, array_like=True, gc=False):
+    """A payload on its way, as it goes over the wire.
+
+    `data` is pickled: the payload itself or, if `is_lifted`, the payload with holes and what goes
+    into them. `buffers` hold what is large: first what the pickle refers to, then what belongs
+    into the holes, in order.
+    """
+
+    data: bytes
+    buffers: list[Block] = []
+    is_lifted: bool = False
+
+
+class Memory(Protocol):
+    """Where `seal` puts what is large; `RegionAllocator` is one."""
+
+    def alloc(self, size: int) -> Block | None: ...
+
+    def free(self, block: Block) -> None: ...
+
+
+def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD) -> Sealed:
+    """Pickle `payload`; what has `threshold` bytes or more goes into blocks of `memory`.
+
+    Arrays do wherever they are; bytes, bytearrays and strings if they are values of the payload,
+    or one level further down in a dict, list or tuple. What finds no room stays in the pickle.
+    The payload is not changed. An object that it holds twice may arrive as two.
+
+    Raises:
+        PayloadTypeError: something in it cannot be pickled, not even by dill. As with any other
+            error, nothing is left in `memory`.
+    """
+    try:
+        if type(payload) is dict and _is_plain(payload, threshold):
+            return Sealed(pickle.dumps(payload, _PROTOCOL))
+        return _Sealer(memory, arena, threshold).seal(payload)
+    except MemoryError:
+        raise
+    except Exception:  # pickle raises what it likes, and so do the methods of users' classes
+        return _seal_odd(payload, memory, arena, threshold)
+
+
+def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
+    """Whether `payload` has only numbers and short texts for values, as most have."""
+    for value in payload.values():
+        kind = type(value)
+        if kind is str or kind is bytes:
+            if len(value) >= threshold:
+                return False
+        elif kind not in _SCALARS:
+            return False
+    return True
+
+
+class _Sealer:
+    """Seals one payload.
+
+    Arrays and large texts are lifted out before the rest is pickled, because pickle has no way to
+    keep texts out of its stream, and takes twice as long for a small array. Arrays further down
+    are left to pickle, which offers their memory to `_stays`.
+    """
+
+    def __init__(self, memory: Memory, arena: Arena, threshold: int) -> None:
+        self._memory = memory
+        self._arena = arena
+        self._threshold = threshold
+        self._blocks_of_pickle: list[Block] = []
+        self._blocks_of_lifted: list[Block] = []
+        self._lifted: list[_Lifted] = []
+        self._tuples: list[tuple[Any, Any]] = []  # holder and key of lists that stand for tuples
+
+    def seal(self, payload: Any) -> Sealed:
+        try:
+            return self._seal(payload)
+        except BaseException:
+            for block in (*self._blocks_of_pickle, *self._blocks_of_lifted):
+                self._memory.free(block)
+            raise
+
+    def _seal(self, payload: Any) -> Sealed:
+        is_dict = type(payload) is dict
+        rest = self._without_large(payload if is_dict else {_ONLY_KEY: payload}, goes_deeper=True)
+        if not self._lifted:
+            data = pickle.dumps(payload, _PROTOCOL, buffer_callback=self._stays)
+            return Sealed(data, self._blocks_of_pickle)
+        content = rest, self._lifted, self._tuples, is_dict
+        data = pickle.dumps(content, _PROTOCOL, buffer_callback=self._stays)
+        return Sealed(data, self._blocks_of_pickle + self._blocks_of_lifted, True)
+
+    def _without_large(self, whole: Any, goes_deeper: bool = False) -> Any:
+        """`whole`, a container, or a copy with None for what was lifted out of it."""
+        is_dict = type(whole) is dict
+        copy = whole.copy() if is_dict else list(whole)
+        is_changed = False
+        for key, value in whole.items() if is_dict else enumerate(whole):
+            kind = type(value)
+            if kind is np.ndarray:
+                hole = self._lifts_array(copy, key, value)
+            elif kind is str or kind is bytes or kind is bytearray:
+                hole = len(value) >= self._threshold and self._lifts_text(copy, key, value)
+            else:
+                if goes_deeper and _is_worth_a_look(value):
+                    copy[key] = inner = self._without_large(value)
+                    is_changed |= inner is not value
+                    if type(inner) is not kind:
+                        self._tuples.append((copy, key))
+                continue
+            if hole:
+                copy[key] = None
+                is_changed = True
+        return copy if is_changed else whole
+
+    def _lifts_array(self, holder: Any, key: Any, array: np.ndarray[Any, Any]) -> bool:
+        dtype = array.dtype
+        if dtype.char in _TOLD_BY_TEXT and dtype.itemsize:
+            told: Any = dtype.str
+        elif dtype.kind == "V" and dtype.itemsize and not dtype.hasobject:
+            told = dtype
+        else:
+            return False
+        order = "F" if array.flags.fnc else "C"
+        data: bytes | None = None
+        if array.nbytes < self._threshold or not self._puts_array(array, order):
+            data = array.tobytes(order)
+        self._lifted.append((holder, key, told, array.shape, order, data))
+        return True
+
+    def _puts_array(self, array: np.ndarray[Any, Any], order: Any) -> bool:
+        """Copy `array` to a block, if there is room: once, whatever its strides are."""
+        view = self._room(array.nbytes, self._blocks_of_lifted)
+        if view is None:
+            return False
+        np.copyto(np.ndarray(array.shape, array.dtype, view, order=order), array)
+        return True
+
+    def _lifts_text(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        view = self._room(len(raw), self._blocks_of_lifted)
+        if view is None:
+            return False
+        view[:] = raw
+        self._lifted.append((holder, key, type(text).__name__, None, "", None))
+        return True
+
+    def _stays(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether memory that pickle came across stays in its stream."""
+        with buffer.raw() as raw:
+            if raw.nbytes < self._threshold:
+                return True
+            view = self._room(raw.nbytes, self._blocks_of_pickle)
+            if view is None:
+                return True
+            view[:] = raw
+        return False
+
+    def _room(self, size: int, blocks: list[Block]) -> memoryview | None:
+        block = self._memory.alloc(size)
+        if block is None:
+            return None
+        blocks.append(block)
+        return self._arena.read(block)
+
+
+def _is_worth_a_look(value: Any) -> bool:
+    """Whether there may be arrays and texts in `value`.
+
+    A list that begins with a number is taken for a list of numbers, which is a guess: if it is
+    wrong, what is large in it travels in the pickle.
+    """
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return bool(value) and type(value[0]) not in _SCALARS
+    return kind is dict
+
+
+def unseal(sealed: Sealed, arena: Arena, copy: bool = True) -> Any:
+    """The payload: a new one with each call, which shares nothing with any other.
+
+    Args:
+        sealed: by `seal`, in this process or in another one of this server.
+        arena: the same as it was sealed with.
+        copy: whether arrays are copies that may be written to and kept. If False, those that are
+            lifted or large are read-only, and valid only while the blocks are.
+
+    Raises:
+        PayloadTypeError: an object in it cannot be built again in this process.
+    """
+    try:
+        if sealed.is_lifted:
+            return _filled(sealed, arena, copy)
+        if sealed.buffers:
+            views = map(arena.read, sealed.buffers)
+            return pickle.loads(sealed.data, buffers=_for_pickle(views, copy))
+        return pickle.loads(sealed.data)
+    except MemoryError:
+        raise
+    except Exception as error:  # of users' classes: what they raise when they are built
+        raise PayloadTypeError(
+            "a payload was pickled in one process and cannot be unpickled in another: "
+            f"{type(error).__name__}: {error}. Objects of your own classes must survive "
+            "pickle.loads(pickle.dumps(x)); plain data (dict, list, array, bytes) always does"
+        ) from error
+
+
+def _filled(sealed: Sealed, arena: Arena, copy: bool) -> Any:
+    """Unpickle, and put back what had been lifted out."""
+    views = map(arena.read, sealed.buffers)
+    rest, lifted, tuples, is_dict = pickle.loads(sealed.data, buffers=_for_pickle(views, copy))
+    for holder, key, told, shape, order, data in lifted:
+        raw = next(views) if data is None else data
+        if shape is None:
+            holder[key] = str(raw, "utf-8", "surrogatepass") if told == "str" else _RAW[told](raw)
+            continue
+        array = np.ndarray(shape, told, raw, 0, None, order)
+        if copy:
+            array = array.copy("K")
+        else:
+            array.flags.writeable = False
+        holder[key] = array
+    for holder, key in tuples:
+        holder[key] = tuple(holder[key])
+    return rest if is_dict else rest[_ONLY_KEY]
+
+
+def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray | memoryview]:
+    """As many of `views` as pickle asks for; it builds arrays right on them."""
+    return map(bytearray if copy else memoryview.toreadonly, views)
+
+
+class Parcel:
+    """The server's handle of a sealed payload, which stands for it in the graph.
+
+    It keeps the blocks alive: when the last reference to it goes, `release` is called with them,
+    once, in whatever thread that happens. It is not called when there are none.
+
+    Args:
+        sealed: the payload.
+        arena: where its blocks are.
+        release: gets the blocks; must not raise.
+    """
+
+    __slots__ = ("_arena", "_hold", "sealed")
+
+    def __init__(
+        self, sealed: Sealed, arena: Arena, release: Callable[[list[Block]], object]
+    ) -> None:
+        self.sealed = sealed
+        self._arena = arena
+        # Most parcels hold nothing, and have no finaliser to pay for.
+        self._hold = _Hold(sealed.buffers, release) if sealed.buffers else None
+
+    def open(self) -> Any:
+        """The payload, anew with each call: private and writable. Raises as `unseal` does."""
+        return unseal(self.sealed, self._arena)
+
+
+def opened(answer: Any) -> Any:
+    """What is in a Parcel, or the error that it could not be opened with; else `answer` itself."""
+    if type(answer) is not Parcel:
+        return answer
+    try:
+        return answer.open()
+    except PayloadTypeError as error:
+        return error
+
+
+class _Hold:
+    """Gives blocks back when nobody needs them any more."""
+
+    __slots__ = ("_blocks", "_release")
+
+    def __init__(self, blocks: list[Block], release: Callable[[list[Block]], object]) -> None:
+        self._blocks = blocks
+        self._release = release
+
+    def __del__(self) -> None:
+        self._release(self._blocks)
+
+
+def _seal_odd(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sealed:
+    """Seal a payload that pickle refused: those of its values that it refuses go by dill."""
+    if type(payload) is dict:
+        passable: Any = {
+            key: value if _is_picklable(value) else _dilled(value, f"payload[{key!r}]")
+            for key, value in payload.items()
+        }
+    else:
+        passable = _dilled(payload, "the payload")
+    try:
+        return _Sealer(memory, arena, threshold).seal(passable)
+    except MemoryError:
+        raise
+    except Exception as error:  # a key, or a class that changes its mind
+        raise _refused("the payload", payload, error) from error
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        pickle.dumps(value, _PROTOCOL, buffer_callback=lambda buffer: None)
+    except Exception:  # whatever it is, dill will meet it too and tell the user
+        return False
+    return True
+
+
+class _Dilled:
+    """Stands in a pickle for something that dill has pickled."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return _undilled, (self._data,)
+
+
+def _dilled(value: Any, name: str) -> _Dilled:
+    import dill
+
+    class Pickler(dill.Pickler):  # type: ignore[misc]  # no type information
+        """dill, but by name what a name leads to: the other process has the same modules.
+
+        dill alone would send classes and functions of `__main__` by value, and what arrives would
+        be no instance of the class that the receiver knows.
+        """
+
+        def reducer_override(self, obj: Any) -> Any:
+            return obj.__qualname__ if _has_a_name(obj) else NotImplemented
+
+    stream = io.BytesIO()
+    try:
+        Pickler(stream, _PROTOCOL).dump(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _refused(name, value, error) from error
+    return _Dilled(stream.getvalue())
+
+
+def _undilled(data: bytes) -> Any:
+    import dill
+
+    return dill.loads(data)
+
+
+def _has_a_name(thing: Any) -> bool:
+    """Whether `thing` is a class or function that is found under its own name in its module."""
+    if not isinstance(thing, type | types.FunctionType):
+        return False
+    found: Any = sys.modules.get(thing.__module__)
+    for name in thing.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is thing
+
+
+def _refused(name: str, value: Any, error: Exception) -> PayloadTypeError:
+    return PayloadTypeError(
+        f"{name} ({type(value).__qualname__}) cannot be sent to another process: {error}. Send "
+        "plain data instead (dict, list, array, bytes, str), or run the Op that gives it and "
+        "those that take it with `workers: thread`"
+    )

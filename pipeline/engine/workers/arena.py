@@ -1,0 +1,202 @@
+"""Shared memory of a server and its worker processes: regions, and the blocks in each of them."""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from pipeline.errors import InitError
+
+_PAGE = mmap.PAGESIZE
+_ALIGNMENT = 64  # a cache line, and what vector instructions ask for
+# How much memory a region keeps for the next burst. Touching a page for the first time costs more
+# than copying 4 KiB into it, so memory is given back in bulk only: down to the half of this.
+_KEEP = 32 << 20
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`size` bytes at `offset` of a region; what travels in their place."""
+
+    region: int
+    offset: int
+    size: int
+
+
+class Arena:
+    """One nameless file in memory, cut into regions of equal size; only what is touched costs.
+
+    Nothing in the file system refers to it, so it is gone with the last process that has it open
+    or mapped, however that ends. Forked processes inherit it; a spawned one gets it by pickling,
+    and must be given the file descriptor under the same number (`pass_fds`).
+
+    The parent hands out the regions. Each is written by one process, through a `RegionAllocator`,
+    and read by all. Not thread-safe.
+
+    Args:
+        region_bytes: of address space for a region; a multiple of the page size.
+
+    Raises:
+        InitError: this system has no `memfd_create`.
+    """
+
+    def __init__(self, region_bytes: int = 2**30) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise InitError(
+                "process workers share memory through memfd_create, which only Linux has: "
+                "use `workers: thread` here"
+            )
+        if region_bytes <= 0 or region_bytes % _PAGE:
+            raise ValueError(f"a region of {region_bytes} bytes is not a number of whole pages")
+        self._open(os.memfd_create("pipeline"), region_bytes)
+
+    def _open(self, fd: int, region_bytes: int) -> None:
+        self.fd = fd
+        self.region_bytes = region_bytes
+        self._count = os.fstat(fd).st_size // region_bytes
+        self._unused: list[int] = []
+        self._maps: dict[int, mmap.mmap] = {}
+        self._views: dict[int, memoryview] = {}
+
+    def __reduce__(self) -> tuple[Callable[[int, int], Arena], tuple[int, int]]:
+        return _attach, (self.fd, self.region_bytes)
+
+    def new_region(self) -> int:
+        """The number of a region that nobody uses and that is all zeros. For the parent."""
+        if self._unused:
+            return self._unused.pop()
+        os.ftruncate(self.fd, (self._count + 1) * self.region_bytes)
+        self._count += 1
+        return self._count - 1
+
+    def recycle(self, region: int) -> None:
+        """Give the memory of `region` back, and its number to `new_region`. For the parent.
+
+        Call it only when no process reads or writes the region any more.
+        """
+        if region in self._unused or not 0 <= region < self._count:
+            raise ValueError(f"region {region} is not in use")
+        self.view(region)
+        self._maps[region].madvise(mmap.MADV_REMOVE, 0, self.region_bytes)
+        self._unused.append(region)
+
+    def view(self, region: int) -> memoryview:
+        """All of `region`, writable; mapped when this process first asks for it."""
+        view = self._views.get(region)
+        return self._map(region) if view is None else view
+
+    def read(self, block: Block) -> memoryview:
+        """The bytes of `block`, shared and writable."""
+        end = block.offset + block.size
+        if end > self.region_bytes:
+            raise ValueError(f"{block} ends outside of its region")
+        return self.view(block.region)[block.offset : end]
+
+    def _map(self, region: int) -> memoryview:
+        if region < 0:
+            raise ValueError(f"region {region} does not exist")
+        start = region * self.region_bytes
+        self._maps[region] = mapped = mmap.mmap(self.fd, self.region_bytes, offset=start)
+        self._views[region] = view = memoryview(mapped)
+        return view
+
+    def close(self) -> None:
+        """Forget the memory in this process. What a view still shows lives as long as the view."""
+        self._views.clear()
+        for mapped in self._maps.values():
+            try:
+                mapped.close()
+            except BufferError:  # somebody reads it: unmapped when the last view goes
+                continue
+        self._maps.clear()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _attach(fd: int, region_bytes: int) -> Arena:
+    arena = Arena.__new__(Arena)
+    arena._open(fd, region_bytes)
+    return arena
+
+
+class RegionAllocator:
+    """Cuts blocks from one region: first fit from the lowest address, so that memory stays dense.
+
+    For the one process that writes the region; not thread-safe. `used` is the number of bytes
+    that are given out, rounded up to whole lines of 64 bytes for each block.
+
+    Args:
+        view: all of the region, from `Arena.view`.
+        region: its number.
+        reserved: bytes at the beginning that are never given out (the worker's status page).
+    """
+
+    def __init__(self, view: memoryview, region: int, reserved: int = 4096) -> None:
+        assert isinstance(view.obj, mmap.mmap), "the view of a whole region"
+        self.region = region
+        self.used = 0
+        self._mapped = view.obj
+        self._size = len(view)
+        # Free ranges by address; between two of them there is always a block.
+        self._starts = [_up(reserved, _ALIGNMENT)]
+        self._ends = [self._size]
+        self._sizes: dict[int, int] = {}  # of blocks by their offsets
+        self._touched = 0  # no page from here on has memory
+
+    def alloc(self, size: int) -> Block | None:
+        """A block of `size` bytes, or None if there is no room for it."""
+        if size < 0:
+            raise ValueError(f"a block cannot have {size} bytes")
+        needed = _up(size, _ALIGNMENT) or _ALIGNMENT
+        for place, start in enumerate(self._starts):
+            if self._ends[place] - start >= needed:
+                break
+        else:
+            return None
+        end = start + needed
+        if end == self._ends[place]:
+            del self._starts[place], self._ends[place]
+        else:
+            self._starts[place] = end
+        self._sizes[start] = size
+        self.used += needed
+        self._touched = max(self._touched, end)
+        return Block(self.region, start, size)
+
+    def free(self, block: Block) -> None:
+        """Take `block` back.
+
+        Raises:
+            ValueError: it was not given out here, or was taken back before.
+        """
+        if block.region != self.region or self._sizes.get(block.offset) != block.size:
+            raise ValueError(f"{block} is not given out from region {self.region}")
+        del self._sizes[block.offset]
+        start, end = block.offset, block.offset + (_up(block.size, _ALIGNMENT) or _ALIGNMENT)
+        self.used -= end - start
+        place = bisect.bisect(self._starts, start)
+        if place < len(self._starts) and self._starts[place] == end:
+            end = self._ends[place]
+            del self._starts[place], self._ends[place]
+        if place and self._ends[place - 1] == start:
+            self._ends[place - 1] = end
+        else:
+            self._starts.insert(place, start)
+            self._ends.insert(place, end)
+        if self._touched - self._starts[-1] > _KEEP and self._ends[-1] == self._size:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Return what the last free range does not need to keep to the system."""
+        kept = _up(self._starts[-1] + _KEEP // 2, _PAGE)
+        self._mapped.madvise(mmap.MADV_REMOVE, kept, _up(self._touched, _PAGE) - kept)
+        self._touched = kept
+
+
+def _up(size: int, unit: int) -> int:
+    """`size` rounded up to a multiple of `unit`, a power of two."""
+    return (size + unit - 1) & -unit

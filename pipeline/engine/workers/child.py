@@ -1,0 +1,220 @@
+"""What runs in a worker process: one Op, one batch after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import socket
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pipeline.engine.binding import BoundOp
+from pipeline.engine.parcel import seal, unseal
+from pipeline.engine.stages import BatchRun
+from pipeline.engine.workers.arena import Arena, RegionAllocator
+from pipeline.engine.workers.frames import (
+    Outcome,
+    Report,
+    Result,
+    Sample,
+    WireError,
+    WireJob,
+    Work,
+    WorkerLink,
+)
+from pipeline.errors import PayloadTypeError, PipelineError, error_to_fields, utf8_text
+from pipeline.event_loop import LoopThread
+from pipeline.op import Op
+
+SendRecord = Callable[[bytes], None]
+
+_QUICK_NS = 100_000  # results of jobs that take less may wait for the next one's
+_HOLD_NS = 200_000  # ... but no longer than this
+_STAGES = ("init_op", "preprocess", "process", "postprocess")
+
+
+class StatusPage:
+    """What the server may know of a worker at any time: three numbers in shared memory.
+
+    The worker writes, the server reads: also when the worker hangs, is stopped, or is dead.
+    """
+
+    def __init__(self, region: memoryview) -> None:
+        self._cells = region[:24].cast("d")
+
+    @property
+    def job(self) -> int:
+        """Number of the job that it works on; 0 for none."""
+        return int(self._cells[0])
+
+    @property
+    def job_started(self) -> float | None:
+        """`time.monotonic` of when it took the job up."""
+        return self._cells[1] or None
+
+    @property
+    def call_started(self) -> float | None:
+        """`time.monotonic` of the running call of `process`."""
+        return self._cells[2] or None
+
+    def begins(self, job: int) -> None:
+        self._cells[1] = time.monotonic()
+        self._cells[0] = job
+
+    def ends(self) -> None:
+        self._cells[0] = self._cells[1] = self._cells[2] = 0.0
+
+    def call_begins(self) -> None:
+        self._cells[2] = time.monotonic()
+
+    def call_ends(self) -> None:
+        self._cells[2] = 0.0
+
+
+class OpenedSample(msgspec.Struct, eq=False):
+    """What `BatchRun` needs of a sample."""
+
+    data_id: int
+    log_id: int
+    inputs: dict[str, Any]
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerMain:
+    """The main function of an Op's worker processes; picklable if its parts are.
+
+    `begin` is told how to send log records to the server, `set_up` gives the Op its predictor.
+    """
+
+    op: Op
+    arena: Arena
+    begin: Callable[[SendRecord], None]
+    set_up: Callable[[Op, int], None]
+
+    def __call__(self, sock: socket.socket, number: int) -> None:
+        sock.setblocking(True)
+        link = WorkerLink(sock)
+        with contextlib.suppress(EOFError, ConnectionError):  # the server parted, or is gone
+            region = link.hello().region
+            self.begin(link.send_record)
+            with contextlib.ExitStack() as stack:
+                try:
+                    bound = self._initialise(number, stack)
+                except BaseException as error:  # user code: the server's start fails with it
+                    link.send(Report(failure=_described(error)))
+                    return
+                link.send(Report(is_ready=True))
+                _Worker(link, bound, self.arena, region).run()
+
+    def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
+        op = self.op
+        op.concurrency_idx = number
+        loop = _loop_for(op, stack)
+        self.set_up(op, number)
+        if inspect.iscoroutinefunction(op.init_op):
+            assert loop is not None, "there is a loop for every async method"
+            asyncio.run_coroutine_threadsafe(op.init_op(), loop).result()
+        else:
+            op.init_op()
+        return BoundOp(op, number, loop)
+
+
+def _described(error: BaseException) -> str:
+    """What happened, and where; also of an exception that cannot say what it is."""
+    lines = traceback.format_exception(error)
+    summary = lines[-1].partition(": ")[2].strip() or lines[-1].strip()
+    return utf8_text(f"{summary}\n{''.join(lines)}")
+
+
+def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop | None:
+    """An event loop in a thread of its own, if a method of the Op needs one."""
+    if not any(inspect.iscoroutinefunction(getattr(op, name)) for name in _STAGES):
+        return None
+    thread = LoopThread()
+    stack.callback(thread.close)
+    return thread.loop
+
+
+class _Worker:
+    """Takes jobs from the link, runs them, sends back what became of them."""
+
+    def __init__(self, link: WorkerLink, op: BoundOp, arena: Arena, region: int) -> None:
+        self._link = link
+        self._op = op
+        self._arena = arena
+        self._memory = RegionAllocator(arena.view(region), region)
+        self._status = StatusPage(arena.view(region))
+        self._jobs: deque[WireJob] = deque()
+        self._results: list[Result] = []
+        self._held_since = 0
+
+    def run(self) -> None:
+        """Until the server parts."""
+        while True:
+            self._take()
+            result = self._work_on(self._jobs.popleft())
+            if not self._results:
+                self._held_since = result.start_ns
+            self._results.append(result)
+            took_ns = result.end_ns - result.start_ns
+            is_late = result.end_ns - self._held_since > _HOLD_NS
+            if took_ns > _QUICK_NS or is_late:
+                self._report()
+
+    def _take(self) -> None:
+        """Have a job: take what has arrived; report what is done before waiting for more."""
+        while not self._jobs:
+            work = self._link.next_if_there() if self._results else None
+            if work is None:
+                self._report()
+                work = self._link.next()
+            for block in work.freed:
+                self._memory.free(block)
+            self._jobs.extend(work.jobs)
+
+    def _report(self) -> None:
+        if self._results:
+            self._link.send(Report(results=self._results))
+            self._results = []
+
+    def _work_on(self, job: WireJob) -> Result:
+        self._status.begins(job.number)
+        run = BatchRun(self._open(job.samples))
+        run.run(self._op, self._status, time.monotonic_ns)
+        outcomes = [self._outcome(outcome) for outcome in run.outcomes]
+        self._status.ends()
+        return Result(
+            job.number,
+            outcomes,
+            run.jumped,
+            run.start_ns,
+            run.prepared_ns,
+            run.processed_ns,
+            run.end_ns,
+        )
+
+    def _open(self, samples: list[Sample]) -> list[OpenedSample]:
+        return [
+            OpenedSample(
+                sample.data_id,
+                sample.log_id,
+                {name: unseal(part, self._arena) for name, part in sample.inputs.items()},
+            )
+            for sample in samples
+        ]
+
+    def _outcome(self, outcome: Any) -> Outcome:
+        if not isinstance(outcome, PipelineError):
+            try:
+                return Outcome(seal(outcome, self._memory, self._arena))
+            except PayloadTypeError as error:
+                outcome = PayloadTypeError(f"[{self._op.name}] {error}")
+        return Outcome(error=WireError(*error_to_fields(outcome)))

@@ -1,0 +1,282 @@
+"""What the server and a worker process say to each other, and how it goes over their socket.
+
+A frame is the length of its body, 4 bytes little-endian, and the body: msgpack of one `Hello` or
+`Work` (to the worker) or `Report` (from it). A frame holds everything that was ready at once.
+Payloads travel in it sealed: neither side opens what it only passes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from pipeline.engine.parcel import Sealed
+from pipeline.engine.workers.arena import Block
+
+_LENGTH = struct.Struct("<I")
+_RECEIVE_BYTES = 256 * 1024
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """One request of a batch: `inputs` by the name of the Op that they come from."""
+
+    data_id: int
+    log_id: int
+    inputs: dict[str, Sealed]
+
+
+class WireJob(msgspec.Struct, array_like=True):
+    """One batch. `number` is the job's, rising from 1, for this worker."""
+
+    number: int
+    samples: list[Sample]
+
+
+class Hello(msgspec.Struct, array_like=True):
+    """The first frame to a worker. `region` of the arena is the one that it writes to."""
+
+    region: int
+
+
+class Work(msgspec.Struct, array_like=True):
+    """`freed` are blocks of the worker's own region that nobody reads any more."""
+
+    jobs: list[WireJob]
+    freed: list[Block]
+
+
+class WireError(msgspec.Struct, array_like=True):
+    """See `errors.error_to_fields`."""
+
+    name: str
+    code: int
+    text: str
+
+
+class Outcome(msgspec.Struct, array_like=True):
+    """What became of a sample: one of both."""
+
+    payload: Sealed | None = None
+    error: WireError | None = None
+
+
+class Result(msgspec.Struct, array_like=True):
+    """What became of a job, sample by sample. Times are `time.monotonic_ns`."""
+
+    number: int
+    outcomes: list[Outcome]
+    jumped: bool
+    start_ns: int
+    prepared_ns: int
+    processed_ns: int
+    end_ns: int
+
+
+class Report(msgspec.Struct, array_like=True):
+    """From a worker. `failure` is the traceback of a start that failed; `records` are log lines."""
+
+    is_ready: bool = False
+    failure: str = ""
+    results: list[Result] = []
+    records: list[bytes] = []
+
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """The frame of one message."""
+    body = bytearray(_LENGTH.size)
+    _encoder.encode_into(message, body, _LENGTH.size)
+    _LENGTH.pack_into(body, 0, len(body) - _LENGTH.size)
+    return bytes(body)
+
+
+class Unframer:
+    """Cuts a stream of bytes into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """The bodies that are complete with `data`."""
+        stream: bytes | bytearray = data
+        if self._rest:
+            self._rest += data
+            stream = self._rest
+        view, start = memoryview(stream), 0
+        while len(view) - start >= _LENGTH.size:
+            body = start + _LENGTH.size
+            end = body + _LENGTH.unpack_from(view, start)[0]
+            if end > len(view):
+                break
+            yield view[body:end]
+            start = end
+        if start or stream is data:  # else a long frame would be copied with each of its pieces
+            self._rest = bytearray(view[start:])
+
+
+class Link(Generic[Message]):
+    """One end of a socket pair on an event loop: the server's.
+
+    Args:
+        sock: connected; closed by `close`.
+        kind: what the other side sends.
+        on_message: called on the loop with each message.
+        on_end: called once if the other side parts first.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        kind: type[Message],
+        on_message: Callable[[Message], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._socket = sock
+        self._loop = loop
+        self._on_message = on_message
+        self._on_end = on_end
+        self._unframer = Unframer()
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._unsent = bytearray()
+        self._is_open = True
+        sock.setblocking(False)
+        loop.add_reader(sock, self._read)
+
+    def send(self, frame: bytes) -> None:
+        """Send, or keep until the worker takes more. What a dead worker misses is dropped."""
+        if self._unsent or not self._is_open:
+            self._unsent += frame
+            return
+        try:
+            sent = self._socket.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the reader is about to learn that it ended
+            return
+        if sent < len(frame):
+            self._unsent += memoryview(frame)[sent:]
+            self._loop.add_writer(self._socket, self._write)
+
+    def close(self) -> None:
+        """Part: the worker ends when it has read what was sent."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
+
+    def _write(self) -> None:
+        try:
+            sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        if self._receive() is False and self._is_open:
+            self.close()
+            self._on_end()
+
+    def drain(self) -> None:
+        """Read what is left of a worker that has ended, and part."""
+        while self._is_open and self._receive():
+            """Every report that it got out counts."""
+        self.close()
+
+    def _receive(self) -> bool | None:
+        """Take in what has arrived; None if nothing has, False at the end of the stream."""
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:  # reset: it ended without reading all that we sent
+            return False
+        for body in self._unframer.feed(data):
+            self._on_message(self._decode(body))
+        return bool(data)
+
+
+class WorkerLink:
+    """The worker's end: blocking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._unframer = Unframer()
+        self._decode = msgspec.msgpack.Decoder(Work).decode
+        self._works: deque[Work] = deque()
+        self._records: deque[bytes] = deque()
+        self._sending = threading.Lock()  # the user's threads may log while a result is sent
+
+    def hello(self) -> Hello:
+        """The first frame, which the server sends at once."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return msgspec.msgpack.decode(self._exactly(length), type=Hello)
+
+    def next(self) -> Work:
+        """The next frame, waited for. EOFError: the server parted."""
+        while not self._works:
+            self._receive(0)
+        return self._works.popleft()
+
+    def next_if_there(self) -> Work | None:
+        """The next frame if it has arrived."""
+        while not self._works:
+            try:
+                self._receive(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+        return self._works.popleft()
+
+    def _receive(self, flags: int) -> None:
+        data = self._socket.recv(_RECEIVE_BYTES, flags)
+        if not data:
+            raise EOFError
+        self._works.extend(map(self._decode, self._unframer.feed(data)))
+
+    def send(self, report: Report) -> None:
+        """Send a report; OSError when the server is gone."""
+        frame = framed(report)
+        with self._sending:
+            self._socket.sendall(frame)
+        self._send_records()
+
+    def send_record(self, record: bytes) -> None:
+        """Send a log record, from any thread, at the latest with the report that is being sent.
+
+        It never waits: a finaliser may log in the midst of a send of the same thread.
+        """
+        self._records.append(record)
+        self._send_records()
+
+    def _send_records(self) -> None:
+        while self._records and self._sending.acquire(blocking=False):
+            try:
+                records = [self._records.popleft() for _ in range(len(self._records))]
+                self._socket.sendall(framed(Report(records=records)))
+            finally:
+                self._sending.release()
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self._socket.recv(count - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data

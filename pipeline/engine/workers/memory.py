@@ -1,0 +1,90 @@
+"""ServerMemory: what the server and its workers keep in shared memory, and until when."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from pipeline.engine.parcel import Parcel, Sealed
+from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
+
+
+class ServerMemory:
+    """The server's side of the arena.
+
+    Each process writes to a region of its own and alone decides what of it is free; this one
+    writes what comes from the doors and from thread Ops. A worker's block is in use as long as
+    a Parcel refers to it; then its worker is told, with the next frame that it gets. The region
+    of a worker that has ended is used again when its last block is free.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        own = arena.new_region()
+        self._own_region = own
+        self._own = RegionAllocator(arena.view(own), own)
+        self._released: deque[Block] = deque()
+        self._freed: dict[int, list[Block]] = {}
+        self._used: Counter[int] = Counter()
+
+    def alloc(self, size: int) -> Block | None:
+        """A block to write to; None when there is no room."""
+        self._settle()
+        return self._own.alloc(size)
+
+    def free(self, block: Block) -> None:
+        """Give back a block that came to nothing."""
+        self._own.free(block)
+
+    def parcel(self, sealed: Sealed) -> Parcel:
+        """Take charge of what was sealed, here or by a worker."""
+        for block in sealed.buffers:
+            self._used[block.region] += 1
+        return Parcel(sealed, self.arena, self._released.extend)
+
+    def open_region(self) -> int:
+        """A region for a new worker."""
+        region = self.arena.new_region()
+        self._freed[region] = []
+        return region
+
+    def take_freed(self, region: int) -> list[Block]:
+        """The worker's blocks that became free since the last call."""
+        self._settle()
+        freed = self._freed[region]
+        if freed:
+            self._freed[region] = []
+        return freed
+
+    def close_region(self, region: int) -> None:
+        """The worker that wrote to `region` has ended."""
+        del self._freed[region]
+        self._recycle_if_unused(region)
+
+    @property
+    def used(self) -> int:
+        """Blocks that are in use, here and in the workers' regions."""
+        self._settle()
+        return sum(self._used.values())
+
+    def close(self) -> None:
+        """Unmap everything; what still refers to it must not be opened any more."""
+        self.arena.close()
+
+    def _settle(self) -> None:
+        """Parcels die in any thread: what they held is looked at here, on the loop."""
+        released = self._released
+        while released:
+            block = released.popleft()
+            region = block.region
+            self._used[region] -= 1
+            if region == self._own_region:
+                self._own.free(block)
+            elif region in self._freed:
+                self._freed[region].append(block)
+            else:
+                self._recycle_if_unused(region)
+
+    def _recycle_if_unused(self, region: int) -> None:
+        if not self._used[region]:
+            del self._used[region]
+            self.arena.recycle(region)

@@ -1,0 +1,60 @@
+"""How often a process that ends is started again: pure rules, and the record they work on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+_LOOP_FROM = 3  # ends in a row without any progress that make a crash loop
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+def restart_pause_s(failures: int) -> float:
+    """How long to wait before the next start, after so many failures in a row.
+
+    The first one is made good at once; then the pause doubles, from 0.1 s to 10 s.
+    """
+    if failures < 2:
+        return 0.0
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 2, 30))
+
+
+@dataclass(slots=True)
+class Place:
+    """A worker's place, which is filled with one process after the other.
+
+    `failures` counts the processes in a row that ended without having got anywhere. There is
+    one timer: of a process that is about to be started, killed, or found to be steady.
+    """
+
+    number: int
+    failures: int = 0
+    last_cause: str = ""
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_looping(self) -> bool:
+        """Whether it is in a crash loop."""
+        return self.failures >= _LOOP_FROM
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next start."""
+        return restart_pause_s(self.failures)
+
+    def ended(self, cause: str, got_somewhere: bool) -> None:
+        """Note that its process ended."""
+        self.last_cause = cause
+        self.failures = 1 if got_somewhere else self.failures + 1
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        """Put `timer` in the place of the one that is set."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+
+    def describe_restart(self) -> str:
+        """"it is started anew", when, and how often it was."""
+        if self.failures < 2:
+            return "it is started anew"
+        return f"it is started anew in {self.pause_s:.1f} s ({self.failures} times in a row)"

@@ -1,0 +1,315 @@
+"""The parent's side of process workers: starting, killing and watching them through zygotes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import itertools
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+from pipeline.engine.workers import zygote_spawn
+from pipeline.engine.workers.zygote_link import Child, ZygoteLink
+from pipeline.engine.workers.zygote_main import (
+    Changed,
+    ChildMain,
+    Clone,
+    Kill,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Started,
+    flush_stdio,
+    fork_quietly,
+    serve,
+)
+from pipeline.errors import InitError
+
+__all__ = ["Child", "ChildMain", "Zygotes"]
+
+# Launches a zygote that serves the control socket: its pid, and what reaps it if it has ended.
+_Launch = Callable[[socket.socket], tuple[int, Callable[[], object]]]
+
+_VANISHED = "vanished with its zygote"
+_NO_ZYGOTE = (
+    "could not be started: the processes that workers are forked from are gone "
+    "(both were killed). Restart the server"
+)
+_STOPPING = "could not be started: the server is stopping"
+_READ_AT_ONCE = 64  # reports a wake-up, so that a storm of them does not hold up the loop
+_LAST_WAIT_S = 5.0  # what the kernel gets to take killed processes away
+
+
+class Zygotes:
+    """Two zygotes: one that forks the workers, and a spare one in case it dies.
+
+    They are launched at once, which has to be before any thread of ours exists. A spare that was
+    used or has died is replaced: the zygote that is left clones itself.
+
+    Args:
+        mains: what children can run, each in a process of its own. When one returns or raises,
+            its process ends.
+        start_method: "fork", or "spawn" for zygotes that are fresh interpreters, to which `mains`
+            are shipped by dill. They are unpacked in the children, so that what scripts do when
+            they are imported (CUDA!) happens in no process that forks.
+        pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
+
+    Raises:
+        InitError: not on Linux 5.3 or newer; no more processes; something cannot be shipped.
+    """
+
+    def __init__(
+        self,
+        mains: Sequence[ChildMain],
+        start_method: Literal["fork", "spawn"] = "fork",
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self._zygotes: list[ZygoteLink] = []  # the first is the active one
+        self._dying: dict[int, Callable[[], None]] = {}  # by pidfd: what to do when it has ended
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._all_gone: asyncio.Future[None] | None = None
+        self._serials = itertools.count()
+        if sys.platform != "linux":
+            raise InitError("process workers need Linux: use thread workers on this system.")
+        try:
+            with self._launcher(mains, start_method, pass_fds) as launch:
+                self._launch(launch)
+                self._launch(launch)
+        except OSError as error:
+            self.close_now()
+            raise InitError(f"process workers cannot be prepared: {error}.") from error
+        except BaseException:
+            self.close_now()
+            raise
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read reports on this loop from now on; everything else is called on it, too."""
+        self._loop = loop
+        for zygote in self._zygotes:
+            loop.add_reader(zygote.control.fileno(), self._read, zygote)
+
+    def start(self, main: int, number: int, on_change: Callable[[Child], None]) -> Child:
+        """Have a child forked that runs `mains[main](sock, number)`; returns at once.
+
+        `on_change` is called on the loop, never from in here, when the child was stopped, was
+        continued, and exactly once when it has ended. If it cannot be started at all, it is
+        reported as one that ended at once.
+
+        Raises:
+            InitError: this process has no file descriptor left.
+        """
+        if self._loop is None:
+            raise RuntimeError("attach() comes before start()")
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise InitError(f"no socket for a worker process: {error} (ulimit -n).") from error
+        ours.setblocking(False)
+        on_change = functools.partial(self._tell, on_change)
+        if self._is_closed or not self._zygotes:
+            theirs.close()
+            child = Child(number, ours, on_change, lambda: None)
+            self._loop.call_soon(child.end, _STOPPING if self._is_closed else _NO_ZYGOTE)
+            return child
+        zygote = self._zygotes[0]
+        serial = next(self._serials)
+        child = Child(number, ours, on_change, functools.partial(zygote.send, Kill(serial)))
+        zygote.children[serial] = child
+        zygote.send(Start(serial, main, number), theirs)
+        if len(self._zygotes) == 1:
+            self._add_spare()
+        return child
+
+    async def close(self, timeout_s: float) -> None:
+        """Kill all children and end the zygotes; each child is reported before this returns."""
+        self._is_closed = True
+        try:
+            if self._loop is not None and (self._zygotes or self._dying):
+                self._all_gone = self._loop.create_future()
+                for zygote in self._zygotes:
+                    zygote.hang_up()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await self._all_gone
+        finally:
+            self.close_now(0.0)
+
+    def close_now(self, timeout_s: float = 1.0) -> None:
+        """As `close`, for when no loop runs: it waits here, up to `timeout_s` and what the kernel
+        takes to end processes that were killed. Idempotent."""
+        self._is_closed = True
+        for zygote in self._zygotes:
+            zygote.hang_up()
+        lives = [zygote.life for zygote in self._zygotes if zygote.life is not None]
+        _wait_for_end(lives, timeout_s)
+        for zygote in list(self._zygotes):
+            self._read(zygote, sys.maxsize)
+            self._lose(zygote)
+        _wait_for_end(self._dying, _LAST_WAIT_S)
+        for life in list(self._dying):
+            self._has_ended(life)
+
+    # Launching -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _launcher(
+        self, mains: Sequence[ChildMain], start_method: str, pass_fds: Sequence[int]
+    ) -> Iterator[_Launch]:
+        with contextlib.ExitStack() as stack:
+            parent_life = os.pidfd_open(os.getpid())
+            stack.callback(os.close, parent_life)
+            if start_method == "spawn":
+                shipment = zygote_spawn.pack(mains)
+                stack.callback(os.close, shipment)
+                yield functools.partial(
+                    zygote_spawn.spawn,
+                    parent_life=parent_life,
+                    shipment=shipment,
+                    pass_fds=pass_fds,
+                )
+            else:
+                # Here, since in a zygote it would run finalizers of what is the parent's.
+                gc.collect()
+                yield functools.partial(self._fork, list(mains), parent_life)
+
+    def _launch(self, launch: _Launch) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        zygote = ZygoteLink(ours)
+        self._zygotes.append(zygote)
+        with theirs:
+            zygote.pid, zygote.reap = launch(theirs)
+        zygote.life = os.pidfd_open(zygote.pid)
+
+    def _fork(
+        self, mains: Sequence[ChildMain], parent_life: int, control: socket.socket
+    ) -> tuple[int, Callable[[], object]]:
+        flush_stdio()
+        pid = fork_quietly()
+        if pid == 0:
+            serve(control, lambda: mains, parent_life, self._leave_to_parent)
+        return pid, functools.partial(_reap, pid)
+
+    def _leave_to_parent(self) -> None:
+        for zygote in self._zygotes:
+            zygote.close()
+
+    def _add_spare(self) -> None:
+        """Have the active zygote clone itself. The clone may be asked for children at once."""
+        assert self._loop is not None
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return  # the next start tries again
+        spare = ZygoteLink(ours)
+        self._zygotes.append(spare)
+        self._loop.add_reader(ours.fileno(), self._read, spare)
+        self._zygotes[0].send(Clone(), theirs)
+
+    # Reports ---------------------------------------------------------------------------
+
+    def _read(self, zygote: ZygoteLink, at_most: int = _READ_AT_ONCE) -> None:
+        try:
+            for report, life in zygote.reports(at_most):
+                self._take(zygote, report, life)
+        except EOFError:
+            self._lose(zygote)
+        else:
+            zygote.flush()
+
+    def _take(self, zygote: ZygoteLink, report: Report, life: int | None) -> None:
+        match report:
+            case Ready(pid):
+                zygote.be_ready(pid, life)
+            case Started(child, pid):
+                zygote.children[child].begin(pid, life)
+            case Refused(child, reason):
+                zygote.children.pop(child).end(f"could not be started: {reason}")
+            case Changed(child, status):
+                zygote.change(child, status)
+
+    def _tell(self, on_change: Callable[[Child], None], child: Child) -> None:
+        """Whatever the owner of one child makes of a report, those of the others get theirs."""
+        try:
+            on_change(child)
+        except Exception as error:
+            assert self._loop is not None
+            self._loop.call_exception_handler(
+                {"message": f"on_change of child {child.number} raised", "exception": error}
+            )
+
+    # Ends ------------------------------------------------------------------------------
+
+    def _lose(self, zygote: ZygoteLink) -> None:
+        """The zygote is dead, or is to be; its children follow by themselves, but see to it."""
+        if zygote not in self._zygotes:
+            return
+        self._zygotes.remove(zygote)
+        self._stop_reading(zygote.control.fileno())
+        # A spare that never became ready would not become so at once if asked again.
+        if zygote.is_ready and self._zygotes and not self._is_closed:
+            self._add_spare()
+        self._finish_off(zygote.life, zygote.bury)
+        for child in list(zygote.children.values()):
+            self._finish_off(child.life, functools.partial(_bury, child))
+        self._note_if_all_gone()
+
+    def _finish_off(self, life: int | None, then: Callable[[], None]) -> None:
+        """Kill a process that has no zygote to do it; `then` is called when it has ended."""
+        if life is None:
+            then()
+            return
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(life, signal.SIGKILL)
+        self._dying[life] = then
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.add_reader(life, self._has_ended, life)
+
+    def _has_ended(self, life: int) -> None:
+        then = self._dying.pop(life)
+        self._stop_reading(life)
+        then()
+        self._note_if_all_gone()
+
+    def _stop_reading(self, fd: int) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+
+    def _note_if_all_gone(self) -> None:
+        waiter = self._all_gone
+        if waiter is not None and not waiter.done() and not self._zygotes and not self._dying:
+            waiter.set_result(None)
+
+
+def _bury(child: Child) -> None:
+    if child.pid is not None:
+        # Ours to reap if we are what orphans are given to: the first process of a container.
+        _reap(child.pid)
+    child.end(_VANISHED)
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _wait_for_end(lives: Iterable[int], timeout_s: float) -> None:
+    """Wait until all these processes have ended, or until the time is over."""
+    poll = select.poll()
+    waiting = set(lives)
+    for life in waiting:
+        poll.register(life, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
+    while waiting and (left_s := deadline - time.monotonic()) > 0:
+        for life, _ in poll.poll(left_s * 1000):
+            poll.unregister(life)
+            waiting.discard(life)

@@ -1,0 +1,191 @@
+"""What the parent knows of one child, and of one zygote: its control socket, its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from pipeline.engine.workers.zygote_main import MESSAGE_BYTES, Report, Request
+
+_NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+
+_decode = msgspec.msgpack.Decoder(Report).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def ending_of(status: int) -> str:
+    """A process's wait status in words that follow its name."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"ended with exit code {code} (os._exit or sys.exit in user code)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"was killed by signal {-code}"
+    if -code == signal.SIGKILL:
+        return "was killed by SIGKILL (kill -9, or the system was out of memory)"
+    cause = " (a native crash)" if -code in _NATIVE_CRASHES else ""
+    return f"was killed by {name}{cause}"
+
+
+class Child:
+    """A worker process, seen from the parent; everything here happens on the loop.
+
+    Attributes:
+        number: as given to `Zygotes.start`.
+        sock: the parent's end of the socket pair; non-blocking, the caller's to close.
+        pid: None until the process is reported to run.
+        state: the last that was reported.
+        ending: how it ended, in words that follow the worker's name; empty before.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        sock: socket.socket,
+        on_change: Callable[[Child], None],
+        ask_to_kill: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.sock = sock
+        self.pid: int | None = None
+        self.state: Literal["starting", "running", "stopped", "ended"] = "starting"
+        self.ending = ""
+        self._on_change = on_change
+        self._ask_to_kill: Callable[[], None] | None = ask_to_kill
+        self._life: int | None = None
+
+    def kill(self) -> None:
+        """SIGKILL it, also if it is stopped; `on_change` tells when it has ended."""
+        ask, self._ask_to_kill = self._ask_to_kill, None
+        if ask is not None and self.state != "ended":
+            ask()
+
+    # For Zygotes -----------------------------------------------------------------------
+
+    @property
+    def life(self) -> int | None:
+        """Its pidfd, while it is known to run."""
+        return self._life
+
+    def begin(self, pid: int, life: int | None) -> None:
+        """It runs; takes over the pidfd."""
+        self.pid, self._life, self.state = pid, life, "running"
+
+    def change(self, status: int) -> None:
+        """It was stopped, continued or has ended: a wait status."""
+        if os.WIFSTOPPED(status):
+            self.state = "stopped"
+        elif os.WIFCONTINUED(status):
+            self.state = "running"
+        else:
+            self.end(ending_of(status))
+            return
+        self._on_change(self)
+
+    def end(self, ending: str) -> None:
+        """It has ended; only the first time counts."""
+        if self.state == "ended":
+            return
+        self.state, self.ending = "ended", ending
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
+        self._on_change(self)
+
+
+class ZygoteLink:
+    """One zygote: requests go out, reports come in."""
+
+    def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        self.control = control
+        self.children: dict[int, Child] = {}
+        self.is_ready = False
+        self.pid: int | None = None
+        self.life: int | None = None
+        self.reap: Callable[[], object] = lambda: None
+        self._backlog: deque[tuple[bytes, socket.socket | None]] = deque()
+
+    def send(self, request: Request, end: socket.socket | None = None) -> None:
+        """Send, or keep until there is room; `end` travels along and is closed here."""
+        self._backlog.append((_encode(request), end))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what found no room. A full socket holds requests that reports will answer, so
+        flushing after reports is enough."""
+        while self._backlog:
+            data, end = self._backlog[0]
+            try:
+                socket.send_fds(self.control, [data], [end.fileno()] if end else [])
+            except ConnectionError:
+                pass  # it is dead, which the end of its reports is about to tell
+            except OSError:
+                return
+            self._backlog.popleft()
+            if end is not None:
+                end.close()
+
+    def reports(self, at_most: int) -> Iterator[tuple[Report, int | None]]:
+        """What has come in, each with the pidfd that came along.
+
+        Raises:
+            EOFError: the zygote is dead and has nothing more to say.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        for _ in range(at_most):
+            if self.control.fileno() < 0:
+                return
+            try:
+                data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 1, flags)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # it died without reading all; what it had said before is still to come
+            if not data:
+                raise EOFError
+            yield _decode(data), fds[0] if fds else None
+
+    def be_ready(self, pid: int, life: int | None) -> None:
+        """It runs; takes over the pidfd."""
+        self.is_ready = True
+        if self.pid is None:  # a clone: those that the parent launched are known to it
+            self.pid, self.life = pid, life
+        elif life is not None:
+            os.close(life)
+
+    def change(self, serial: int, status: int) -> None:
+        """A child was stopped, continued or has ended."""
+        child = self.children[serial]
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            del self.children[serial]
+        child.change(status)
+
+    def bury(self) -> None:
+        """It has ended."""
+        self.reap()
+        self.close()
+
+    def hang_up(self) -> None:
+        """Nothing more will be asked: the zygote kills its children, reports that and ends."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close what this process holds of it; idempotent."""
+        self.control.close()
+        if self.life is not None:
+            os.close(self.life)
+            self.life = None
+        for _, end in self._backlog:
+            if end is not None:
+                end.close()
+        self._backlog.clear()

@@ -1,0 +1,352 @@
+"""What runs in a zygote: it forks worker processes on request and tells how each one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+
+ChildMain = Callable[[socket.socket, int], None]
+
+MESSAGE_BYTES = 4096  # the longest message is a refusal, whose reason is cut to _REASON_CHARS
+_REASON_CHARS = 500
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    """Fork a child that runs `mains[main]`; comes with the child's end of a socket pair."""
+
+    child: int
+    main: int
+    number: int
+
+
+class Kill(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
+    """SIGKILL a child; one that has ended already is nobody's business any more."""
+
+    child: int
+
+
+class Clone(msgspec.Struct, frozen=True, array_like=True, tag="clone"):
+    """Fork another zygote; comes with the control socket that it is to serve."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """A zygote's first words; comes with its pidfd, if one could be opened."""
+
+    pid: int
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """A child runs; comes with its pidfd, if one could be opened."""
+
+    child: int
+    pid: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A child could not be forked."""
+
+    child: int
+    reason: str
+
+
+class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
+    """A child was stopped, continued or has ended, as `status` of `os.waitpid` says."""
+
+    child: int
+    status: int
+
+
+Request = Start | Kill | Clone
+Report = Ready | Started | Refused | Changed
+
+_decode = msgspec.msgpack.Decoder(Request).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def signals_blocked() -> set[int]:
+    """Block every signal of this thread, so that a new process gets none before it has handlers
+    of its own; returns the mask to restore."""
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()))
+
+
+def fork_quietly() -> int:
+    """`os.fork`; in the child all signals are blocked.
+
+    Raises:
+        OSError: no more processes or memory.
+    """
+    mask = signals_blocked()
+    pid = -1
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns if other threads exist, and those of native libraries count.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def flush_stdio() -> None:
+    """Write out what was printed, so that no other process prints it again."""
+    for stream in (sys.stdout, sys.stderr):
+        # A stream may be None, closed, somebody's own class, or a pipe that nobody reads.
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def serve(
+    control: socket.socket,
+    load: Callable[[], Sequence[ChildMain]],
+    parent_life: int,
+    leave_parent: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """Be a zygote until the parent hangs up or dies; never returns.
+
+    Args:
+        control: our end of a SOCK_SEQPACKET pair.
+        load: called in each child, gives the functions that children can run.
+        parent_life: pidfd of the parent. The control socket alone would not tell of its death
+            while some other fork of the parent holds a copy of its end.
+        leave_parent: closes what a fork has brought along and only the parent should have.
+    """
+    code = 1
+    try:
+        leave_parent()
+        gc.freeze()  # or the collector's marks would unshare every page in every child
+        _Zygote(control, load, parent_life).run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class _Zygote:
+    """One process; after a `Clone` there are two of them, which know nothing of each other."""
+
+    def __init__(
+        self, control: socket.socket, load: Callable[[], Sequence[ChildMain]], parent_life: int
+    ) -> None:
+        self._control = control
+        self._load = load
+        self._parent_life = parent_life
+        self._libc = ctypes.CDLL(None)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._children: dict[int, int] = {}  # pid -> the parent's number of the child
+        self._control.setblocking(True)
+        self._wake, self._wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        _reset_signals()
+        signal.signal(signal.SIGCHLD, _ignore)
+        self._poll = select.poll()
+        for fd in (self._control.fileno(), self._wake, self._parent_life):
+            self._poll.register(fd, select.POLLIN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        threading.main_thread().name = "MainThread"  # the parent's may have been any thread
+        self._name("zygote")
+        self._tell_with_life(Ready(self._pid), self._pid)
+
+    def run(self) -> None:
+        while True:
+            ready = {fd for fd, _ in self._poll.poll()}
+            if self._wake in ready:
+                self._reap_what_changed()
+            if self._parent_life in ready:
+                break
+            if self._control.fileno() in ready and not self._obey():
+                break
+        self._end_children()
+
+    def _obey(self) -> bool:
+        """Read one request and do it; False at the end of all requests."""
+        flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1, flags)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        match _decode(data):
+            case Start() as request:
+                self._start(request, fds)
+            case Kill(child):
+                self._kill(child)
+            case Clone():
+                self._clone(fds)
+        return True
+
+    # Children --------------------------------------------------------------------------
+
+    def _start(self, request: Start, fds: list[int]) -> None:
+        if not fds:  # the kernel drops what a full table of descriptors cannot take
+            self._refuse(request, "no file descriptor is left (ulimit -n)")
+            return
+        try:
+            pid = fork_quietly()
+        except OSError as error:
+            os.close(fds[0])
+            self._refuse(request, str(error))
+            return
+        if pid == 0:
+            self._be_child(request, fds[0])
+        os.close(fds[0])
+        self._children[pid] = request.child
+        self._tell_with_life(Started(request.child, pid), pid)
+
+    def _refuse(self, request: Start, reason: str) -> None:
+        self._tell(Refused(request.child, reason[:_REASON_CHARS]))
+
+    def _be_child(self, request: Start, fd: int) -> NoReturn:
+        code = 1
+        try:
+            self._die_with(self._pid)
+            signal.set_wakeup_fd(-1)
+            _reset_signals()
+            self._close_ours()
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            self._name("worker")
+            sock = socket.socket(fileno=fd)
+            sock.setblocking(True)  # socket.setdefaulttimeout() of the user is not meant for us
+            self._load()[request.main](sock, request.number)
+            code = 0
+        except SystemExit as end:
+            code = _exit_code(end)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            flush_stdio()
+            os._exit(code)
+
+    def _die_with(self, zygote: int) -> None:
+        """Die when the zygote does; it has a single thread, so that means the process."""
+        self._libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != zygote:
+            os._exit(1)
+
+    def _close_ours(self) -> None:
+        self._control.close()
+        os.close(self._wake)
+        os.close(self._wake_end)
+        os.close(self._parent_life)
+
+    def _kill(self, child: int) -> None:
+        for pid, number in self._children.items():
+            if number == child:
+                os.kill(pid, signal.SIGKILL)  # not reaped yet: the pid is still this child's
+
+    def _reap_what_changed(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, MESSAGE_BYTES)
+        while self._reap(os.WNOHANG | os.WUNTRACED | os.WCONTINUED):
+            pass
+
+    def _reap(self, options: int) -> bool:
+        """Take note of one change of one child; False if there is none."""
+        try:
+            pid, status = os.waitpid(-1, options)
+        except ChildProcessError:
+            return False
+        if pid in self._children:  # or it is a zygote that we cloned: the parent sees to it
+            child = self._children[pid]
+            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                del self._children[pid]
+            self._tell(Changed(child, status))
+        return pid != 0
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        while self._children and self._reap(0):
+            pass
+
+    # Itself ----------------------------------------------------------------------------
+
+    def _clone(self, fds: list[int]) -> None:
+        # Whatever fails here, the parent sees the end of the clone's control socket.
+        if not fds:
+            return
+        try:
+            pid = fork_quietly()
+        except OSError:
+            pid = -1
+        if pid != 0:
+            os.close(fds[0])
+            return
+        self._control.close()
+        os.close(self._wake)
+        os.close(self._wake_end)
+        self._control = socket.socket(fileno=fds[0])
+        self._begin()
+
+    def _tell(self, report: Report, fds: Sequence[int] = ()) -> None:
+        # With the parent gone there is nobody to tell, and poll() says that it is.
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._control, [_encode(report)], fds)
+
+    def _tell_with_life(self, report: Report, pid: int) -> None:
+        try:
+            life = os.pidfd_open(pid)
+        except OSError:
+            self._tell(report)
+            return
+        try:
+            self._tell(report, [life])
+        finally:
+            os.close(life)
+
+    def _name(self, name: str) -> None:
+        """The name in `ps -o comm`, `top` and the kernel's log: 15 bytes."""
+        self._libc.prctl(_PR_SET_NAME, name.encode())
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler that does nothing."""
+
+
+def _reset_signals() -> None:
+    """Take back the handlers of the process that we were forked from.
+
+    Ctrl-C and service managers signal the whole group, while the parent wants its workers alive
+    until it has drained. SIG_IGN would be inherited by what users' code executes; a handler is
+    not.
+    """
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ignore)
+        signal.siginterrupt(number, False)
+
+
+def _exit_code(end: SystemExit) -> int:
+    """What the interpreter makes of a SystemExit."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"{end.code}\n")
+    return 1

@@ -1,0 +1,196 @@
+"""Zygotes that are fresh interpreters: what is shipped to them, and how they unpack it."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from pipeline.engine.workers.zygote_main import ChildMain, serve, signals_blocked
+from pipeline.errors import InitError
+
+_ROOT = str(Path(__file__).resolve().parents[3])
+# The package may be found only by what the script did to sys.path, hence no `-m`.
+_FIRST_LINES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pipeline.engine.workers.zygote_spawn import serve_spawned
+serve_spawned(*map(int, sys.argv[2:]))
+"""
+_SEARCH_DEPTH = 8
+
+
+class Shipment(msgspec.Struct, frozen=True):
+    """What a fresh interpreter needs to stand in for the parent."""
+
+    path: list[str]
+    argv: list[str]
+    mains: bytes
+
+
+# In the parent ----------------------------------------------------------------------------
+
+
+def pack(mains: Sequence[ChildMain]) -> int:
+    """A Shipment, in memory that has no name: its file descriptor.
+
+    Raises:
+        InitError: a main refers to something that cannot be shipped; says to what.
+    """
+    classes = _classes_of_script()
+    try:
+        data = _dump((list(mains), classes))
+    except Exception as error:
+        culprit = _find_culprit(list(mains), "workers", set(), _SEARCH_DEPTH)
+        if culprit is not None:
+            raise InitError(_cannot_ship(*culprit)) from error
+        # Then it is a class of the script that has nothing to do with the mains.
+        classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
+        data = _dump((list(mains), classes))
+    shipment = Shipment(list(sys.path), list(sys.argv), data)
+    fd = os.memfd_create("pipeline-zygote")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(msgspec.msgpack.encode(shipment))
+    return fd
+
+
+def spawn(
+    control: socket.socket, parent_life: int, shipment: int, pass_fds: Sequence[int]
+) -> tuple[int, Callable[[], object]]:
+    """A fresh interpreter that is a zygote; it inherits `pass_fds` under their own numbers.
+
+    Returns:
+        Its pid, and what reaps it if it has ended.
+
+    Raises:
+        OSError: no more processes or memory.
+        InitError: there is no Python interpreter to run, as in a program that embeds one.
+    """
+    if not sys.executable:
+        raise InitError("start_method spawn needs sys.executable: set it, or use fork.")
+    ours = (control.fileno(), parent_life, shipment)
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-c", _FIRST_LINES, _ROOT, *map(str, ours)]
+    mask = signals_blocked()  # until the zygote has handlers: the mask is inherited
+    try:
+        process = subprocess.Popen(command, pass_fds=(*ours, *pass_fds))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return process.pid, process.poll
+
+
+def _dump(value: object) -> bytes:
+    import dill
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an attempt that fails, dill warns too
+        data: bytes = dill.dumps(value, recurse=True)
+    return data
+
+
+def _classes_of_script() -> dict[str, type]:
+    """The classes that the script itself defines.
+
+    They go along by value, so that a payload of such a class can be pickled by name.
+    """
+    script = vars(sys.modules["__main__"])
+    return {
+        name: value
+        for name, value in script.items()
+        if isinstance(value, type) and value.__module__ == "__main__"
+    }
+
+
+def _why_not(value: object) -> str | None:
+    """Why dill cannot ship a value; None if it can."""
+    try:
+        _dump(value)
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def _find_culprit(
+    value: object, path: str, seen: set[int], depth: int
+) -> tuple[str, object, str] | None:
+    """The innermost part of a value that cannot be shipped: its path, itself and the reason."""
+    reason = None if id(value) in seen else _why_not(value)
+    if reason is None:
+        return None
+    seen.add(id(value))
+    for name, part in _parts(value) if depth else ():
+        found = _find_culprit(part, path + name, seen, depth - 1)
+        if found is not None:
+            return found
+    return path, value, reason
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """What a value is made of, as far as it can be told, with the way to get there."""
+    if isinstance(value, functools.partial):
+        yield "", value.func
+        yield "", value.args
+        yield "", value.keywords
+    elif isinstance(value, types.MethodType):
+        yield "", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif hasattr(value, "__dict__"):
+        yield from ((f".{name}", part) for name, part in vars(value).items())
+        if not isinstance(value, type):
+            yield "", type(value)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    import dill
+
+    for name, part in dill.detect.globalvars(function, recurse=False).items():
+        yield f": global {name}", part
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield f": variable {name}", cell.cell_contents
+
+
+def _cannot_ship(path: str, value: object, reason: str) -> str:
+    return (
+        f"{path} ({type(value).__name__}) cannot be shipped to a fresh interpreter: {reason}. "
+        f"Use start_method: fork, or create it in init_op, or move what it belongs to "
+        f"into a module that the workers can import."
+    )
+
+
+# In the zygote ----------------------------------------------------------------------------
+
+
+def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
+    """Be a zygote; the arguments are file descriptors. Never returns."""
+    with mmap.mmap(shipment, 0, prot=mmap.PROT_READ) as data:
+        cargo = msgspec.msgpack.decode(data, type=Shipment)
+    os.close(shipment)
+    sys.path[:] = cargo.path
+    sys.argv[:] = cargo.argv
+    serve(socket.socket(fileno=control), functools.partial(_unpack, cargo.mains), parent_life)
+
+
+def _unpack(data: bytes) -> Sequence[ChildMain]:
+    """Only a child does this: what scripts do when imported happens in no process that forks."""
+    import dill
+
+    mains: Sequence[ChildMain]
+    mains, classes = dill.loads(data)
+    vars(sys.modules["__main__"]).update(classes)
+    return mains

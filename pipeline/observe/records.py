@@ -1,0 +1,161 @@
+"""Log records of worker processes: sent home by the child, logged by the parent as if its own.
+
+A log file has one writer, in the parent. The child keeps no handler that the parent may have: its
+records under `pipeline` go to `send`, and the parent's `replay` gives them to the same logger
+there. The root logger and the user's loggers are left alone: they work in the child by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+_LOGGER = logging.getLogger("pipeline")
+_TRACES = logging.Formatter()
+
+
+class SentRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A log record as it travels. All text is valid UTF-8: msgpack takes no other.
+
+    `message` has the arguments in it, `trace` and `stack` are text ("" for none), `created` is
+    in seconds since the epoch. Attributes given by `extra=` stay behind.
+    """
+
+    name: str
+    level: int
+    path: str
+    line: int
+    function: str
+    message: str
+    trace: str
+    stack: str
+    created: float
+    pid: int
+    thread: str
+
+
+Send = Callable[[SentRecord], None]
+"""Takes a record home. It is called in whichever thread logs, and must not log itself."""
+
+
+def keep_logs(level: int, send: Send) -> None:
+    """In a worker process: give every record of the `pipeline` loggers to `send`, and only to it.
+
+    Args:
+        level: the effective level of the parent's `pipeline` logger; less severe records are not
+            made.
+        send: an OSError of it means that the parent is gone: the record is dropped.
+    """
+    handler = _SendingHandler(send)
+    for logger in _loggers():
+        handler.detached += logger.handlers
+        logger.handlers = []
+        logger.propagate = logger is not _LOGGER
+    _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(level)
+
+
+def replay(sent: SentRecord) -> None:
+    """In the parent: log what a child has sent, with its place, time, thread and pid."""
+    logger = logging.getLogger(sent.name)
+    if not logger.isEnabledFor(sent.level):
+        return
+    record = logger.makeRecord(
+        sent.name,
+        sent.level,
+        sent.path,
+        sent.line,
+        sent.message,
+        (),
+        None,
+        func=sent.function,
+        sinfo=sent.stack or None,
+    )
+    record.relativeCreated += (sent.created - record.created) * 1000
+    record.created = sent.created
+    record.msecs = sent.created % 1 * 1000 // 1
+    record.process, record.threadName = sent.pid, sent.thread
+    record.exc_text = sent.trace or None  # formatters write it under the line
+    logger.handle(record)
+
+
+class LineFormatter(logging.Formatter):
+    """Puts the pid before the message of a record that another process has sent."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.process not in (None, os.getpid()):
+            record.message = f"[pid {record.process}] {record.message}"
+        return super().formatMessage(record)
+
+
+class _SendingHandler(logging.Handler):
+    """Sends records home.
+
+    `detached` are the handlers that were there before. They are kept, since a file that is
+    closed here would write once more what the parent had in its buffer when it forked.
+    """
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self.detached: list[logging.Handler] = []
+        self._send = send
+        self._pid = os.getpid()
+        self._is_sending = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called under the handler's lock."""
+        if os.getpid() != self._pid:
+            _to_stderr(record)  # of a process that user code forked: `send` belongs to its parent
+            return
+        if self._is_sending:
+            return  # logged by what ran in `send`, a finaliser: it must not send amidst a frame
+        self._is_sending = True
+        try:
+            self._send(_sent(record))
+        except OSError:
+            pass  # the parent is gone, and this process will follow it
+        except Exception:  # the arguments' own __str__ raised: it is the user's code
+            self.handleError(record)
+        finally:
+            self._is_sending = False
+
+
+def _loggers() -> Iterator[logging.Logger]:
+    """Those under `pipeline` that exist, itself included."""
+    yield _LOGGER
+    for name, logger in list(_LOGGER.manager.loggerDict.items()):
+        if name.startswith("pipeline.") and isinstance(logger, logging.Logger):
+            yield logger
+
+
+def _sent(record: logging.LogRecord) -> SentRecord:
+    trace = record.exc_text or ""
+    if not trace and record.exc_info:
+        trace = _TRACES.formatException(record.exc_info)
+    return SentRecord(
+        name=_encodable(record.name),
+        level=record.levelno,
+        path=_encodable(record.pathname),
+        line=record.lineno,
+        function=_encodable(record.funcName or ""),
+        message=_encodable(record.getMessage()),
+        trace=_encodable(trace),
+        stack=_encodable(record.stack_info or ""),
+        created=record.created,
+        pid=record.process or os.getpid(),
+        thread=_encodable(record.threadName or ""),
+    )
+
+
+def _encodable(text: str) -> str:
+    """As the log file would have it: what is no Unicode is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _to_stderr(record: logging.LogRecord) -> None:
+    last = logging.lastResort
+    if last is not None and record.levelno >= last.level:
+        last.handle(record)

@@ -1,0 +1,391 @@
+"""Log records of other processes, from the child that makes them to the line in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipeline.observe.logs import configure_logs
+from pipeline.observe.records import SentRecord, keep_logs, replay
+
+PIPELINE = logging.getLogger("pipeline")
+ENGINE = logging.getLogger("pipeline.engine")
+FOREIGN = 4_000_000_000  # above any pid
+
+
+@contextlib.contextmanager
+def loggers_as_before():
+    loggers = [PIPELINE, ENGINE]
+    before = [(one.handlers, one.level, one.propagate) for one in loggers]
+    for one in loggers:
+        one.handlers = list(one.handlers)
+    try:
+        yield
+    finally:
+        for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            one.handlers, one.propagate = handlers, propagate
+            one.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    with loggers_as_before():
+        yield
+
+
+def sent_home(level=logging.INFO):
+    """This process plays the child from now on: the list has what it sends home."""
+    records = []
+    keep_logs(level, records.append)
+    return records
+
+
+def a_record(**changes):
+    plain = {
+        "name": "pipeline.engine",
+        "level": logging.WARNING,
+        "path": "/far/child.py",
+        "line": 17,
+        "function": "work",
+        "message": "hello",
+        "trace": "",
+        "stack": "",
+        "created": 1_700_000_000.25,
+        "pid": FOREIGN,
+        "thread": "MainThread",
+    }
+    return SentRecord(**plain | changes)
+
+
+class Keeper(logging.Handler):
+    """Keeps the records that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def replayed(sent):
+    """The record that the parent's handlers get."""
+    keeper = Keeper()
+    PIPELINE.addHandler(keeper)
+    try:
+        replay(sent)
+    finally:
+        PIPELINE.removeHandler(keeper)
+    (record,) = keeper.records
+    return record
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What `work` returns in a forked process."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: what is tested
+        pid = os.fork()
+    if not pid:
+        _answer_and_end(work, writing)
+    os.close(writing)
+    try:
+        with open(reading, encoding="utf-8") as pipe:
+            answer = pipe.read()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return answer
+
+
+def _answer_and_end(work, writing):
+    try:
+        answer = work()
+    except BaseException:
+        answer = traceback.format_exc()
+    os.write(writing, answer.encode())
+    os.close(writing)
+    os._exit(0)
+
+
+# The child -----------------------------------------------------------------------------------
+
+
+def test_a_record_has_its_text_place_time_and_process():
+    sent = sent_home()
+    batch = [1]
+    ENGINE.warning("batch %s", batch)
+    batch.append(2)
+    (record,) = sent
+    assert (record.name, record.level, record.message) == ("pipeline.engine", 30, "batch [1]")
+    assert record.path == __file__
+    assert record.function == "test_a_record_has_its_text_place_time_and_process"
+    assert (record.pid, record.thread) == (os.getpid(), threading.current_thread().name)
+    assert (record.trace, record.stack) == ("", "")
+
+
+def test_the_level_is_the_one_that_the_parent_gave():
+    sent = sent_home()
+    ENGINE.debug("detail")
+    ENGINE.info("line")
+    assert [record.message for record in sent] == ["line"]
+
+
+def test_exceptions_and_stacks_are_text():
+    sent = sent_home()
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        ENGINE.exception("failed", stack_info=True)
+    (record,) = sent
+    assert record.trace.startswith("Traceback (most recent call last):\n")
+    assert record.trace.endswith("ValueError: broken")
+    assert record.stack.startswith("Stack (most recent call last):\n")
+
+
+def test_handlers_of_the_parent_get_nothing_in_the_child():
+    inherited, below = Keeper(), Keeper()
+    PIPELINE.addHandler(inherited)
+    ENGINE.addHandler(below)
+    ENGINE.propagate = False
+    sent = sent_home()
+    ENGINE.info("line")
+    assert [record.message for record in sent] == ["line"]
+    assert inherited.records == below.records == []
+
+
+def test_the_root_logger_and_the_users_loggers_stay_as_they_are(caplog):
+    user, keeper = logging.getLogger("user.of.pipeline"), Keeper()
+    user.addHandler(keeper)
+    try:
+        sent = sent_home()
+        user.warning("mine")
+        ENGINE.warning("ours")
+    finally:
+        user.removeHandler(keeper)
+    assert [record.getMessage() for record in keeper.records] == ["mine"]
+    assert caplog.messages == ["mine"]
+    assert [record.message for record in sent] == ["ours"]
+
+
+def test_keeping_logs_again_takes_the_place_of_the_first():
+    sent = sent_home()
+    second = sent_home(logging.WARNING)
+    ENGINE.info("detail")
+    ENGINE.warning("line")
+    assert [record.message for record in second] == ["line"]
+    assert sent == []
+
+
+def test_arguments_whose_text_raises_do_not_reach_the_caller(capsys):
+    sent = sent_home()
+
+    class Rude:
+        def __str__(self):
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    ENGINE.info("%s", Rude())
+    ENGINE.info("%d", "three")
+    ENGINE.info("next")
+    assert [record.message for record in sent] == ["next"]
+    assert "no text" in capsys.readouterr().err
+
+
+def test_a_parent_that_is_gone_does_not_disturb_the_child(capsys):
+    def send(record):
+        raise BrokenPipeError
+
+    keep_logs(logging.INFO, send)
+    ENGINE.error("into the void")
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_logged_while_a_record_is_sent_is_left_out():
+    records = []
+
+    def send(record):
+        ENGINE.info("by a finaliser")
+        records.append(record.message)
+
+    keep_logs(logging.INFO, send)
+    ENGINE.info("first")
+    ENGINE.info("second")
+    assert records == ["first", "second"]
+
+
+def test_a_process_forked_from_the_child_writes_to_stderr_instead():
+    sent = sent_home()
+
+    def work():
+        sys.stderr = io.StringIO()
+        ENGINE.info("detail")
+        ENGINE.warning("from a grandchild")
+        return repr([sys.stderr.getvalue(), sent])
+
+    assert in_child(work) == repr(["from a grandchild\n", []])
+
+
+@example("é \udc80")
+@given(st.text(st.characters(exclude_categories=()), max_size=50))
+def test_any_text_can_be_sent(text):
+    with loggers_as_before():
+        sent = sent_home()
+        ENGINE.info("%s", text)
+    wire = msgspec.msgpack.encode(sent)
+    assert msgspec.msgpack.decode(wire, type=list[SentRecord]) == sent
+    assert sent[0].message == text.encode("utf-8", "backslashreplace").decode()
+
+
+# The parent ----------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was_logged():
+    record = replayed(a_record(stack="Stack"))
+    assert (record.name, record.levelname) == ("pipeline.engine", "WARNING")
+    assert (record.pathname, record.filename, record.lineno) == ("/far/child.py", "child.py", 17)
+    assert (record.funcName, record.process, record.threadName) == ("work", FOREIGN, "MainThread")
+    assert (record.created, record.msecs) == (1_700_000_000.25, 250.0)
+    assert record.getMessage() == "hello"
+    assert record.stack_info == "Stack"
+
+
+def test_the_times_of_a_record_agree():
+    here = PIPELINE.makeRecord("x", 30, "", 0, "", (), None)
+    record = replayed(a_record(created=here.created))
+    assert (record.created, record.msecs) == (here.created, here.msecs)
+    assert record.relativeCreated == pytest.approx(here.relativeCreated)
+
+
+def test_a_percent_sign_in_a_message_is_no_argument():
+    assert replayed(a_record(message="100 %d %s")).getMessage() == "100 %d %s"
+
+
+def test_a_logger_that_wants_less_drops_the_record():
+    keeper = Keeper()
+    PIPELINE.addHandler(keeper)
+    ENGINE.setLevel(logging.ERROR)
+    replay(a_record())
+    replay(a_record(level=logging.ERROR))
+    assert [record.levelname for record in keeper.records] == ["ERROR"]
+
+
+def test_the_line_in_the_file_names_the_process_and_the_trace_follows(tmp_path):
+    with configure_logs(directory=tmp_path):
+        replay(a_record(trace="Traceback ...\nValueError: broken"))
+        ENGINE.warning("own")
+    for name in ("pipeline.log", "pipeline.log.wf"):
+        lines = (tmp_path / name).read_text().splitlines()
+        assert re.fullmatch(
+            rf"WARNING 2023-11-1\d \d\d:\d\d:20,250 \[child\.py:17\] \[pid {FOREIGN}\] hello",
+            lines[0],
+        )
+        assert lines[1:3] == ["Traceback ...", "ValueError: broken"]
+        assert lines[3].endswith("] own")
+        assert "pid" not in lines[3]
+
+
+def test_a_record_that_is_sent_on_keeps_its_process():
+    sent = sent_home()
+    replay(a_record(trace="Traceback"))
+    assert sent == [a_record(trace="Traceback")]
+
+
+# Forks ---------------------------------------------------------------------------------------
+
+
+def test_records_of_a_forked_process_are_written_by_the_parent(tmp_path):
+    def work():
+        sent = sent_home()
+        ENGINE.info("in process %d", os.getpid())
+        return msgspec.json.encode(sent).decode()
+
+    with configure_logs(directory=tmp_path):
+        for record in msgspec.json.decode(in_child(work), type=list[SentRecord]):
+            replay(record)
+    text = (tmp_path / "pipeline.log").read_text()
+    found = re.fullmatch(r"INFO .* \[test_records\.py:\d+\] \[pid (\d+)\] in process (\d+)\n", text)
+    assert found.group(1) == found.group(2) != str(os.getpid())
+
+
+def test_a_forked_process_has_no_session_of_its_parent(tmp_path):
+    def work():
+        left = [type(handler).__name__ for handler in PIPELINE.handlers]
+        return repr((left, PIPELINE.level, PIPELINE.propagate))
+
+    before = repr(([], PIPELINE.level, PIPELINE.propagate))
+    with configure_logs("ERROR", tmp_path):
+        assert in_child(work) == before
+
+
+def test_a_forked_process_may_write_logs_of_its_own_in_the_same_folder(tmp_path):
+    def work():
+        with configure_logs(directory=tmp_path):
+            ENGINE.info("of the child")
+        return (tmp_path / "pipeline.log").read_text()
+
+    with configure_logs(directory=tmp_path):
+        assert in_child(work).endswith("] of the child\n")
+
+
+def test_a_fork_does_not_wait_for_who_holds_the_sessions(tmp_path, monkeypatch):
+    from pipeline.observe import logs
+
+    def work():
+        session.close()
+        with configure_logs(directory=tmp_path / "child"):
+            ENGINE.info("line")
+        return (tmp_path / "child" / "pipeline.log").read_text()
+
+    with configure_logs(directory=tmp_path) as session, logs._OPEN._lock:
+        answer = in_child(work)
+    assert answer.endswith("] line\n")
+
+
+def test_a_forked_process_holds_no_file_of_its_parent_open(tmp_path):
+    def work():
+        files = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the list's own
+                files.append(os.readlink(f"/proc/self/fd/{number}"))
+        return "\n".join(file for file in files if "pipeline.log" in file)
+
+    with configure_logs(directory=tmp_path):
+        assert in_child(work) == ""
+
+
+def test_a_fork_amidst_a_line_writes_it_once(tmp_path):
+    """The writer's buffer is full of what it has not written yet when the fork comes."""
+    from pipeline.observe.log_writer import LogFiles, LogWriter
+
+    writer = LogWriter(LogFiles(tmp_path, logging.INFO, 0, 0))
+    writer.start()
+    try:
+        stream = writer._targets[0].stream
+        stream.write("half a line")
+
+        def work():
+            writer.abandon()
+            logging.shutdown()
+            stream.flush()
+            return (tmp_path / "pipeline.log").read_text()
+
+        assert in_child(work) == ""
+    finally:
+        writer.close()
+    assert (tmp_path / "pipeline.log").read_text() == "half a line"

@@ -1,0 +1,182 @@
+"""The benchmarks' own arithmetic: targets, verdicts, what an answer's size and a family say."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from doubles import wait_until
+
+from benchmarks import services
+from benchmarks.catalog import GROUPS, TARGETS, Target, array_question, bytes_question
+from benchmarks.family import holdings_of, usage_of
+from benchmarks.load import may_be_whole
+from benchmarks.measure import Measurement, Plan, Results
+from benchmarks.report import markdown
+from pipeline.proto import codec
+from pipeline.proto import pipeline_service_pb2 as pb
+
+MIB = 2**20
+PLAN = Plan(clients=(1,), seconds=1.0, repeats=1)
+CASES = [case for cases in GROUPS.values() for case in cases]
+
+# A process, its child, and a grandchild that is orphaned; all have 1 MiB of memory of one file.
+FAMILY = f"""
+import os, signal
+memory = os.memfd_create("benchmark")
+os.write(memory, bytes({MIB}))
+if not os.fork():
+    if not os.fork():
+        signal.pause()
+    os._exit(0)
+os.wait()
+if os.fork():
+    print("ready", flush=True)
+signal.pause()
+"""
+
+
+def measured(**p50_ms: float) -> Results:
+    """Results of one round with one client, in which a request took `p50_ms` in each case."""
+    rounds = {
+        (name, 1): [
+            Measurement(
+                requests=round(1000 / ms),
+                seconds=1.0,
+                p50_ms=ms,
+                p99_ms=ms,
+                server_cpu_s=0.5,
+                rss_bytes=MIB,
+            )
+        ]
+        for name, ms in p50_ms.items()
+    }
+    return Results(rounds)
+
+
+def verdict(results: Results, target: Target) -> list[str]:
+    """The cells of a target's row."""
+    last = markdown(results, PLAN, [target]).splitlines()[-1]
+    return [cell.strip() for cell in last.strip("|").split("|")]
+
+
+def test_a_case_has_a_name_of_its_own_in_all_groups() -> None:
+    names = [case.name for case in CASES]
+
+    assert len(names) == len(set(names))
+
+
+def test_every_case_is_a_service() -> None:
+    folder = Path(services.__file__).parent
+
+    assert all((folder / f"{case.command[0]}.py").is_file() for case in CASES)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.case} {target.base}")
+def test_a_target_compares_cases_of_one_group(target: Target) -> None:
+    names = {target.case, *(name for name in (target.base, target.ceiling) if type(name) is str)}
+
+    assert any(names <= {case.name for case in cases} for cases in GROUPS.values())
+    assert hasattr(Measurement, target.figure) or target.figure in Measurement.__annotations__
+    assert (target.at_least is None) != (target.at_most is None)
+
+
+def test_a_ratio_is_judged() -> None:
+    target = Target("ours", 1, "per_s", "theirs", at_least=0.5)
+
+    assert verdict(measured(ours=4.0, theirs=2.0), target)[3::2] == ["0.50", "reached"]
+    assert verdict(measured(ours=5.0, theirs=2.0), target)[3::2] == ["0.40", "**missed**"]
+
+
+def test_a_hop_costs_the_difference_by_the_number_of_hops() -> None:
+    target = Target("five", 1, "p50_us", "one", at_most=100.0, hops=4)
+
+    assert verdict(measured(five=1.0, one=0.5), target)[3] == "125.00"
+    assert verdict(measured(five=1.0, one=0.5), target)[-1] == "**missed**"
+    assert verdict(measured(five=0.9, one=0.5), target)[-1] == "reached"
+
+
+def test_what_the_bare_case_misses_too_is_called_out_of_reach() -> None:
+    target = Target("ours", 1, "per_s", 100.0, at_least=10.0, ceiling="bare")
+
+    assert verdict(measured(ours=2.0, bare=1.25), target)[-1] == "out of reach: bare has 8.00"
+    assert verdict(measured(ours=2.0, bare=1.0), target)[-1] == "**missed**"
+    assert verdict(measured(ours=2.0), target)[-1] == "**missed**"
+
+
+@pytest.mark.parametrize(
+    ("data_bytes", "size", "expected"),
+    [
+        (10 * 100, 100, True),
+        (10 * 100 + 2 * 100, 100, True),  # two more arrived when the time was over
+        (10 * 100 - 60, 100, False),  # one of them was shorter
+        (10 * 100 + 60, 100, False),  # a small answer is not cut
+        (10 * MIB + 60, MIB, True),  # a large one is
+        (10 * MIB + 4 * MIB, MIB, False),  # more than there are clients
+        (9 * MIB + 60, MIB, False),
+    ],
+)
+def test_answers_are_checked_by_their_size(data_bytes: int, size: int, expected: bool) -> None:
+    assert may_be_whole(10, data_bytes, clients=3, size=size) is expected
+
+
+def test_no_answer_is_not_right() -> None:
+    assert not may_be_whole(0, 0, clients=3, size=100)
+
+
+def test_a_question_of_bytes_travels_as_a_tensor_and_knows_its_answer() -> None:
+    question = bytes_question(b"\0abc\0")
+
+    found = codec.decode_tensors(pb.Request.FromString(question.as_message()).tensors)
+
+    assert question.is_right(found)
+    assert not question.is_right({"x": b"\0abc"})
+
+
+def test_a_question_of_an_array_travels_as_a_tensor_and_knows_its_answer() -> None:
+    question = array_question(np.arange(6, dtype=np.float32))
+
+    found = codec.decode_tensors(pb.Request.FromString(question.as_message()).tensors)
+
+    assert question.is_right(found)
+    assert not question.is_right({"x": found["x"].astype(np.float64)})
+    assert not question.is_right({"x": found["x"] + 1})
+
+
+@pytest.fixture
+def family() -> Iterator[int]:
+    """The pid of a process that leads a session and has a child and an orphan in it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+    finally:
+        subprocess.run(["kill", "-KILL", "--", f"-{process.pid}"], check=True)
+        process.communicate()
+
+
+def test_a_family_is_counted_with_its_orphans_and_its_shared_memory_once(family: int) -> None:
+    held = holdings_of(family)
+
+    assert held.processes == 3
+    assert held.shared_bytes == MIB
+    assert held.descriptors >= 3 * 4  # the standard ones and the memory
+    assert held.private_bytes > 3 * MIB  # an interpreter each
+    assert usage_of(family).rss_bytes > 3 * MIB
+
+
+def test_what_has_ended_holds_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not Path(f"/proc/{process.pid}").exists())
+
+    assert holdings_of(process.pid).processes == 0
