@@ -99,7 +99,7 @@ def _described(target: Target) -> tuple[str, str, str]:
     if target.base == 1.0:
         against = ""
     if target.hops:
-        against = f"less {against}, for each of {target.hops} hops"
+        against = f"less {against}" + (f", by {target.hops} hops" if target.hops > 1 else "")
     limit = f">= {target.at_least:g}" if target.at_least else f"<= {target.at_most:g}"
     return f"{target.case}, {unit} at {target.clients}", against, limit
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.config import ServiceConfig, load_config, resolve_op
+from pipeline.copies import Copies
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, GraphError, InitError
@@ -38,7 +39,7 @@ class PipelineServer:
         self._graph: Graph | None = None
         self._config: ServiceConfig | None = None
         self._base_dir = Path.cwd()
-        self._service: Service | None = None
+        self._service: Service | Copies | None = None
         self._thread: LoopThread | None = None
 
     def set_response_op(self, response_op: ResponseOp) -> None:
@@ -73,7 +74,7 @@ class PipelineServer:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(self._serve_until_signalled(service))
 
-    async def _serve_until_signalled(self, service: Service) -> None:
+    async def _serve_until_signalled(self, service: Service | Copies) -> None:
         stop = asyncio.Event()
         with _signals_set(stop, service):
             try:
@@ -125,7 +126,7 @@ class PipelineServer:
         if service is not None:
             await service.stop()
 
-    async def _start(self, service: Service) -> Service:
+    async def _start(self, service: Service | Copies) -> Service | Copies:
         try:
             await service.start()
         except BaseException:
@@ -133,10 +134,11 @@ class PipelineServer:
             raise
         return service
 
-    def _new_service(self) -> Service:
+    def _new_service(self) -> Service | Copies:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
-        service = Service(self.name, self._graph, self._config, self._base_dir)
+        kind = Copies if self._config.build_dag_each_worker else Service
+        service = kind(self.name, self._graph, self._config, self._base_dir)
         service.fork()
         return service
 
@@ -157,7 +159,7 @@ class PipelineServer:
         """The running engine."""
         return self._running().executor
 
-    def _running(self) -> Service:
+    def _running(self) -> Service | Copies:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
@@ -190,7 +192,7 @@ def _startup_frozen() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_set(stop: asyncio.Event, service: Service) -> Any:
+def _signals_set(stop: asyncio.Event, service: Service | Copies) -> Any:
     """SIGTERM and SIGINT set `stop`; a second one ends the grace period."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from pipeline.config import ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.config import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.grpc import GrpcDoor
 from pipeline.doors.http import HttpDoor
@@ -22,15 +20,15 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
-from pipeline.engine.workers.child import SendRecord, WorkerMain
+from pipeline.engine.workers.child import WorkerMain
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.memory import ServerMemory
 from pipeline.engine.workers.process import Family, ProcessWorkers
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.observe.logs import RequestLog, configure_logs
-from pipeline.observe.records import SentRecord, keep_logs, replay
+from pipeline.observe.logs import LogSession, RequestLog, configure_logs
+from pipeline.observe.records import LogsHome, replay_bytes
 from pipeline.observe.span import RequestSink, RequestSpan
 from pipeline.op import Op
 
@@ -41,13 +39,31 @@ _ZYGOTES_S = 5.0  # for the system to end processes that were killed
 _DOOR_GRACE_S = 1.0  # for answers that are on their way out when the doors close
 
 
+@dataclass(frozen=True, slots=True)
+class CopyRole:
+    """What a Service is that shares its ports with others, see `copies`.
+
+    `on_readiness` is told instead of the doors: what they say is up to all copies together.
+    """
+
+    number: int
+    on_readiness: Callable[[bool], None]
+
+
 class Service:
     """Everything that runs while a server runs, on the event loop that called `start`."""
 
     def __init__(
-        self, name: str | None, graph: Graph, config: ServiceConfig, base_dir: Path
+        self,
+        name: str | None,
+        graph: Graph,
+        config: ServiceConfig,
+        base_dir: Path,
+        copy: CopyRole | None = None,
     ) -> None:
         self._name = name
+        self._copy = copy
+        self._is_shown_ready = False
         self._graph = graph
         self._config = config
         self._load_predictor = PredictorLoader(base_dir)
@@ -70,9 +86,7 @@ class Service:
 
     def describe(self) -> str:
         """One line for whoever started the server."""
-        doors = {"gRPC": self.rpc_port, "HTTP": self.http_port}
-        ports = ", ".join(f"{door} on port {port}" for door, port in doors.items() if port)
-        return f"pipeline server {self._name or ''} is ready: {ports}".replace("  ", " ")
+        return described(self._name, self.rpc_port, self.http_port)
 
     @property
     def rpc_port(self) -> int | None:
@@ -93,12 +107,11 @@ class Service:
             return
         dag = self._config.dag
         arena = Arena(dag.shared_memory_mib * 2**20)
-        wanted = logging.getLevelNamesMapping()[self._config.log.level]
-        begin = _SendLogsHome(min(logging.getLogger("pipeline").level or wanted, wanted))
+        begin = LogsHome(self._config.log.level)
         mains = [WorkerMain(op, arena, begin, self._load_predictor) for op in ops]
         zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
         numbers = {op: number for number, op in enumerate(ops)}
-        self._family = Family(zygotes, ServerMemory(arena), numbers, self._replay)
+        self._family = Family(zygotes, ServerMemory(arena), numbers, replay_bytes)
 
     async def start(self) -> None:
         """Open the doors, initialise the Ops, report ready."""
@@ -106,13 +119,12 @@ class Service:
         loop = asyncio.get_running_loop()
         if self._family is not None:
             self._family.zygotes.attach(loop)
-        log = config.log
-        self._closing.enter_context(
-            configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
-        )
-        self._warn()
+        if self._copy is None:
+            self._closing.enter_context(open_logs(config.log))
+            for warning in warnings_about(config, self._graph):
+                _LOGGER.warning("%s", warning)
         self._lower_switch_interval()
-        self._request_log = RequestLog(_LOGGER, log.request_sample)
+        self._request_log = RequestLog(_LOGGER, config.log.request_sample)
         self._executor = DAGExecutor(
             self._graph,
             config,
@@ -120,7 +132,8 @@ class Service:
             loop,
             request_sinks=[_log_sink(self._request_log)],
             screen=self._screen,
-            on_readiness=self._tell_readiness,
+            on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
+            numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
         )
         await self._open_doors()
         await self.executor.start()
@@ -165,20 +178,27 @@ class Service:
         config = self._config
         if config.rpc_port is not None:
             self._grpc = GrpcDoor(
-                self.executor.handle, config.host, config.rpc_port, config.max_message_bytes
+                self.executor.handle,
+                config.host,
+                config.rpc_port,
+                config.max_message_bytes,
+                is_shared=self._copy is not None,
             )
             await self._grpc.start()
         if config.http_port is not None:
             self._http = HttpDoor(
                 self.executor.handle,
-                lambda: self.executor.is_ready,
+                lambda: self._is_shown_ready,
                 config.host,
                 config.http_port,
                 config.max_message_bytes,
+                is_shared=self._copy is not None,
             )
             await self._http.start()
 
-    def _tell_readiness(self, is_ready: bool) -> None:
+    def show_ready(self, is_ready: bool) -> None:
+        """Say at the doors whether the server is ready."""
+        self._is_shown_ready = is_ready
         if self._grpc is not None:
             telling = asyncio.ensure_future(self._grpc.set_ready(is_ready))
             self._telling.add(telling)
@@ -191,30 +211,6 @@ class Service:
             "Failed to inference: Service name error. "
             f"This server is {self._name!r}, the request names {request.name!r}."
         )
-
-    def _not_acted_on(self) -> Iterator[str]:
-        """What the configuration asks for that this version does not do."""
-        config, where = self._config, self._config.source
-        asked = {
-            "build_dag_each_worker": config.build_dag_each_worker,
-            "dag.use_profile": config.dag.use_profile,
-            "dag.tracer.interval_s": config.dag.tracer.interval_s is not None,
-            "dag.enable_prometheus": config.dag.enable_prometheus,
-        }
-        for key, is_asked in asked.items():
-            if is_asked:
-                yield f"{where}: {key}: not acted on by this version"
-
-    def _warn(self) -> None:
-        names = [op.name for op in self._graph.ops]
-        configs = {op.name: op.config for op in self._graph.ops}
-        for warning in (
-            *self._config.warnings,
-            *self._not_acted_on(),
-            *unknown_ops(self._config, names),
-            *batch_fill_warnings(self._config, configs),
-        ):
-            _LOGGER.warning("%s", warning)
 
     def _lower_switch_interval(self) -> None:
         """Beside a busy Python thread the loop waits a whole interval for the GIL."""
@@ -237,22 +233,32 @@ class Service:
 
         return make
 
-    def _replay(self, record: bytes) -> None:
-        replay(_decode_record(record))
+
+def open_logs(log: LogConfig) -> LogSession:
+    """Begin to write the server's log files."""
+    return configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
 
 
-_encode_record = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(SentRecord).decode
+def described(name: str | None, rpc_port: int | None, http_port: int | None) -> str:
+    """One line for whoever started a server."""
+    doors = {"gRPC": rpc_port, "HTTP": http_port}
+    ports = ", ".join(f"{door} on port {port}" for door, port in doors.items() if port)
+    return f"pipeline server {name or ''} is ready: {ports}".replace("  ", " ")
 
 
-@dataclass(frozen=True, slots=True)
-class _SendLogsHome:
-    """What a worker process does first: its log records go to the server."""
-
-    level: int
-
-    def __call__(self, send: SendRecord) -> None:
-        keep_logs(self.level, lambda record: send(_encode_record(record)))
+def warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
+    """What is odd about a configuration, or asks for what this version does not do."""
+    yield from config.warnings
+    asked = {
+        "dag.use_profile": config.dag.use_profile,
+        "dag.tracer.interval_s": config.dag.tracer.interval_s is not None,
+        "dag.enable_prometheus": config.dag.enable_prometheus,
+    }
+    for key, is_asked in asked.items():
+        if is_asked:
+            yield f"{config.source}: {key}: not acted on by this version"
+    yield from unknown_ops(config, [op.name for op in graph.ops])
+    yield from batch_fill_warnings(config, {op.name: op.config for op in graph.ops})
 
 
 def _log_sink(log: RequestLog) -> RequestSink:

@@ -42,3 +42,26 @@ def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.sock
             f"{key}: cannot listen on {where}: {reason}. If another server uses "
             f"the port, stop it or choose another {key}."
         ) from error
+
+
+def reserve(host: str, port: int, key: str) -> socket.socket:
+    """A socket that keeps `host:port` for processes that `bind` it with `is_shared`.
+
+    It does not listen, so it gets no connections. Raises InitError as `bind` does.
+    """
+    with bind(host, port, key) as trial:  # alone: somebody else's port is not ours to share
+        address, family = trial.getsockname(), trial.family
+        is_dual_stack = family == socket.AF_INET6 and not trial.getsockopt(
+            socket.IPPROTO_IPV6, socket.IPV6_V6ONLY
+        )
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual_stack)
+        held.bind(address)
+    except OSError as error:
+        held.close()
+        raise InitError(f"{key}: cannot share port {address[1]}: {error}.") from error
+    return held

@@ -12,8 +12,8 @@ from pipeline.data import ChannelData
 from pipeline.engine.binding import BoundOp, unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
 from pipeline.engine.graph import Graph
-from pipeline.engine.request import InFlight
 from pipeline.engine.parcel import opened
+from pipeline.engine.request import InFlight
 from pipeline.engine.stages import CallWatch
 from pipeline.engine.workers.base import Worker, WorkersFactory
 from pipeline.errors import (

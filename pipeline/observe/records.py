@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -37,6 +38,9 @@ class SentRecord(msgspec.Struct, frozen=True, array_like=True):
     thread: str
 
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SentRecord).decode
+
 Send = Callable[[SentRecord], None]
 """Takes a record home. It is called in whichever thread logs, and must not log itself."""
 
@@ -56,6 +60,28 @@ def keep_logs(level: int, send: Send) -> None:
         logger.propagate = logger is not _LOGGER
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(level)
+
+
+@dataclass(frozen=True, slots=True)
+class LogsHome:
+    """Called in a child: `keep_logs` with records as bytes. Picklable.
+
+    Args:
+        level: the name of the least severe level that the parent's files are to have.
+    """
+
+    level: str
+
+    def __call__(self, send: Callable[[bytes], None]) -> None:
+        wanted = logging.getLevelNamesMapping()[self.level]
+        # A user who set the logger to a lower level has a handler in the parent that wants it.
+        level = min(_LOGGER.level or wanted, wanted)
+        keep_logs(level, lambda record: send(_encode(record)))
+
+
+def replay_bytes(data: bytes) -> None:
+    """In the parent: `replay` what a child's LogsHome has sent."""
+    replay(_decode(data))
 
 
 def replay(sent: SentRecord) -> None:

@@ -13,8 +13,8 @@ from pipeline.errors import InitError
 
 _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 64  # a cache line, and what vector instructions ask for
-# How much memory a region keeps for the next burst. Touching a page for the first time costs more
-# than copying 4 KiB into it, so memory is given back in bulk only: down to the half of this.
+# Touching a page for the first time costs more than copying 4 KiB into it: so memory goes back in
+# bulk only, and not all of it.
 _KEEP = 32 << 20
 
 
@@ -96,8 +96,8 @@ class Arena:
         return self.view(block.region)[block.offset : end]
 
     def _map(self, region: int) -> memoryview:
-        if region < 0:
-            raise ValueError(f"region {region} does not exist")
+        if region < 0 or self.fd < 0:  # mmap would take the latter for "any memory"
+            raise ValueError(f"region {region} cannot be mapped: it does not exist, or is closed")
         start = region * self.region_bytes
         self._maps[region] = mapped = mmap.mmap(self.fd, self.region_bytes, offset=start)
         self._views[region] = view = memoryview(mapped)
@@ -133,14 +133,19 @@ class RegionAllocator:
         view: all of the region, from `Arena.view`.
         region: its number.
         reserved: bytes at the beginning that are never given out (the worker's status page).
+        keep_bytes: memory that stays behind the last block for the next burst, at most; two pages
+            at least. The rest, down to the half of this, goes back to the system.
     """
 
-    def __init__(self, view: memoryview, region: int, reserved: int = 4096) -> None:
+    def __init__(
+        self, view: memoryview, region: int, reserved: int = 4096, keep_bytes: int = _KEEP
+    ) -> None:
         assert isinstance(view.obj, mmap.mmap), "the view of a whole region"
         self.region = region
         self.used = 0
         self._mapped = view.obj
         self._size = len(view)
+        self._keep = keep_bytes
         # Free ranges by address; between two of them there is always a block.
         self._starts = [_up(reserved, _ALIGNMENT)]
         self._ends = [self._size]
@@ -187,12 +192,12 @@ class RegionAllocator:
         else:
             self._starts.insert(place, start)
             self._ends.insert(place, end)
-        if self._touched - self._starts[-1] > _KEEP and self._ends[-1] == self._size:
+        if self._touched - self._starts[-1] > self._keep and self._ends[-1] == self._size:
             self._trim()
 
     def _trim(self) -> None:
         """Return what the last free range does not need to keep to the system."""
-        kept = _up(self._starts[-1] + _KEEP // 2, _PAGE)
+        kept = _up(self._starts[-1] + self._keep // 2, _PAGE)
         self._mapped.madvise(mmap.MADV_REMOVE, kept, _up(self._touched, _PAGE) - kept)
         self._touched = kept
 

@@ -79,7 +79,7 @@ class Owner(Protocol):
         """`worker` is done with `job`."""
 
     def lost(self, job: Any, error: PipelineError) -> None:
-        """Its worker is gone, for the reason that `error` tells, and with it what it did of `job`."""
+        """Its worker is gone, for the reason that `error` tells, with all that it did of `job`."""
 
     def workers_changed(self) -> None:
         """`count`, `is_ready` or `outage` is not what it was."""

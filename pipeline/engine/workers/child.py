@@ -26,7 +26,6 @@ from pipeline.engine.workers.frames import (
     Sample,
     WireError,
     WireJob,
-    Work,
     WorkerLink,
 )
 from pipeline.errors import PayloadTypeError, PipelineError, error_to_fields, utf8_text

@@ -136,10 +136,11 @@ class ProcessWorker:
         return True
 
     def _sealed(self, part: Any, parcels: list[Parcel]) -> Sealed:
-        if type(part) is not Parcel:
-            part = self._memory.parcel(seal(part, self._memory, self._memory.arena))
-            parcels.append(part)
-        return part.sealed
+        if isinstance(part, Parcel):
+            return part.sealed
+        parcel = self._memory.parcel(seal(part, self._memory, self._memory.arena))
+        parcels.append(parcel)
+        return parcel.sealed
 
     def flush(self) -> None:
         """Send what was given: one frame."""
@@ -247,8 +248,8 @@ class ProcessWorkers:
             return None
         return InitError(
             f"[{self.name}] all its worker processes end again and again; the last one "
-            f"{self._places[-1].last_cause}. See PipelineServingLogs/pipeline.log; a new attempt is "
-            "made before long."
+            f"{self._places[-1].last_cause}. See PipelineServingLogs/pipeline.log; another attempt "
+            "follows before long."
         )
 
     def busy(self) -> Iterable[Worker]:

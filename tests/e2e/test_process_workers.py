@@ -1,0 +1,1194 @@
+"""Process workers as their users meet them: real scripts, real signals, real crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from doubles import answers, client_of, server_for, wait_until
+from onnx import TensorProto, helper
+
+from pipeline import AsyncPipelineClient, Op, PipelineClient, RequestOp
+from pipeline.errors import InitError
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 60.0
+PROCESSES = {"is_thread_op": False}
+unique = map("u{}".format, itertools.count())
+
+
+# What is looked at from outside ---------------------------------------------------------------
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """As in conftest.py, beside the servers that the tests of this module share."""
+    before, memory = children(), set(os.listdir("/dev/shm"))
+    yield
+    assert children() <= before
+    assert set(os.listdir("/dev/shm")) <= memory
+
+
+def family_of(folder: Path) -> set[int]:
+    """All processes that were started, by whomever, for the script in `folder`; no zombies."""
+    mark = f"SERVING_LOG_PATH={folder}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+    return found
+
+
+def stat_of(pid: int) -> tuple[str, int]:
+    """(state, parent) of a process; state "X" if there is none."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "X", 0
+    return state, int(parent)
+
+
+def zombies_of(family: set[int]) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    states = {pid: stat_of(pid) for pid in pids}
+    return [pid for pid, (state, parent) in states.items() if state == "Z" and parent in family]
+
+
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+class Served:
+    """A server script that runs, in a session of its own, in `folder`."""
+
+    def __init__(self, folder: Path, script: str, config: dict[str, Any], *arguments: str) -> None:
+        self.folder = folder
+        self.client = PipelineClient()
+        self.rpc_port = self.http_port = 0
+        settings = {"rpc_port": 0, "http_port": 0, **config}
+        (folder / "config.yml").write_text(json.dumps(settings))
+        (folder / "web_server.py").write_text(script)
+        with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, str(folder / "web_server.py"), str(folder), *arguments],
+                cwd=folder,
+                # OpenBLAS starts no threads, so that every thread there is is one of ours.
+                env={**os.environ, "SERVING_LOG_PATH": str(folder), "OPENBLAS_NUM_THREADS": "1"},
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def text(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def log(self) -> str:
+        return self.text("PipelineServingLogs/pipeline.log")
+
+    @property
+    def family(self) -> set[int]:
+        return family_of(self.folder)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait, but not for a process that has ended."""
+        wait_until(lambda: condition() or self.process.poll() is not None, PATIENCE_S)
+        assert condition(), self.text("stderr") + self.log
+
+    def wait_until_ready(self) -> Served:
+        self.wait_for(lambda: "is ready" in self.text("stderr"))
+        found = re.search(r"gRPC on port (\d+), HTTP on port (\d+)", self.text("stderr"))
+        assert found, self.text("stderr")
+        self.rpc_port, self.http_port = int(found[1]), int(found[2])
+        self.client.connect([f"127.0.0.1:{self.rpc_port}"])
+        return self
+
+    def is_ready(self) -> bool:
+        url = f"http://127.0.0.1:{self.http_port}/health/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S):
+                return True
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+
+    def send(self, pairs: dict[str, str]) -> Any:
+        return self.client.predict(pairs, asyn=True, timeout=PATIENCE_S)
+
+    def ask(self, pairs: dict[str, str]) -> Any:
+        """The answer, be it an error."""
+        return self.send(pairs).result(PATIENCE_S)
+
+    def get(self, pairs: dict[str, str]) -> dict[str, str]:
+        """The answer's pairs."""
+        return answers(self.ask(pairs))
+
+    def pid_of(self, op: str) -> int:
+        """The worker of an Op that has one."""
+        return int(self.get({})[op].split()[1])
+
+    @contextlib.contextmanager
+    def held(self, key: str, count: int = 1) -> Iterator[dict[int, Any]]:
+        """{pid: call} of `count` requests that are held at `key` at the same time, each by a
+        worker of its own, until the block ends."""
+        names = [next(unique) for _ in range(count)]
+        calls = {name: self.send({key: f"hold {name}"}) for name in names}
+        entered = {name: self.folder / f"{name}.entered" for name in names}
+        try:
+            self.wait_for(lambda: all(path.exists() for path in entered.values()))
+            yield {int(entered[name].read_text()): call for name, call in calls.items()}
+        finally:
+            for name in names:
+                self.release(name)
+
+    def release(self, name: str) -> None:
+        (self.folder / f"{name}.released").touch()
+
+    def ends(self) -> int:
+        """Its exit status, once it ended."""
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self.client.close()
+        for pid in self.family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        wait_until(lambda: not self.family)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Starts the small script: `serve(*arguments, **config of its Op)`."""
+    started: list[Served] = []
+
+    def start(*arguments: str, **op: Any) -> Served:
+        config = {"dag": PROCESSES, "op": {"small": op}, "stop_grace_period": 600_000}
+        started.append(Served(tmp_path, SMALL, config, *arguments))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.close()
+
+
+# The server that most tests share -------------------------------------------------------------
+
+# Unguarded at module level; globals and late attributes are read inside the Ops: as in the field.
+#
+#   front (thread) > retried > limited x 2 > work > left (async), right, beside (thread) > tail
+#
+# A pair "<op>.<stage>": "<verb> <argument>" makes that Op do something in that stage.
+RICH = '''
+import argparse
+import asyncio
+import ctypes
+import hashlib
+import logging
+import os
+import pathlib
+import resource
+import signal
+import time
+
+import ml_dtypes
+import numpy as np
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder", type=pathlib.Path)
+parser.add_argument("--suffix", default="?")
+args = parser.parse_args()
+
+MEGABYTE = 1_000_000
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def note(name, text):
+    with open(args.folder / name, "a") as file:
+        file.write(text + "\\n")
+
+
+os.register_at_fork(before=lambda: note("forks", str(len(os.listdir("/proc/self/task")))))
+
+
+class Note:
+    def __init__(self, **fields):
+        vars(self).update(fields)
+
+
+def local_class():
+    class Local:
+        answer = 42
+
+    return Local()
+
+
+def read_only(array):
+    array.setflags(write=False)
+    return array
+
+
+KINDS = {
+    "scalars": lambda: {"i": 2**80, "f": 1.5, "b": True, "n": None, "c": 1j, 7: "number"},
+    "numpy scalars": lambda: [np.float32(1.5), np.int8(3), np.bool_(True), np.datetime64(5, "s")],
+    "texts": lambda: ["", "grün", "\\udc80 alone", "x" * MEGABYTE, "ü" * MEGABYTE],
+    "bytes": lambda: [b"", b"\\0\\xff", bytes(range(256)) * 4_000, bytearray(b"x" * MEGABYTE)],
+    "nested": lambda: {"l": [1, {"t": (b"x" * MEGABYTE, np.arange(9))}], "s": {1}, "e": [{}, ()]},
+    "array": lambda: np.arange(6, dtype=np.float32).reshape(2, 3),
+    "big array": lambda: np.arange(MEGABYTE // 4, dtype=np.float32).reshape(500, -1),
+    "big arrays": lambda: [{"picture": np.full((640, 480, 3), i, np.uint8)} for i in range(3)],
+    "fortran": lambda: np.asfortranarray(np.arange(MEGABYTE // 8, dtype=float).reshape(2, -1)),
+    "slices": lambda: [np.arange(12)[::2], np.arange(MEGABYTE)[::-3], np.ones((3, 4))[:2, 1:].T],
+    "read only": lambda: [read_only(np.arange(3)), read_only(np.zeros(MEGABYTE))],
+    "shapes": lambda: [np.array(5.5), np.zeros((0, 4), np.int64), np.zeros((3, 0))],
+    "dtypes": lambda: [
+        np.ones(3, name) for name in ("bool", "int8", ">i4", "f2", "c16", "S3", "U3", "M8[ns]")
+    ],
+    "odd dtypes": lambda: [
+        np.ones(3, ml_dtypes.bfloat16),
+        np.zeros(2, [("a", "<i4"), ("b", "f4", (2,))]),
+        np.array([{"x": 1}, "text", None], object),
+    ],
+    "user class": lambda: Note(text="hi", pixels=np.zeros(MEGABYTE, np.uint8)),
+    "local class": local_class,
+    "function": lambda: [len, describe, lambda number: number + int(args.folder.exists())],
+    "generator": lambda: {"deep": [(number for number in range(3))]},
+}
+
+
+def digest(data):
+    return hashlib.md5(data).hexdigest()
+
+
+def describe(value):
+    """What a payload is, down to the byte, in a line."""
+    kind = type(value).__name__
+    if isinstance(value, np.ndarray):
+        bits = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
+        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        return f"{kind} {value.dtype.str} {value.dtype} {value.shape} {order} {digest(bits)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple, set)):
+        return kind + "(" + ", ".join(map(describe, value)) + ")"
+    if isinstance(value, (str, bytes, bytearray)):
+        data = value.encode("utf-8", "surrogatepass") if kind == "str" else value
+        return f"{kind} {len(value)} {digest(data)}"
+    if isinstance(value, Note):
+        return kind + describe(vars(value))
+    if kind == "Local":
+        return f"{kind} {value.answer}"
+    if kind == "function":
+        return f"{kind} {value.__name__} {value(20)}"
+    return f"{kind} {value!r}"
+
+
+def spoil(value):
+    """Change everything that can be changed: what others see of it must not change."""
+    if isinstance(value, np.ndarray):
+        value[...] = np.zeros((), value.dtype)
+    elif isinstance(value, bytearray):
+        value[:] = bytes(len(value))
+    elif isinstance(value, dict):
+        for item in value.values():
+            spoil(item)
+        value["spoilt"] = True
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            spoil(item)
+        if isinstance(value, list):
+            value.append("spoilt")
+    elif isinstance(value, Note):
+        spoil(vars(value))
+
+
+class Acts(Op):
+    def init_op(self):
+        note("inits", f"{self.name} {self.concurrency_idx} {os.getpid()}")
+        self.vocabulary = "abc"
+
+    def set_mark(self, mark):
+        self.mark = mark
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        data = {}
+        for answer in input_dicts.values():
+            data.update(answer)
+        return self.act("preprocess", data), False, None, ""
+
+    def process(self, feed_batch, typical_logid):
+        return self.act("process", feed_batch[0]), None, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        data = self.act("postprocess", fetch_data)
+        data[self.name] = f"{self.concurrency_idx} {os.getpid()}"
+        return data, None, ""
+
+    def act(self, stage, data):
+        verb, _, argument = data.get(f"{self.name}.{stage}", "").partition(" ")
+        if verb:
+            getattr(self, "do_" + verb)(argument, data)
+        return data
+
+    def do_hold(self, name, data):
+        entered = args.folder / f"{name}.entering"
+        entered.write_text(str(os.getpid()))
+        entered.rename(args.folder / f"{name}.entered")
+        while not (args.folder / f"{name}.released").exists():
+            time.sleep(0.002)
+
+    def do_words(self, argument, data):
+        data["words"] = args.suffix + self.mark + self.late + self.vocabulary
+
+    def do_hang(self, argument, data):
+        while True:
+            time.sleep(60)
+
+    def do_segfault(self, argument, data):
+        ctypes.string_at(0)
+
+    def do_kill(self, argument, data):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_exit(self, status, data):
+        os._exit(int(status))
+
+    def do_once(self, argument, data):
+        name, verb, *rest = argument.split()
+        if not (args.folder / name).exists():
+            (args.folder / name).touch()
+            getattr(self, "do_" + verb)(*rest or [""], data)
+
+    def do_raise(self, text, data):
+        raise ValueError(text)
+
+    def do_log(self, text, data):
+        logging.getLogger("pipeline.mine").warning(text)
+
+    def do_make(self, kind, data):
+        data["payload"] = self.kept = KINDS[kind]()
+        self.do_look(kind, data)
+
+    def do_look(self, argument, data):
+        data["made"] = describe(data["payload"])
+
+    def do_recall(self, argument, data):
+        data["kept"] = describe(self.kept)
+
+    def do_store(self, text, data):
+        self.stored = text
+
+    def do_stored(self, argument, data):
+        data["stored"] = self.stored
+
+
+class Reads(Acts):
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        if "payload" in fetch_data:
+            payload = fetch_data.pop("payload")
+            fetch_data[f"{self.name}.saw"] = describe(payload)
+            spoil(payload)
+        return super().postprocess(input_dicts, fetch_data, data_id, log_id)
+
+
+class AsyncReads(Reads):
+    async def init_op(self):
+        await asyncio.sleep(0)
+        super().init_op()
+
+    async def preprocess(self, input_dicts, data_id, log_id):
+        await asyncio.sleep(0)
+        return super().preprocess(input_dicts, data_id, log_id)
+
+    async def process(self, feed_batch, typical_logid):
+        await asyncio.sleep(0)
+        return super().process(feed_batch, typical_logid)
+
+    async def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        await asyncio.sleep(0)
+        return super().postprocess(input_dicts, fetch_data, data_id, log_id)
+
+
+class Tail(Acts):
+    def init_op(self):
+        import onnxruntime
+
+        super().init_op()
+        self.session = onnxruntime.InferenceSession(
+            str(args.folder / "double.onnx"), providers=["CPUExecutionProvider"]
+        )
+
+    def do_model(self, argument, data):
+        feed = {"x": np.full((1, 2), float(argument), np.float32)}
+        data["own session"] = str(self.session.run(["y"], feed)[0].tolist())
+        data["predictor"] = str(self.client.predict(feed)["y"].tolist())
+
+
+front = Acts(name="front", input_ops=[RequestOp()])
+retried = Acts(name="retried", input_ops=[front], timeout=1000, retry=2)
+limited = Acts(name="limited", input_ops=[retried], timeout=1000, concurrency=2)
+work = Acts(name="work", input_ops=[limited])
+left = AsyncReads(name="left", input_ops=[work])
+right = Reads(name="right", input_ops=[work])
+beside = Reads(name="beside", input_ops=[work])
+tail = Tail(name="tail", input_ops=[left, right, beside])
+work.set_mark("!")
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[tail]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+work.late = "late"
+server.run_server()
+'''
+
+IN_PROCESSES = {"retried": 1, "limited": 2, "work": 1, "left": 1, "right": 1, "tail": 1}
+IN_THREADS = {"front", "beside"}
+KINDS = re.findall(r'^    "([a-z ]+)": ', RICH, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("rich")
+    save_doubling_model(folder / "double.onnx")
+    config = {
+        "dag": PROCESSES,
+        "op": {
+            "tail": {"local_service_conf": {"model_config": "double.onnx"}},
+            **{name: {"workers": "thread"} for name in IN_THREADS},
+        },
+    }
+    served = Served(folder, RICH, config, "--suffix", "+")
+    try:
+        yield served.wait_until_ready()
+    finally:
+        served.close()
+
+
+@pytest.fixture(scope="module")
+def size_of_family(rich_server: Served) -> int:
+    """The server, its workers and whatever starts them."""
+    return len(rich_server.family)
+
+
+@pytest.fixture
+def rich(rich_server: Served, size_of_family: int) -> Iterator[Served]:
+    """The shared server, which is whole again after every test."""
+    yield rich_server
+    rich_server.wait_for(rich_server.is_ready)
+    rich_server.wait_for(lambda: len(rich_server.family) == size_of_family)
+    assert zombies_of(rich_server.family) == []
+    rich_server.get({})
+
+
+def save_doubling_model(path: Path) -> None:
+    """y = x + x, for rows of two."""
+    shape = ["n", 2]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        "double",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
+
+
+# Where things run -----------------------------------------------------------------------------
+
+
+def test_globals_late_attributes_and_what_init_op_set_are_there_in_a_worker(rich):
+    assert rich.get({"work.process": "words"})["words"] == "+!lateabc"
+
+
+def test_each_op_runs_where_its_workers_are_said_to(rich):
+    ran_in = {name: int(where.split()[1]) for name, where in rich.get({}).items()}
+    assert ran_in.keys() == IN_PROCESSES.keys() | IN_THREADS
+    workers = [ran_in[name] for name in IN_PROCESSES]
+    assert {ran_in[name] for name in IN_THREADS} == {rich.process.pid}
+    assert len({*workers, rich.process.pid}) == len(workers) + 1
+    assert set(workers) <= rich.family
+
+
+def test_every_worker_process_runs_init_op_once_and_knows_its_number(rich):
+    with rich.held("limited.preprocess", count=2) as calls:
+        pids = set(calls)
+    answered = {answers(call.result(PATIENCE_S))["limited"] for call in calls.values()}
+    inits = [line.split() for line in rich.text("inits").splitlines() if "front" not in line]
+    in_processes = [init for init in inits if init[0] not in IN_THREADS]
+    assert len({pid for _, _, pid in in_processes}) == len(in_processes)
+    assert {(name, idx) for name, idx, _ in in_processes} == {
+        (name, str(idx)) for name, count in IN_PROCESSES.items() for idx in range(count)
+    }
+    assert {line.split()[0] for line in answered} == {"0", "1"}
+    assert {int(line.split()[1]) for line in answered} == pids
+    assert {f"{idx} {pid}" for name, idx, pid in inits if name == "limited"} >= answered
+
+
+def test_nothing_is_forked_beside_a_thread(rich):
+    """Neither the zygotes nor, later, the workers."""
+    assert set(rich.text("forks").split()) == {"1"}
+
+
+def test_a_model_and_a_heavy_library_are_loaded_in_the_worker_only(rich):
+    answer = rich.get({"tail.postprocess": "model 1.5"})
+    assert answer["own session"] == answer["predictor"] == "[[3.0, 3.0]]"
+    worker = answer["tail"].split()[1]
+    assert "onnxruntime" in Path(f"/proc/{worker}/maps").read_text()
+    assert "onnxruntime" not in Path(f"/proc/{rich.process.pid}/maps").read_text()
+
+
+def test_async_methods_run_in_the_worker(rich):
+    answer = rich.get({"left.process": "store it", "left.postprocess": "stored"})
+    assert answer["stored"] == "it"
+    assert int(answer["left"].split()[1]) != rich.process.pid
+
+
+# Payloads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "generator"])
+@pytest.mark.parametrize("maker", ["front", "work"])
+def test_a_payload_arrives_as_it_was_in_each_op_for_itself(rich, maker, kind):
+    """Each of the three that read it changes all of it."""
+    answer = rich.get({f"{maker}.postprocess": f"make {kind}"})
+    assert len(answer["made"]) > 3
+    assert answer["left.saw"] == answer["made"]
+    assert answer["right.saw"] == answer["made"]
+    assert answer["beside.saw"] == answer["made"]
+    assert rich.get({f"{maker}.postprocess": "recall"})["kept"] == answer["made"]
+
+
+def test_what_a_caller_sends_arrives_as_it_was(rich):
+    for payload in (np.random.default_rng(1).random((500, 500), np.float32), b"\0x" * 500_000):
+        feed = {"front.preprocess": "look", "payload": payload}
+        answer = rich.client.predict(feed, pack_tensor_format=True, timeout=PATIENCE_S)
+        assert answer.err_no == 0, answer.err_msg
+        sights = {answer[key] for key in ("made", "left.saw", "right.saw", "beside.saw")}
+        assert len(sights) == 1
+
+
+def test_many_large_payloads_at_once_are_not_mixed_up(rich):
+    kinds = ["big array", "nested", "bytes", "texts", "big arrays"] * 4
+    calls = [rich.send({"work.postprocess": f"make {kind}"}) for kind in kinds]
+    found = [answers(call.result(PATIENCE_S)) for call in calls]
+    for answer in found:
+        assert answer["left.saw"] == answer["right.saw"] == answer["made"]
+    assert len({answer["made"] for answer in found}) == 5
+
+
+def test_large_payloads_leave_no_file_behind(rich):
+    rich.get({"work.postprocess": "make big arrays"})
+    for pid in rich.family:
+        assert "/dev/shm" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("maker", ["front", "work"])
+def test_a_payload_that_cannot_be_sent_is_an_error_of_that_request_only(rich, maker):
+    with rich.held("right.preprocess") as calls:
+        answer = rich.ask({f"{maker}.postprocess": "make generator"})
+        assert 7000 <= answer.err_no < 8000, answer.err_msg
+        assert "generator" in answer.err_msg
+        assert "payload" in answer.err_msg, "the key is named"
+        assert maker in answer.err_msg, "so is the Op"
+    for pid, call in calls.items():
+        assert answers(call.result(PATIENCE_S))["right"] == f"0 {pid}", "its worker lives"
+
+
+def test_what_preprocess_stores_on_self_is_there_in_postprocess_of_that_request(rich):
+    texts = [f"text {number}" for number in range(24)]
+    asked = [{"limited.preprocess": f"store {t}", "limited.postprocess": "stored"} for t in texts]
+    calls = [rich.send(pairs) for pairs in asked]
+    assert [answers(call.result(PATIENCE_S))["stored"] for call in calls] == texts
+
+
+# Logs -----------------------------------------------------------------------------------------
+
+
+def logged(served: Served, op: str, mark: str) -> list[str]:
+    """The lines of the log in which `mark` stands, once everything before now is in it."""
+    end = next(unique)
+    served.get({f"{op}.process": f"log {end} is the end"})
+    served.wait_for(lambda: f"{end} is the end" in served.log)
+    return [line for line in served.log.splitlines() if mark in line]
+
+
+def test_what_a_worker_logs_is_in_the_log_once_with_its_pid(rich):
+    mark = next(unique) + " happened"
+    rich.get({"right.process": f"log {mark}"})
+    (line,) = logged(rich, "right", mark)
+    number = RICH[: RICH.index(".warning(text)")].count("\n") + 1
+    assert line.startswith("WARNING ")
+    assert line.endswith(f" [web_server.py:{number}] [pid {rich.pid_of('right')}] {mark}")
+
+
+def test_a_traceback_of_a_worker_is_in_the_log_once_with_its_pid(rich):
+    mark = next(unique) + " happened"
+    pid = rich.pid_of("right")
+    answer = rich.ask({"right.process": f"raise {mark}"})
+    assert answer.err_no == 10000
+    assert mark in answer.err_msg
+    lines = logged(rich, "right", "")
+    assert lines.count(f"ValueError: {mark}") == 1
+    traceback = lines[: lines.index(f"ValueError: {mark}")]
+    (raised,) = (i for i, line in enumerate(traceback) if f"[pid {pid}]" in line)
+    assert "[right] process raised" in traceback[raised]
+    assert any("in do_raise" in line for line in traceback[raised:])
+    assert rich.pid_of("right") == pid, "an exception costs no worker"
+
+
+# Workers that die -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [("segfault", "SIGSEGV"), ("exit 3", "exit code 3"), ("kill", "SIGKILL")],
+)
+@pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
+def test_a_request_that_kills_its_worker_is_told_how_it_died(rich, stage, act, reason):
+    pid = rich.pid_of("work")
+    answer = rich.ask({f"work.{stage}": act})
+    assert answer.err_no != 0
+    assert reason in answer.err_msg
+    assert "work" in answer.err_msg, "the Op is named"
+    assert rich.pid_of("work") != pid
+
+
+def test_the_request_after_the_death_of_an_idle_worker_is_served_by_another(rich):
+    pid = rich.pid_of("left")
+    os.kill(pid, signal.SIGKILL)
+    assert rich.pid_of("left") != pid
+
+
+def test_what_waits_behind_a_request_whose_worker_dies_is_served(rich):
+    with rich.held("right.preprocess") as calls:
+        ((pid, first),) = calls.items()
+        behind = [rich.send({}) for _ in range(4)]
+        os.kill(pid, signal.SIGKILL)
+        assert "SIGKILL" in first.result(PATIENCE_S).err_msg
+        for call in behind:
+            assert answers(call.result(PATIENCE_S))["right"] != f"0 {pid}"
+
+
+def test_a_call_that_kills_its_worker_is_tried_again_where_retry_says_so(rich):
+    pid = rich.pid_of("retried")
+    answer = rich.get({"retried.process": f"once {next(unique)} segfault"})
+    assert answer["retried"] != f"0 {pid}"
+
+
+def test_the_end_of_whoever_starts_the_workers_is_survived(rich):
+    zygote = stat_of(rich.pid_of("right"))[1]
+    assert zygote in rich.family - {rich.process.pid}
+    os.kill(zygote, signal.SIGKILL)
+    wait_until(lambda: stat_of(zygote)[0] == "X")
+    wait_until(lambda: rich.ask({}).err_no == 0)
+    assert stat_of(rich.pid_of("right"))[1] != zygote
+
+
+# Workers that hang ----------------------------------------------------------------------------
+
+
+def test_a_call_over_its_timeout_costs_its_worker_and_no_other(rich):
+    with rich.held("limited.preprocess", count=2) as calls:
+        pids = set(calls)
+    for call in calls.values():
+        answers(call.result(PATIENCE_S))
+    with rich.held("limited.preprocess") as calls:
+        ((kept, call),) = calls.items()
+        answer = rich.ask({"limited.process": "hang"})
+        assert answer.err_no == 6000
+        assert "limited" in answer.err_msg
+        ran_in = {int(rich.get({})["limited"].split()[1]) for _ in range(4)}
+        assert not ran_in & pids, "the other is held, the one that hung is gone"
+    assert int(answers(call.result(PATIENCE_S))["limited"].split()[1]) == kept
+    wait_until(lambda: not (pids - {kept}) & rich.family)
+
+
+def test_a_call_that_hangs_once_succeeds_where_retry_says_so(rich):
+    pid = rich.pid_of("retried")
+    answer = rich.get({"retried.process": f"once {next(unique)} hang"})
+    assert answer["retried"] != f"0 {pid}"
+
+
+def test_requests_end_though_a_worker_with_a_timeout_was_stopped(rich):
+    with rich.held("limited.preprocess", count=2) as calls:
+        stopped = min(calls)
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: stat_of(stopped)[0] == "T")
+        waiting = [rich.send({}) for _ in range(6)]
+    try:
+        for call in [*waiting, *calls.values()]:
+            answer = call.result(PATIENCE_S)
+            assert answer.err_no == 0 or "limited" in answer.err_msg
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+
+
+def test_a_call_that_was_stopped_in_process_is_over_its_timeout(rich):
+    with rich.held("limited.process") as calls:
+        ((pid, call),) = calls.items()
+        with contextlib.suppress(ProcessLookupError):  # the timeout runs already
+            os.kill(pid, signal.SIGSTOP)
+        assert call.result(PATIENCE_S).err_no == 6000
+    wait_until(lambda: pid not in rich.family)
+
+
+def test_a_request_survives_that_the_only_worker_was_stopped_for_a_while(rich):
+    pid = rich.pid_of("right")
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: stat_of(pid)[0] == "T")
+    call = rich.send({})
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+    answers(call.result(PATIENCE_S))
+
+
+# Batches --------------------------------------------------------------------------------------
+
+# Threads by default, one Op in a process; a batch is of four requests, however long it takes.
+BATCH = """
+import ctypes
+import os
+import pathlib
+import resource
+import sys
+
+import numpy as np
+
+from pipeline import Op, RequestOp
+from pipeline.web_service import WebService
+
+FOLDER = pathlib.Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Batch(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, asked),) = input_dicts.items()
+        self.asked = asked
+        if asked["does"] == "raise early":
+            raise ValueError("raised early")
+        kinds = ["raise", "segfault", "exit"]
+        kind = kinds.index(asked["does"]) + 1 if asked["does"] in kinds else 0
+        return {"x": np.array([[float(asked["number"]), kind]])}, False, None, ""
+
+    def process(self, feed_batch, typical_logid):
+        numbers, kinds = feed_batch[0]["x"].T
+        with open(FOLDER / "calls", "a") as calls:
+            calls.write(f"{len(numbers)}\\n")
+        if 1 in kinds:
+            raise ValueError("raised")
+        if 2 in kinds:
+            ctypes.string_at(0)
+        if 3 in kinds:
+            os._exit(3)
+        return {"y": 2 * numbers}, None, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        answer = {"twice": str(fetch_data["y"][0]), "own": self.asked["number"]}
+        return {**answer, "pid": str(os.getpid())}, None, ""
+
+
+class Service(WebService):
+    def get_pipeline_response(self, read_op):
+        return Batch(name="batch", input_ops=[read_op], batch_size=4, auto_batching_timeout=1e8)
+
+
+service = Service("svc")
+service.prepare_pipeline_config(str(FOLDER / "config.yml"))
+service.run_service()
+"""
+
+
+@pytest.fixture(scope="module")
+def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("batch")
+    served = Served(folder, BATCH, {"op": {"batch": {"workers": "process"}}})
+    try:
+        yield served.wait_until_ready()
+    finally:
+        served.close()
+
+
+def ask_four(served: Served, *what: str) -> list[Any]:
+    """The answers of four requests, which are one batch; `calls` is begun anew."""
+    (served.folder / "calls").unlink(missing_ok=True)
+    calls = [served.send({"number": str(i), "does": does}) for i, does in enumerate(what)]
+    return [call.result(PATIENCE_S) for call in calls]
+
+
+def test_a_batch_runs_in_a_worker_process_in_one_call(batch_server):
+    found = [answers(answer) for answer in ask_four(batch_server, "", "", "", "")]
+    assert [answer["twice"] for answer in found] == ["0.0", "2.0", "4.0", "6.0"]
+    assert [answer["own"] for answer in found] == ["0", "1", "2", "3"]
+    assert batch_server.text("calls").split() == ["4"]
+    (pid,) = {answer["pid"] for answer in found}
+    assert int(pid) in batch_server.family - {batch_server.process.pid}
+
+
+@pytest.mark.parametrize(
+    ("bad", "first_call", "reason"),
+    [
+        ("raise early", "3", "raised early"),
+        ("raise", "4", "raised"),
+        ("segfault", "4", "SIGSEGV"),
+        ("exit", "4", "exit code 3"),
+    ],
+)
+def test_a_bad_sample_costs_the_others_of_its_batch_nothing(batch_server, bad, first_call, reason):
+    first, second, failed, fourth = ask_four(batch_server, "", "", bad, "")
+    good = [answers(answer) for answer in (first, second, fourth)]
+    assert [(answer["twice"], answer["own"]) for answer in good] == [
+        ("0.0", "0"),
+        ("2.0", "1"),
+        ("6.0", "3"),
+    ]
+    assert failed.err_no != 0
+    assert reason in failed.err_msg
+    assert batch_server.text("calls").split()[0] == first_call, "they were one batch"
+    batch_server.wait_for(batch_server.is_ready)
+    assert zombies_of(batch_server.family) == []
+
+
+# Start and end --------------------------------------------------------------------------------
+
+SMALL = '''
+import argparse
+import os
+import pathlib
+import time
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder", type=pathlib.Path)
+parser.add_argument("--init", default="")
+args = parser.parse_args()
+print("the script is loaded")
+
+
+def hold(name):
+    """Say that we are here, and stay until we are released."""
+    entered = args.folder / f"{name}.entering"
+    entered.write_text(str(os.getpid()))
+    entered.rename(args.folder / f"{name}.entered")
+    while not (args.folder / f"{name}.released").exists():
+        time.sleep(0.002)
+
+
+class Small(Op):
+    def init_op(self):
+        print(f"worker {self.concurrency_idx} begins")
+        if self.concurrency_idx == 1:
+            if args.init == "raise":
+                raise FileNotFoundError("small.vocab")
+            elif args.init == "exit":
+                os._exit(7)
+            elif args.init == "hold":
+                hold("init")
+
+    def preprocess(self, input_dicts):
+        ((_, asked),) = input_dicts.items()
+        name = asked["small.preprocess"].removeprefix("hold ")
+        print("holding a request")
+        hold(name)
+        return {"pid": str(os.getpid())}
+
+
+small = Small(name="small", input_ops=[RequestOp()])
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[small]))
+server.prepare_server(str(args.folder / "config.yml"))
+server.run_server()
+print("run_server returned")
+'''
+
+
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [
+        pytest.param(signal.SIGTERM, os.kill, id="kill"),
+        pytest.param(signal.SIGTERM, os.killpg, id="service manager"),
+        pytest.param(signal.SIGINT, os.killpg, id="ctrl-c"),
+    ],
+)
+def test_a_signal_lets_requests_in_workers_finish_and_leaves_nothing(serve, number, send):
+    served = serve(concurrency=2).wait_until_ready()
+    with served.held("small.preprocess", count=2) as calls:
+        send(served.process.pid, number)
+        wait_until(lambda: not is_open(served.http_port))
+        assert served.process.poll() is None
+        assert not any(call.done() for call in calls.values())
+    for pid, call in calls.items():
+        assert answers(call.result(PATIENCE_S)) == {"pid": str(pid)}
+    assert served.ends() == 0
+    assert served.family == set()
+    lines = [
+        "holding a request",
+        "holding a request",
+        "run_server returned",
+        "the script is loaded",
+        "worker 0 begins",
+        "worker 1 begins",
+    ]
+    assert sorted(served.text("stdout").splitlines()) == lines, "each is printed once"
+    assert served.text("stderr").splitlines()[1:] == []
+
+
+def test_a_second_signal_ends_workers_that_are_busy(serve):
+    served = serve(concurrency=2).wait_until_ready()
+    with served.held("small.preprocess", count=2) as calls:
+        os.kill(served.process.pid, signal.SIGTERM)
+        wait_until(lambda: not is_open(served.http_port))
+        os.kill(served.process.pid, signal.SIGTERM)
+        for call in calls.values():
+            assert call.result(PATIENCE_S).err_no == 3001
+        assert served.ends() == 0
+        assert served.family == set()
+
+
+def test_when_the_server_is_killed_all_its_processes_go(serve):
+    served = serve(concurrency=3).wait_until_ready()
+    with served.held("small.preprocess", count=2) as calls:
+        family = served.family
+        assert set(calls) < family
+        assert len(family) >= 4
+        served.process.kill()
+        assert served.ends() == -signal.SIGKILL
+        wait_until(lambda: not served.family)
+        wait_until(lambda: {stat_of(pid)[0] for pid in family} <= {"X", "Z"})
+
+
+@pytest.mark.parametrize(
+    ("how", "texts"),
+    [
+        ("raise", ["small.vocab", 'raise FileNotFoundError("small.vocab")', "web_server.py"]),
+        ("exit", ["exit code 7"]),
+    ],
+)
+def test_one_worker_that_fails_to_start_ends_the_server_and_says_why(serve, how, texts):
+    served = serve("--init", how, concurrency=3)
+    assert served.ends() == 1
+    assert served.family == set()
+    error = served.text("stderr")
+    assert "Op 'small' failed to start" in error
+    assert [text for text in texts if text not in error] == []
+    assert "is ready" not in error
+    assert "run_server returned" not in served.text("stdout")
+
+
+def test_a_signal_while_a_worker_is_initialised_ends_all(serve):
+    served = serve("--init", "hold", concurrency=2)
+    served.wait_for((served.folder / "init.entered").exists)
+    os.kill(served.process.pid, signal.SIGTERM)
+    assert served.ends() == 0
+    assert served.family == set()
+
+
+# Ways to run a script -------------------------------------------------------------------------
+
+# It asks itself, and prints the answer.
+ALONE = """
+import json
+import os
+import threading
+
+from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
+
+with open("imports", "a") as imports:
+    imports.write("once\\n")
+
+os.register_at_fork(before=lambda: open("forks", "a").write(f"{threading.active_count()}\\n"))
+factor = 3
+
+
+class Scale(Op):
+    def init_op(self):
+        self.summand = 4
+
+    def preprocess(self, input_dicts):
+        number = int(input_dicts["@DAGExecutor"]["x"])
+        return {
+            "y": str(factor * number + self.summand + self.late(number)),
+            "pid": str(os.getpid()),
+            "made": "here",
+            "by": lambda: os.getpid(),
+        }
+
+
+class Tell(Op):
+    def preprocess(self, input_dicts):
+        answer = dict(input_dicts["scale"])
+        return {**answer, "by": str(answer["by"]()), "idx": str(self.concurrency_idx)}
+
+
+scale = Scale(name="scale", input_ops=[RequestOp()])
+tell = Tell(name="tell", input_ops=[scale])
+scale.late = lambda number: 100 * factor + number
+if "broken" in os.environ:
+    scale.late = (number for number in range(3))
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[tell]))
+server.prepare_server(yml_dict=json.loads(os.environ["config"]))
+with server:
+    with PipelineClient() as client:
+        client.connect([f"127.0.0.1:{server.rpc_port}"])
+        response = client.predict({"x": "5"}, timeout=60)
+        response.raise_for_error()
+        answer = dict(zip(response.key, response.value))
+print("ANSWER", json.dumps({**answer, "server": str(os.getpid())}))
+"""
+
+
+def run_alone(
+    folder: Path, arguments: list[str], environment: dict[str, str] | None = None, **dag: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run ALONE, which is in script.py too, with `python *arguments`."""
+    config = {"rpc_port": 0, "dag": {**PROCESSES, **dag}}
+    (folder / "script.py").write_text(ALONE)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "config": json.dumps(config), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def check_alone(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    answer = json.loads(line.removeprefix("ANSWER "))
+    assert (answer["y"], answer["made"], answer["idx"]) == ("324", "here", "0")
+    assert len({answer["pid"], answer["by"], answer["server"]}) == 3, "three processes"
+    assert (folder / "imports").read_text() == "once\n", "no process runs the script again"
+
+
+def test_a_script_may_be_given_on_the_command_line(tmp_path):
+    done = run_alone(tmp_path, ["-c", ALONE])
+    check_alone(tmp_path, done)
+    assert done.stderr == ""
+    assert set((tmp_path / "forks").read_text().split()) == {"1"}, "no thread is forked beside"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
+def test_a_script_may_run_in_ipython(tmp_path):
+    environment = {"IPYTHONDIR": str(tmp_path / "ipython")}
+    check_alone(tmp_path, run_alone(tmp_path, ["-m", "IPython", "-c", ALONE], environment))
+
+
+@pytest.mark.parametrize("arguments", [["script.py"], ["-c", ALONE]], ids=["file", "-c"])
+def test_spawned_workers_need_no_guard_either(tmp_path, arguments):
+    done = run_alone(tmp_path, arguments, start_method="spawn")
+    check_alone(tmp_path, done)
+    assert done.stderr == ""
+
+
+def test_what_cannot_be_spawned_is_named_with_what_to_do(tmp_path):
+    done = run_alone(tmp_path, ["script.py"], {"broken": "yes"}, start_method="spawn")
+    assert done.returncode == 1
+    assert "InitError" in done.stderr
+    assert "start_method" in done.stderr
+    assert "scale" in done.stderr
+
+
+# In this process ------------------------------------------------------------------------------
+
+
+class Where(Op):
+    """Says in which process each of its stages ran, and fails where it is told to."""
+
+    fails_in_worker: int | None = None
+
+    def init_op(self):
+        if self.concurrency_idx == self.fails_in_worker is not None:
+            raise FileNotFoundError("where.vocab")
+        self.set_up_in = os.getpid()
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, answer),) = input_dicts.items()
+        print(f"{self.name} prints")
+        return {**answer, self.name: str(self.set_up_in)}, False, None, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        assert fetch_data[self.name] == str(os.getpid())
+        return fetch_data, None, ""
+
+
+def two_wheres() -> Op:
+    return Where(name="b", input_ops=[Where(name="a", input_ops=[RequestOp()])])
+
+
+def test_servers_run_in_a_test_one_after_the_other_and_at_once(open_files, capfd):
+    config = {"dag": PROCESSES, "op": {"a": {"concurrency": 2}}}
+    with server_for(two_wheres(), **config) as server, client_of(server) as client:
+        pids = set(answers(client.predict({})).values())
+    with (
+        server_for(two_wheres(), **config) as first,
+        server_for(two_wheres(), **config) as second,
+        client_of(first) as client,
+        client_of(second) as other,
+    ):
+        pids |= set(answers(client.predict({})).values())
+        pids |= set(answers(other.predict({})).values())
+        assert children(), "the fixture sees that they are gone afterwards"
+    assert len(pids - {str(os.getpid())}) == 6
+    out, _ = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["a prints"] * 3 + ["b prints"] * 3
+
+
+def test_a_server_runs_in_an_event_loop_of_the_user(open_files):
+    async def ask() -> dict[str, str]:
+        client = AsyncPipelineClient()
+        async with server_for(two_wheres(), dag=PROCESSES) as server:
+            client.connect([f"127.0.0.1:{server.rpc_port}"])
+            try:
+                return answers(await client.predict({}, timeout=PATIENCE_S))
+            finally:
+                await client.close()
+
+    found = asyncio.run(ask())
+    assert len({*found.values(), str(os.getpid())}) == 3
+
+
+def test_a_worker_that_fails_to_start_raises_and_leaves_nothing(open_files):
+    last = two_wheres()
+    last.fails_in_worker = 2
+    server = server_for(last, dag=PROCESSES, op={"b": {"concurrency": 3}})
+    before = children()
+    with pytest.raises(InitError, match=r"(?s)'b' failed to start: where\.vocab.*Traceback"):
+        server.start()
+    assert children() == before
+    last.fails_in_worker = None
+    with server, client_of(server) as client:
+        assert answers(client.predict({})).keys() == {"a", "b"}

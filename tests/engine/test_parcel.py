@@ -1,0 +1,537 @@
+from __future__ import annotations
+
+import collections
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pipeline.engine.parcel import THRESHOLD, Parcel, Sealed, opened, seal, unseal
+from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
+from pipeline.errors import PayloadTypeError
+
+LARGE = 2 * THRESHOLD
+
+
+class Shared:
+    """An arena with one region to seal into; can be told to have no room now and then."""
+
+    def __init__(self, region_bytes: int = 2**22) -> None:
+        self.arena = Arena(region_bytes)
+        region = self.arena.new_region()
+        self.region = RegionAllocator(self.arena.view(region), region)
+        self.refuses: Iterator[bool] = iter(())
+
+    def alloc(self, size: int) -> Block | None:
+        return None if next(self.refuses, False) else self.region.alloc(size)
+
+    def free(self, block: Block) -> None:
+        self.region.free(block)
+
+    def seal(self, payload: Any, threshold: int = THRESHOLD) -> Sealed:
+        return seal(payload, self, self.arena, threshold)
+
+    def give_back(self, sealed: Sealed) -> None:
+        for block in sealed.buffers:
+            self.region.free(block)
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    shared = Shared()
+    yield shared
+    gc.collect()
+    shared.arena.close()
+
+
+def over_the_wire(sealed: Sealed) -> Sealed:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(sealed), type=Sealed)
+
+
+def travel(shared: Shared, payload: Any, threshold: int = THRESHOLD) -> Any:
+    """Seal, open, give back."""
+    sealed = over_the_wire(shared.seal(payload, threshold))
+    opened = unseal(sealed, shared.arena)
+    shared.give_back(sealed)
+    assert shared.region.used == 0
+    return opened
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Equal in type, order of keys, and for arrays in dtype, shape, bytes and memory order."""
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, np.ndarray):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert left.tobytes() == right.tobytes()
+        assert left.flags.fnc == right.flags.fnc
+        assert right.flags.writeable or not left.flags.writeable
+    else:
+        assert left == right
+
+
+RECORD = np.dtype([("at", "M8[ms]"), ("xy", ">f4", (2,)), ("name", "S3")], align=True)
+ODD_DTYPES = st.sampled_from(
+    [RECORD, np.dtype("V5"), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.int4)]
+)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9))
+    if draw(st.booleans()):
+        array = draw(hnp.arrays(draw(hnp.scalar_dtypes()), shape))
+    else:
+        dtype = draw(ODD_DTYPES)
+        size = int(np.prod(shape)) * dtype.itemsize
+        array = np.frombuffer(bytearray(i % 7 for i in range(size)), np.uint8).view(dtype)
+        array = array.reshape(shape)
+    layout = draw(st.sampled_from(["C", "F", "transposed", "strided", "backwards", "read-only"]))
+    if layout == "F":
+        return np.asfortranarray(array)
+    if layout == "transposed":
+        return array.transpose()
+    if layout == "read-only":
+        array.flags.writeable = False
+    if array.ndim and layout in ("strided", "backwards"):
+        return array[:: 2 if layout == "strided" else -1]
+    return array
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
+TEXTS = st.builds(
+    lambda text, times: text * times,
+    st.text(st.characters(exclude_categories=())) | st.binary() | st.binary().map(bytearray),
+    st.integers(0, 30),
+)
+VALUES = st.recursive(
+    SCALARS | TEXTS | arrays(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+PAYLOADS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5) | VALUES
+
+
+@pytest.fixture(scope="module")
+def for_many() -> Iterator[Shared]:
+    """One for all examples of a property."""
+    shared = Shared()
+    yield shared
+    gc.collect()
+    shared.arena.close()
+
+
+@example({"x": "\ud800" * LARGE}, 64, [])
+@example([(b"x" * 100, [b"y" * 100]), {"a": np.zeros(100)}], 64, [])
+@given(PAYLOADS, st.sampled_from([1, 64, 1000]), st.lists(st.booleans()))
+def test_every_payload_arrives_as_it_was(for_many, payload, threshold, refuses):
+    before = pickle.dumps(payload)
+    for_many.refuses = iter(refuses)
+    sealed = over_the_wire(for_many.seal(payload, threshold))
+    assert pickle.dumps(payload) == before
+    first = unseal(sealed, for_many.arena)
+    for block in sealed.buffers:  # what was opened is private: it survives the memory's next use
+        second = unseal(sealed, for_many.arena)
+        for_many.region.free(block)
+        for_many.arena.read(block)[:] = b"\xff" * block.size
+        assert_same(payload, second)
+    assert_same(payload, first)
+    assert for_many.region.used == 0
+
+
+@given(PAYLOADS)
+def test_a_payload_that_is_only_looked_at_is_the_same_too(for_many, payload):
+    sealed = for_many.seal(payload, 1)
+    looked_at = unseal(sealed, for_many.arena, copy=False)
+    _allow_writing(looked_at)
+    assert_same(payload, looked_at)
+    for_many.give_back(sealed)
+
+
+def _allow_writing(payload: Any) -> None:
+    """Arrays of a copy are writable; assert_same is to see no difference in views."""
+    if isinstance(payload, dict | list | tuple):
+        for value in payload.values() if isinstance(payload, dict) else payload:
+            _allow_writing(value)
+    elif isinstance(payload, np.ndarray) and payload.nbytes:
+        payload.setflags(write=True)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        pytest.param(b"x" * LARGE, id="bytes"),
+        pytest.param(bytearray(LARGE), id="bytearray"),
+        pytest.param("\N{GREEK SMALL LETTER PI}" * LARGE, id="str"),
+        pytest.param(np.arange(LARGE), id="array"),
+        pytest.param(np.zeros((LARGE, 2, 3), "u1").transpose(2, 1, 0)[:, :, ::2], id="strided"),
+        pytest.param(np.zeros(LARGE, ml_dtypes.bfloat16), id="bfloat16"),
+        pytest.param(np.zeros(LARGE, RECORD), id="record"),
+    ],
+)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda x: x,
+        lambda x: {"x": x},
+        lambda x: {"a": 1, "x": ["short", x]},
+        lambda x: {"x": ("short", x)},
+        lambda x: {"x": {"y": x, "z": None}},
+        lambda x: [x],
+    ],
+    ids=["alone", "value", "in list", "in tuple", "in dict", "list"],
+)
+def test_what_is_large_travels_in_shared_memory(shared, around, large):
+    payload = around(large)
+    sealed = shared.seal(payload)
+    assert len(sealed.data) < 1000
+    assert len(sealed.buffers) == 1
+    assert_same(payload, unseal(sealed, shared.arena))
+
+
+def test_an_array_far_down_travels_in_shared_memory(shared):
+    payload = {"x": [[{"y": np.arange(LARGE)}]]}
+    sealed = shared.seal(payload)
+    assert len(sealed.data) < 1000
+    found = unseal(sealed, shared.arena)
+    assert_same(payload, found)
+    found["x"][0][0]["y"][:] = 0
+
+
+def test_a_short_payload_is_pickled_as_it_is(shared):
+    payload = {"a": "text", "b": b"bytes", "c": [1, 2.5], "d": None}
+    assert shared.seal(payload) == Sealed(pickle.dumps(payload, 5))
+
+
+def test_without_room_everything_travels_in_the_pickle():
+    shared = Shared(2**14)
+    payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": "x" * LARGE, "d": [[np.ones(LARGE)]]}
+    sealed = shared.seal(payload)
+    assert sealed.buffers == []
+    assert_same(payload, unseal(sealed, shared.arena))
+    shared.arena.close()
+
+
+@pytest.mark.parametrize("count", [4, LARGE])
+def test_an_array_may_be_written_to_and_owns_its_memory(shared, count):
+    source = np.arange(count)
+    source.flags.writeable = False
+    sealed = shared.seal({"x": source, "y": [source]})
+    first, second = unseal(sealed, shared.arena), unseal(sealed, shared.arena)
+    for array in (first["x"], first["y"][0]):
+        assert array.flags.owndata
+        array[:] = -1
+    assert_same({"x": np.arange(count), "y": [np.arange(count)]}, second)
+
+
+@pytest.mark.parametrize("count", [4, LARGE])
+def test_without_copying_an_array_is_a_read_only_view(shared, count):
+    sealed = shared.seal({"x": np.arange(count), "y": [[np.arange(count)]]})
+    found = unseal(sealed, shared.arena, copy=False)
+    assert not found["x"].flags.writeable
+    memory = np.frombuffer(shared.arena.view(0), np.uint8)
+    assert np.shares_memory(found["x"], memory) == (count == LARGE)
+    assert np.shares_memory(found["y"][0][0], memory) == (count == LARGE)
+    if count == LARGE:
+        assert not found["y"][0][0].flags.writeable
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", None, {1: 2}], dtype=object),
+        np.array([(1, "x")], dtype=[("a", int), ("b", object)]),
+        np.matrix([[1, 2], [3, 4]]),
+        np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
+        np.array([""] * 3),
+        np.zeros(3, "V0"),
+    ],
+    ids=["objects", "record of objects", "matrix", "recarray", "empty texts", "empty voids"],
+)
+def test_exotic_arrays_are_left_to_numpy(shared, array):
+    found = travel(shared, {"x": array}, threshold=1)["x"]
+    assert type(found) is type(array)
+    assert found.dtype == array.dtype
+    assert found.tolist() == array.tolist()
+
+
+def test_a_masked_array_keeps_its_mask(shared):
+    array = np.ma.masked_array(np.arange(LARGE), np.arange(LARGE) % 2 == 0)
+    found = travel(shared, {"x": array})["x"]
+    assert np.array_equal(found.mask, array.mask)
+    assert found.sum() == array.sum()
+
+
+class Name(str):
+    __slots__ = ()
+
+
+def test_subclasses_keep_their_class(shared):
+    payload = {
+        "name": Name("x" * LARGE),
+        "ordered": collections.OrderedDict(a=b"x" * LARGE),
+        "point": collections.namedtuple("tuple", "x y")(1, 2),
+    }
+    del payload["point"]  # its class has no name that leads to it
+    found = travel(shared, payload)
+    assert type(found["name"]) is Name
+    assert type(found["ordered"]) is collections.OrderedDict
+    assert found == payload
+
+
+def test_a_payload_may_hold_itself(shared):
+    payload: dict[str, Any] = {"x": b"x" * LARGE, "inner": []}
+    payload["inner"].append(payload["inner"])
+    found = travel(shared, payload)
+    assert found["x"] == payload["x"]
+    assert found["inner"][0] is found["inner"][0][0]
+
+
+@dataclass
+class Picture:
+    pixels: np.ndarray[Any, Any]
+    name: str
+
+
+def test_objects_of_the_users_classes_arrive(shared):
+    sealed = shared.seal(Picture(np.arange(LARGE), "cat"))
+    assert len(sealed.data) < 1000
+    found = unseal(sealed, shared.arena)
+    assert type(found) is Picture
+    assert_same(vars(found), {"pixels": np.arange(LARGE), "name": "cat"})
+
+
+# What pickle refuses ------------------------------------------------------------------------
+
+
+class KeepsToItself:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("I stay here")
+
+
+class Interrupts:
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_a_lambda_arrives_beside_what_is_large(shared):
+    sealed = shared.seal({"f": lambda x: x + 1, "large": np.arange(LARGE)})
+    assert len(sealed.buffers) == 1
+    found = unseal(sealed, shared.arena)
+    assert list(found) == ["f", "large"]
+    assert found["f"](1) == 2
+    assert_same(found["large"], np.arange(LARGE))
+
+
+def test_a_lambda_alone_arrives(shared):
+    assert travel(shared, lambda: 5)() == 5
+
+
+def test_a_local_class_arrives(shared):
+    class Local:
+        def hello(self) -> str:
+            return "hello"
+
+    assert travel(shared, {"x": [Local()]})["x"][0].hello() == "hello"
+
+
+def test_an_object_beside_a_lambda_keeps_its_class(shared):
+    picture, function = travel(shared, {"x": (Picture(np.zeros(1), "a"), lambda: Picture)})["x"]
+    assert type(picture) is Picture
+    assert function() is Picture
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({"a": 1, "frames": (i for i in range(3))}, r"payload\['frames'\] \(generator\)"),
+        ((i for i in range(3)), r"the payload \(generator\)"),
+        ({"a": [KeepsToItself()]}, r"payload\['a'\] \(list\).*I stay here"),
+        ({KeepsToItself(): 1}, r"the payload \(dict\).*I stay here"),
+    ],
+    ids=["value", "alone", "further down", "key"],
+)
+def test_what_cannot_travel_is_named(shared, payload, told):
+    with pytest.raises(PayloadTypeError, match=told + ".*workers: thread"):
+        shared.seal(payload)
+
+
+@pytest.mark.parametrize("culprit", [KeepsToItself(), Interrupts()], ids=["error", "interrupt"])
+def test_nothing_is_left_in_memory_when_sealing_fails(shared, culprit):
+    payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": [[np.arange(LARGE), culprit]]}
+    error = PayloadTypeError if isinstance(culprit, KeepsToItself) else KeyboardInterrupt
+    with pytest.raises(error):
+        shared.seal(payload)
+    assert shared.region.used == 0
+
+
+class NeedsTwo(Exception):
+    """As many exceptions of users are: pickled, but with too few arguments to be built again."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+
+def test_what_cannot_be_built_again_is_told(shared):
+    sealed = shared.seal({"error": NeedsTwo(1, 2)})
+    with pytest.raises(PayloadTypeError, match="cannot be unpickled.*two"):
+        unseal(sealed, shared.arena)
+
+
+SCRIPT = """
+import os, socket
+import numpy as np, msgspec
+from pipeline.engine.parcel import Sealed, seal, unseal
+from pipeline.engine.workers.arena import Arena, RegionAllocator
+
+class Result:
+    limit = 7
+    def __init__(self, value): self.value = value
+
+FACTOR = 3
+
+arena = Arena()
+region = arena.new_region()
+here, there = socket.socketpair()
+if not os.fork():
+    memory = RegionAllocator(arena.view(region), region)
+    answer = {
+        "plain": Result(np.arange(100000)),
+        "odd": (Result(1), lambda x: FACTOR * x, Result),
+    }
+    there.sendall(msgspec.msgpack.encode(seal(answer, memory, arena)))
+    os._exit(0)
+sealed = msgspec.msgpack.decode(here.recv(100000), type=Sealed)
+os.wait()
+answer = unseal(sealed, arena)
+assert type(answer["plain"]) is Result and answer["plain"].value.sum() == 4999950000
+result, function, kind = answer["odd"]
+assert type(result) is Result and kind is Result, "a class of __main__ is the one that is here"
+FACTOR = 5
+assert function(2) == 10, "globals are those of the script in the receiving process"
+"""
+
+
+def test_classes_of_an_unguarded_script_are_the_same_in_both_processes(tmp_path):
+    script = tmp_path / "web_server.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    subprocess.run([sys.executable, "-W", "error", str(script)], check=True)
+
+
+# Between processes --------------------------------------------------------------------------
+
+
+def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
+    arena = Arena(2**22)
+    own, workers = arena.new_region(), arena.new_region()
+    memory = RegionAllocator(arena.view(own), own)
+    question, answer = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            payload = unseal(msgspec.msgpack.decode(os.read(question[0], 9999), type=Sealed), arena)
+            payload["x"] *= 2
+            payload["picture"] = payload["picture"][::-1]
+            memory = RegionAllocator(arena.view(workers), workers)
+            os.write(answer[1], msgspec.msgpack.encode(seal(payload, memory, arena)))
+            status = 0
+        finally:
+            os._exit(status)
+    payload = {"x": np.ones((300, 400), np.float32), "picture": bytes(range(256)) * 256, "n": 3}
+    sealed = seal(payload, memory, arena)
+    os.write(question[1], msgspec.msgpack.encode(sealed))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    answered = msgspec.msgpack.decode(os.read(answer[0], 9999), type=Sealed)
+    assert [block.region for block in sealed.buffers] == [own, own]
+    assert [block.region for block in answered.buffers] == [workers, workers]
+    expected = {"x": payload["x"] * 2, "picture": payload["picture"][::-1], "n": 3}
+    assert_same(expected, unseal(answered, arena))
+    for end in (*question, *answer):
+        os.close(end)
+    arena.close()
+
+
+# Parcel -------------------------------------------------------------------------------------
+
+
+def test_a_parcel_gives_its_blocks_back_once_when_the_last_reference_goes(shared):
+    released: list[Block] = []
+    sealed = shared.seal({"x": b"x" * LARGE, "y": np.arange(LARGE)})
+    parcel: Parcel | None = Parcel(sealed, shared.arena, released.extend)
+    another = parcel
+    del parcel
+    assert released == []
+    assert another.open() == {"x": b"x" * LARGE, "y": pytest.approx(np.arange(LARGE))}
+    del another
+    assert released == sealed.buffers
+    shared.give_back(sealed)
+    assert shared.region.used == 0
+
+
+def test_a_parcel_may_go_in_any_thread(shared):
+    released: list[tuple[int, list[Block]]] = []
+    sealed = shared.seal({"x": b"x" * LARGE})
+    holders = [
+        [
+            Parcel(
+                sealed,
+                shared.arena,
+                lambda blocks: released.append((threading.get_ident(), blocks)),
+            )
+        ]
+    ]
+    thread = threading.Thread(target=holders.clear)
+    thread.start()
+    ident = thread.ident
+    thread.join()
+    assert released == [(ident, sealed.buffers)]
+
+
+def test_a_parcel_without_blocks_has_nothing_to_give_back(shared):
+    released: list[list[Block]] = []
+    parcel = Parcel(shared.seal({"x": "short"}), shared.arena, released.append)
+    assert parcel.open() == {"x": "short"}
+    del parcel
+    assert released == []
+
+
+def test_every_opening_is_private(shared):
+    parcel = Parcel(shared.seal({"x": np.zeros(LARGE), "y": []}), shared.arena, len)
+    first = parcel.open()
+    first["x"][:] = 1
+    first["y"].append(1)
+    assert_same(parcel.open(), {"x": np.zeros(LARGE), "y": []})
+
+
+def test_opened_leaves_what_is_no_parcel_and_turns_failures_to_errors(shared):
+    payload = {"x": 1}
+    assert opened(payload) is payload
+    assert opened(Parcel(shared.seal(payload), shared.arena, len)) == payload
+    broken = Parcel(shared.seal({"error": NeedsTwo(1, 2)}), shared.arena, len)
+    assert isinstance(opened(broken), PayloadTypeError)
