@@ -14,7 +14,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
 
 # Fields of /proc/<pid>/stat, counted from the one after the name.
-_PARENT, _SESSION, _RSS_PAGES = 1, 3, 21
+_STATE, _PARENT, _SESSION, _RSS_PAGES = 0, 1, 3, 21
 _CPU_TICKS = slice(11, 15)  # utime, stime, and those of children that ended and were waited for
 
 
@@ -61,6 +61,19 @@ def holdings_of(root: int) -> Holdings:
         private_bytes=sum(map(_private_bytes, pids)),
         shared_bytes=_shared_bytes(links),
     )
+
+
+def members(root: int, name: str = "") -> list[int]:
+    """Pids of the family of process `root`, without zombies; only those called `name`, if given."""
+    stats = _family(root)
+    living = sorted(pid for pid, fields in stats.items() if fields[_STATE] not in "ZX")
+    return [pid for pid in living if not name or _name(pid) == name]
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):  # ended meanwhile
+        return (_PROC / str(pid) / "comm").read_text().strip()
+    return ""
 
 
 def _family(root: int) -> dict[int, list[str]]:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from benchmarks import NotMeasuredError
-from benchmarks.family import Holdings, Usage, holdings_of, usage_of
+from benchmarks.family import Holdings, Usage, holdings_of, members, usage_of
 
 _ROOT = Path(__file__).parents[1]
 _START_LIMIT_S = 60.0
@@ -71,6 +71,17 @@ class Service:
         """Processes, descriptors and memory of the whole family."""
         self._check_alive()
         return holdings_of(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> tuple[int | None, int]:
+        """Ask the service to stop: (exit status, processes left); None if it does not stop."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_LIMIT_S)
+        return self._process.returncode, len(members(self._process.pid))
 
     def stop(self) -> None:
         """Ask the service to stop; kill its session if it does not."""

@@ -28,27 +28,33 @@ def markdown(results: Results, plan: Plan, targets: Sequence[Target]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write(report: str, path: Path) -> None:
+def write(report: str, path: Path, begins: str = BEGIN) -> None:
     """Put the report between the two marks in `path`; raises NotMeasuredError without marks."""
-    text = path.read_text(encoding="utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
-    head, begin, rest = text.partition(BEGIN)
+    text = path.read_text(encoding="utf-8") if path.exists() else f"{begins}\n{END}\n"
+    head, begin, rest = text.partition(begins)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise NotMeasuredError(f"{path} has no lines {BEGIN!r} and {END!r} to write between")
+        raise NotMeasuredError(f"{path} has no lines {begins!r} and {END!r} to write between")
     path.write_text(f"{head}{begin}\n{report}{end}{tail}", encoding="utf-8")
 
 
 def _setting(plan: Plan) -> str:
     versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({_cpu_model()}), "
-        f"{platform.system()} {platform.release()}, CPython {platform.python_version()}; "
-        f"{versions}.\n\n"
+        f"{machine()}; {versions}.\n\n"
         f"Closed loop, wrk for HTTP and h2load for gRPC (a connection for each client). Medians "
         f"of {plan.repeats} rounds of {plan.seconds:g} s; all services of a group run in turns, "
         "and a ratio is the median of the rounds' ratios. The load generator shares the cores "
         "with the service, for every service alike: its own CPU time is in the last column. RSS is "
         "the sum over a service's processes, with what they share counted in each."
+    )
+
+
+def machine() -> str:
+    """The date, and what this was measured on."""
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({_cpu_model()}), "
+        f"{platform.system()} {platform.release()}, CPython {platform.python_version()}"
     )
 
 
@@ -77,7 +83,7 @@ def _figures(results: Results) -> str:
         for (name, clients), rounds in results.rounds.items()
     ]
     rows += [(name, "", "not measured: " + why) for name, why in results.not_measured.items()]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _verdicts(results: Results, targets: Iterable[Target]) -> str:
@@ -90,7 +96,7 @@ def _verdicts(results: Results, targets: Iterable[Target]) -> str:
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
             rows.append((*_described(target), f"{found:.2f}", spread, verdict))
     header = ("what", "against", "target", "found", "rounds", "verdict")
-    return _table(header, rows) if rows else ""
+    return table(header, rows) if rows else ""
 
 
 def _described(target: Target) -> tuple[str, str, str]:
@@ -153,7 +159,9 @@ def _median(rounds: Sequence[Measurement], figure: str) -> float:
     return statistics.median(values)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of markdown; short rows are filled up."""
+
     def line(cells: Sequence[str]) -> str:
         padded = [*cells, *[""] * (len(header) - len(cells))]
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in padded) + " |"

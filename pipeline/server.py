@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig, load_config, resolve_op
 from pipeline.copies import Copies
 from pipeline.engine.executor import DAGExecutor
@@ -70,6 +71,7 @@ class PipelineServer:
         Raises:
             InitError: an Op, model or port could not be started; nothing is left running.
         """
+        keep_freed_memory()
         service = self._new_service()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(self._serve_until_signalled(service))

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "data", "observe.span", "compat"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
-    ("config", "config_fields", "yaml_source", "event_loop"),
+    ("config", "config_fields", "yaml_source", "event_loop", "allocator"),
     ("op", "predictors"),
     ("engine",),
     ("observe",),
@@ -50,7 +50,7 @@ AT_HOME: dict[str, set[str]] = {
     "onnxruntime": {"predictors.local_onnx"},
     "paddle": {"predictors.local_paddle"},
     "ray": {"engine.workers.ray"},
-    "dill": {"engine.parcel", "engine.workers.zygote_spawn"},
+    "dill": {"engine.pickling", "engine.workers.zygote_spawn"},
     "torch": set(),
 }
 HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill"}
@@ -228,12 +228,12 @@ def test_the_package_itself_loads_nothing():
 
 # What is forbidden, and the few places that have to do it: a forked child must not return into
 # the script that it was forked from, and only its zygote may kill it. What our own processes
-# send each other is pickled in two places.
+# send each other is pickled in three places.
 ENDS = {
     "os._exit": {"engine.workers.zygote_main"},
     "os.kill": {"engine.workers.zygote_main"},
 }
-PICKLES = {"pickle": {"engine.parcel"}, "dill": {"engine.parcel", "engine.workers.zygote_spawn"}}
+PICKLES = {"pickle": {"engine.parcel", "engine.pickling"}, "dill": {"engine.pickling", "engine.workers.zygote_spawn"}}
 
 
 def test_nothing_is_evaluated_printed_or_ended():

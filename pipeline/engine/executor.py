@@ -33,14 +33,18 @@ _JOIN_TIMEOUT_S = 5.0
 
 
 class EdgeJob:
-    """A call of an overridden unpack or pack method, run by a worker of that Op."""
+    """A call of an overridden unpack or pack method, run by a worker of that Op.
 
-    __slots__ = ("argument", "method", "request", "result")
+    `keeps` is whatever the argument needs to stay alive.
+    """
+
+    __slots__ = ("argument", "keeps", "method", "request", "result")
 
     def __init__(self, request: InFlight, method: str, argument: Any) -> None:
         self.request = request
         self.method = method
         self.argument = argument
+        self.keeps: Any = None
         self.result: Any = None
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
@@ -360,7 +364,7 @@ class DAGExecutor:
         """The last Op's payload, or an error: pack it."""
         if request.is_over:
             return
-        answer = opened(answer)
+        parcel, answer = answer, opened(answer, copy=not self._packs_inline)
         error = answer if isinstance(answer, PipelineError) else None
         if isinstance(error, DeadlineError) and self._restart(request):
             return
@@ -369,7 +373,9 @@ class DAGExecutor:
         if self._packs_inline and self._response_op.is_cheap_to_pack(data):
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
-            self._packers.submit([EdgeJob(request, "pack_response_package", data)])
+            job = EdgeJob(request, "pack_response_package", data)
+            job.keeps = parcel  # arrays in the answer may show its memory
+            self._packers.submit([job])
 
     def _restart(self, request: InFlight) -> bool:
         """`dag.retry`: run the whole request again after a timeout, if it has attempts left."""

@@ -6,16 +6,14 @@ sealed and sent over the socket pair between the two.
 
 from __future__ import annotations
 
-import io
 import pickle
-import sys
-import types
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from pipeline.engine.pickling import PROTOCOL, Order, dilled, dumps, is_picklable, told
 from pipeline.engine.workers.arena import Arena, Block
 from pipeline.errors import PayloadTypeError
 
@@ -24,14 +22,11 @@ from pipeline.errors import PayloadTypeError
 # of bytes; with 16 KiB the socket pair costs 25 us more than a block, with 1 MiB 3 ms more.
 THRESHOLD = 16 * 1024
 
-_PROTOCOL = 5
-_SCALARS = frozenset({int, float, bool, type(None)})
+_NUMBERS = frozenset({int, float, bool})
+_SCALARS = _NUMBERS | {type(None)}
+_SHORT_LIST = 64  # items that are quicker looked at than given to a Pickler of our own
 _RAW = {kind.__name__: kind for kind in (bytes, bytearray, str)}
 _ONLY_KEY = "payload"  # of the dict that stands for a payload that is no dict
-# The array types that `dtype.str` tells all about, and that are quicker so: numbers, times, texts.
-_TOLD_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
-
-_Order = Literal["C", "F"]
 # (holder, key, dtype or kind of text, shape or None, order, data or None if it is in a block):
 # holder[key] is None in the pickle, and is put there when it is opened.
 _Lifted = tuple[Any, Any, Any, tuple[int, ...] | None, str, bytes | None]
@@ -71,7 +66,7 @@ def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD)
     """
     try:
         if type(payload) is dict and _is_plain(payload, threshold):
-            return Sealed(pickle.dumps(payload, _PROTOCOL))
+            return Sealed(pickle.dumps(payload, PROTOCOL))
         return _Sealer(memory, arena, threshold).seal(payload)
     except MemoryError:
         raise
@@ -80,13 +75,16 @@ def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD)
 
 
 def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
-    """Whether `payload` has only numbers, lists of them and short texts, as most have."""
+    """Whether `payload` has only numbers, short lists of them and short texts, as most have."""
     for value in payload.values():
         kind = type(value)
         if kind is str or kind is bytes:
             if len(value) >= threshold:
                 return False
-        elif kind not in _SCALARS and (kind is not list or _may_hold_large(value)):
+        elif kind is list:
+            if len(value) > _SHORT_LIST or not _NUMBERS.issuperset(map(type, value)):
+                return False
+        elif kind not in _SCALARS:
             return False
     return True
 
@@ -95,8 +93,8 @@ class _Sealer:
     """Seals one payload.
 
     Arrays and large texts are lifted out before the rest is pickled, because pickle has no way to
-    keep texts out of its stream, and takes twice as long for a small array. Arrays further down
-    are left to pickle, which offers their memory to `_stays`.
+    keep texts out of its stream, and takes longer for a small array. Arrays further down are left
+    to pickle, which offers their memory to `_stays`.
     """
 
     def __init__(self, memory: Memory, arena: Arena, threshold: int) -> None:
@@ -106,6 +104,7 @@ class _Sealer:
         self._blocks_of_pickle: list[Block] = []
         self._blocks_of_lifted: list[Block] = []
         self._lifted: list[_Lifted] = []
+        self._is_rest_plain = True  # nothing in it that only a Pickler of our own does well
         self._tuples: list[tuple[Any, Any]] = []  # holder and key of lists that stand for tuples
 
     def seal(self, payload: Any) -> Sealed:
@@ -120,11 +119,14 @@ class _Sealer:
         is_dict = type(payload) is dict
         rest = self._without_large(payload if is_dict else {_ONLY_KEY: payload}, goes_deeper=True)
         if not self._lifted:
-            data = pickle.dumps(payload, _PROTOCOL, buffer_callback=self._stays)
-            return Sealed(data, self._blocks_of_pickle)
-        content = rest, self._lifted, self._tuples, is_dict
-        data = pickle.dumps(content, _PROTOCOL, buffer_callback=self._stays)
+            return Sealed(self._pickle(payload), self._blocks_of_pickle)
+        data = self._pickle((rest, self._lifted, self._tuples, is_dict))
         return Sealed(data, self._blocks_of_pickle + self._blocks_of_lifted, True)
+
+    def _pickle(self, content: Any) -> bytes:
+        if self._is_rest_plain:
+            return pickle.dumps(content, PROTOCOL)
+        return dumps(content, self._stays)
 
     def _without_large(self, whole: Any, goes_deeper: bool = False) -> Any:
         """`whole`, a container, or a copy with None for what was lifted out of it."""
@@ -133,38 +135,38 @@ class _Sealer:
         is_changed = False
         for key, value in whole.items() if is_dict else enumerate(whole):
             kind = type(value)
-            if kind is np.ndarray:
-                hole = self._lifts_array(copy, key, value)
-            elif kind is str or kind is bytes or kind is bytearray:
-                hole = len(value) >= self._threshold and self._lifts_text(copy, key, value)
-            else:
-                if goes_deeper and _may_hold_large(value):
-                    copy[key] = inner = self._without_large(value)
-                    is_changed |= inner is not value
-                    if type(inner) is not kind:
-                        self._tuples.append((copy, key))
+            if kind in _SCALARS:
                 continue
-            if hole:
+            if kind is np.ndarray:
+                is_lifted = self._lifts_array(copy, key, value)
+            elif kind is str or kind is bytes or kind is bytearray:
+                is_lifted = len(value) >= self._threshold and self._lifts_text(copy, key, value)
+            elif goes_deeper and _may_hold_large(value):
+                copy[key] = inner = self._without_large(value)
+                is_changed |= inner is not value
+                if type(inner) is not kind:
+                    self._tuples.append((copy, key))
+                continue
+            else:
+                self._is_rest_plain = is_lifted = False
+            if is_lifted:
                 copy[key] = None
                 is_changed = True
         return copy if is_changed else whole
 
     def _lifts_array(self, holder: Any, key: Any, array: np.ndarray[Any, Any]) -> bool:
-        dtype = array.dtype
-        if dtype.char in _TOLD_BY_TEXT and dtype.itemsize:
-            told: Any = dtype.str
-        elif dtype.kind == "V" and dtype.itemsize and not dtype.hasobject:
-            told = dtype
-        else:
+        dtype = told(array.dtype)
+        if dtype is None:
+            self._is_rest_plain = False
             return False
-        order: _Order = "F" if array.flags.fnc else "C"
+        order: Order = "F" if array.flags.fnc else "C"
         data: bytes | None = None
         if array.nbytes < self._threshold or not self._puts_array(array, order):
             data = array.tobytes(order)
-        self._lifted.append((holder, key, told, array.shape, order, data))
+        self._lifted.append((holder, key, dtype, array.shape, order, data))
         return True
 
-    def _puts_array(self, array: np.ndarray[Any, Any], order: _Order) -> bool:
+    def _puts_array(self, array: np.ndarray[Any, Any], order: Order) -> bool:
         """Copy `array` to a block, if there is room: once, whatever its strides are."""
         view = self._room(array.nbytes, self._blocks_of_lifted)
         if view is None:
@@ -204,11 +206,11 @@ def _may_hold_large(value: Any) -> bool:
     """Whether there may be arrays and texts in `value`.
 
     A list that begins with a number is taken for a list of numbers, which is a guess: if it is
-    wrong, what is large in it travels in the pickle.
+    wrong, large texts in it travel in the pickle.
     """
     kind = type(value)
     if kind is list or kind is tuple:
-        return bool(value) and type(value[0]) not in _SCALARS
+        return bool(value) and type(value[0]) not in _NUMBERS
     return kind is dict
 
 
@@ -245,12 +247,12 @@ def _filled(sealed: Sealed, arena: Arena, copy: bool) -> Any:
     """Unpickle, and put back what had been lifted out."""
     views = map(arena.read, sealed.buffers)
     rest, lifted, tuples, is_dict = pickle.loads(sealed.data, buffers=_for_pickle(views, copy))
-    for holder, key, told, shape, order, data in lifted:
+    for holder, key, kind, shape, order, data in lifted:
         raw = next(views) if data is None else data
         if shape is None:
-            holder[key] = str(raw, "utf-8", "surrogatepass") if told == "str" else _RAW[told](raw)
+            holder[key] = str(raw, "utf-8", "surrogatepass") if kind == "str" else _RAW[kind](raw)
             continue
-        array = np.ndarray(shape, told, raw, 0, None, order)
+        array = np.ndarray(shape, kind, raw, 0, None, order)
         if copy:
             array = array.copy("K")
         else:
@@ -288,17 +290,18 @@ class Parcel:
         # Most parcels hold nothing, and have no finaliser to pay for.
         self._hold = _Hold(sealed.buffers, release) if sealed.buffers else None
 
-    def open(self) -> Any:
-        """The payload, anew with each call: private and writable. Raises as `unseal` does."""
-        return unseal(self.sealed, self._arena)
+    def open(self, copy: bool = True) -> Any:
+        """The payload, anew with each call: private and writable, or with `copy` False as
+        `unseal` says. Raises as `unseal` does."""
+        return unseal(self.sealed, self._arena, copy)
 
 
-def opened(answer: Any) -> Any:
+def opened(answer: Any, copy: bool = True) -> Any:
     """What is in a Parcel, or the error that it could not be opened with; else `answer` itself."""
     if type(answer) is not Parcel:
         return answer
     try:
-        return answer.open()
+        return answer.open(copy)
     except PayloadTypeError as error:
         return error
 
@@ -320,11 +323,11 @@ def _seal_odd(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sea
     """Seal a payload that pickle refused: those of its values that it refuses go by dill."""
     if type(payload) is dict:
         passable: Any = {
-            key: value if _is_picklable(value) else _dilled(value, f"payload[{key!r}]")
+            key: value if is_picklable(value) else _with_dill(value, f"payload[{key!r}]")
             for key, value in payload.items()
         }
     else:
-        passable = _dilled(payload, "the payload")
+        passable = _with_dill(payload, "the payload")
     try:
         return _Sealer(memory, arena, threshold).seal(passable)
     except MemoryError:
@@ -333,61 +336,13 @@ def _seal_odd(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sea
         raise _refused("the payload", payload, error) from error
 
 
-def _is_picklable(value: Any) -> bool:
+def _with_dill(value: Any, name: str) -> Any:
     try:
-        pickle.dumps(value, _PROTOCOL, buffer_callback=lambda buffer: None)
-    except Exception:  # whatever it is, dill will meet it too and tell the user
-        return False
-    return True
-
-
-class _Dilled:
-    """Stands in a pickle for something that dill has pickled."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return _undilled, (self._data,)
-
-
-def _dilled(value: Any, name: str) -> _Dilled:
-    import dill
-
-    class Pickler(dill.Pickler):  # type: ignore[misc]  # no type information
-        """dill, but by name what a name leads to: the other process has the same modules.
-
-        dill alone would send classes and functions of `__main__` by value, and what arrives would
-        be no instance of the class that the receiver knows.
-        """
-
-        def reducer_override(self, obj: Any) -> Any:
-            return obj.__qualname__ if _has_a_name(obj) else NotImplemented
-
-    stream = io.BytesIO()
-    try:
-        Pickler(stream, _PROTOCOL).dump(value)
+        return dilled(value)
     except MemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # dill raises what it likes, too
         raise _refused(name, value, error) from error
-    return _Dilled(stream.getvalue())
-
-
-def _undilled(data: bytes) -> Any:
-    import dill
-
-    return dill.loads(data)
-
-
-def _has_a_name(thing: Any) -> bool:
-    """Whether `thing` is a class or function that is found under its own name in its module."""
-    if not isinstance(thing, type | types.FunctionType):
-        return False
-    found: Any = sys.modules.get(thing.__module__)
-    for name in thing.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is thing
 
 
 def _refused(name: str, value: Any, error: Exception) -> PayloadTypeError:

@@ -15,7 +15,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -70,28 +70,30 @@ def travel(shared: Shared, payload: Any, threshold: int = THRESHOLD) -> Any:
     return opened
 
 
-def assert_same(left: Any, right: Any) -> None:
+def assert_same(left: Any, right: Any, is_private: bool = True) -> None:
     """Equal in type, order of keys, and for arrays in dtype, shape, bytes and memory order."""
     assert type(left) is type(right)
     if isinstance(left, dict):
         assert list(left) == list(right)
         for key in left:
-            assert_same(left[key], right[key])
+            assert_same(left[key], right[key], is_private)
     elif isinstance(left, list | tuple):
         assert len(left) == len(right)
         for one, other in zip(left, right, strict=True):
-            assert_same(one, other)
+            assert_same(one, other, is_private)
     elif isinstance(left, np.ndarray):
         assert left.dtype == right.dtype
         assert left.shape == right.shape
-        assert left.tobytes() == right.tobytes()
+        for name in left.dtype.names or [...]:  # what is between fields is nobody's
+            assert left[name].tobytes() == right[name].tobytes()
         assert left.flags.fnc == right.flags.fnc
-        assert right.flags.writeable or not left.flags.writeable
+        assert right.flags.writeable or not is_private
     else:
         assert left == right
 
 
-RECORD = np.dtype([("at", "M8[ms]"), ("xy", ">f4", (2,)), ("name", "S3")], align=True)
+FIELDS = [("at", "M8[ms]"), ("xy", ">f4", (2,)), ("name", "S3")]
+RECORD = np.dtype(FIELDS)
 ODD_DTYPES = st.sampled_from(
     [RECORD, np.dtype("V5"), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.int4)]
 )
@@ -137,49 +139,32 @@ VALUES = st.recursive(
 PAYLOADS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5) | VALUES
 
 
-@pytest.fixture(scope="module")
-def for_many() -> Iterator[Shared]:
-    """One for all examples of a property."""
-    shared = Shared()
-    yield shared
-    gc.collect()
+@example({"x": "\ud800" * LARGE}, 64, [])
+@example([(b"x" * 100, [b"y" * 100]), {"a": np.zeros(100)}], 64, [])
+@settings(deadline=None)
+@given(PAYLOADS, st.sampled_from([1, 64, 1000]), st.lists(st.booleans()))
+def test_every_payload_arrives_as_it_was(payload, threshold, refuses):
+    shared, before = Shared(), pickle.dumps(payload)
+    shared.refuses = iter(refuses)
+    sealed = over_the_wire(shared.seal(payload, threshold))
+    assert pickle.dumps(payload) == before
+    found = [unseal(sealed, shared.arena) for _ in range(2)]
+    for block in sealed.buffers:  # what was opened is private: it survives the block's next use
+        shared.arena.read(block)[:] = b"\xff" * block.size
+    assert_same(payload, found[0])
+    assert_same(payload, found[1])
+    shared.give_back(sealed)
+    assert shared.region.used == 0
     shared.arena.close()
 
 
-@example({"x": "\ud800" * LARGE}, 64, [])
-@example([(b"x" * 100, [b"y" * 100]), {"a": np.zeros(100)}], 64, [])
-@given(PAYLOADS, st.sampled_from([1, 64, 1000]), st.lists(st.booleans()))
-def test_every_payload_arrives_as_it_was(for_many, payload, threshold, refuses):
-    before = pickle.dumps(payload)
-    for_many.refuses = iter(refuses)
-    sealed = over_the_wire(for_many.seal(payload, threshold))
-    assert pickle.dumps(payload) == before
-    first = unseal(sealed, for_many.arena)
-    for block in sealed.buffers:  # what was opened is private: it survives the memory's next use
-        second = unseal(sealed, for_many.arena)
-        for_many.region.free(block)
-        for_many.arena.read(block)[:] = b"\xff" * block.size
-        assert_same(payload, second)
-    assert_same(payload, first)
-    assert for_many.region.used == 0
-
-
+@settings(deadline=None)
 @given(PAYLOADS)
-def test_a_payload_that_is_only_looked_at_is_the_same_too(for_many, payload):
-    sealed = for_many.seal(payload, 1)
-    looked_at = unseal(sealed, for_many.arena, copy=False)
-    _allow_writing(looked_at)
-    assert_same(payload, looked_at)
-    for_many.give_back(sealed)
-
-
-def _allow_writing(payload: Any) -> None:
-    """Arrays of a copy are writable; assert_same is to see no difference in views."""
-    if isinstance(payload, dict | list | tuple):
-        for value in payload.values() if isinstance(payload, dict) else payload:
-            _allow_writing(value)
-    elif isinstance(payload, np.ndarray) and payload.nbytes:
-        payload.setflags(write=True)
+def test_a_payload_that_is_only_looked_at_is_the_same_too(payload):
+    shared = Shared()
+    sealed = shared.seal(payload, 1)
+    assert_same(payload, unseal(sealed, shared.arena, copy=False), is_private=False)
+    shared.arena.close()
 
 
 @pytest.mark.parametrize(
@@ -192,6 +177,7 @@ def _allow_writing(payload: Any) -> None:
         pytest.param(np.zeros((LARGE, 2, 3), "u1").transpose(2, 1, 0)[:, :, ::2], id="strided"),
         pytest.param(np.zeros(LARGE, ml_dtypes.bfloat16), id="bfloat16"),
         pytest.param(np.zeros(LARGE, RECORD), id="record"),
+        pytest.param(np.zeros(LARGE, np.dtype(FIELDS, align=True)), id="record with gaps"),
     ],
 )
 @pytest.mark.parametrize(
@@ -266,12 +252,11 @@ def test_without_copying_an_array_is_a_read_only_view(shared, count):
     [
         np.array(["a", None, {1: 2}], dtype=object),
         np.array([(1, "x")], dtype=[("a", int), ("b", object)]),
-        np.matrix([[1, 2], [3, 4]]),
         np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
         np.array([""] * 3),
         np.zeros(3, "V0"),
     ],
-    ids=["objects", "record of objects", "matrix", "recarray", "empty texts", "empty voids"],
+    ids=["objects", "record of objects", "recarray", "empty texts", "empty voids"],
 )
 def test_exotic_arrays_are_left_to_numpy(shared, array):
     found = travel(shared, {"x": array}, threshold=1)["x"]
@@ -292,15 +277,10 @@ class Name(str):
 
 
 def test_subclasses_keep_their_class(shared):
-    payload = {
-        "name": Name("x" * LARGE),
-        "ordered": collections.OrderedDict(a=b"x" * LARGE),
-        "point": collections.namedtuple("tuple", "x y")(1, 2),
-    }
-    del payload["point"]  # its class has no name that leads to it
+    payload = {"a": Name("x" * LARGE), "b": collections.OrderedDict(x=b"x" * LARGE)}
     found = travel(shared, payload)
-    assert type(found["name"]) is Name
-    assert type(found["ordered"]) is collections.OrderedDict
+    assert type(found["a"]) is Name
+    assert type(found["b"]) is collections.OrderedDict
     assert found == payload
 
 
@@ -399,7 +379,7 @@ class NeedsTwo(Exception):
 
 def test_what_cannot_be_built_again_is_told(shared):
     sealed = shared.seal({"error": NeedsTwo(1, 2)})
-    with pytest.raises(PayloadTypeError, match="cannot be unpickled.*two"):
+    with pytest.raises(PayloadTypeError, match=r"cannot be unpickled.*two"):
         unseal(sealed, shared.arena)
 
 

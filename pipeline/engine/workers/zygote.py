@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from pipeline.engine.workers import zygote_spawn
-from pipeline.engine.workers.zygote_link import Child, ZygoteLink
+from pipeline.engine.workers.zygote_link import Child, ZygoteLink, reap
 from pipeline.engine.workers.zygote_main import (
     Changed,
     ChildMain,
@@ -155,9 +155,10 @@ class Zygotes:
         for zygote in list(self._zygotes):
             self._read(zygote, sys.maxsize)
             self._lose(zygote)
-        _wait_for_end(self._dying, _LAST_WAIT_S)
-        for life in list(self._dying):
-            self._has_ended(life)
+        while self._dying:  # first the zygotes, then the children that they leave
+            _wait_for_end(self._dying, _LAST_WAIT_S)
+            for life in list(self._dying):
+                self._has_ended(life)
 
     # Launching -------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class Zygotes:
         pid = fork_quietly()
         if pid == 0:
             serve(control, lambda: mains, parent_life, self._leave_to_parent)
-        return pid, functools.partial(_reap, pid)
+        return pid, functools.partial(reap, pid)
 
     def _leave_to_parent(self) -> None:
         for zygote in self._zygotes:
@@ -258,10 +259,14 @@ class Zygotes:
         # A spare that never became ready would not become so at once if asked again.
         if zygote.is_ready and self._zygotes and not self._is_closed:
             self._add_spare()
-        self._finish_off(zygote.life, zygote.bury)
-        for child in list(zygote.children.values()):
-            self._finish_off(child.life, functools.partial(_bury, child))
+        self._finish_off(zygote.life, functools.partial(self._bury, zygote))
         self._note_if_all_gone()
+
+    def _bury(self, zygote: ZygoteLink) -> None:
+        zygote.bury()
+        # Only now: a child that ends before its zygote has, would be left to nobody to reap.
+        for child in list(zygote.children.values()):
+            self._finish_off(child.life, functools.partial(child.vanish, _VANISHED))
 
     def _finish_off(self, life: int | None, then: Callable[[], None]) -> None:
         """Kill a process that has no zygote to do it; `then` is called when it has ended."""
@@ -288,18 +293,6 @@ class Zygotes:
         waiter = self._all_gone
         if waiter is not None and not waiter.done() and not self._zygotes and not self._dying:
             waiter.set_result(None)
-
-
-def _bury(child: Child) -> None:
-    if child.pid is not None:
-        # Ours to reap if we are what orphans are given to: the first process of a container.
-        _reap(child.pid)
-    child.end(_VANISHED)
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
 
 
 def _wait_for_end(lives: Iterable[int], timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -33,6 +34,12 @@ def ending_of(status: int) -> str:
         return "was killed by SIGKILL (kill -9, or the system was out of memory)"
     cause = " (a native crash)" if -code in _NATIVE_CRASHES else ""
     return f"was killed by {name}{cause}"
+
+
+def reap(pid: int) -> None:
+    """Take a zombie away; does nothing about a process that runs or is none of our children."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 class Child:
@@ -89,6 +96,12 @@ class Child:
             self.end(ending_of(status))
             return
         self._on_change(self)
+
+    def vanish(self, ending: str) -> None:
+        """It has ended and its zygote cannot say how."""
+        if self.pid is not None:
+            reap(self.pid)  # orphans are ours if we are the first process of a container
+        self.end(ending)
 
     def end(self, ending: str) -> None:
         """It has ended; only the first time counts."""
@@ -159,6 +172,7 @@ class ZygoteLink:
         self.is_ready = True
         if self.pid is None:  # a clone: those that the parent launched are known to it
             self.pid, self.life = pid, life
+            self.reap = functools.partial(reap, pid)  # it is ours once it is an orphan
         elif life is not None:
             os.close(life)
 

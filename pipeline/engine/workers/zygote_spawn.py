@@ -21,10 +21,11 @@ from pipeline.engine.workers.zygote_main import ChildMain, serve, signals_blocke
 from pipeline.errors import InitError
 
 _ROOT = str(Path(__file__).resolve().parents[3])
-# The package may be found only by what the script did to sys.path, hence no `-m`.
+# This package may be found only by what the script did to sys.path, hence no `-m`. Whatever is
+# imported has to be what the parent imported.
 _FIRST_LINES = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:] = sys.argv[1].split("\\n")
 from pipeline.engine.workers.zygote_spawn import serve_spawned
 serve_spawned(*map(int, sys.argv[2:]))
 """
@@ -34,7 +35,6 @@ _SEARCH_DEPTH = 8
 class Shipment(msgspec.Struct, frozen=True):
     """What a fresh interpreter needs to stand in for the parent."""
 
-    path: list[str]
     argv: list[str]
     mains: bytes
 
@@ -58,7 +58,7 @@ def pack(mains: Sequence[ChildMain]) -> int:
         # Then it is a class of the script that has nothing to do with the mains.
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
         data = _dump((list(mains), classes))
-    shipment = Shipment(list(sys.path), list(sys.argv), data)
+    shipment = Shipment(list(sys.argv), data)
     fd = os.memfd_create("pipeline-zygote")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(shipment))
@@ -81,7 +81,8 @@ def spawn(
         raise InitError("start_method spawn needs sys.executable: set it, or use fork.")
     ours = (control.fileno(), parent_life, shipment)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, "-c", _FIRST_LINES, _ROOT, *map(str, ours)]
+    path = "\n".join([*map(str, sys.path), _ROOT])
+    command = [sys.executable, *flags, "-c", _FIRST_LINES, path, *map(str, ours)]
     mask = signals_blocked()  # until the zygote has handlers: the mask is inherited
     try:
         process = subprocess.Popen(command, pass_fds=(*ours, *pass_fds))
@@ -181,7 +182,6 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
     with mmap.mmap(shipment, 0, prot=mmap.PROT_READ) as data:
         cargo = msgspec.msgpack.decode(data, type=Shipment)
     os.close(shipment)
-    sys.path[:] = cargo.path
     sys.argv[:] = cargo.argv
     serve(socket.socket(fileno=control), functools.partial(_unpack, cargo.mains), parent_life)
 

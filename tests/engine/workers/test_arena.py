@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
@@ -225,6 +225,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_blocks_are_the_first_that_fit_and_all_come_back(steps):
     arena, reserved, size = Arena(16 * PAGE), 100, 16 * PAGE

@@ -1,0 +1,36 @@
+"""Fixtures for tests of worker processes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+from doubles import wait_until
+from nursery import Nursery
+from obedient import living, open_files
+
+from pipeline.engine.workers.zygote import ChildMain
+
+
+@pytest.fixture
+def nursery() -> Iterator[Callable[..., Nursery]]:
+    """Makes nurseries; at the end no child, file descriptor or double report is left of them."""
+    uvloop.new_event_loop().close()  # the first one opens what the library never closes
+    gc.collect()
+    before = open_files()
+    made: list[Nursery] = []
+
+    def make(*mains: ChildMain, **options: Any) -> Nursery:
+        made.append(Nursery(*mains, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        assert all(states.count("ended") == 1 for states in one.states.values())
+        assert all(states[-1] == "ended" for states in one.states.values())
+        wait_until(lambda one=one: not living(child.pid for child in one.children))
+    assert open_files() == before
