@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import InitError
 from pipeline.op import Op
-from pipeline.predictors.base import LocalModel, load_local_predictor
+from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,11 @@ class PredictorLoader:
 
     Args:
         base_dir: where a relative `model_config` is looked up first; then where we run.
+        load: makes the predictor of a model for the worker with this number.
     """
 
     base_dir: Path
+    load: Callable[[LocalModel, int], Predictor] = load_local_predictor
 
     def __call__(self, op: Op, worker: int) -> None:
         """Connect `op`; the cards of `devices` are given to the workers in turn.
@@ -39,7 +42,7 @@ class PredictorLoader:
         local = op.config.local_service_conf
         if local.model_config is None:
             return
-        predictor = load_local_predictor(
+        predictor = self.load(
             LocalModel(
                 model_path=self._resolved(local.model_config),
                 fetch_list=op.config.fetch_list or local.fetch_list,

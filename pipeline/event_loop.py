@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -17,6 +18,21 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+async def ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`; False if `stop` was set first: then the work was cancelled."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not working.done():
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        return False
+    await working
+    return True
 
 
 class LoopThread:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,9 +17,9 @@ from pipeline.copies import Copies
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, GraphError, InitError
-from pipeline.event_loop import LoopThread, loop_factory
+from pipeline.event_loop import LoopThread, ends_before, loop_factory
 from pipeline.op import ResponseOp
-from pipeline.service import Service
+from pipeline.service import Service, startup_frozen
 
 
 class PipelineServer:
@@ -80,9 +79,9 @@ class PipelineServer:
         stop = asyncio.Event()
         with _signals_set(stop, service):
             try:
-                if await _ends_before(stop, service.start()):
+                if await ends_before(stop, service.start()):
                     sys.stderr.write(f"{service.describe()}\n")
-                    with _startup_frozen():
+                    with startup_frozen():
                         await stop.wait()
             finally:
                 await service.stop()
@@ -165,32 +164,6 @@ class PipelineServer:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
-
-
-async def _ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`; False if `stop` was set first: then the work was cancelled."""
-    working = asyncio.ensure_future(work)
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not working.done():
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
-        return False
-    await working
-    return True
-
-
-@contextlib.contextmanager
-def _startup_frozen() -> Iterator[None]:
-    """Keep modules and models out of the garbage collector's rounds (5 % of an echo's time)."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -219,8 +219,10 @@ def _serve(recipe: Recipe) -> None:
     Poisoned.recipe = recipe
     read = RequestOp()
     left, right = Left(name="left", input_ops=[read]), Right(name="right", input_ops=[read])
+    join = Join(name="join", input_ops=[left, right])
+    join.set_pack_tensor_format(True)
     server = PipelineServer(name="chaos")
-    server.set_response_op(ResponseOp(input_ops=[Join(name="join", input_ops=[left, right])]))
+    server.set_response_op(ResponseOp(input_ops=[join]))
     common = {"timeout": recipe.timeout_ms, "retry": RETRY}
     ops: dict[str, dict[str, Any]] = {
         name: {"concurrency": workers, **common} for name, workers in OPS.items()

@@ -56,11 +56,12 @@ class GrpcDoor:
         self._guard: asyncio.Task[None] | None = None
         self._crashed: dict[asyncio.Future[None], grpc.aio.Server] = {}
 
-    async def start(self) -> None:
+    async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
-        # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
-        bind(self._host, self.port, "rpc_port", self._is_shared).close()
-        await self.set_ready(False)
+        if not self._is_shared:  # else it is reserved, and a trial would be given connections
+            # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
+            bind(self._host, self.port, "rpc_port").close()
+        await self.set_ready(is_ready)
         await self._open()
         self._guard = asyncio.create_task(self._keep_open())
 

@@ -49,19 +49,26 @@ def reserve(host: str, port: int, key: str) -> socket.socket:
 
     It does not listen, so it gets no connections. Raises InitError as `bind` does.
     """
-    with bind(host, port, key) as trial:  # alone: somebody else's port is not ours to share
-        address, family = trial.getsockname(), trial.family
-        is_dual_stack = family == socket.AF_INET6 and not trial.getsockopt(
-            socket.IPPROTO_IPV6, socket.IPV6_V6ONLY
-        )
-    held = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual_stack)
-        held.bind(address)
-    except OSError as error:
-        held.close()
-        raise InitError(f"{key}: cannot share port {address[1]}: {error}.") from error
+    # Alone at first: somebody else's port is not ours to share. It listens until the other socket
+    # has the port, so that there is no moment at which another server could get it.
+    with bind(host, port, key) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held = socket.socket(alone.family, socket.SOCK_STREAM)
+        try:
+            _share(held, alone)
+        except OSError as error:
+            held.close()
+            raise InitError(f"{key}: cannot share port {alone.getsockname()[1]}: {error}.") from error
     return held
+
+
+def _share(held: socket.socket, alone: socket.socket) -> None:
+    """Bind `held` to what `alone` is bound to."""
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if held.family == socket.AF_INET6:
+        only_v6 = alone.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
+    held.bind(alone.getsockname())
+    # With it, who asks for the port alone would get it as long as nobody listens.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

@@ -141,6 +141,8 @@ PAYLOADS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5) | VALUES
 
 @example({"x": "\ud800" * LARGE}, 64, [])
 @example([(b"x" * 100, [b"y" * 100]), {"a": np.zeros(100)}], 64, [])
+@example({"x": np.arange(12).reshape(3, 4, order="F")}, 64, [])
+@example([[[np.arange(12, dtype=">i4").reshape(3, 4, order="F")[:, ::2]]]], 64, [])
 @settings(deadline=None)
 @given(PAYLOADS, st.sampled_from([1, 64, 1000]), st.lists(st.booleans()))
 def test_every_payload_arrives_as_it_was(payload, threshold, refuses):
