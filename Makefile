@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench soak proto clean
+.PHONY: demo test bench soak chaos proto clean
 
 demo: $(READY)
 	$(BIN)/python examples/imdb_ensemble/demo.py
@@ -20,6 +20,9 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak
+
+chaos: $(READY)
+	$(BIN)/python -m benchmarks.chaos
 
 proto: $(READY)
 	$(BIN)/python scripts/generate_proto.py

@@ -23,7 +23,7 @@ import msgspec
 from benchmarks.family import Holdings
 from benchmarks.process import Service, running
 from benchmarks.report import machine, table, write
-from benchmarks.services.chaos import RETRY, Board, Poison, Recipe, doom_of
+from benchmarks.services.chaos import OPS, Board, Poison, Recipe, doom_of
 from benchmarks.steady import ANSWERED, UNENDED, WRONG, Ending, Steady, explains
 from benchmarks.storm import Storm, schedule
 
@@ -38,6 +38,7 @@ _LEAST_SUCCESS = 0.999
 _MOST_P99 = 1.5  # after the storm, in terms of before
 _P99_NOISE_S = 0.005
 _MOST_GROWTH_MIB = 16.0
+_MOST_REGIONS = 2 * sum(OPS.values())  # more than these would be those of workers long dead
 _MIB = 2**20
 
 
@@ -52,6 +53,7 @@ class Plan:
     kill_every_s: float = 1.0
     every: int = 500
     doomed_every: int = 1000
+    retry: int = 3
     timeout_ms: int = 500
     deadline_s: float = 10.0
 
@@ -110,6 +112,7 @@ def survive(plan: Plan) -> Run:
             seed=plan.seed,
             every=plan.every,
             doomed_every=plan.doomed_every,
+            retry=plan.retry,
             timeout_ms=plan.timeout_ms,
             deadline_ms=round(plan.deadline_s * 1000),
             board=str(Path(folder, "board")),
@@ -232,11 +235,15 @@ def _of_times(run: Run) -> Iterator[Finding]:
 def _of_holdings(run: Run) -> Iterator[Finding]:
     before, after = run.held_before, run.held_after
     yield _change("processes", before.processes, after.processes, 0)
-    yield _change("descriptors", before.descriptors, after.descriptors, 0)
+    others = [held.descriptors - held.shared_descriptors for held in (before, after)]
+    yield _change("descriptors", others[0], others[1], 0)
+    # A process maps a region when it first reads it, and keeps it for whoever writes there next.
+    shared = before.shared_descriptors, after.shared_descriptors
+    yield _change("descriptors of shared memory", *shared, _MOST_REGIONS * after.processes)
     private = before.private_bytes / _MIB, after.private_bytes / _MIB
     yield _change("RSS, MiB", *private, _MOST_GROWTH_MIB)
-    shared = before.shared_bytes / _MIB, after.shared_bytes / _MIB
-    yield _change("shared memory, MiB", *shared, _MOST_GROWTH_MIB)
+    memory = before.shared_bytes / _MIB, after.shared_bytes / _MIB
+    yield _change("shared memory, MiB", *memory, _MOST_GROWTH_MIB)
 
 
 def _of_end(run: Run) -> Iterator[Finding]:
@@ -283,7 +290,7 @@ def _setting(plan: Plan) -> str:
     return (
         f"{machine()}.\n\nSeed {plan.seed}, {plan.per_s:g} requests a second for "
         f"{plan.seconds:g} s of storm and {plan.calm_s:g} s of calm before and after it; "
-        f"deadline {plan.deadline_s:g} s, `timeout: {plan.timeout_ms}`, `retry: {RETRY}`. One "
+        f"deadline {plan.deadline_s:g} s, `timeout: {plan.timeout_ms}`, `retry: {plan.retry}`. One "
         f"attempt in {plan.every} crashes and one in {plan.every} hangs; one request in "
         f"{plan.doomed_every} is poison in all attempts."
     )

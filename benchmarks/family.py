@@ -33,12 +33,13 @@ class Usage:
 class Holdings:
     """What a family may leak.
 
-    `private_bytes` is resident memory without shared memory; `shared_bytes` is what all shared
-    memory together occupies, counted once.
+    `shared_descriptors` are those of shared memory. `private_bytes` is resident memory without
+    shared memory; `shared_bytes` is what all shared memory together occupies, counted once.
     """
 
     processes: int
     descriptors: int
+    shared_descriptors: int
     private_bytes: int
     shared_bytes: int
 
@@ -55,11 +56,13 @@ def holdings_of(root: int) -> Holdings:
     """Processes (zombies too), descriptors and memory of the family of process `root`."""
     pids = list(_family(root))
     links = [link for pid in pids for link in _descriptors(pid)]
+    shared = list(_memory_files(links))
     return Holdings(
         processes=len(pids),
         descriptors=len(links),
+        shared_descriptors=len(shared),
         private_bytes=sum(map(_private_bytes, pids)),
-        shared_bytes=_shared_bytes(links),
+        shared_bytes=_bytes_of(shared),
     )
 
 
@@ -112,13 +115,14 @@ def _private_bytes(pid: int) -> int:
     return 0
 
 
-def _shared_bytes(links: list[Path]) -> int:
-    """Memory under the files among `links` that live in memory alone; each file counted once."""
-    files = {(info.st_dev, info.st_ino): info.st_blocks for info in _memory_files(links)}
+def _bytes_of(infos: list[os.stat_result]) -> int:
+    """What these files occupy; each file counted once."""
+    files = {(info.st_dev, info.st_ino): info.st_blocks for info in infos}
     return _BLOCK_BYTES * sum(files.values())
 
 
 def _memory_files(links: list[Path]) -> Iterator[os.stat_result]:
+    """Of those among `links` that live in memory alone."""
     for link in links:
         with contextlib.suppress(OSError):  # closed meanwhile
             if str(link.readlink()).startswith(("/memfd:", "/dev/shm/")):

@@ -9,29 +9,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import socket
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig
+from pipeline.doors.grpc import check_that_grpc_rests
 from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.frames import Link, framed
 from pipeline.engine.workers.supervision import Place
 from pipeline.engine.workers.zygote import Child, Zygotes
-from pipeline.errors import InitError, utf8_text
-from pipeline.event_loop import loop_factory
+from pipeline.errors import InitError, PipelineError, utf8_text
+from pipeline.event_loop import ends_before, loop_factory
 from pipeline.observe.records import LogsHome, replay_bytes
-from pipeline.service import CopyRole, Service, described, open_logs, warnings_about
+from pipeline.service import (
+    CopyRole,
+    Service,
+    described,
+    open_logs,
+    startup_frozen,
+    warnings_about,
+)
 
 _LOGGER = logging.getLogger(__name__)
 
 _END_S = 10.0  # for a copy to end after its grace period
+_PARTED_S = 5.0  # for a copy to end after its last word
+_STOPPED_S = 1.0  # a copy that was stopped (SIGSTOP) may take so long to be continued
 _KILLED_S = 5.0  # for the system to end processes that were killed
+_FIRST, _REPLACEMENT = 0, 1  # the main functions that a copy can run
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -43,11 +57,17 @@ class Order(msgspec.Struct, array_like=True):
 
 
 class Word(msgspec.Struct, array_like=True):
-    """What a copy tells. `failure` is why it could not start; `records` are log lines."""
+    """What a copy tells: log records, or all of how it is.
+
+    `shows_ready` is what its doors say. `failure` is why it could not start. With `is_over` it
+    has said everything, and ends when the server parts.
+    """
 
     is_started: bool = False
     is_ready: bool = False
+    shows_ready: bool = False
     failure: str = ""
+    is_over: bool = False
     records: list[bytes] = []
 
 
@@ -62,10 +82,16 @@ class CopyMain:
     graph: Graph
     config: ServiceConfig
     base_dir: Path
+    is_replacement: bool = False
 
     def __call__(self, sock: socket.socket, number: int) -> None:
+        keep_freed_memory()
         copy = _Copy(self, number)
-        copy.service.fork()
+        try:
+            copy.service.fork()
+        except Exception as error:  # whatever it is: the server says why it does not start
+            sock.sendall(framed(Word(failure=_described(error))))
+            return
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(copy.serve(sock))
 
@@ -74,50 +100,61 @@ class _Copy:
     """One copy, in its own process."""
 
     def __init__(self, main: CopyMain, number: int) -> None:
-        role = CopyRole(number, self._tell_readiness)
+        role = CopyRole(number, self._tell_readiness, opens_late=main.is_replacement)
         self.service = Service(main.name, main.graph, main.config, main.base_dir, role)
         self._level = main.config.log.level
-        self._is_started = False
-        self._is_ready = False
+        self._word = Word()
         self._stop = asyncio.Event()
+        self._parted = asyncio.Event()
         self._link: Link[Order] | None = None
 
     async def serve(self, sock: socket.socket) -> None:
         """Until the server says stop, or is gone."""
         loop = asyncio.get_running_loop()
-        link = self._link = Link(sock, loop, Order, self._obey, self._stop.set)
+        link = self._link = Link(sock, loop, Order, self._obey, self._lost_server)
         LogsHome(self._level)(
             lambda record: _from_any_thread(loop, link, framed(Word(records=[record])))
         )
         try:
-            await self.service.start()
-            self._is_started = True
-            self._tell()
-            await self._stop.wait()
-        except InitError as error:
-            link.send(framed(Word(failure=utf8_text(str(error)))))
+            await self._serve_until_stopped()
+        except Exception as error:  # whatever it is: the server says why it does not start
+            self._word.failure = _described(error)
         finally:
             await self.service.stop()
-            await asyncio.sleep(0)  # log records of other threads are on their way
-            link.close()
+        await asyncio.sleep(0)  # log records of other threads are on their way
+        self._word.is_over = True
+        self._tell()
+        await self._parted.wait()
+        link.close()
+
+    async def _serve_until_stopped(self) -> None:
+        if await ends_before(self._stop, self.service.start()):
+            with startup_frozen():
+                self._word.is_started = True
+                self._tell()
+                await self._stop.wait()
 
     def _obey(self, order: Order) -> None:
         if order.stop:
             self._stop.set()
         if order.hurry:
             self.service.hurry()
-        if self._is_started and not self._stop.is_set():
+        if order.is_ready != self._word.shows_ready:
+            self._word.shows_ready = order.is_ready
             self.service.show_ready(order.is_ready)
+            self._tell()
+
+    def _lost_server(self) -> None:
+        self._stop.set()
+        self._parted.set()
 
     def _tell_readiness(self, is_ready: bool) -> None:
-        self._is_ready = is_ready
-        if not is_ready:
-            self.service.show_ready(False)
+        self._word.is_ready = is_ready
         self._tell()
 
     def _tell(self) -> None:
         if self._link is not None:
-            self._link.send(framed(Word(self._is_started, self._is_ready)))
+            self._link.send(framed(self._word))
 
 
 def _from_any_thread(loop: asyncio.AbstractEventLoop, link: Link[Order], frame: bytes) -> None:
@@ -125,39 +162,70 @@ def _from_any_thread(loop: asyncio.AbstractEventLoop, link: Link[Order], frame: 
         loop.call_soon_threadsafe(link.send, frame)
 
 
+def _described(error: Exception) -> str:
+    """Our own errors say what is wrong, and show the traceback if it is the user's."""
+    is_ours = isinstance(error, PipelineError)
+    return utf8_text(str(error) if is_ours else "".join(traceback.format_exception(error)))
+
+
 # In the server ------------------------------------------------------------------------------
 
 
 class _RunningCopy:
-    """One copy as the server sees it."""
+    """One copy as the server sees it.
 
-    def __init__(self, copies: Copies, place: Place, zygotes: Zygotes) -> None:
+    `word` is the last that it said of itself. `cause` is why we killed it, if we did.
+    """
+
+    def __init__(self, copies: Copies, place: Place, zygotes: Zygotes, main: int) -> None:
         self.place = place
-        self.is_started = False
-        self.is_ready = False
-        self.failure = ""
+        self.word = Word()
+        self.cause = ""
         self._copies = copies
-        self.child = zygotes.start(0, place.number, self._changed)
-        loop = asyncio.get_running_loop()
-        self.link = Link(self.child.sock, loop, Word, self._heard, self.child.kill)
+        self._told = Order()
+        self._loop = asyncio.get_running_loop()
+        self.child = zygotes.start(main, place.number, self._changed)
+        self._link = Link(self.child.sock, self._loop, Word, self._heard, self._parted)
 
-    def send(self, order: Order) -> None:
-        self.link.send(framed(order))
+    def tell(self, order: Order) -> None:
+        """Say it, unless it is nothing new."""
+        if order != self._told:
+            self._told = order
+            self._link.send(framed(order))
 
     def _heard(self, word: Word) -> None:
         for record in word.records:
             replay_bytes(record)
         if word.records:
             return
-        self.failure = self.failure or word.failure
-        self.is_started = self.is_started or word.is_started
-        self.is_ready = word.is_ready
+        self.word = word
+        if word.is_over:
+            # Another server of this program may have forked since, and hold our end open.
+            with contextlib.suppress(OSError):
+                self.child.sock.shutdown(socket.SHUT_RDWR)
+            self._link.close()
+            self._parted()
         self._copies.heard_of(self)
 
+    def _parted(self) -> None:
+        """It has closed its socket, or we have: it is about to end."""
+        self._kill_in(_PARTED_S, "closed its connection to the server, did not end, and was killed")
+
     def _changed(self, child: Child) -> None:
-        if child.state == "ended":
-            self.link.drain()
+        if child.state == "stopped":
+            self._kill_in(_STOPPED_S, "was stopped (SIGSTOP), did not go on, and was killed")
+        elif child.state == "running":
+            self.place.set_timer(None)
+        else:
+            self._link.drain()
             self._copies.ended(self)
+
+    def _kill_in(self, delay_s: float, cause: str) -> None:
+        self.place.set_timer(self._loop.call_later(delay_s, self._kill, cause))
+
+    def _kill(self, cause: str) -> None:
+        self.cause = cause
+        self.child.kill()
 
 
 class Copies:
@@ -179,9 +247,8 @@ class Copies:
         self._places = [Place(number) for number in range(config.copies)]
         self._running: set[_RunningCopy] = set()
         self._is_up = False
-        self._is_stopping = False
+        self._order = Order()
         self._stopping: asyncio.Task[None] | None = None
-        self._was_ready = False
         self.rpc_port: int | None = None
         self.http_port: int | None = None
 
@@ -192,10 +259,17 @@ class Copies:
     def describe(self) -> str:
         """One line for whoever started the server."""
         line = described(self._name, self.rpc_port, self.http_port)
-        return f"{line}, {len(self._places)} processes"
+        return f"{line}, {len(self._places)} copies"
 
     def fork(self) -> None:
-        """Reserve the ports and fork what the copies are forked from."""
+        """Reserve the ports and fork what the copies are forked from.
+
+        Raises:
+            InitError: a port is in use, or gRPC is in this process, see `check_that_grpc_rests`.
+        """
+        start_method = self._config.dag.start_method
+        if start_method == "fork":
+            check_that_grpc_rests()
         try:
             self.rpc_port = self._reserve(self._config.rpc_port, "rpc_port")
             self.http_port = self._reserve(self._config.http_port, "http_port")
@@ -203,7 +277,8 @@ class Copies:
                 self._config, rpc_port=self.rpc_port, http_port=self.http_port
             )
             main = CopyMain(self._name, self._graph, config, self._base_dir)
-            self._zygotes = Zygotes([main])
+            mains = [main, dataclasses.replace(main, is_replacement=True)]
+            self._zygotes = Zygotes(mains, start_method)
         except BaseException:
             self._closing.close()
             raise
@@ -218,12 +293,12 @@ class Copies:
     async def start(self) -> None:
         """Start the copies; returns when all are ready. InitError tells why one is not."""
         assert self._zygotes is not None, "fork() comes first"
-        self._closing.enter_context(open_logs(self._config.log))
-        for warning in warnings_about(self._config, self._graph):
-            _LOGGER.warning("%s", warning)
         self._loop = asyncio.get_running_loop()
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
+        self._closing.enter_context(open_logs(self._config.log))
+        for warning in warnings_about(self._config, self._graph):
+            _LOGGER.warning("%s", warning)
         self._zygotes.attach(self._loop)
         for place in self._places:
             self._launch(place)
@@ -238,81 +313,88 @@ class Copies:
 
     def hurry(self) -> None:
         """Cut the grace period short: what is left is answered at once."""
-        self._tell_all(Order(stop=True, hurry=True))
+        self._tell(Order(stop=True, hurry=True))
 
     async def _stop(self) -> None:
-        self._is_stopping = True
-        for place in self._places:
-            place.set_timer(None)
-        if self._running:
-            self._tell_all(Order(stop=True, hurry=not self._is_up))
-            with contextlib.suppress(TimeoutError):
+        try:
+            if self._running:
+                self._tell(Order(stop=True, hurry=self._order.hurry or not self._is_up))
                 limit_s = self._config.stop_grace_period_s + _END_S
-                await asyncio.wait_for(self._all_ended.wait(), limit_s)
-        if self._zygotes is not None:
-            await self._zygotes.close(_KILLED_S)
-        _LOGGER.info("pipeline server stopped")
-        self._closing.close()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_ended.wait(), limit_s)
+            if self._zygotes is not None:
+                await self._zygotes.close(_KILLED_S)
+        finally:
+            for place in self._places:
+                place.set_timer(None)
+            _LOGGER.info("pipeline server stopped")
+            self._closing.close()
 
     def _launch(self, place: Place) -> None:
         assert self._zygotes is not None, "fork() comes first"
-        place.set_timer(None)
-        self._running.add(_RunningCopy(self, place, self._zygotes))
+        if self._stopping is not None:
+            return
+        try:
+            main = _REPLACEMENT if self._is_up else _FIRST
+            copy = _RunningCopy(self, place, self._zygotes, main)
+        except InitError as error:  # no file descriptor is left
+            place.ended(f"could not be started: {error}", got_somewhere=False)
+            self._make_good(place, None)
+            return
+        self._running.add(copy)
+        self._all_ended.clear()
+        copy.tell(self._order)
 
     def heard_of(self, copy: _RunningCopy) -> None:
-        """A copy started, failed to, or is ready or no longer."""
-        if copy.is_ready:
+        """A copy started, failed to, is ready or no longer, or says so at its doors."""
+        if copy.word.is_ready:
             copy.place.failures = 0
-        is_complete = len(self._running) == len(self._places)
-        if is_complete and all(other.is_ready for other in self._running):
-            self._is_up = True
-            if not self._started.done():
-                self._started.set_result(None)
+        if not self._is_up and len(self._running) == len(self._places):
+            self._is_up = all(each.word.is_started and each.word.is_ready for each in self._running)
         self._tell_readiness()
-        copy.send(Order(self._is_ready))
+        is_shown = self._is_up and all(each.word.shows_ready for each in self._running)
+        if is_shown and not self._started.done():
+            self._started.set_result(None)
 
     @property
     def _is_ready(self) -> bool:
         """Whether the whole is: one that is being replaced is made good by the others."""
-        started = [copy for copy in self._running if copy.is_started]
+        started = [copy.word for copy in self._running if copy.word.is_started]
         return (
             self._is_up
-            and not self._is_stopping
             and bool(started)
-            and all(copy.is_ready for copy in started)
+            and all(word.is_ready for word in started)
             and not any(place.is_looping for place in self._places)
         )
 
     def _tell_readiness(self) -> None:
-        if self._was_ready != self._is_ready:
-            self._was_ready = self._is_ready
-            self._tell_all(Order(self._was_ready))
+        if not self._order.stop:
+            self._tell(Order(self._is_ready))
 
-    def _tell_all(self, order: Order) -> None:
+    def _tell(self, order: Order) -> None:
+        self._order = order
         for copy in self._running:
-            copy.send(order)
+            copy.tell(order)
 
     def ended(self, copy: _RunningCopy) -> None:
         """A copy is gone: its callers see their connections close; another takes its place."""
         self._running.discard(copy)
         if not self._running:
             self._all_ended.set()
-        place = copy.place
-        place.ended(copy.child.ending, got_somewhere=copy.is_started)
-        if self._is_stopping:
+        word, place = copy.word, copy.place
+        cause = copy.cause or ("did not start" if word.failure else copy.child.ending)
+        place.ended(cause, got_somewhere=word.is_started)
+        self._make_good(place, copy.child.pid, word.failure)
+
+    def _make_good(self, place: Place, pid: int | None, failure: str = "") -> None:
+        """Have what just ended started anew, or give up if the server never came up."""
+        if self._order.stop:
             return
+        what = f"copy {place.number} of the server (pid {pid}) {place.last_cause}"
         if not self._is_up:
-            reason = copy.failure or f"a copy of the server {place.last_cause}"
             if not self._started.done():
-                self._started.set_exception(InitError(reason))
+                self._started.set_exception(InitError(failure or f"{what}."))
             return
-        _LOGGER.error(
-            "copy %d of the server (pid %s) %s: %s%s",
-            place.number,
-            copy.child.pid,
-            place.last_cause,
-            place.describe_restart(),
-            f"\n{copy.failure}" if copy.failure else "",
-        )
+        _LOGGER.error("%s: %s%s", what, place.describe_restart(), failure and f"\n{failure}")
         place.set_timer(self._loop.call_later(place.pause_s, self._launch, place))
         self._tell_readiness()

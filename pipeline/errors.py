@@ -172,6 +172,7 @@ _FROM_NAME: dict[str, type[PipelineError]] = {
     for error in (
         PipelineError,
         ProductError,
+        GraphError,
         PredictorUnavailableError,
         WorkerDiedError,
         *_FROM_CODE.values(),
@@ -180,9 +181,16 @@ _FROM_NAME: dict[str, type[PipelineError]] = {
 
 
 def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
-    """(class, code, text) of an error that goes to another of our own processes."""
-    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _FROM_NAME)
-    return name, int(error.code), utf8_text(str(error))
+    """(class, code, text) of an error that goes to another of our own processes.
+
+    The code has 64 bits at most: one that is longer, which is no code for any peer, goes into
+    the text.
+    """
+    kind = next(kind for kind in type(error).__mro__ if _FROM_NAME.get(kind.__name__) is kind)
+    code, text = int(error.code), str(error)
+    if code.bit_length() > 63:
+        code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
+    return kind.__name__, int(code), utf8_text(text)
 
 
 def utf8_text(text: str) -> str:

@@ -24,7 +24,8 @@ from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.memory import ServerMemory
-from pipeline.engine.workers.process import Family, ProcessWorkers
+from pipeline.engine.workers.process import ProcessWorkers
+from pipeline.engine.workers.process_worker import Family
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
@@ -138,6 +139,7 @@ class Service:
             screen=self._screen,
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
+            seal=self._family.memory.seal if self._family else None,
         )
         opens_late = self._copy is not None and self._copy.opens_late
         if not opens_late:

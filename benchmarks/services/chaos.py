@@ -26,7 +26,6 @@ from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 OPS = {"left": 2, "right": 3, "join": 2}
 """Workers by Op."""
 
-RETRY = 3
 _BATCH_SIZE = 4  # of the right branch
 _MOST_WORKERS = max(OPS.values())
 _MOST_ATTEMPTS = 255
@@ -51,6 +50,7 @@ class Recipe(msgspec.Struct, frozen=True):
     seed: int
     every: int
     doomed_every: int
+    retry: int
     timeout_ms: int
     deadline_ms: int
     board: str
@@ -223,7 +223,7 @@ def _serve(recipe: Recipe) -> None:
     join.set_pack_tensor_format(True)
     server = PipelineServer(name="chaos")
     server.set_response_op(ResponseOp(input_ops=[join]))
-    common = {"timeout": recipe.timeout_ms, "retry": RETRY}
+    common = {"timeout": recipe.timeout_ms, "retry": recipe.retry}
     ops: dict[str, dict[str, Any]] = {
         name: {"concurrency": workers, **common} for name, workers in OPS.items()
     }

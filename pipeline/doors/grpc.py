@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pipeline.doors.listen import bind
-from pipeline.errors import OverloadedError
+from pipeline.errors import InitError, OverloadedError
 from pipeline.proto import pipeline_service_pb2
 
 _LOGGER = logging.getLogger(__name__)
@@ -22,6 +25,8 @@ SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
 _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
+_THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
+_REST_S = 1.0  # for them to end when the last channel was closed
 _Context = grpc.aio.ServicerContext[Any, Any]
 Handle = Callable[[Any, float | None], Awaitable[Any]]
 """`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
@@ -149,3 +154,30 @@ class GrpcDoor:
                 f"pack_response_package returned {type(response).__name__}, not a Response",
             )
         return response
+
+
+def check_that_grpc_rests() -> None:
+    """For who is about to fork a process that uses gRPC: in use here, it is useless there.
+
+    Raises:
+        InitError: it is in use.
+    """
+    deadline = time.monotonic() + _REST_S
+    while _THREADS & _thread_names():
+        if time.monotonic() > deadline:
+            raise InitError(
+                "build_dag_each_worker: gRPC is in use in this process, so that copies of the "
+                "server that are forked from it could not use it. Close the channels, "
+                "PipelineClients and servers of this process first, or start this server before "
+                "them, or set dag.start_method: spawn."
+            )
+        time.sleep(0.002)
+
+
+def _thread_names() -> set[str]:
+    """What the system calls the threads of this process."""
+    names = set()
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.add(path.read_text().strip())
+    return names

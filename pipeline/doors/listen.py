@@ -58,7 +58,9 @@ def reserve(host: str, port: int, key: str) -> socket.socket:
             _share(held, alone)
         except OSError as error:
             held.close()
-            raise InitError(f"{key}: cannot share port {alone.getsockname()[1]}: {error}.") from error
+            raise InitError(
+                f"{key}: cannot share port {alone.getsockname()[1]}: {error}."
+            ) from error
     return held
 
 

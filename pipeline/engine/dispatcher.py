@@ -70,6 +70,7 @@ class OpDispatcher:
         self.producers: tuple[OpDispatcher, ...] = ()
         self.is_touched = False
         self.opens_parcels = False
+        self.runs_in_processes = config.workers == "process"
         self.running = 0
         self.load = Load()
         self.workers: Workers = make_workers(op, self)
@@ -309,11 +310,11 @@ class OpDispatcher:
         run.is_superseded = True
         if run.calls is None:  # nobody waits for it, or it runs in another process
             self.workers.replace(worker, None)
-            self._start_over(run, run.timed_out(self.name))
+            self._start_over(run, run.timed_out(self.name, worker.number))
             return
         resumed = None
         if any(not item.is_over for item in run.samples):
-            resumed = run.resumed(self.name, self._attempts)
+            resumed = run.resumed(self.name, worker.number, self._attempts)
         if self.workers.replace(worker, resumed) and resumed is not None:
             return
         self._forget_run(run)
@@ -331,8 +332,8 @@ class OpDispatcher:
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:
     """Tell every dispatcher of its neighbours."""
-    has_processes = any(op.config.workers == "process" for op in nodes)
+    has_processes = any(node.runs_in_processes for node in nodes.values())
     for op, node in nodes.items():
         node.successors = tuple(nodes[successor] for successor in successors_of(op))
         node.producers = tuple(nodes[other] for other in op.get_input_ops() if other in nodes)
-        node.opens_parcels = op.config.workers == "thread" and has_processes
+        node.opens_parcels = has_processes and not node.runs_in_processes

@@ -12,7 +12,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.binding import BoundOp, unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
 from pipeline.engine.graph import Graph
-from pipeline.engine.parcel import opened
+from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight
 from pipeline.engine.stages import CallWatch
 from pipeline.engine.workers.base import Worker, WorkersFactory
@@ -22,6 +22,7 @@ from pipeline.errors import (
     GraphError,
     OverloadedError,
     PackageError,
+    PayloadTypeError,
     PipelineError,
 )
 from pipeline.observe.span import BatchSink, RequestSink, RequestSpan
@@ -81,6 +82,7 @@ class DAGExecutor:
         screen: refuses a request before it is unpacked (a wrong service name, say).
         on_readiness: told on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.
+        seal: makes a Parcel of a payload, where there are worker processes.
     """
 
     def __init__(
@@ -94,12 +96,14 @@ class DAGExecutor:
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
         numbering: tuple[int, int] = (0, 1),
+        seal: Callable[[Any], Parcel] | None = None,
     ) -> None:
         self._graph = graph
         self._config = config
         self._loop = loop
         self._request_sinks = request_sinks
         self._screen = screen
+        self._seal = seal
         self._on_readiness = on_readiness
         self._was_ready = False
         self._request_op = graph.request_op
@@ -317,10 +321,22 @@ class DAGExecutor:
     ) -> None:
         """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
         first, *others = readers
+        if others and self._seal is not None and isinstance(answer, dict):
+            answer = self._sealed_once(readers, answer)
         first.offer(request, producer, answer, in_place_of)
         for reader in others:
             if not request.is_over:
                 reader.offer(request, producer, _own(answer), in_place_of)
+
+    def _sealed_once(self, readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
+        """One Parcel for several readers in other processes: what is large is copied only once."""
+        assert self._seal is not None
+        if not all(reader.runs_in_processes for reader in readers):
+            return answer
+        try:
+            return self._seal(answer)
+        except PayloadTypeError as error:
+            return error
 
     def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:
         for target in source.op.get_jump_to_ops():

@@ -19,7 +19,7 @@ from pipeline.errors import PayloadTypeError
 
 # From this size on it goes to shared memory. Measured there and back through another process: a
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB
-# of bytes; with 16 KiB the socket pair costs 25 us more than a block, with 1 MiB 3 ms more.
+# of bytes; with 1 MiB the socket pair costs 3 ms more.
 THRESHOLD = 16 * 1024
 
 _NUMBERS = frozenset({int, float, bool})

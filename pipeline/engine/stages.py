@@ -30,6 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _UNSET = object()
 
+_EXCEEDED = "exceeded retry count"
 _ADVICE = (
     "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
 )
@@ -96,7 +97,7 @@ class BatchRun(msgspec.Struct, eq=False):
         self.prepared_ns = clock_ns()
         self.calls = self._plan(op)
 
-    def resumed(self, op_name: str, attempts: int) -> BatchRun:
+    def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
         """The same run for another worker, after the running call exceeded its timeout.
 
         The call is tried again if it has attempts left; else its samples fail and the rest of
@@ -111,41 +112,40 @@ class BatchRun(msgspec.Struct, eq=False):
             stuck.attempts += 1
             if stuck.attempts >= attempts:
                 stuck.done = True
-                stuck.error = self._timed_out(op_name, stuck.samples)
+                stuck.error = DeadlineError(self._failed(op_name, worker, stuck.samples, _EXCEEDED))
         return run
 
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
         """The runs to start over with, after the worker was lost for the reason `error`.
 
-        All of it while there are attempts left. A batch that a worker died of is taken apart at
-        once, so that only the request that is to blame can fail. Empty: the samples fail.
+        A batch is taken apart, so that only the request that is to blame fails: at once if the
+        worker died of it, and if it took too long for as long as there are attempts left.
+        Empty: the samples fail.
         """
         live = [sample for sample in self.samples if not sample.is_over]
-        if isinstance(error, WorkerDiedError) and len(live) > 1:
-            return [BatchRun([sample], attempts=self.attempts) for sample in live]
         tried = self.attempts + 1
-        is_worth_it = isinstance(error, WorkerDiedError | DeadlineError) and tried < attempts
-        return [BatchRun(live, attempts=tried)] if live and is_worth_it else []
+        if isinstance(error, WorkerDiedError) and len(live) > 1:
+            tried = self.attempts  # it was nobody's attempt in particular
+        elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
+            return []
+        return [BatchRun([sample], attempts=tried) for sample in live]
 
-    def timed_out(self, op_name: str) -> DeadlineError:
+    def timed_out(self, op_name: str, worker: int) -> DeadlineError:
         """What the samples are told when the run took too long."""
-        return self._timed_out(op_name, range(len(self.samples)))
+        return DeadlineError(self._failed(op_name, worker, range(len(self.samples)), _EXCEEDED))
 
     def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
         """What the samples are told when the process of worker number `worker` ended."""
-        ids = [sample.data_id for sample in self.samples]
-        return WorkerDiedError(
-            f"[{op_name}] failed to predict. (data_id={ids[0]} log_id={self.samples[0].log_id}) "
-            f"[{op_name}|{worker}] Failed to process(batch: {ids}): the worker process {cause}. "
-            f"{_ADVICE}"
-        )
+        what = f"the worker process {cause}"
+        return WorkerDiedError(self._failed(op_name, worker, range(len(self.samples)), what))
 
-    def _timed_out(self, op_name: str, indexes: Sequence[int]) -> DeadlineError:
+    def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
+        """The predecessor's words for a batch that `process` gave no result for."""
         ids = [self.samples[index].data_id for index in indexes]
         log_id = self.samples[indexes[0]].log_id
-        return DeadlineError(
-            f"[{op_name}] failed to predict. (log_id={log_id}) [{op_name}] Failed to "
-            f"process(batch: {ids}): exceeded retry count. {_ADVICE}"
+        return (
+            f"[{op_name}] failed to predict. (data_id={ids[0]} log_id={log_id}) "
+            f"[{op_name}|{worker}] Failed to process(batch: {ids}): {what}. {_ADVICE}"
         )
 
     # Preprocess -------------------------------------------------------------------------
@@ -210,14 +210,10 @@ class BatchRun(msgspec.Struct, eq=False):
     def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
         if isinstance(error, ProductError):
             return error
-        samples = [self.samples[index] for index in call.samples]
-        ids = [sample.data_id for sample in samples]
         if not isinstance(error, PipelineError):
-            _LOGGER.exception("(data_id=%s) [%s] process raised", ids[0], op.name, exc_info=error)
-        text = (
-            f"[{op.name}] failed to predict. (data_id={ids[0]} log_id={samples[0].log_id}) "
-            f"[{op.name}|{op.worker}] Failed to process(batch: {ids}): {error}. {_ADVICE}"
-        )
+            data_id = self.samples[call.samples[0]].data_id
+            _LOGGER.exception("(data_id=%s) [%s] process raised", data_id, op.name, exc_info=error)
+        text = self._failed(op.name, op.worker, call.samples, str(error))
         if isinstance(error, PredictorUnavailableError):
             return PredictorUnavailableError(text)
         return coded_error(_code_of(error), text)

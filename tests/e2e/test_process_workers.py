@@ -15,7 +15,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from pipeline.errors import InitError
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = float(os.environ.get("PATIENCE", "60"))
+PATIENCE_S = 30.0
 PROCESSES = {"is_thread_op": False}
 unique = map("u{}".format, itertools.count())
 
@@ -77,12 +77,22 @@ def zombies_of(family: set[int]) -> list[int]:
     return [pid for pid, (state, parent) in states.items() if state == "Z" and parent in family]
 
 
+def open_files_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 def is_open(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), 10).close()
-    except ConnectionRefusedError:
+    except ConnectionError:  # refused, or reset while it is being closed
         return False
     return True
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a process whose only threads are ours, and whose output waits in a buffer."""
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**ours, "OPENBLAS_NUM_THREADS": "1", **more}
 
 
 class Served:
@@ -99,8 +109,7 @@ class Served:
             self.process = subprocess.Popen(
                 [sys.executable, str(folder / "web_server.py"), str(folder), *arguments],
                 cwd=folder,
-                # OpenBLAS starts no threads, so that every thread there is is one of ours.
-                env={**os.environ, "SERVING_LOG_PATH": str(folder), "OPENBLAS_NUM_THREADS": "1"},
+                env=environment(SERVING_LOG_PATH=str(folder)),
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -494,19 +503,23 @@ def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def size_of_family(rich_server: Served) -> int:
-    """The server, its workers and whatever starts them."""
-    return len(rich_server.family)
+def whole(rich_server: Served) -> tuple[int, int]:
+    """What the shared server has: processes (also those that start workers), open files."""
+    rich_server.get({})
+    assert rich_server.is_ready()
+    return len(rich_server.family), open_files_of(rich_server.process.pid)
 
 
 @pytest.fixture
-def rich(rich_server: Served, size_of_family: int) -> Iterator[Served]:
-    """The shared server, which is whole again after every test."""
+def rich(rich_server: Served, whole: tuple[int, int]) -> Iterator[Served]:
+    """The shared server, which is whole again after every test, and has nothing more."""
+    processes, files = whole
     yield rich_server
     rich_server.wait_for(rich_server.is_ready)
-    rich_server.wait_for(lambda: len(rich_server.family) == size_of_family)
-    assert zombies_of(rich_server.family) == []
+    rich_server.wait_for(lambda: len(rich_server.family) == processes)
     rich_server.get({})
+    rich_server.wait_for(lambda: open_files_of(rich_server.process.pid) <= files)
+    assert zombies_of(rich_server.family) == []
 
 
 def save_doubling_model(path: Path) -> None:
@@ -736,7 +749,7 @@ def test_a_call_over_its_timeout_costs_its_worker_and_no_other(rich):
 
 def test_no_request_waits_for_a_busy_worker_while_another_is_idle(rich):
     """Also where batches are so quick that they are sent ahead to workers that are busy."""
-    for call in [rich.send({}) for _ in range(24)]:
+    for call in [rich.send({}) for _ in range(200)]:
         answers(call.result(PATIENCE_S))
     with rich.held("limited.preprocess") as calls:
         ((busy, held),) = calls.items()
@@ -766,12 +779,13 @@ def test_requests_end_though_a_worker_with_a_timeout_was_stopped(rich):
             os.kill(stopped, signal.SIGCONT)
 
 
-def test_a_call_that_was_stopped_in_process_is_over_its_timeout(rich):
+def test_a_call_whose_worker_was_stopped_ends_with_its_worker(rich):
     with rich.held("limited.process") as calls:
         ((pid, call),) = calls.items()
         with contextlib.suppress(ProcessLookupError):  # the timeout runs already
             os.kill(pid, signal.SIGSTOP)
-        assert call.result(PATIENCE_S).err_no == 6000
+        answer = call.result(PATIENCE_S)
+        assert answer.err_no == 6000 or "SIGSTOP" in answer.err_msg, "whichever is seen first"
     wait_until(lambda: pid not in rich.family)
 
 
@@ -965,6 +979,7 @@ def test_a_signal_lets_requests_in_workers_finish_and_leaves_nothing(serve, numb
         assert answers(call.result(PATIENCE_S)) == {"pid": str(pid)}
     assert served.ends() == 0
     assert served.family == set()
+    out = served.text("stdout")
     lines = [
         "holding a request",
         "holding a request",
@@ -973,7 +988,7 @@ def test_a_signal_lets_requests_in_workers_finish_and_leaves_nothing(serve, numb
         "worker 0 begins",
         "worker 1 begins",
     ]
-    assert sorted(served.text("stdout").splitlines()) == lines, "each is printed once"
+    assert sorted(out.splitlines()) == lines, out
     assert served.text("stderr").splitlines()[1:] == []
 
 
@@ -1083,7 +1098,7 @@ print("ANSWER", json.dumps({**answer, "server": str(os.getpid())}))
 
 
 def run_alone(
-    folder: Path, arguments: list[str], environment: dict[str, str] | None = None, **dag: Any
+    folder: Path, arguments: list[str], variables: Mapping[str, str] = {}, **dag: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run ALONE, which is in script.py too, with `python *arguments`."""
     config = {"rpc_port": 0, "dag": {**PROCESSES, **dag}}
@@ -1091,7 +1106,7 @@ def run_alone(
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "config": json.dumps(config), **(environment or {})},
+        env=environment(config=json.dumps(config), **variables),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -1116,8 +1131,8 @@ def test_a_script_may_be_given_on_the_command_line(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
 def test_a_script_may_run_in_ipython(tmp_path):
-    environment = {"IPYTHONDIR": str(tmp_path / "ipython")}
-    check_alone(tmp_path, run_alone(tmp_path, ["-m", "IPython", "-c", ALONE], environment))
+    variables = {"IPYTHONDIR": str(tmp_path / "ipython")}
+    check_alone(tmp_path, run_alone(tmp_path, ["-m", "IPython", "-c", ALONE], variables))
 
 
 @pytest.mark.parametrize("arguments", [["script.py"], ["-c", ALONE]], ids=["file", "-c"])

@@ -297,7 +297,7 @@ def test_a_resumed_run_keeps_what_is_done_and_does_not_prepare_again():
     first.run(bound, Watch(), lambda: 0)
     first.outcomes = [None, None]
     first.calls[1].done = False  # as if the second group's call hung
-    second = first.resumed("m", attempts=3)
+    second = first.resumed("m", 0, attempts=3)
     second.run(bound, Watch(), lambda: 0)
     assert bound.op.prepared == 2
     assert bound.op.calls == [1, 1, 1]
@@ -310,7 +310,7 @@ def test_a_resumed_run_without_attempts_left_fails_the_hung_call_only():
     first.run(bound, Watch(), lambda: 0)
     first.outcomes = [None, None]
     first.calls[1].done = False
-    second = first.resumed("m", attempts=1)
+    second = first.resumed("m", 0, attempts=1)
     second.run(bound, Watch(), lambda: 0)
     assert second.outcomes[0]["y"].tolist() == [2]
     assert second.outcomes[1].code == 6000

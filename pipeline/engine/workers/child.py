@@ -40,13 +40,14 @@ _STAGES = ("init_op", "preprocess", "process", "postprocess")
 
 
 class StatusPage:
-    """What the server may know of a worker at any time: three numbers in shared memory.
+    """What the server may know of a worker at any time: a few numbers in shared memory.
 
-    The worker writes, the server reads: also when the worker hangs, is stopped, or is dead.
+    The worker writes, the server reads: also when the worker hangs, is stopped, or is dead. The
+    other way round it is for `recalled`: the server wants back what the worker has not begun.
     """
 
     def __init__(self, region: memoryview) -> None:
-        self._cells = region[:24].cast("d")
+        self._cells = region[:40].cast("d")
 
     @property
     def job(self) -> int:
@@ -63,9 +64,25 @@ class StatusPage:
         """`time.monotonic` of the running call of `process`."""
         return self._cells[2] or None
 
-    def begins(self, job: int) -> None:
+    @property
+    def begun(self) -> int:
+        """The highest number of a job that it began, or saw to be recalled."""
+        return int(self._cells[3])
+
+    def recall(self, job: int) -> int:
+        """Call back all jobs up to this one that were not begun; returns `begun`.
+
+        Each side writes before it reads: a job that both take for the other's does not exist.
+        One that the worker sees recalled and the server sees begun does; the worker reports it.
+        """
+        self._cells[4] = job
+        return self.begun
+
+    def begins(self, job: int) -> bool:
+        """False if the job was recalled."""
         self._cells[1] = time.monotonic()
-        self._cells[0] = job
+        self._cells[0] = self._cells[3] = job
+        return job > self._cells[4]
 
     def ends(self) -> None:
         self._cells[0] = self._cells[1] = self._cells[2] = 0.0
@@ -78,12 +95,13 @@ class StatusPage:
 
 
 class OpenedSample(msgspec.Struct, eq=False):
-    """What `BatchRun` needs of a sample."""
+    """What `BatchRun` needs of a sample; `failure` if its inputs could not be opened."""
 
     data_id: int
     log_id: int
     inputs: dict[str, Any]
     is_over: bool = False
+    failure: PayloadTypeError | None = None
 
 
 @dataclass(frozen=True)
@@ -153,13 +171,18 @@ class _Worker:
         self._status = StatusPage(arena.view(region))
         self._jobs: deque[WireJob] = deque()
         self._results: list[Result] = []
+        self._skipped: list[int] = []
         self._held_since = 0
 
     def run(self) -> None:
         """Until the server parts."""
         while True:
             self._take()
-            result = self._work_on(self._jobs.popleft())
+            job = self._jobs.popleft()
+            if not self._status.begins(job.number):
+                self._skipped.append(job.number)
+                continue
+            result = self._work_on(job)
             if not self._results:
                 self._held_since = result.start_ns
             self._results.append(result)
@@ -174,22 +197,29 @@ class _Worker:
             work = self._link.next_if_there() if self._results else None
             if work is None:
                 self._report()
+                self._status.ends()
                 work = self._link.next()
             for block in work.freed:
                 self._memory.free(block)
             self._jobs.extend(work.jobs)
 
     def _report(self) -> None:
-        if self._results:
-            self._link.send(Report(results=self._results))
-            self._results = []
+        if self._results or self._skipped:
+            self._link.send(Report(results=self._results, skipped=self._skipped))
+            self._results, self._skipped = [], []
 
     def _work_on(self, job: WireJob) -> Result:
-        self._status.begins(job.number)
-        run = BatchRun(self._open(job.samples))
+        """Run it.
+
+        It counts as what the worker is at until its result is sent, or held beside the next job:
+        should the process end of that, it is this job that is tried again.
+        """
+        run = BatchRun([self._open(sample) for sample in job.samples])
         run.run(self._op, self._status, time.monotonic_ns)
-        outcomes = [self._outcome(outcome) for outcome in run.outcomes]
-        self._status.ends()
+        outcomes = [
+            self._outcome(sample.failure or outcome)
+            for sample, outcome in zip(run.samples, run.outcomes, strict=True)
+        ]
         return Result(
             job.number,
             outcomes,
@@ -200,15 +230,14 @@ class _Worker:
             run.end_ns,
         )
 
-    def _open(self, samples: list[Sample]) -> list[OpenedSample]:
-        return [
-            OpenedSample(
-                sample.data_id,
-                sample.log_id,
-                {name: unseal(part, self._arena) for name, part in sample.inputs.items()},
-            )
-            for sample in samples
-        ]
+    def _open(self, sample: Sample) -> OpenedSample:
+        data_id, log_id = sample.data_id, sample.log_id
+        try:
+            inputs = {name: unseal(part, self._arena) for name, part in sample.inputs.items()}
+        except PayloadTypeError as error:  # of users' classes: fails its own sample only
+            failure = PayloadTypeError(f"[{self._op.name}] {error}")
+            return OpenedSample(data_id, log_id, {}, True, failure)
+        return OpenedSample(data_id, log_id, inputs)
 
     def _outcome(self, outcome: Any) -> Outcome:
         if not isinstance(outcome, PipelineError):

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -21,7 +21,9 @@ from pipeline.engine.parcel import Sealed
 from pipeline.engine.workers.arena import Block
 
 _LENGTH = struct.Struct("<I")
-_RECEIVE_BYTES = 256 * 1024
+# Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may
+# take that from the system and give it back each time, for ten times what a small read costs.
+_RECEIVE_BYTES = 64 * 1024
 
 
 class Sample(msgspec.Struct, array_like=True):
@@ -80,12 +82,17 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """From a worker. `failure` is the traceback of a start that failed; `records` are log lines."""
+    """From a worker.
+
+    `failure` is the traceback of a start that failed, `records` are log lines, `skipped` are the
+    numbers of jobs that were recalled.
+    """
 
     is_ready: bool = False
     failure: str = ""
     results: list[Result] = []
     records: list[bytes] = []
+    skipped: list[int] = []
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -107,22 +114,24 @@ class Unframer:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[memoryview]:
+    def feed(self, data: bytes) -> list[memoryview]:
         """The bodies that are complete with `data`."""
         stream: bytes | bytearray = data
         if self._rest:
             self._rest += data
             stream = self._rest
         view, start = memoryview(stream), 0
+        bodies = []
         while len(view) - start >= _LENGTH.size:
             body = start + _LENGTH.size
             end = body + _LENGTH.unpack_from(view, start)[0]
             if end > len(view):
                 break
-            yield view[body:end]
+            bodies.append(view[body:end])
             start = end
         if start or stream is data:  # else a long frame would be copied with each of its pieces
             self._rest = bytearray(view[start:])
+        return bodies
 
 
 class Link(Generic[Message]):
@@ -131,7 +140,8 @@ class Link(Generic[Message]):
     Args:
         sock: connected; closed by `close`.
         kind: what the other side sends.
-        on_message: called on the loop with each message.
+        on_message: called on the loop with each message. If it raises, the loop's exception
+            handler is told, and the next message is as welcome.
         on_end: called once if the other side parts first.
     """
 
@@ -156,7 +166,9 @@ class Link(Generic[Message]):
 
     def send(self, frame: bytes) -> None:
         """Send, or keep until the worker takes more. What a dead worker misses is dropped."""
-        if self._unsent or not self._is_open:
+        if not self._is_open:
+            return
+        if self._unsent:
             self._unsent += frame
             return
         try:
@@ -175,6 +187,7 @@ class Link(Generic[Message]):
             self._is_open = False
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
+            self._unsent.clear()
             self._socket.close()
 
     def _write(self) -> None:
@@ -208,7 +221,12 @@ class Link(Generic[Message]):
         except OSError:  # reset: it ended without reading all that we sent
             return False
         for body in self._unframer.feed(data):
-            self._on_message(self._decode(body))
+            try:
+                self._on_message(self._decode(body))
+            except Exception as error:  # of a log handler of the user's, say
+                self._loop.call_exception_handler(
+                    {"message": "a message of a worker was lost", "exception": error}
+                )
         return bool(data)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from typing import Any
 
-from pipeline.engine.parcel import Parcel, Sealed
+from pipeline.engine.parcel import Parcel, Sealed, seal
 from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
 
 
@@ -34,6 +35,10 @@ class ServerMemory:
     def free(self, block: Block) -> None:
         """Give back a block that came to nothing."""
         self._own.free(block)
+
+    def seal(self, payload: Any) -> Parcel:
+        """Seal a payload that is to leave this process. PayloadTypeError if it cannot."""
+        return self.parcel(seal(payload, self, self.arena))
 
     def parcel(self, sealed: Sealed) -> Parcel:
         """Take charge of what was sealed, here or by a worker."""

@@ -214,6 +214,7 @@ class Zygotes:
         spare = ZygoteLink(ours)
         self._zygotes.append(spare)
         self._loop.add_reader(ours.fileno(), self._read, spare)
+        self._zygotes[0].clones.append(spare)
         self._zygotes[0].send(Clone(), theirs)
 
     # Reports ---------------------------------------------------------------------------
@@ -264,7 +265,9 @@ class Zygotes:
 
     def _bury(self, zygote: ZygoteLink) -> None:
         zygote.bury()
-        # Only now: a child that ends before its zygote has, would be left to nobody to reap.
+        # What it forked belongs to others from now on, perhaps to us: only now can it be reaped.
+        for clone in zygote.clones:
+            clone.reap()
         for child in list(zygote.children.values()):
             self._finish_off(child.life, functools.partial(child.vanish, _VANISHED))
 

@@ -121,6 +121,7 @@ class ZygoteLink:
         control.setblocking(False)
         self.control = control
         self.children: dict[int, Child] = {}
+        self.clones: list[ZygoteLink] = []
         self.is_ready = False
         self.pid: int | None = None
         self.life: int | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,10 @@ import asyncio, os, signal, sys, time
 from pipeline.engine.workers.zygote import Zygotes
 
 def obey(sock, number):
-    while sock.recv(100):
+    while question := sock.recv(100):
+        if question == b"print and return":
+            print("printed by a child")
+            return
         sock.sendall(b"pong")
 
 def other_fork():
@@ -45,6 +50,8 @@ async def run():
     children = [zygotes.start(0, i, lambda child: print(child.state)) for i in range(3)]
     for child in children:
         await ask(child)
+    while any(child.pid is None for child in children):
+        await asyncio.sleep(0)
     while len(zygotes._zygotes) < 2 or not all(z.is_ready for z in zygotes._zygotes):
         await asyncio.sleep(0)
     {then}
@@ -76,7 +83,6 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path, with_a_fork):
         parent.kill()
         parent.wait()
         wait_until(lambda: not living(pids))
-        os.killpg(parent.pid, signal.SIGKILL) if with_a_fork else None
 
 
 def test_signals_to_the_whole_group_do_not_end_children(tmp_path):
@@ -84,6 +90,21 @@ def test_signals_to_the_whole_group_do_not_end_children(tmp_path):
         printed, errors = parent.communicate()
     assert (parent.returncode, errors) == (0, "")
     assert printed == "begin b'pong' b'pong' b'pong'\n" + "ended\n" * 3, "and nothing twice"
+
+
+LET_ONE_PRINT = """
+    await loop.sock_sendall(children[0].sock, b"print and return")
+    while children[0].state != "ended":
+        await asyncio.sleep(0)
+    await zygotes.close(5.0)
+"""
+
+
+def test_what_is_printed_before_the_fork_and_in_a_child_comes_out_once(tmp_path):
+    with run_script(tmp_path, PARENT.format(then=LET_ONE_PRINT)) as parent:
+        printed, errors = parent.communicate()
+    assert (parent.returncode, errors) == (0, "")
+    assert printed == "begin printed by a child\n" + "ended\n" * 3
 
 
 ORPHANS_ARE_OURS = """
@@ -107,18 +128,27 @@ def test_orphans_are_reaped_by_a_parent_that_they_are_left_to(tmp_path):
     assert printed == "begin " + "ended\n" * 3 + "left:\n"
 
 
-def run_script(folder: Path, text: str, *arguments: str) -> subprocess.Popen[str]:
-    """A script in a session of its own."""
+@contextlib.contextmanager
+def run_script(folder: Path, text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A script in a session of its own; nothing of that is left afterwards."""
     path = folder / "script.py"
     path.write_text(text)
-    return subprocess.Popen(
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    script = subprocess.Popen(
         [sys.executable, str(path), *arguments],
         cwd=folder,
+        env=buffered,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+    with script:
+        try:
+            yield script
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGKILL)
 
 
 # Spawn --------------------------------------------------------------------------------------

@@ -1,0 +1,286 @@
+"""One worker process as the server sees it: what it was sent, what it reports, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipeline.engine.channel import Item
+from pipeline.engine.parcel import Parcel, Sealed
+from pipeline.engine.stages import BatchRun
+from pipeline.engine.workers.base import Job
+from pipeline.engine.workers.child import StatusPage
+from pipeline.engine.workers.frames import (
+    Hello,
+    Link,
+    Report,
+    Result,
+    Sample,
+    WireJob,
+    Work,
+    framed,
+)
+from pipeline.engine.workers.memory import ServerMemory
+from pipeline.engine.workers.supervision import Place
+from pipeline.engine.workers.zygote import Child, Zygotes
+from pipeline.errors import PayloadTypeError, error_from_fields
+from pipeline.op import Op
+
+_PICK_UP_S = 1.0  # an idle worker may take so long, beyond the Op's timeout, to take a job up
+_LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1  # of msgpack
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What all process workers of a server have in common. `mains`: which one runs an Op."""
+
+    zygotes: Zygotes
+    memory: ServerMemory
+    mains: dict[Op, int]
+    on_record: Callable[[bytes], None]
+
+
+class Supervisor(Protocol):
+    """Whom a worker tells what happens to it: its pool."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def came_up(self, worker: ProcessWorker) -> None:
+        """It can take jobs."""
+
+    def done(self, worker: ProcessWorker, run: BatchRun) -> None:
+        """It is done with `run`."""
+
+    def returned(self, runs: list[BatchRun]) -> None:
+        """It has not begun these, and will not."""
+
+    def feed(self) -> None:
+        """It may have nothing to do."""
+
+    def leaves(self, worker: ProcessWorker) -> None:
+        """It should be about to end by itself."""
+
+    def stopped_or_continued(self, worker: ProcessWorker) -> None:
+        """See `child.state`."""
+
+    def ended(self, worker: ProcessWorker) -> None:
+        """Its process is gone."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A run that a worker has; `parcels` keeps in memory what was sealed for it."""
+
+    run: BatchRun
+    indexes: list[int]
+    parcels: list[Parcel]
+
+
+class ProcessWorker:
+    """One worker process.
+
+    Attributes:
+        sent: the runs that it has and has not reported on, by the numbers of their jobs.
+        is_up: whether it has reported that it is ready.
+        is_leaving: whether it is about to end, for whatever reason: it gets no more jobs.
+        failure: the traceback if it could not start.
+        cause: why it ended, if the system does not know better.
+        finished: jobs that it has reported on.
+
+    Raises:
+        InitError: there is no file descriptor left for it.
+        OSError: its memory cannot be mapped.
+    """
+
+    def __init__(self, pool: Supervisor, place: Place, family: Family, op: Op) -> None:
+        self.number = place.number
+        self.place = place
+        self.sent: dict[int, _Sent] = {}
+        self.is_up = False
+        self.is_leaving = False
+        self.failure = ""
+        self.cause = ""
+        self.finished = 0
+        self._pool = pool
+        self._memory = family.memory
+        self._on_record = family.on_record
+        self._unsent: list[WireJob] = []
+        self._last_number = 0
+        self._head_since = 0.0
+        self._region = family.memory.open_region()
+        try:
+            self._status = StatusPage(family.memory.arena.view(self._region))
+            self.child = family.zygotes.start(family.mains[op], place.number, self._changed)
+        except BaseException:
+            family.memory.close_region(self._region)
+            raise
+        self._link = Link(self.child.sock, pool.loop, Report, self._reported, self._parted)
+        self._link.send(framed(Hello(self._region)))
+
+    # How it stands ------------------------------------------------------------------------
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether it can be given jobs."""
+        return self.is_up and not self.is_leaving and self.child.state != "stopped"
+
+    @property
+    def job(self) -> Job | None:
+        """What it works on; if nothing, what it should take up next."""
+        sent = self.sent.get(self._status.job)
+        if sent is None:
+            sent = next(iter(self.sent.values()), None)
+        return sent.run if sent is not None else None
+
+    @property
+    def culprit(self) -> BatchRun | None:
+        """What it works on, or did when it ended."""
+        sent = self.sent.get(self._status.job)
+        return sent.run if sent is not None else None
+
+    @property
+    def job_started(self) -> float | None:
+        return self._status.job_started if self._status.job in self.sent else None
+
+    @property
+    def call_started(self) -> float | None:
+        if self._status.job in self.sent:
+            return self._status.call_started
+        return self._head_since + _PICK_UP_S if self.sent else None
+
+    # What it is told ----------------------------------------------------------------------
+
+    def give(self, run: BatchRun) -> bool:
+        """Queue a run for the next `flush`; False if no sample of it can, or need, be sent."""
+        run.outcomes = [None] * len(run.samples)
+        parcels: list[Parcel] = []
+        indexes: list[int] = []
+        samples: list[Sample] = []
+        for index, item in enumerate(run.samples):
+            if item.is_over:
+                continue
+            try:
+                samples.append(self._sample(item, parcels))
+            except PayloadTypeError as error:
+                run.outcomes[index] = error
+                continue
+            indexes.append(index)
+        if not samples:
+            now = time.monotonic_ns()
+            run.start_ns = run.prepared_ns = run.processed_ns = run.end_ns = now
+            return False
+        if not self.sent:
+            self._head_since = self._pool.loop.time()
+        self._last_number += 1
+        self.sent[self._last_number] = _Sent(run, indexes, parcels)
+        self._unsent.append(WireJob(self._last_number, samples))
+        return True
+
+    def _sample(self, item: Item, parcels: list[Parcel]) -> Sample:
+        if not _LEAST_INT <= item.log_id <= _MOST_INT:
+            raise PayloadTypeError(
+                f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
+                "another process: return a smaller one from unpack_request_package"
+            )
+        inputs = {n: self._sealed(n, part, parcels) for n, part in item.inputs.items()}
+        return Sample(item.data_id, item.log_id, inputs)
+
+    def _sealed(self, maker: str, part: Any, parcels: list[Parcel]) -> Sealed:
+        if isinstance(part, Parcel):
+            return part.sealed
+        try:
+            parcel = self._memory.seal(part)
+        except PayloadTypeError as error:
+            raise PayloadTypeError(f"[{maker}] {error}") from error
+        parcels.append(parcel)
+        return parcel.sealed
+
+    def flush(self) -> None:
+        """Send what was given: one frame."""
+        if self._unsent:
+            work = Work(self._unsent, self._memory.take_freed(self._region))
+            self._unsent = []
+            self._link.send(framed(work))
+
+    def is_slow(self, now: float, limit_s: float) -> bool:
+        """Whether it has been at one job for so long, and others wait behind that."""
+        began = self.job_started if len(self.sent) > 1 else None
+        return began is not None and now - began > limit_s
+
+    def recall(self) -> list[BatchRun]:
+        """Take back what it has not begun; it will skip that."""
+        begun = self._status.recall(self._last_number)
+        return [self.sent.pop(number).run for number in list(self.sent) if number > begun]
+
+    def part(self) -> None:
+        """Let it end when it is done with what it has."""
+        self.is_leaving = True
+        self._link.close()
+
+    def hear_out(self) -> None:
+        """Take in what it said before it ended."""
+        self.is_leaving = True
+        self._link.drain()
+
+    def kill(self, cause: str) -> None:
+        """End it at once. `cause` is why, unless there is a reason already."""
+        self.is_leaving = True
+        self.cause = self.cause or cause
+        self.child.kill()
+
+    # What it tells ------------------------------------------------------------------------
+
+    def _reported(self, report: Report) -> None:
+        for record in report.records:
+            self._on_record(record)
+        if report.is_ready:
+            self.is_up = True
+            self._pool.came_up(self)
+        elif report.failure:
+            self.failure, self.cause = report.failure, self.cause or "failed to start"
+            self._pool.leaves(self)
+        for result in report.results:
+            self._take_result(result)
+        for number in report.skipped:
+            if number in self.sent:  # it had looked begun from here
+                self._pool.returned([self.sent.pop(number).run])
+        if report.results:
+            self._pool.feed()
+
+    def _take_result(self, result: Result) -> None:
+        parcel = self._memory.parcel
+        outcomes: list[Any] = [
+            parcel(outcome.payload)
+            if outcome.payload is not None
+            else error_from_fields(outcome.error.name, outcome.error.code, outcome.error.text)
+            if outcome.error is not None
+            else None
+            for outcome in result.outcomes
+        ]
+        sent = self.sent.pop(result.number, None)
+        if sent is None:
+            return
+        self.finished += 1
+        self._head_since = self._pool.loop.time()
+        run = sent.run
+        for index, outcome in zip(sent.indexes, outcomes, strict=True):
+            run.outcomes[index] = outcome
+        run.jumped = result.jumped
+        run.start_ns, run.prepared_ns = result.start_ns, result.prepared_ns
+        run.processed_ns, run.end_ns = result.processed_ns, result.end_ns
+        self._pool.done(self, run)
+
+    def _parted(self) -> None:
+        """Its socket was closed, as a rule because it ended: that report comes separately."""
+        self._pool.leaves(self)
+
+    def _changed(self, child: Child) -> None:
+        if child.state != "ended":
+            self._pool.stopped_or_continued(self)
+            return
+        self._pool.ended(self)  # reads the status page: before the region is closed
+        self._memory.close_region(self._region)

@@ -1,0 +1,1019 @@
+"""Process workers whose processes the test plays: every interleaving is chosen, none is raced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+from doubles import settle
+from played import KILLED, PlayedPool, Sample, run_of, virtual
+
+from pipeline.engine.parcel import Parcel
+from pipeline.engine.stages import BatchRun
+from pipeline.engine.workers.frames import WireError
+from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
+
+BIG = np.zeros(64 * 1024, np.uint8)
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise TypeError("not this one")
+
+
+# Start ----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_start_returns_when_every_worker_is_ready():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.begin()
+        assert (first.number, second.number) == (0, 1)
+        assert first.region != second.region
+        first.is_ready()
+        await settle()
+        assert not pool.starting.done()
+        assert not pool.workers.is_ready
+        second.is_ready()
+        await pool.starting
+        assert (pool.workers.count, pool.workers.is_ready) == (2, True)
+
+
+@virtual
+async def test_a_worker_that_cannot_start_fails_the_start_with_its_traceback():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.begin()
+        first.is_ready()
+        second.says(failure="no file\nTraceback: in init_op")
+        await settle()
+        second.dies("ended with exit code 0")
+        with pytest.raises(InitError, match=r"(?s)'op' failed to start: no file.*in init_op"):
+            await pool.starting
+
+
+@virtual
+async def test_a_worker_that_cannot_start_and_does_not_end_is_killed():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        child.says(failure="no file")
+        await asyncio.sleep(0.5)
+        assert not child.is_killed, "it may still write what it has printed"
+        await asyncio.sleep(1)
+        assert child.is_killed
+
+
+@virtual
+async def test_a_process_that_dies_while_it_starts_fails_the_start():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        child.dies("was killed by SIGSEGV (a native crash)")
+        with pytest.raises(InitError, match=r"'op' failed to start: .* by SIGSEGV"):
+            await pool.starting
+
+
+@virtual
+async def test_a_process_that_dies_as_soon_as_it_is_ready_fails_the_start():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        child.is_ready()
+        child.dies()  # which is known before the report was read
+        with pytest.raises(InitError, match=KILLED):
+            await pool.starting
+
+
+@virtual
+async def test_no_second_failure_is_told_of_a_start_that_failed():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.begin()
+        first.dies()
+        second.dies("ended with exit code 3")
+        with pytest.raises(InitError, match=KILLED):
+            await pool.starting
+        assert pool.owner.losses == []
+
+
+@virtual
+async def test_a_start_that_is_cancelled_can_be_stopped():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.begin()
+        first.is_ready()
+        await settle()
+        pool.starting.cancel()
+        stopping = asyncio.ensure_future(pool.workers.stop(1.0))
+        await settle()
+        assert not first.is_killed
+        assert first.end.recv(1) != b""
+        assert second.is_killed, "it is busy starting and would not see that it should end"
+        second.dies()
+        first.dies()
+        assert await stopping == 0
+
+
+@virtual
+async def test_a_stop_ends_the_wait_for_a_start():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        stopping = asyncio.ensure_future(pool.workers.stop(1.0))
+        await settle()
+        child.dies()
+        assert await stopping == 0
+        with pytest.raises(InitError, match="stopped"):
+            await pool.starting
+
+
+@virtual
+async def test_a_system_without_descriptors_fails_the_start_and_no_memory_is_lost():
+    async with PlayedPool() as pool:
+        pool.zygotes.refusals = [InitError("no socket")]
+        with pytest.raises(InitError, match="no socket"):
+            await pool.workers.start()
+        following = pool.memory.open_region()
+        assert following == 1, "the region after the server's own is free again"
+
+
+@virtual
+async def test_a_restart_without_descriptors_is_tried_again():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        pool.zygotes.refusals = [InitError("no socket")]
+        child.dies()
+        await asyncio.sleep(1.0)
+        assert len(pool.children) == 2
+        assert len(pool.zygotes.started_at) == 3
+
+
+# Jobs -----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_what_is_submitted_at_once_goes_out_in_one_frame_to_each_worker():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        pool.workers.submit([run_of(1), run_of(2), run_of(3, 4)])
+        assert (first.taken_ids, second.taken_ids) == ([[1], [3, 4]], [[2]])
+        assert (len(first.works), len(second.works)) == (1, 1)
+
+
+@virtual
+async def test_a_result_is_what_the_worker_reported():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, 2, x="hello")
+        run.samples[0].inputs["read"]["x"] = BIG
+        pool.workers.submit([run])
+        (job,) = child.take()
+        child.answers(job)
+        await settle()
+        assert pool.finished == [run]
+        big, small = (outcome.open() for outcome in run.outcomes)
+        assert small == {"x": "hello"}
+        assert big["x"].nbytes == BIG.nbytes
+        assert (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns) == (1, 2, 3, 4)
+        assert not run.jumped
+
+
+@virtual
+async def test_an_error_comes_home_as_what_it_is():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1)
+        pool.workers.submit([run])
+        child.answers(*child.take(), payload=WireError("ProductError", 51, "no face"))
+        await settle()
+        (error,) = run.outcomes
+        assert isinstance(error, ProductError)
+        assert (error.code, str(error)) == (51, "no face")
+
+
+@virtual
+async def test_a_payload_that_came_from_a_worker_goes_to_the_next_unopened():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, x=BIG)
+        pool.workers.submit([run])
+        child.answers(*child.take())
+        await settle()
+        parcel = run.outcomes[0]
+        following = BatchRun([Sample(1, {"op": parcel})])
+        used = pool.memory.used
+        pool.workers.submit([following])
+        (job,) = child.take()
+        assert job.samples[0].inputs["op"] == parcel.sealed
+        assert pool.memory.used == used
+
+
+@virtual
+async def test_samples_that_are_over_are_not_sent():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, 2, 3)
+        run.samples[1].is_over = True
+        pool.workers.submit([run])
+        (job,) = child.take()
+        assert [sample.data_id for sample in job.samples] == [1, 3]
+        child.answers(job, payload="done")
+        await settle()
+        assert [outcome and outcome.open() for outcome in run.outcomes] == ["done", None, "done"]
+
+
+@virtual
+async def test_a_run_whose_samples_are_all_over_is_done_without_a_worker():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, 2)
+        for sample in run.samples:
+            sample.is_over = True
+        pool.workers.submit([run])
+        assert pool.finished == [], "never from inside of submit"
+        await settle()
+        assert pool.finished == [run]
+        assert run.outcomes == [None, None]
+        assert 0 < run.start_ns <= run.end_ns
+        assert child.take() == []
+        assert list(pool.workers.busy()) == []
+
+
+@virtual
+async def test_what_no_pickle_takes_fails_alone():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, 2, x=BIG)
+        run.samples[0].inputs["read"]["odd"] = Unpicklable()
+        pool.workers.submit([run])
+        (job,) = child.take()
+        child.answers(job)
+        await settle()
+        refused, answer = run.outcomes
+        assert isinstance(refused, PayloadTypeError)
+        assert str(refused).startswith("[read] payload['odd']"), "who made it, and what it is"
+        assert isinstance(answer, Parcel)
+
+
+@virtual
+async def test_a_run_of_which_nothing_can_be_sent_is_done():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, odd=Unpicklable())
+        pool.workers.submit([run])
+        await settle()
+        assert pool.finished == [run]
+        assert isinstance(run.outcomes[0], PayloadTypeError)
+        assert child.take() == []
+        assert pool.memory.used == 0
+
+
+@pytest.mark.parametrize("log_id", [2**64, -(2**63) - 1, 2**128])
+@virtual
+async def test_a_log_id_that_no_frame_holds_fails_its_sample_alone(log_id):
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, 2)
+        run.samples[0].log_id = log_id
+        pool.workers.submit([run])
+        assert child.taken_ids == [[2]]
+        assert isinstance(run.outcomes[0], PayloadTypeError)
+        assert "log_id" in str(run.outcomes[0])
+
+
+@virtual
+async def test_jobs_that_are_submitted_while_no_worker_is_up_wait_for_one():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        child.dies()
+        pool.workers.submit([run_of(1), run_of(2)])
+        await settle()
+        child = pool.children[-1]
+        child.is_ready()
+        await settle()
+        (job,) = child.take()
+        assert job.samples[0].data_id == 1, "one at a time, so that other workers get some, too"
+        child.answers(job)
+        await settle()
+        assert child.taken_ids == [[2]]
+
+
+@virtual
+async def test_jobs_that_wait_go_before_those_that_come():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        pool.workers.submit([run_of(1), run_of(2), run_of(3), run_of(4)])
+        first.dies()  # 1 and 3 wait, since the other worker is busy
+        assert second.taken_ids == [[2], [4]]
+        pool.workers.submit([run_of(5)])
+        assert second.taken_ids == [[1], [3], [5]]
+
+
+@virtual
+async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
+        for run in runs:
+            pool.workers.submit([run])
+        jobs = child.take()
+        assert len(jobs) < 20
+        for _ in range(1000):
+            await settle(2)
+            jobs += child.take()
+        assert [job.samples[0].data_id for job in jobs] == list(range(20))
+        child.answers(*jobs, payload="ok")
+        await settle()
+        assert pool.finished == runs
+
+
+@virtual
+async def test_a_worker_that_dies_with_frames_still_to_send_disturbs_nobody():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
+        pool.workers.submit(runs)
+        child.closes_its_socket()
+        await settle()
+        child.dies()
+        await settle()
+        assert pool.lost == []
+        pool.children[-1].is_ready()
+        await settle()
+        assert pool.children[-1].taken_ids == [[0]]
+
+
+# Jobs behind a slow one --------------------------------------------------------------------------
+
+
+def begins(pool, child, job, ago_s=0.0):
+    """In the time of the test's loop, which is not the system's."""
+    child.begins(job)
+    child.status._cells[1] = pool.loop.time() - ago_s
+
+
+@virtual
+async def test_jobs_do_not_wait_behind_a_slow_one_while_another_worker_is_idle():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        runs = [run_of(number) for number in range(6)]
+        pool.workers.submit(runs)
+        slow, *_ = first.take()
+        begins(pool, first, slow)
+        second.answers(*second.take())
+        await asyncio.sleep(0.001)
+        assert second.take() == [], "it may be about to get to them"
+        for expected in ([[2]], [[4]]):
+            await asyncio.sleep(0.01)
+            jobs = second.take()
+            assert [[sample.data_id for sample in job.samples] for job in jobs] == expected
+            second.answers(*jobs)
+        first.answers(slow)
+        await settle()
+        assert {run.samples[0].data_id for run in pool.finished} == set(range(6))
+        assert len(pool.finished) == 6
+        assert pool.owner.losses == []
+
+
+@virtual
+async def test_jobs_of_a_worker_that_gets_on_are_left_to_it():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        pool.workers.submit([run_of(number) for number in range(10)])
+        second.answers(*second.take())
+        for job in first.take():
+            begins(pool, first, job)
+            await asyncio.sleep(0.0015)
+            first.answers(job)
+            await settle()
+        assert second.take() == []
+        assert len(pool.finished) == 10
+
+
+@virtual
+async def test_the_worker_that_comes_up_takes_over_what_waits_behind_a_slow_job():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        second.dies()
+        await settle()
+        pool.workers.submit([run_of(1), run_of(2)])
+        begins(pool, first, first.take()[0], ago_s=1.0)
+        following = pool.children[-1]
+        following.is_ready()
+        await asyncio.sleep(0.01)
+        assert following.taken_ids == [[2]]
+
+
+@virtual
+async def test_what_both_sides_take_for_the_others_is_reported_and_runs():
+    """The worker sees that the job was recalled; from here it looked begun just before that."""
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        runs = [run_of(number) for number in range(4)]
+        pool.workers.submit(runs)
+        slow, raced = first.take()
+        begins(pool, first, slow, ago_s=1.0)
+        second.answers(*second.take())
+        await settle()
+        first.status._cells[3] = raced.number
+        await asyncio.sleep(0.01)
+        assert second.take() == []
+        assert not first.status.begins(raced.number)
+        first.answers(slow)
+        first.says(skipped=[raced.number])
+        await settle()
+        (again,) = second.take() or first.take()
+        assert again.samples[0].data_id == 2
+
+
+@virtual
+async def test_jobs_that_a_stopped_worker_has_not_begun_go_on_at_once():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        runs = [run_of(number) for number in range(4)]
+        pool.workers.submit(runs)
+        held, waiting = first.take()
+        begins(pool, first, held)
+        first.stops()
+        second.answers(*second.take())
+        await settle()
+        assert second.taken_ids == [[2]]
+        first.continues()
+        assert not first.status.begins(waiting.number)
+        first.says(skipped=[waiting.number])
+        first.answers(held)
+        await settle()
+        assert runs[0] in pool.finished
+
+
+# Log records ------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_log_records_are_handed_on_even_of_a_worker_that_starts():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        child.says(records=[b"one", b"two"])
+        await settle()
+        assert pool.records == [b"one", b"two"]
+
+
+@virtual
+async def test_a_log_handler_that_raises_costs_no_result():
+    def refuse(record):
+        raise ValueError("a filter of the user's")
+
+    async with PlayedPool(on_record=refuse) as pool:
+        told = []
+        pool.loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        (child,) = await pool.up()
+        pool.workers.submit([run_of(1), run_of(2)])
+        first, second = child.take()
+        child.answers(first, payload="a")
+        child.says(records=[b"boom"])
+        child.answers(second, payload="b")
+        await settle()
+        assert len(pool.finished) == 2
+        assert [type(error) for error in told] == [ValueError]
+
+
+# Hangs --------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_worker_that_hangs_is_killed_and_its_other_jobs_go_on_in_order():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        runs = [run_of(number) for number in range(6)]
+        pool.workers.submit(runs)
+        first.begins(first.take()[0])
+        second.answers(*second.take())
+        await settle()
+        (hanging,) = pool.workers.busy()
+        assert hanging.job is runs[0]
+        runs[0].is_superseded = True
+        resumed = run_of(100)
+        assert pool.workers.replace(hanging, resumed)
+        assert first.is_killed
+        assert [worker.number for worker in pool.workers.busy()] == [1]
+        for expected in ([[100]], [[2]], [[4]], []):
+            jobs = second.take()
+            assert [[sample.data_id for sample in job.samples] for job in jobs] == expected
+            if jobs:
+                second.answers(*jobs)
+            await settle()
+
+
+@virtual
+async def test_of_a_worker_that_hung_and_was_killed_nothing_is_lost_twice():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1)
+        pool.workers.submit([run])
+        child.begins(child.take()[0])
+        (hanging,) = pool.workers.busy()
+        run.is_superseded = True
+        pool.workers.replace(hanging, None)
+        assert pool.workers.count == 0
+        assert list(pool.workers.busy()) == []
+        child.dies()
+        await settle()
+        assert pool.owner.losses == []
+        assert len(pool.children) == 2
+
+
+@virtual
+async def test_the_late_result_of_a_job_that_was_taken_back_is_dropped_with_its_memory():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        run = run_of(1, x=BIG)
+        pool.workers.submit([run])
+        (job,) = first.take()
+        (hanging,) = pool.workers.busy()
+        pool.workers.replace(hanging, None)  # not superseded: given to the other one
+        first.answers(job)
+        await settle()
+        assert pool.finished == []
+        second.answers(*second.take(), payload="right")
+        await settle()
+        assert [outcome.open() for outcome in run.outcomes] == ["right"]
+        assert pool.memory.used == 0
+
+
+@virtual
+async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_begun():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        given = pool.loop.time()
+        pool.workers.submit([run_of(1), run_of(2)])
+        first, _ = child.take()
+        (worker,) = pool.workers.busy()
+        assert worker.job_started is None
+        assert worker.call_started == given + 1.0
+        child.begins(first)
+        assert worker.job_started == child.status.job_started
+        assert worker.call_started is None, "it is in preprocess"
+        child.status.call_begins()
+        assert worker.call_started == child.status.call_started
+        await asyncio.sleep(3)
+        child.answers(first)
+        await settle()
+        assert worker.job.samples[0].data_id == 2
+        assert worker.call_started == given + 3.0 + 1.0
+
+
+# Ends --------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_the_batch_that_a_worker_died_of_is_lost_and_the_others_are_not():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        runs = [run_of(number, number + 50) for number in range(6)]
+        pool.workers.submit(runs)
+        jobs = first.take()
+        first.answers(jobs[0])
+        await settle()
+        first.begins(jobs[1])
+        first.dies("was killed by SIGSEGV (a native crash)")
+        assert pool.lost == [runs[2]]
+        error = pool.owner.losses[0][1]
+        assert isinstance(error, WorkerDiedError)
+        assert "[op|0]" in str(error)
+        assert "(batch: [2, 52]): the worker process was killed by SIGSEGV" in str(error)
+        second.answers(*second.take())
+        await settle()
+        assert second.taken_ids == [[4, 54]]
+
+
+@virtual
+async def test_a_worker_that_dies_between_two_batches_loses_none():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        pool.workers.submit([run_of(1), run_of(2)])
+        child.dies()
+        await settle()
+        assert pool.owner.losses == []
+        pool.children[-1].is_ready()
+        await settle()
+        assert pool.children[-1].taken_ids == [[1]]
+
+
+@virtual
+async def test_every_result_that_a_worker_got_out_counts_whatever_is_reported_first():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        runs = [run_of(1), run_of(2)]
+        pool.workers.submit(runs)
+        first, second = child.take()
+        child.answers(first)
+        child.begins(second)
+        child.dies()  # known before the answer was read
+        assert pool.finished == runs[:1]
+        assert pool.lost == runs[1:]
+        await settle()
+        assert pool.finished == runs[:1]
+
+
+@virtual
+async def test_half_a_report_counts_for_nothing():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1)
+        pool.workers.submit([run])
+        (job,) = child.take()
+        child.begins(job)
+        child.end.send(b"\xff\x00\x00\x00half")
+        child.dies()
+        assert pool.lost == [run]
+
+
+@virtual
+async def test_a_worker_whose_end_is_seen_before_it_is_reported_keeps_its_jobs_until_then():
+    async with PlayedPool(2) as pool:
+        first, _ = await pool.up()
+        run = run_of(1)
+        pool.workers.submit([run])
+        first.begins(first.take()[0])
+        first.closes_its_socket()
+        await settle()
+        assert pool.workers.count == 1
+        assert pool.lost == []
+        first.dies()
+        assert pool.lost == [run]
+
+
+@virtual
+async def test_a_worker_that_closes_its_socket_but_lives_is_killed():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        child.closes_its_socket()
+        await settle()
+        assert pool.workers.count == 0
+        child.stops()
+        child.continues()
+        assert pool.workers.count == 0, "nobody can reach it"
+        await asyncio.sleep(1.5)
+        assert child.is_killed
+        run = run_of(1)
+        pool.workers.submit([run])
+        child.dies()
+        await settle()
+        pool.children[-1].is_ready()
+        await settle()
+        assert pool.children[-1].taken_ids == [[1]]
+
+
+@virtual
+async def test_a_worker_that_ended_is_replaced_at_once_and_the_owner_is_told():
+    async with PlayedPool(2) as pool:
+        first, _ = await pool.up()
+        changes = pool.owner.changes
+        first.dies()
+        assert pool.owner.changes > changes
+        assert (pool.workers.count, pool.workers.is_ready) == (1, True)
+        await settle()
+        following = pool.children[-1]
+        assert following.number == 0
+        following.is_ready()
+        await settle()
+        assert pool.workers.count == 2
+
+
+@virtual
+async def test_the_log_says_who_ended_why_and_what_follows(caplog):
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        async with PlayedPool() as pool:
+            (child,) = await pool.up()
+            child.dies("ended with exit code 3")
+            assert "[op] worker 0 (pid 4711) ended with exit code 3: it is started anew" in (
+                caplog.text
+            )
+            await settle()
+            child = pool.children[-1]
+            child.says(failure="no file\nthe traceback")
+            await settle()
+            child.dies("ended with exit code 0")
+            assert "failed to start: it is started anew" in caplog.text
+            assert "the traceback" in caplog.text
+
+
+# Crash loops ------------------------------------------------------------------------------------
+
+
+async def crash(pool, times):
+    """The time from each end to the next start."""
+    pauses = []
+    for _ in range(times):
+        pool.children[-1].dies("ended with exit code 3")
+        died_at = pool.loop.time()
+        await asyncio.sleep(11)
+        pauses.append(pool.zygotes.started_at[-1] - died_at)
+    return pauses
+
+
+@virtual
+async def test_the_pause_before_a_restart_grows():
+    async with PlayedPool() as pool:
+        await pool.up()
+        pauses = await crash(pool, 12)
+        assert pauses[:5] == pytest.approx([0, 0.1, 0.2, 0.4, 0.8])
+        assert pauses[-1] == pytest.approx(10.0)
+
+
+@virtual
+async def test_a_crash_loop_is_an_outage_that_fails_what_waits_until_a_worker_comes_up():
+    async with PlayedPool() as pool:
+        await pool.up()
+        await crash(pool, 2)
+        run = run_of(1)
+        pool.workers.submit([run])
+        assert pool.workers.is_ready
+        assert pool.workers.outage is None
+        await crash(pool, 1)
+        assert not pool.workers.is_ready
+        assert pool.lost == [run]
+        error = pool.owner.losses[0][1]
+        assert isinstance(error, InitError)
+        assert "[op] all its worker processes end again and again" in str(error)
+        assert "ended with exit code 3" in str(error)
+        pool.children[-1].is_ready()
+        await settle()
+        assert pool.workers.outage is None
+        assert not pool.workers.is_ready, "it has yet to get anywhere"
+
+
+@virtual
+async def test_a_crash_loop_is_over_with_the_first_batch():
+    async with PlayedPool() as pool:
+        await pool.up()
+        await crash(pool, 3)
+        child = pool.children[-1]
+        child.is_ready()
+        await settle()
+        pool.workers.submit([run_of(1)])
+        child.answers(*child.take())
+        await settle()
+        assert pool.workers.is_ready
+
+
+@virtual
+async def test_a_crash_loop_is_over_when_the_worker_has_stayed_up_for_a_while():
+    async with PlayedPool() as pool:
+        await pool.up()
+        await crash(pool, 3)
+        pool.children[-1].is_ready()
+        await settle()
+        changes = pool.owner.changes
+        await asyncio.sleep(9.9)
+        assert not pool.workers.is_ready
+        await asyncio.sleep(0.2)
+        assert pool.workers.is_ready
+        assert pool.owner.changes == changes + 1
+
+
+@virtual
+async def test_a_worker_that_dies_of_every_second_batch_is_no_crash_loop():
+    async with PlayedPool() as pool:
+        await pool.up()
+        for number in range(6):
+            child = pool.children[-1]
+            if number:
+                child.is_ready()
+            await settle()
+            pool.workers.submit([run_of(number)])
+            child.answers(*child.take())
+            await settle()
+            child.dies()
+            await settle()
+        assert pool.workers.is_ready
+        assert len(set(pool.zygotes.started_at)) == 1
+
+
+@virtual
+async def test_as_long_as_one_place_is_well_there_is_hope():
+    async with PlayedPool(2) as pool:
+        first, _ = await pool.up()
+        for _ in range(3):
+            pool.children[-1].dies()
+            await asyncio.sleep(1)
+        assert not pool.workers.is_ready
+        assert pool.workers.outage is None
+        first.dies()
+        assert pool.workers.outage is None
+
+
+# Stopped processes ------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_stopped_worker_gets_no_jobs_until_it_goes_on():
+    async with PlayedPool(2) as pool:
+        first, _ = await pool.up()
+        first.stops()
+        assert pool.workers.count == 1
+        pool.workers.submit([run_of(1), run_of(2)])
+        assert first.take() == []
+        first.continues()
+        assert pool.workers.count == 2
+        pool.workers.submit([run_of(3)])
+        assert first.taken_ids == [[3]]
+        await asyncio.sleep(5)
+        assert not first.is_killed
+
+
+@virtual
+async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_go_on():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        pool.workers.submit([run_of(1)])
+        first.stops()
+        assert second.taken_ids == [[1]]
+        await asyncio.sleep(0.9)
+        assert not first.is_killed
+        await asyncio.sleep(0.2)
+        assert first.is_killed
+        first.dies()
+        assert pool.owner.losses == []
+
+
+@virtual
+async def test_a_worker_that_is_stopped_and_continued_while_it_starts_is_left_alone():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        child.stops()
+        child.continues()
+        await asyncio.sleep(5)
+        assert not child.is_killed
+        child.is_ready()
+        await pool.starting
+        assert pool.workers.count == 1
+
+
+@virtual
+async def test_a_worker_that_is_stopped_right_after_it_was_ready_gets_no_jobs():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.begin()
+        first.is_ready()
+        first.stops()  # known before the report was read
+        second.is_ready()
+        await settle()
+        assert not pool.starting.done()
+        assert pool.workers.count == 1
+        first.continues()
+        await pool.starting
+        assert pool.workers.count == 2
+
+
+@virtual
+async def test_a_worker_that_is_stopped_right_after_it_was_ready_is_killed_all_the_same():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        child.is_ready()
+        child.stops()
+        await asyncio.sleep(1.5)
+        assert child.is_killed
+
+
+# Shared memory ------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_the_memory_of_a_dead_worker_lives_as_long_as_what_refers_to_it():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        region = child.region
+        run = run_of(1, x=BIG + 7)
+        pool.workers.submit([run])
+        child.answers(*child.take())
+        await settle()
+        child.dies()
+        await settle()
+        following = pool.children[-1]
+        assert following.region != region
+        (parcel,) = run.outcomes
+        assert (parcel.open()["x"] == 7).all()
+        pool.owner.finished.clear()
+        del run, parcel
+        assert pool.memory.used == 0
+        following.dies()
+        await settle()
+        assert pool.children[-1].region in (region, following.region)
+
+
+@virtual
+async def test_a_region_that_is_used_again_is_not_freed_by_what_came_before():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        kept = run_of(1, x=BIG)
+        pool.workers.submit([kept])
+        first.answers(*first.take())
+        await settle()
+        regions = {first.region, second.region}
+        pool.owner.finished.clear()
+        first.dies()
+        await settle()
+        third = pool.children[-1]
+        assert third.region not in regions
+        third.is_ready()
+        await settle()
+        del kept
+        pool.memory.alloc(1)  # it is looked at here
+        third.dies()
+        await asyncio.sleep(1)
+        following = pool.children[-1]
+        following.is_ready()
+        await settle()
+        second.stops()
+        pool.workers.submit([run_of(2)])
+        following.take()
+        assert [work.freed for work in following.works] == [[]]
+
+
+@virtual
+async def test_a_worker_is_told_what_is_free_with_its_next_job():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        for number in range(100):  # 6 MiB through a region of 1 MiB
+            run = run_of(number, x=BIG)
+            pool.workers.submit([run])
+            (job,) = child.take()
+            child.answers(job)
+            await settle()
+            (parcel,) = run.outcomes
+            assert parcel.sealed.buffers != [], "there is room"
+            pool.owner.finished.clear()
+            del run, parcel
+        assert pool.memory.used == 0
+
+
+@virtual
+async def test_inputs_stay_in_memory_until_their_worker_is_done_or_dead():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, x=BIG)
+        pool.workers.submit([run])
+        run.samples[0].inputs = {}
+        run.samples[0].is_over = True
+        assert pool.memory.used == 1
+        child.answers(*child.take(), payload="done")
+        await settle()
+        assert pool.memory.used == 0
+
+
+# Stop ---------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_stop_parts_from_the_workers_and_waits_for_them():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        stopping = asyncio.ensure_future(pool.workers.stop(5.0))
+        await settle()
+        assert not first.is_killed
+        for child in (first, second):
+            assert child.take() == []
+            child.dies("ended with exit code 0")
+        assert await stopping == 0
+        await asyncio.sleep(20)
+        assert len(pool.children) == 2
+
+
+@virtual
+async def test_workers_that_do_not_end_are_killed_and_those_that_remain_are_counted():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        stopping = asyncio.ensure_future(pool.workers.stop(5.0))
+        await asyncio.sleep(4.9)
+        assert not first.is_killed
+        await asyncio.sleep(0.2)
+        assert first.is_killed
+        assert second.is_killed
+        first.dies()
+        assert await stopping == 1
+        assert await pool.workers.stop(0.0) == 1, "asked again it says the same"
+
+
+@virtual
+async def test_stop_calls_off_a_restart_that_is_due():
+    async with PlayedPool() as pool:
+        await pool.up()
+        await crash(pool, 3)
+        pool.children[-1].dies()
+        assert await pool.workers.stop(1.0) == 0
+        started = len(pool.children)
+        await asyncio.sleep(30)
+        assert len(pool.children) == started
+
+
+@virtual
+async def test_a_worker_that_comes_up_while_the_pool_stops_gets_no_jobs():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        child.dies()
+        await settle()
+        pool.workers.submit([run_of(1)])
+        child = pool.children[-1]
+        child.is_ready()
+        stopping = asyncio.ensure_future(pool.workers.stop(1.0))
+        await settle()
+        assert pool.workers.count == 0
+        child.dies()
+        assert await stopping == 0
+        assert pool.owner.losses == []

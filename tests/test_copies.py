@@ -1,0 +1,409 @@
+"""A server as several processes, started from this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import numpy as np
+import pytest
+from doubles import client_of, http, post, server_for, wait_until
+
+from pipeline import Op, PipelineServer, RequestOp
+from pipeline.doors.grpc import check_that_grpc_rests
+from pipeline.doors.listen import bind, reserve
+from pipeline.errors import InitError
+
+pytestmark = pytest.mark.usefixtures("open_files")
+
+TWO = {"build_dag_each_worker": True, "worker_num": 2}
+
+
+@pytest.fixture(autouse=True)
+def grpc_rests(open_files: None) -> None:
+    """Whatever tests before this one have left to the garbage collector is gone."""
+    gc.collect()
+    check_that_grpc_rests()
+
+
+def path_of(name: str) -> Path:
+    """A file of this test, by which it speaks with its copies."""
+    return Path(os.environ["SERVING_LOG_PATH"]) / name
+
+
+class Who(Op):
+    """Says which process answered, and with which data id. The file `init` is what it does at its
+    start: raise, exit, or wait until the file is gone."""
+
+    def init_op(self):
+        init = path_of("init")
+        does = init.read_text() if init.exists() else ""
+        if does == "raise":
+            raise FileNotFoundError("who.vocab")
+        if does == "exit":
+            os._exit(7)
+        if does == "wait":
+            path_of("waits").touch()
+            while init.exists():
+                time.sleep(0.002)
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"pid": str(os.getpid()), "data_id": str(data_id)}, False, None, ""
+
+
+def who() -> Op:
+    return Who(name="who", input_ops=[RequestOp()])
+
+
+def ask(server: PipelineServer) -> tuple[int, int]:
+    """(pid, data id) of an answer, on a connection of its own."""
+    status, answer = post(server, {"key": [], "value": []})
+    assert (status, answer["err_no"]) == (200, 0), answer
+    pid, data_id = answer["value"]
+    return int(pid), int(data_id)
+
+
+def pids_of(server: PipelineServer, count: int) -> set[int]:
+    """The processes that answer: waits until there are `count`."""
+    found: set[int] = set()
+    wait_until(lambda: found.add(ask(server)[0]) or len(found) == count)
+    return found
+
+
+def log() -> str:
+    return path_of("PipelineServingLogs/pipeline.log").read_text()
+
+
+# Serving --------------------------------------------------------------------------------------
+
+
+def test_all_copies_answer_with_data_ids_of_their_own():
+    with server_for(who(), **{**TWO, "worker_num": 3}) as server:
+        pids_of(server, 3)
+        ids = defaultdict(list)
+        for _ in range(60):
+            pid, data_id = ask(server)
+            ids[pid].append(data_id)
+    assert os.getpid() not in ids
+    starts = sorted(of_copy[0] % 3 for of_copy in ids.values())
+    assert starts == list(range(3)), "a copy's number is what its ids leave when divided by 3"
+    for of_copy in ids.values():
+        assert of_copy == list(range(of_copy[0], of_copy[-1] + 1, 3)), "none is left out"
+
+
+def test_the_first_data_id_is_the_copys_number():
+    with server_for(who(), **TWO) as server:
+        first: dict[int, int] = {}
+
+        def both_answered() -> bool:
+            pid, data_id = ask(server)
+            first.setdefault(pid, data_id)
+            return len(first) == 2
+
+        wait_until(both_answered)
+        assert set(first.values()) == {0, 1}
+
+
+class Batch(Op):
+    """Says how many requests were in its batch."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"x": np.zeros((1, 1))}, False, None, ""
+
+    def process(self, feed_batch, typical_logid):
+        return {"size": np.full(len(feed_batch[0]["x"]), len(feed_batch[0]["x"]))}, None, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"size": str(fetch_data["size"][0])}, None, ""
+
+
+def test_batches_form_in_copies_too():
+    op = Batch("batch", [RequestOp()], batch_size=4, auto_batching_timeout=1e8)
+    with (
+        ThreadPoolExecutor(7) as callers,
+        server_for(op, stop_grace_period=0, **TWO) as server,
+    ):
+        calls = [callers.submit(post, server, {"key": [], "value": []}) for _ in range(7)]
+        first = next(as_completed(calls))  # whoever gets four of the seven has a batch
+        assert first.result()[1]["value"] == ["4"]
+
+
+def test_they_are_ready_when_start_returns():
+    with server_for(who(), **TWO) as server:
+        for _ in range(20):
+            assert readiness(server) == 200
+
+
+def test_servers_run_one_after_the_other_and_at_once():
+    server = server_for(who(), **TWO)
+    with server:
+        pids = pids_of(server, 2)
+    with server, server_for(who(), **TWO) as second:
+        pids |= pids_of(server, 2) | pids_of(second, 2)
+    assert len(pids) == 6
+
+
+def test_a_server_ends_by_itself_beside_one_that_was_started_later(monkeypatch):
+    monkeypatch.setattr("pipeline.copies._PARTED_S", 600.0)  # its copies end without being killed
+    server = server_for(who(), stop_grace_period=600_000, **TWO)
+    server.start()
+    with server_for(who(), **TWO):
+        server.stop()
+
+
+def test_a_server_runs_in_an_event_loop_of_the_user():
+    async def use() -> set[int]:
+        async with server_for(who(), **TWO) as server:
+            return await asyncio.to_thread(pids_of, server, 2)
+
+    assert len(asyncio.run(use())) == 2
+
+
+def test_one_copy_is_a_process_of_its_own_too():
+    with server_for(who(), build_dag_each_worker=True) as server:
+        assert os.getpid() not in pids_of(server, 1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+def test_they_listen_where_a_single_server_does(host):
+    with server_for(who(), host=host, **TWO) as server:
+        assert len(pids_of(server, 2)) == 2
+        socket.create_connection(("127.0.0.1", server.rpc_port), 10).close()
+
+
+@pytest.mark.parametrize(
+    ("ports", "has_http"),
+    [({"rpc_port": 0, "http_port": None}, False), ({"rpc_port": None, "http_port": 0}, True)],
+)
+def test_a_door_may_be_left_out(ports, has_http):
+    with server_for(who(), **ports, **TWO) as server:
+        assert (server.http_port is not None) == has_http
+        socket.create_connection(("127.0.0.1", server.rpc_port), 10).close()
+
+
+def test_copies_may_be_fresh_interpreters():
+    with server_for(who(), dag={"start_method": "spawn"}, **TWO) as server:
+        assert len(pids_of(server, 2)) == 2
+
+
+def test_what_the_configuration_has_odd_is_said_once():
+    with server_for(who(), op={"whom": {}}, **TWO):
+        pass
+    assert log().count("op.whom") == 1
+    assert log().count("is ready") == 1
+    assert log().count("stopped") == 1
+
+
+def test_the_engine_is_not_here():
+    with (
+        server_for(who(), **TWO) as server,
+        pytest.raises(InitError, match="processes of their own"),
+    ):
+        _ = server.executor
+
+
+# Failing to start -----------------------------------------------------------------------------
+
+
+def test_an_op_that_fails_raises_with_its_traceback_and_leaves_nothing():
+    path_of("init").write_text("raise")
+    with pytest.raises(InitError, match=r"(?s)'who' failed to start: .*who\.vocab.*in init_op"):
+        server_for(who(), **TWO).start()
+
+
+def test_a_copy_that_ends_at_its_start_is_an_error_that_says_how():
+    expected = r"copy \d of the server \(pid \d+\) ended with exit code 7"
+    path_of("init").write_text("exit")
+    with pytest.raises(InitError, match=expected):
+        server_for(who(), **TWO).start()
+
+
+def test_workers_that_cannot_be_prepared_in_a_copy_are_an_error_that_says_why(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no arena today")
+
+    monkeypatch.setattr("pipeline.service.Arena", refuse)  # the copies inherit it
+    server = server_for(who(), op={"who": {"workers": "process"}}, **TWO)
+    with pytest.raises(InitError, match=r"(?s)Traceback.*no arena today"):
+        server.start()
+
+
+def test_a_server_that_failed_may_be_started_again():
+    path_of("init").write_text("raise")
+    server = server_for(who(), **TWO)
+    with pytest.raises(InitError):
+        server.start()
+    path_of("init").unlink()
+    with server:
+        pids_of(server, 2)
+
+
+def test_grpc_that_is_in_use_here_is_an_error_that_says_what_to_do():
+    with server_for(who()) as single, client_of(single) as client:
+        client.predict({})
+        with pytest.raises(InitError, match=r"(?s)gRPC is in use.*start_method: spawn"):
+            server_for(who(), **TWO).start()
+
+
+# Ports ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["rpc_port", "http_port"])
+def test_a_port_of_somebody_else_is_not_shared(key):
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InitError, match=rf"{key}: cannot listen on .*:{port}: .* in use"):
+            server_for(who(), **{key: port}, **TWO).start()
+
+
+@pytest.mark.parametrize("key", ["rpc_port", "http_port"])
+@pytest.mark.parametrize("config", [TWO, {}], ids=["copies", "single"])
+def test_a_second_server_of_ours_does_not_get_their_ports(key, config):
+    with server_for(who(), **TWO) as server:
+        port = getattr(server, key)
+        with pytest.raises(InitError, match=rf"{key}: cannot listen on .*:{port}: .* in use"):
+            server_for(who(), **{key: port}, **config).start()
+        pids_of(server, 2)
+
+
+def test_copies_do_not_get_the_port_of_a_single_server():
+    with server_for(who(), rpc_port=None) as single:
+        for key in ("rpc_port", "http_port"):
+            with pytest.raises(InitError, match=f"{key}: cannot listen"):
+                reserve("::", getattr(single, key), key)
+
+
+@pytest.mark.parametrize("host", ["::", "127.0.0.1"])
+def test_a_reserved_port_is_for_those_only_that_share_it(host):
+    with reserve(host, 0, "http_port") as held:
+        port = held.getsockname()[1]
+        for take in (reserve, bind):
+            with pytest.raises(InitError, match="in use"):
+                take(host, port, "http_port")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 10)
+        with (
+            bind(host, port, "http_port", is_shared=True),
+            bind(host, port, "http_port", is_shared=True),
+        ):
+            socket.create_connection(("127.0.0.1", port), 10).close()
+        with pytest.raises(InitError, match="in use"):
+            bind(host, port, "http_port")
+    bind(host, port, "http_port").close()
+
+
+def test_a_port_is_reserved_again_beside_connections_that_linger():
+    with bind("127.0.0.1", 0, "http_port") as listener:
+        port = listener.getsockname()[1]
+        caller = socket.create_connection(("127.0.0.1", port))
+        listener.accept()[0].close()  # the side that closes first keeps the port for a minute
+        caller.close()
+    reserve("127.0.0.1", port, "http_port").close()
+
+
+# Ends -----------------------------------------------------------------------------------------
+
+
+def readiness(server: PipelineServer) -> int | None:
+    """The status of /health/ready; None where the system gave the connection to a copy that has
+    just been killed."""
+    with contextlib.suppress(ConnectionError):
+        return http(server, "GET", "/health/ready")[0]
+    return None
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        (signal.SIGSTOP, "was stopped (SIGSTOP), did not go on, and was killed"),
+    ],
+)
+def test_a_copy_that_ends_is_replaced(number, text):
+    with server_for(who(), **TWO) as server:
+        first = pids_of(server, 2)
+        victim = min(first)
+        os.kill(victim, number)
+        wait_until(lambda: text in log())
+        assert {readiness(server) for _ in range(10)} <= {200, None}
+        (other,) = first - {victim}
+        after = others_answer(server, victim)
+        assert other in after, "the neighbour goes on"
+        assert len(after) == 2
+    assert f"(pid {victim}) {text}" in log()
+    assert "it is started anew" in log()
+
+
+def others_answer(server: PipelineServer, gone: int) -> set[int]:
+    """The two processes that answer when `gone` was replaced."""
+    found: set[int] = set()
+
+    def two_answered() -> bool:
+        with contextlib.suppress(ConnectionError):  # it was given to the one that is gone
+            found.add(ask(server)[0])
+        found.discard(gone)
+        return len(found) == 2
+
+    wait_until(two_answered)
+    return found
+
+
+def test_a_copy_gets_no_connections_before_it_can_answer():
+    with server_for(who(), **TWO) as server:
+        victim, other = pids_of(server, 2)
+        path_of("init").write_text("wait")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(path_of("waits").exists)
+        assert {ask(server)[0] for _ in range(20)} == {other}
+        assert readiness(server) == 200
+        path_of("init").unlink()
+        assert other in others_answer(server, victim)
+
+
+@pytest.mark.parametrize("does", ["raise", "exit"])
+def test_a_copy_that_never_comes_up_again_makes_the_whole_not_ready(does):
+    with server_for(who(), **TWO) as server:
+        victim, other = pids_of(server, 2)
+        path_of("init").write_text(does)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: readiness(server) == 503)
+        assert ask(server)[0] == other, "it serves nevertheless"
+        path_of("init").unlink()
+        wait_until(lambda: readiness(server) == 200)
+        assert other in others_answer(server, victim)
+    expected = {"raise": "did not start", "exit": "ended with exit code 7"}[does]
+    assert expected in log()
+    assert "(3 times in a row)" in log()
+    assert ("who.vocab" in log()) == (does == "raise")
+
+
+def test_a_copy_that_is_continued_in_time_stays():
+    with server_for(who(), **TWO) as server:
+        first = pids_of(server, 2)
+        os.kill(min(first), signal.SIGSTOP)
+        os.kill(min(first), signal.SIGCONT)
+        assert pids_of(server, 2) == first
+
+
+def test_all_copies_may_end_at_once():
+    with server_for(who(), **TWO) as server:
+        first = pids_of(server, 2)
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        after: set[int] = set()
+
+        def both_are_new() -> bool:
+            with contextlib.suppress(ConnectionError):
+                after.add(ask(server)[0])
+            return len(after - first) == 2
+
+        wait_until(both_are_new)
+        wait_until(lambda: readiness(server) == 200)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import errors
+from pipeline.errors import (
+    ErrorCode,
+    InputError,
+    PipelineError,
+    PredictorUnavailableError,
+    ProductError,
+    error_from_fields,
+    error_from_wire,
+    error_to_fields,
+)
+
+OURS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, PipelineError)
+]
+
+
+def there_and_back(error: PipelineError) -> PipelineError:
+    data = msgspec.msgpack.encode(error_to_fields(error))
+    return error_from_fields(*msgspec.msgpack.decode(data, type=tuple[str, int, str]))
+
+
+def made(kind: type[PipelineError], text: str = "what happened") -> PipelineError:
+    return ProductError(51, text) if issubclass(kind, ProductError) else kind(text)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_every_class_of_ours_comes_back_as_itself(kind):
+    error = there_and_back(made(kind))
+    assert type(error) is kind
+    assert error.code == made(kind).code
+    assert str(error) == "what happened"
+
+
+@given(st.sampled_from(OURS), st.integers(-(2**63) + 1, 2**63 - 1), st.text())
+def test_a_code_that_was_set_on_an_error_comes_along(kind, code, text):
+    error = made(kind, text)
+    error.code = code
+    back = there_and_back(error)
+    assert (type(back), back.code, str(back)) == (kind, code, text)
+
+
+@given(st.integers(), st.text(st.characters()))
+def test_any_code_and_any_text_of_a_product_can_travel(code, text):
+    error = there_and_back(ProductError(code, text))
+    assert type(error) is ProductError
+    if code.bit_length() <= 63:
+        assert error.code == code
+    else:
+        assert error.code == ErrorCode.PRODUCT_ERROR
+        assert str(error).startswith(f"[{code}] ")
+
+
+@pytest.mark.parametrize("code", [2**63, -(2**63) - 1, 2**64, 10**100])
+def test_a_code_that_is_too_long_goes_into_the_text(code):
+    error = there_and_back(ProductError(code, "no face"))
+    assert (error.code, str(error)) == (50, f"[{code}] no face")
+
+
+def test_text_that_is_no_unicode_is_escaped():
+    assert str(there_and_back(InputError("file \udcff"))) == r"file \udcff"
+
+
+def test_a_class_of_the_users_comes_back_as_the_one_of_ours_that_it_extends():
+    class NoFace(ProductError):
+        def __init__(self):
+            super().__init__(51, "no face")
+
+    class TooWide(InputError):
+        code = 5001
+
+    class Flaky(PredictorUnavailableError):
+        pass
+
+    face, wide, flaky = map(there_and_back, (NoFace(), TooWide("x"), Flaky("x")))
+    assert (type(face), face.code, str(face)) == (ProductError, 51, "no face")
+    assert (type(wide), wide.code) == (InputError, 5001)
+    assert type(flaky) is PredictorUnavailableError
+    assert InputError.code == 5000, "the code is the one error's, not its class's"
+
+
+def test_a_class_of_the_users_with_a_name_of_ours_is_not_taken_for_it():
+    """A DeadlineError would have the request started again."""
+    for name in ("DeadlineError", "ProductError", "WorkerDiedError"):
+        theirs = type(name, (InputError,), {})
+        assert type(there_and_back(theirs("x"))) is InputError
+
+
+def test_the_class_of_a_peers_error_is_that_of_its_code():
+    assert type(error_from_wire(5000, "x")) is InputError
+    product = error_from_wire(51, "x")
+    assert (type(product), product.code) == (ProductError, 51)
