@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -17,6 +19,22 @@ __all__ = ["AsyncPipelineClient", "PipelineClient", "PipelinePredictFuture", "Pi
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 _METHOD = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
+
+
+_CONNECTED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _close_at_exit(channel: Any) -> None:
+    """See to it that a script can end: gRPC may hang when it does so with calls under way."""
+    if not _CONNECTED:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _CONNECTED.add(channel)
+
+
+def _close_all() -> None:
+    for channel in list(_CONNECTED):
+        channel.close()
 
 
 class PipelinePredictFuture:
@@ -106,6 +124,7 @@ class PipelineClient(_Client):
         """
         previous = self._channel
         self._open(endpoints, grpc.insecure_channel)
+        _close_at_exit(self._channel)
         if previous is not None:
             previous.close()
 

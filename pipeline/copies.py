@@ -200,9 +200,6 @@ class _RunningCopy:
             return
         self.word = word
         if word.is_over:
-            # Another server of this program may have forked since, and hold our end open.
-            with contextlib.suppress(OSError):
-                self.child.sock.shutdown(socket.SHUT_RDWR)
             self._link.close()
             self._parted()
         self._copies.heard_of(self)
@@ -348,7 +345,7 @@ class Copies:
     def heard_of(self, copy: _RunningCopy) -> None:
         """A copy started, failed to, is ready or no longer, or says so at its doors."""
         if copy.word.is_ready:
-            copy.place.failures = 0
+            copy.place.is_steady()
         if not self._is_up and len(self._running) == len(self._places):
             self._is_up = all(each.word.is_started and each.word.is_ready for each in self._running)
         self._tell_readiness()

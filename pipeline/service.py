@@ -238,7 +238,7 @@ class Service:
         def make(op: Op, owner: Owner) -> Workers:
             count = op.config.concurrency
             if self._family is not None and op in self._family.mains:
-                return ProcessWorkers(op, count, loop, self._family, owner)
+                return ProcessWorkers(op, count, loop, self._family, owner, pump)
             if op in (self._graph.request_op, self._graph.response_op):
                 count = max(count, _EDGE_WORKERS)
             return ThreadWorkers(op, count, loop, mailbox, self._load_predictor, owner)

@@ -233,7 +233,10 @@ ENDS = {
     "os._exit": {"engine.workers.zygote_main"},
     "os.kill": {"engine.workers.zygote_main"},
 }
-PICKLES = {"pickle": {"engine.parcel", "engine.pickling"}, "dill": {"engine.pickling", "engine.workers.zygote_spawn"}}
+PICKLES = {
+    "pickle": {"engine.parcel", "engine.pickling"},
+    "dill": {"engine.pickling", "engine.workers.zygote_spawn"},
+}
 
 
 def test_nothing_is_evaluated_printed_or_ended():

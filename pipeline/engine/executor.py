@@ -238,7 +238,7 @@ class DAGExecutor:
         if not has_room and len(self._waiting) >= self._config.queue_size:
             self.rejected += 1
             raise OverloadedError(
-                f"server is overloaded: {len(self._inside)} requests inside (worker_num) and "
+                f"server is overloaded: {len(self._inside)} requests inside and "
                 f"{len(self._waiting)} waiting (queue_size); try again later."
             )
         self.accepted += 1

@@ -285,7 +285,7 @@ def test_user_code_that_hangs_does_not_keep_the_process(serve):
         served.process.send_signal(signal.SIGTERM)
         assert call.result(60).err_no == 3001
     assert served.ends() == (0, "run_server returned\n", "")
-    assert "1 worker threads hang in user code" in served.log
+    assert "1 workers hang in user code" in served.log
 
 
 def test_a_signal_while_an_op_is_initialised_ends_the_process(serve):

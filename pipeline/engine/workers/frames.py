@@ -8,6 +8,7 @@ Payloads travel in it sealed: neither side opens what it only passes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -188,6 +189,9 @@ class Link(Generic[Message]):
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._unsent.clear()
+            with contextlib.suppress(OSError):
+                # What was forked from this process since may hold a copy of our end.
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
     def _write(self) -> None:

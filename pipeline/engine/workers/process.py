@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from pipeline.engine.stages import BatchRun
@@ -36,16 +36,24 @@ class ProcessWorkers:
         op: configured; `set_up` and `init_op` run in every one of its processes.
         count: number of workers, >= 1.
         owner: told on the loop what becomes of the jobs.
+        pump: called when a worker's report is taken in: what it made ready can go on at once.
     """
 
     def __init__(
-        self, op: Op, count: int, loop: asyncio.AbstractEventLoop, family: Family, owner: Owner
+        self,
+        op: Op,
+        count: int,
+        loop: asyncio.AbstractEventLoop,
+        family: Family,
+        owner: Owner,
+        pump: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = op.name
         self.loop = loop
         self._family = family
         self._op = op
         self._owner = owner
+        self._pump = pump
         self._places = [Place(number) for number in range(count)]
         self._up: list[ProcessWorker] = []
         self._alive: set[ProcessWorker] = set()
@@ -68,7 +76,7 @@ class ProcessWorkers:
 
     @property
     def outage(self) -> PipelineError | None:
-        if self._up or not all(place.is_looping for place in self._places):
+        if self._up or not all(place.is_hopeless for place in self._places):
             return None
         return InitError(
             f"[{self.name}] all its worker processes end again and again; the last one "
@@ -119,7 +127,10 @@ class ProcessWorkers:
         for place in self._places:
             place.set_timer(None)
         for worker in list(self._alive):
-            worker.part() if worker.is_up else worker.kill("was stopped at its start")
+            if worker.is_up and not worker.sent:
+                worker.part()
+            else:
+                worker.kill("was stopped")  # nobody waits any more for what it is at
         if not await self._have_ended(timeout_s):
             for worker in list(self._alive):
                 worker.kill("did not stop in time")
@@ -169,6 +180,11 @@ class ProcessWorkers:
                 if worker.is_slow(now, _RESCUE_S):
                     self._backlog.extendleft(reversed(worker.recall()))
         self.feed()
+
+    def reported(self) -> None:
+        """A worker's results are taken in."""
+        self.feed()
+        self._pump()
 
     def returned(self, runs: list[BatchRun]) -> None:
         self._backlog.extendleft(reversed(runs))
@@ -227,7 +243,7 @@ class ProcessWorkers:
         place.set_timer(timer)
 
     def _is_steady(self, place: Place) -> None:
-        place.failures = 0
+        place.is_steady()
         self._owner.workers_changed()
 
     def _rest(self, worker: ProcessWorker) -> None:
@@ -267,8 +283,9 @@ class ProcessWorkers:
             self._all_ended.set()
         place = worker.place
         place.set_timer(None)
-        place.ended(worker.cause or worker.child.ending, got_somewhere=worker.finished > 0)
         culprit = worker.culprit
+        cause = worker.cause or worker.child.ending
+        place.ended(cause, worker.finished > 0, is_blamed=culprit is not None)
         self._take_back(worker, culprit)
         if self._is_stopped:
             return

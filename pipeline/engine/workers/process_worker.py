@@ -58,8 +58,8 @@ class Supervisor(Protocol):
     def returned(self, runs: list[BatchRun]) -> None:
         """It has not begun these, and will not."""
 
-    def feed(self) -> None:
-        """It may have nothing to do."""
+    def reported(self) -> None:
+        """Its results are taken in; it may have nothing to do."""
 
     def leaves(self, worker: ProcessWorker) -> None:
         """It should be about to end by itself."""
@@ -249,7 +249,7 @@ class ProcessWorker:
             if number in self.sent:  # it had looked begun from here
                 self._pool.returned([self.sent.pop(number).run])
         if report.results:
-            self._pool.feed()
+            self._pool.reported()
 
     def _take_result(self, result: Result) -> None:
         parcel = self._memory.parcel

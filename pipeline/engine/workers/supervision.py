@@ -23,29 +23,41 @@ def restart_pause_s(failures: int) -> float:
 class Place:
     """A worker's place, which is filled with one process after the other.
 
-    `failures` counts the processes in a row that ended without having got anywhere. There is
-    one timer: of a process that is about to be started, killed, or found to be steady.
+    `failures` counts the processes in a row that ended without having got anywhere, `unprovoked`
+    those among the last of them that no job can be blamed for. There is one timer: of a process
+    that is about to be started, killed, or found to be steady.
     """
 
     number: int
     failures: int = 0
+    unprovoked: int = 0
     last_cause: str = ""
     timer: asyncio.TimerHandle | None = None
 
     @property
     def is_looping(self) -> bool:
-        """Whether it is in a crash loop."""
+        """Whether it is in a crash loop, be it for what it was given to do."""
         return self.failures >= _LOOP_FROM
 
     @property
-    def pause_s(self) -> float:
-        """How long to wait before the next start."""
-        return restart_pause_s(self.failures)
+    def is_hopeless(self) -> bool:
+        """Whether it is in a crash loop that has nothing to do with what it was given to do."""
+        return self.unprovoked >= _LOOP_FROM
 
-    def ended(self, cause: str, got_somewhere: bool) -> None:
-        """Note that its process ended."""
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next start. Bad requests must not delay the good ones."""
+        return restart_pause_s(self.unprovoked)
+
+    def ended(self, cause: str, got_somewhere: bool, is_blamed: bool = False) -> None:
+        """Note that its process ended; `is_blamed`: in the midst of a job."""
         self.last_cause = cause
         self.failures = 1 if got_somewhere else self.failures + 1
+        self.unprovoked = 0 if is_blamed else 1 if got_somewhere else self.unprovoked + 1
+
+    def is_steady(self) -> None:
+        """Its process got somewhere, or stays up."""
+        self.failures = self.unprovoked = 0
 
     def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         """Put `timer` in the place of the one that is set."""

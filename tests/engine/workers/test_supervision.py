@@ -55,7 +55,20 @@ def test_the_last_cause_is_the_one_that_is_told():
     ],
 )
 def test_what_follows_is_said_in_words(failures, text):
-    assert Place(0, failures).describe_restart() == text
+    assert Place(0, failures, unprovoked=failures).describe_restart() == text
+
+
+def test_ends_that_jobs_are_to_blame_for_delay_nobody():
+    place = Place(0)
+    for _ in range(5):
+        place.ended("was killed by SIGSEGV", got_somewhere=False, is_blamed=True)
+    assert place.pause_s == 0.0
+    assert place.is_looping, "but the server is not what it should be"
+    assert not place.is_hopeless, "and others may well be answered"
+    place.ended("ended with exit code 1", got_somewhere=False)
+    assert place.pause_s == 0.0
+    place.is_steady()
+    assert not place.is_looping
 
 
 @virtual
