@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import reprlib
 import signal
 import socket
 import subprocess
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -52,7 +54,8 @@ def pack(mains: Sequence[ChildMain]) -> int:
     try:
         data = _dump((list(mains), classes))
     except Exception as error:
-        culprit = _find_culprit(list(mains), "workers", set(), _SEARCH_DEPTH)
+        found = (_find_culprit(list(mains), "workers", {}, d) for d in range(_SEARCH_DEPTH))
+        culprit = next(filter(None, found), None)  # the one that is least hidden
         if culprit is not None:
             raise InitError(_cannot_ship(*culprit)) from error
         # Then it is a class of the script that has nothing to do with the mains.
@@ -123,18 +126,28 @@ def _why_not(value: object) -> str | None:
 
 
 def _find_culprit(
-    value: object, path: str, seen: set[int], depth: int
-) -> tuple[str, object, str] | None:
-    """The innermost part of a value that cannot be shipped: its path, itself and the reason."""
-    reason = None if id(value) in seen else _why_not(value)
+    value: object, path: str, reasons: dict[int, str | None], depth: int, holder: object = None
+) -> tuple[str, object, str, object] | None:
+    """The innermost part of a value that cannot be shipped.
+
+    Its path, itself, the reason, and the object that has it as an attribute. `reasons` has why
+    what was looked at cannot go, by its id. What has parts that cannot go is not to blame, and
+    neither is what only leads back to one, as an Op's reader does to the Op.
+    """
+    reason = reasons[id(value)] = _why_not(value)
     if reason is None:
         return None
-    seen.add(id(value))
-    for name, part in _parts(value) if depth else ():
-        found = _find_culprit(part, path + name, seen, depth - 1)
-        if found is not None:
-            return found
-    return path, value, reason
+    is_to_blame = True
+    for name, part in _parts(value):
+        if not depth:
+            return None
+        if id(part) not in reasons:
+            whose = value if name.startswith(".") else holder
+            found = _find_culprit(part, path + name, reasons, depth - 1, whose)
+            if found is not None:
+                return found
+        is_to_blame = is_to_blame and reasons[id(part)] is None
+    return (path, value, reason, holder) if is_to_blame else None
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
@@ -147,12 +160,16 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield "", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, weakref.ref):
+        yield "", value()
+    elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif hasattr(value, "__dict__"):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
+        for name, part in vars(value).items():
+            if not isinstance(part, types.GetSetDescriptorType):  # they go with their class
+                yield f".{name}", part
         if not isinstance(value, type):
             yield "", type(value)
 
@@ -166,10 +183,11 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, obje
         yield f": variable {name}", cell.cell_contents
 
 
-def _cannot_ship(path: str, value: object, reason: str) -> str:
+def _cannot_ship(path: str, value: object, reason: str, holder: object) -> str:
+    whose = f" of {reprlib.repr(holder)}" if holder is not None else ""
     return (
-        f"{path} ({type(value).__name__}) cannot be shipped to a fresh interpreter: {reason}. "
-        f"Use start_method: fork, or create it in init_op, or move what it belongs to "
+        f"{path} ({type(value).__name__}){whose} cannot be shipped to a fresh interpreter: "
+        f"{reason}. Use start_method: fork, or create it in init_op, or move what it belongs to "
         f"into a module that the workers can import."
     )
 
