@@ -23,6 +23,8 @@ from pipeline.engine.workers.zygote_main import (
     ChildMain,
     Clone,
     Kill,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Report,
@@ -46,6 +48,7 @@ _NO_ZYGOTE = (
 )
 _STOPPING = "could not be started: the server is stopping"
 _READ_AT_ONCE = 64  # reports a wake-up, so that a storm of them does not hold up the loop
+_PATIENCE_S = 3.0  # a zygote that says nothing for so long, when asked, was stopped or hangs
 _LAST_WAIT_S = 5.0  # what the kernel gets to take killed processes away
 
 
@@ -62,6 +65,8 @@ class Zygotes:
             are shipped by dill. They are unpacked in the children, so that what scripts do when
             they are imported (CUDA!) happens in no process that forks.
         pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
+        patience_s: for a zygote that is asked and says nothing; then it is killed, and the spare
+            one takes over.
 
     Raises:
         InitError: not on Linux 5.3 or newer; no more processes; something cannot be shipped.
@@ -72,7 +77,9 @@ class Zygotes:
         mains: Sequence[ChildMain],
         start_method: Literal["fork", "spawn"] = "fork",
         pass_fds: Sequence[int] = (),
+        patience_s: float = _PATIENCE_S,
     ) -> None:
+        self._patience_s = patience_s
         self._zygotes: list[ZygoteLink] = []  # the first is the active one
         self._dying: dict[int, Callable[[], None]] = {}  # by pidfd: what to do when it has ended
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,12 +130,43 @@ class Zygotes:
             return child
         zygote = self._zygotes[0]
         serial = next(self._serials)
-        child = Child(number, ours, on_change, functools.partial(zygote.send, Kill(serial)))
+        child = Child(number, ours, on_change, functools.partial(self._ask, zygote, Kill(serial)))
         zygote.children[serial] = child
-        zygote.send(Start(serial, main, number), theirs)
+        self._ask(zygote, Start(serial, main, number), theirs)
         if len(self._zygotes) == 1:
             self._add_spare()
         return child
+
+    def _ask(
+        self, zygote: ZygoteLink, request: Start | Kill, end: socket.socket | None = None
+    ) -> None:
+        """Send what is answered with a report, and see to it that one comes."""
+        zygote.ask(request, end)
+        if zygote.doubts is None:
+            self._check_later(zygote)
+
+    def _check_later(self, zygote: ZygoteLink) -> None:
+        assert self._loop is not None
+        check = functools.partial(self._check, zygote, zygote.heard)
+        zygote.doubts = self._loop.call_later(self._patience_s, check)
+
+    def _check(self, zygote: ZygoteLink, heard: int) -> None:
+        """End a zygote that owes us a report and says nothing: the spare takes over.
+
+        A child may take its time to die, so it is asked whether it is there before.
+        """
+        zygote.doubts = None
+        if not zygote.owes_reports:
+            return
+        is_silent = zygote.heard == heard
+        if not (is_silent and zygote.is_pinged):
+            zygote.is_pinged = is_silent
+            if is_silent:
+                zygote.send(Ping())
+            self._check_later(zygote)
+        elif zygote.life is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(zygote.life, signal.SIGKILL)
 
     async def close(self, timeout_s: float) -> None:
         """Kill all children and end the zygotes; each child is reported before this returns."""
@@ -233,9 +271,13 @@ class Zygotes:
             case Ready(pid):
                 zygote.be_ready(pid, life)
             case Started(child, pid):
+                zygote.starting.discard(child)
                 zygote.children[child].begin(pid, life)
             case Refused(child, reason):
+                zygote.starting.discard(child)
                 zygote.children.pop(child).end(f"could not be started: {reason}")
+            case Pong():
+                pass  # it was heard, which is all
             case Changed(child, status):
                 zygote.change(child, status)
 

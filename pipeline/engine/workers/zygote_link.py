@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -13,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.engine.workers.zygote_main import MESSAGE_BYTES, Report, Request
+from pipeline.engine.workers.zygote_main import MESSAGE_BYTES, Kill, Report, Request, Start
 
 _NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
@@ -115,7 +116,11 @@ class Child:
 
 
 class ZygoteLink:
-    """One zygote: requests go out, reports come in."""
+    """One zygote: requests go out, reports come in.
+
+    `heard` counts the reports; `starting` and `killing` are the children that it is to report
+    on, and `doubts` is the timer of whoever waits for that.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         control.setblocking(False)
@@ -123,6 +128,11 @@ class ZygoteLink:
         self.children: dict[int, Child] = {}
         self.clones: list[ZygoteLink] = []
         self.is_ready = False
+        self.heard = 0
+        self.starting: set[int] = set()
+        self.killing: set[int] = set()
+        self.is_pinged = False
+        self.doubts: asyncio.TimerHandle | None = None
         self.pid: int | None = None
         self.life: int | None = None
         self.reap: Callable[[], object] = lambda: None
@@ -132,6 +142,16 @@ class ZygoteLink:
         """Send, or keep until there is room; `end` travels along and is closed here."""
         self._backlog.append((_encode(request), end))
         self.flush()
+
+    def ask(self, request: Start | Kill, end: socket.socket | None = None) -> None:
+        """Send what a report has to follow."""
+        (self.starting if isinstance(request, Start) else self.killing).add(request.child)
+        self.send(request, end)
+
+    @property
+    def owes_reports(self) -> bool:
+        """Whether something was asked and not yet reported on."""
+        return bool(self.starting or self.killing)
 
     def flush(self) -> None:
         """Send what found no room. A full socket holds requests that reports will answer, so
@@ -166,6 +186,7 @@ class ZygoteLink:
                 continue  # it died without reading all; what it had said before is still to come
             if not data:
                 raise EOFError
+            self.heard += 1
             yield _decode(data), fds[0] if fds else None
 
     def be_ready(self, pid: int, life: int | None) -> None:
@@ -182,6 +203,7 @@ class ZygoteLink:
         child = self.children[serial]
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             del self.children[serial]
+            self.killing.discard(serial)
         child.change(status)
 
     def bury(self) -> None:
@@ -197,6 +219,8 @@ class ZygoteLink:
     def close(self) -> None:
         """Close what this process holds of it; idempotent."""
         self.control.close()
+        if self.doubts is not None:
+            self.doubts.cancel()
         if self.life is not None:
             os.close(self.life)
             self.life = None

@@ -25,6 +25,7 @@ MESSAGE_BYTES = 4096  # the longest message is a refusal, whose reason is cut to
 _REASON_CHARS = 500
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -43,6 +44,14 @@ class Kill(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
 
 class Clone(msgspec.Struct, frozen=True, array_like=True, tag="clone"):
     """Fork another zygote; comes with the control socket that it is to serve."""
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Say that you are there."""
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    """The answer to a Ping."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -72,8 +81,8 @@ class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
     status: int
 
 
-Request = Start | Kill | Clone
-Report = Ready | Started | Refused | Changed
+Request = Start | Kill | Clone | Ping
+Report = Ready | Started | Refused | Changed | Pong
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -165,6 +174,8 @@ class _Zygote:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         threading.main_thread().name = "MainThread"  # the parent's may have been any thread
         self._name("zygote")
+        # What its children leave behind is reaped here: PID 1 of a container may be no init.
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._tell_with_life(Ready(self._pid), self._pid)
 
     def run(self) -> None:
@@ -196,6 +207,8 @@ class _Zygote:
                 self._kill(child)
             case Clone():
                 self._clone(fds)
+            case Ping():
+                self._tell(Pong())
         return True
 
     # Children --------------------------------------------------------------------------

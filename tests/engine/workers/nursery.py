@@ -24,8 +24,9 @@ class Nursery:
         *mains: ChildMain,
         start_method: Any = "fork",
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+        patience_s: float = 60.0,
     ) -> None:
-        self.zygotes = Zygotes(mains or (obey,), start_method)
+        self.zygotes = Zygotes(mains or (obey,), start_method, patience_s=patience_s)
         self.loop = new_loop()
         self.zygotes.attach(self.loop)
         self.children: list[Child] = []

@@ -20,6 +20,7 @@ from nursery import KILLED, VANISHED
 from obedient import living, obey, open_files, status_of
 
 from pipeline.engine.workers.zygote import Child, Zygotes
+from pipeline.engine.workers.zygote_main import Kill
 from pipeline.errors import InitError
 
 # A system that has run out ------------------------------------------------------------------
@@ -206,6 +207,48 @@ def test_requests_that_a_dead_zygote_did_not_read_end_their_children(nursery):
     family.until_ended(*unread, *unsent)
     assert {child.ending for child in family.children} == {VANISHED}
     assert family.ask(family.start(), "ping") == "pong"
+
+
+@pytest.mark.parametrize("is_asked_to", ["kill", "start"])
+def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked_to):
+    family = nursery(patience_s=0.05)
+    child = family.start_and_ask()
+    active, spare = family.pids
+    os.kill(active, signal.SIGSTOP)
+    wait_until(lambda: status_of(active, "State").startswith("T"))
+    if is_asked_to == "kill":
+        child.kill()
+    else:
+        family.until_ended(family.start())
+    family.until_ended(child)
+    assert child.ending == VANISHED
+    assert family.start_until_it_runs().state == "running"
+    assert family.pids[0] == spare
+
+
+def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(nursery):
+    family = nursery(patience_s=0.05)
+    pids = family.pids
+    child = family.start_and_ask()
+    active = family.zygotes._zygotes[0]
+    active.ask(Kill(-1))  # of a child that does not exist: no report follows
+    family.zygotes._check_later(active)
+    heard = active.heard
+    family.until(lambda: active.heard >= heard + 3)
+    assert family.pids == pids
+    assert child.state == "running"
+
+
+def test_a_zygote_that_answers_is_left_alone(nursery):
+    family = nursery(patience_s=0.05)
+    pids = family.pids
+    for _ in range(3):
+        child = family.start_and_ask()
+        family.until(lambda: not family.zygotes._zygotes[0].doubts)
+        child.kill()
+        family.until_ended(child)
+    family.until(lambda: not family.zygotes._zygotes[0].doubts)
+    assert family.pids == pids
 
 
 def test_without_zygotes_starts_end_at_once_and_say_why(nursery):
