@@ -39,12 +39,12 @@ def _everything_as_before():
     """No test may leave a thread, a handler or a level behind."""
 
     def state():
-        threads = {thread.name for thread in threading.enumerate()}
-        return threads, list(PIPELINE.handlers), PIPELINE.level, PIPELINE.propagate
+        return list(PIPELINE.handlers), PIPELINE.level, PIPELINE.propagate
 
-    before = state()
+    threads, before = set(threading.enumerate()), state()
     yield
     assert state() == before
+    assert set(threading.enumerate()) <= threads, "those of gRPC may end meanwhile"
 
 
 def texts(path):
