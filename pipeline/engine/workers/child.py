@@ -34,8 +34,9 @@ from pipeline.op import Op
 
 SendRecord = Callable[[bytes], None]
 
-_QUICK_NS = 100_000  # results of jobs that take less may wait for the next one's
-_HOLD_NS = 200_000  # ... but no longer than this
+_QUICK_NS = 100_000  # results of jobs that take less may wait for the next one's,
+_HOLD_NS = 200_000  # ... but no longer than this,
+_TRUST = 100  # ... and only after so many in a row: behind a slow one they would wait as long
 _STAGES = ("init_op", "preprocess", "process", "postprocess")
 
 
@@ -173,6 +174,7 @@ class _Worker:
         self._results: list[Result] = []
         self._skipped: list[int] = []
         self._held_since = 0
+        self._quick_in_a_row = 0
 
     def run(self) -> None:
         """Until the server parts."""
@@ -186,9 +188,10 @@ class _Worker:
             if not self._results:
                 self._held_since = result.start_ns
             self._results.append(result)
-            took_ns = result.end_ns - result.start_ns
+            is_quick = result.end_ns - result.start_ns < _QUICK_NS
+            self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
             is_late = result.end_ns - self._held_since > _HOLD_NS
-            if took_ns > _QUICK_NS or is_late:
+            if self._quick_in_a_row < _TRUST or is_late:
                 self._report()
 
     def _take(self) -> None:

@@ -467,3 +467,23 @@ def test_work_that_had_come_is_done_and_then_the_worker_ends_quietly():
         home.thread.join(20)
         assert done == [100]
         assert home.ended_with == []
+
+
+def test_a_result_does_not_wait_behind_a_job_of_which_nothing_is_known():
+    class Waits(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            if input_dicts["read"]["x"] == "slow":
+                released.wait(20)
+            return {}, False, None, ""
+
+    released = threading.Event()
+    with Home(Waits("op")) as home:
+        home.ready()
+        home.send(home.job({"x": "quick"}), home.job({"x": "slow"}))
+        try:
+            (quick,), _ = home.results()
+            assert quick.number == 1
+        finally:
+            released.set()
+        (slow,), _ = home.results()
+        assert slow.number == 2
