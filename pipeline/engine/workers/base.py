@@ -47,7 +47,7 @@ class Workers(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether every worker takes jobs, or will in a moment."""
+        """Whether jobs are taken, and all is well with every worker or soon will be."""
 
     @property
     def outage(self) -> PipelineError | None:

@@ -72,7 +72,8 @@ class ProcessWorkers:
 
     @property
     def is_ready(self) -> bool:
-        return self._is_started and not any(place.is_looping for place in self._places)
+        is_looping = any(place.is_looping for place in self._places)
+        return self._is_started and bool(self._up) and not is_looping
 
     @property
     def outage(self) -> PipelineError | None:

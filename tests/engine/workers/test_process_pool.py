@@ -724,7 +724,6 @@ async def test_a_crash_loop_is_an_outage_that_fails_what_waits_until_a_worker_co
         await crash(pool, 2)
         run = run_of(1)
         pool.workers.submit([run])
-        assert pool.workers.is_ready
         assert pool.workers.outage is None
         await crash(pool, 1)
         assert not pool.workers.is_ready
@@ -782,8 +781,20 @@ async def test_a_worker_that_dies_of_every_second_batch_is_no_crash_loop():
             await settle()
             child.dies()
             await settle()
+            assert not pool.workers.is_ready, "nobody is there for the moment"
+        pool.children[-1].is_ready()
+        await settle()
         assert pool.workers.is_ready
         assert len(set(pool.zygotes.started_at)) == 1
+
+
+@virtual
+async def test_one_that_is_replaced_does_not_matter_while_there_is_another():
+    async with PlayedPool(2) as pool:
+        first, _ = await pool.up()
+        first.dies()
+        await settle()
+        assert pool.workers.is_ready
 
 
 @virtual
