@@ -22,7 +22,6 @@ from pipeline.errors import (
     GraphError,
     OverloadedError,
     PackageError,
-    PayloadTypeError,
     PipelineError,
 )
 from pipeline.observe.span import BatchSink, RequestSink, RequestSpan
@@ -335,7 +334,7 @@ class DAGExecutor:
             return answer
         try:
             return self._seal(answer)
-        except PayloadTypeError as error:
+        except PipelineError as error:
             return error
 
     def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.engine.pickling import PROTOCOL, Order, dilled, dumps, is_picklable, told
 from pipeline.engine.workers.arena import Arena, Block
-from pipeline.errors import PayloadTypeError
+from pipeline.errors import OverloadedError, PayloadTypeError
 
 # From this size on it goes to shared memory. Measured there and back through another process: a
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB
@@ -24,6 +24,7 @@ THRESHOLD = 16 * 1024
 
 _NUMBERS = frozenset({int, float, bool})
 _SCALARS = _NUMBERS | {type(None)}
+_MOST_IN_BAND = 2**32 - 1  # bytes that msgpack can hold
 _SHORT_LIST = 64  # items that are quicker looked at than given to a Pickler of our own
 _RAW = {kind.__name__: kind for kind in (bytes, bytearray, str)}
 _ONLY_KEY = "payload"  # of the dict that stands for a payload that is no dict
@@ -61,12 +62,29 @@ def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD)
     The payload is not changed. An object that it holds twice may arrive as two.
 
     Raises:
-        PayloadTypeError: something in it cannot be pickled, not even by dill. As with any other
-            error, nothing is left in `memory`.
+        PayloadTypeError: something in it cannot be pickled, not even by dill; or it is too long.
+        OverloadedError: there is no memory left. With any error, nothing is left in `memory`.
     """
     try:
         if type(payload) is dict and _is_plain(payload, threshold):
             return Sealed(pickle.dumps(payload, PROTOCOL))
+        sealed = _seal(payload, memory, arena, threshold)
+    except MemoryError as error:
+        raise OverloadedError(
+            f"there is not enough memory to send {type(payload).__name__} to another process"
+        ) from error
+    if len(sealed.data) > _MOST_IN_BAND:
+        for block in sealed.buffers:
+            memory.free(block)
+        raise PayloadTypeError(
+            f"a payload of {len(sealed.data)} bytes found no room in shared memory and is too long "
+            "for a socket: raise dag.shared_memory_mib"
+        )
+    return sealed
+
+
+def _seal(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sealed:
+    try:
         return _Sealer(memory, arena, threshold).seal(payload)
     except MemoryError:
         raise

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 
 from pipeline.engine.parcel import THRESHOLD, Parcel, Sealed, opened, seal, unseal
 from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
-from pipeline.errors import PayloadTypeError
+from pipeline.errors import OverloadedError, PayloadTypeError
 
 LARGE = 2 * THRESHOLD
 
@@ -517,3 +517,14 @@ def test_opened_leaves_what_is_no_parcel_and_turns_failures_to_errors(shared):
     assert opened(Parcel(shared.seal(payload), shared.arena, len)) == payload
     broken = Parcel(shared.seal({"error": NeedsTwo(1, 2)}), shared.arena, len)
     assert isinstance(opened(broken), PayloadTypeError)
+
+
+class EatsMemory:
+    def __reduce__(self):
+        raise MemoryError
+
+
+def test_without_memory_the_caller_is_told_to_come_back(shared):
+    with pytest.raises(OverloadedError, match="not enough memory to send dict"):
+        shared.seal({"big": np.zeros(LARGE), "x": EatsMemory()})
+    assert shared.region.used == 0

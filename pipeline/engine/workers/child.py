@@ -28,7 +28,13 @@ from pipeline.engine.workers.frames import (
     WireJob,
     WorkerLink,
 )
-from pipeline.errors import PayloadTypeError, PipelineError, error_to_fields, utf8_text
+from pipeline.errors import (
+    OverloadedError,
+    PayloadTypeError,
+    PipelineError,
+    error_to_fields,
+    utf8_text,
+)
 from pipeline.event_loop import LoopThread
 from pipeline.op import Op
 
@@ -246,6 +252,6 @@ class _Worker:
         if not isinstance(outcome, PipelineError):
             try:
                 return Outcome(seal(outcome, self._memory, self._arena))
-            except PayloadTypeError as error:
-                outcome = PayloadTypeError(f"[{self._op.name}] {error}")
+            except (PayloadTypeError, OverloadedError) as error:
+                outcome = type(error)(f"[{self._op.name}] {error}")
         return Outcome(error=WireError(*error_to_fields(outcome)))

@@ -1,6 +1,6 @@
 """What the server and a worker process say to each other, and how it goes over their socket.
 
-A frame is the length of its body, 4 bytes little-endian, and the body: msgpack of one `Hello` or
+A frame is the length of its body, 8 bytes little-endian, and the body: msgpack of one `Hello` or
 `Work` (to the worker) or `Report` (from it). A frame holds everything that was ready at once.
 Payloads travel in it sealed: neither side opens what it only passes on.
 """
@@ -21,7 +21,7 @@ import msgspec
 from pipeline.engine.parcel import Sealed
 from pipeline.engine.workers.arena import Block
 
-_LENGTH = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
 # Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may
 # take that from the system and give it back each time, for ten times what a small read costs.
 _RECEIVE_BYTES = 64 * 1024

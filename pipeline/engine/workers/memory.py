@@ -37,7 +37,7 @@ class ServerMemory:
         self._own.free(block)
 
     def seal(self, payload: Any) -> Parcel:
-        """Seal a payload that is to leave this process. PayloadTypeError if it cannot."""
+        """Seal a payload that is to leave this process. Raises as `parcel.seal` does."""
         return self.parcel(seal(payload, self, self.arena))
 
     def parcel(self, sealed: Sealed) -> Parcel:

@@ -26,7 +26,12 @@ from pipeline.engine.workers.frames import (
 from pipeline.engine.workers.memory import ServerMemory
 from pipeline.engine.workers.supervision import Place
 from pipeline.engine.workers.zygote import Child, Zygotes
-from pipeline.errors import PayloadTypeError, error_from_fields
+from pipeline.errors import (
+    OverloadedError,
+    PayloadTypeError,
+    PipelineError,
+    error_from_fields,
+)
 from pipeline.op import Op
 
 _PICK_UP_S = 1.0  # an idle worker may take so long, beyond the Op's timeout, to take a job up
@@ -165,7 +170,7 @@ class ProcessWorker:
                 continue
             try:
                 samples.append(self._sample(item, parcels))
-            except PayloadTypeError as error:
+            except PipelineError as error:
                 run.outcomes[index] = error
                 continue
             indexes.append(index)
@@ -194,8 +199,8 @@ class ProcessWorker:
             return part.sealed
         try:
             parcel = self._memory.seal(part)
-        except PayloadTypeError as error:
-            raise PayloadTypeError(f"[{maker}] {error}") from error
+        except (PayloadTypeError, OverloadedError) as error:
+            raise type(error)(f"[{maker}] {error}") from error
         parcels.append(parcel)
         return parcel.sealed
 

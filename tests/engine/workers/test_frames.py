@@ -91,7 +91,7 @@ def test_every_message_arrives_byte_by_byte():
 
 
 def test_a_frame_without_a_body_is_one():
-    assert [bytes(body) for body in Unframer().feed(struct.pack("<II", 0, 0))] == [b"", b""]
+    assert [bytes(body) for body in Unframer().feed(struct.pack("<QQ", 0, 0))] == [b"", b""]
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=10), st.integers(0, 3))
