@@ -66,8 +66,6 @@ def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD)
         OverloadedError: there is no memory left. With any error, nothing is left in `memory`.
     """
     try:
-        if type(payload) is dict and _is_plain(payload, threshold):
-            return Sealed(pickle.dumps(payload, PROTOCOL))
         sealed = _seal(payload, memory, arena, threshold)
     except MemoryError as error:
         raise OverloadedError(
@@ -85,6 +83,8 @@ def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD)
 
 def _seal(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sealed:
     try:
+        if type(payload) is dict and _is_plain(payload, threshold):
+            return Sealed(pickle.dumps(payload, PROTOCOL))
         return _Sealer(memory, arena, threshold).seal(payload)
     except MemoryError:
         raise
