@@ -9,12 +9,12 @@ from typing import Any
 
 from pipeline.config import ServiceConfig
 from pipeline.data import ChannelData
-from pipeline.engine.binding import BoundOp, unpack_result
+from pipeline.engine.binding import unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
+from pipeline.engine.edge import Edge, EdgeJob
 from pipeline.engine.graph import Graph
 from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight
-from pipeline.engine.stages import CallWatch
 from pipeline.engine.workers.base import Worker, WorkersFactory
 from pipeline.errors import (
     ClosedError,
@@ -30,42 +30,6 @@ from pipeline.op import EXECUTOR_NAME, ResponseOp, pack_error
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
 _JOIN_TIMEOUT_S = 5.0
-
-
-class EdgeJob:
-    """A call of an overridden unpack or pack method, run by a worker of that Op.
-
-    `keeps` is whatever the argument needs to stay alive.
-    """
-
-    __slots__ = ("argument", "keeps", "method", "request", "result")
-
-    def __init__(self, request: InFlight, method: str, argument: Any) -> None:
-        self.request = request
-        self.method = method
-        self.argument = argument
-        self.keeps: Any = None
-        self.result: Any = None
-
-    def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        self.result = op.call(self.method, self.argument) if not self.is_stale else None
-
-    @property
-    def is_stale(self) -> bool:
-        return self.request.answer.done()
-
-
-class _Edge:
-    """Owns the workers of unpack or pack, which are always threads."""
-
-    def __init__(self, done: Callable[[Worker, EdgeJob], None]) -> None:
-        self.done = done
-
-    def lost(self, job: EdgeJob, error: PipelineError) -> None:
-        """Threads lose no job."""
-
-    def workers_changed(self) -> None:
-        """The edges count for nothing in the server's readiness."""
 
 
 class DAGExecutor:
@@ -119,8 +83,8 @@ class DAGExecutor:
         self._has_jumps = any(op.is_jump_op() for op in graph.ops)
         self._unpacks_inline = not self._request_op.overrides("unpack_request_package")
         self._packs_inline = not self._response_op.overrides("pack_response_package")
-        self._unpackers = factory(self._request_op, _Edge(self._unpacked))
-        self._packers = factory(self._response_op, _Edge(self._packed))
+        self._unpackers = factory(self._request_op, Edge(self._unpacked))
+        self._packers = factory(self._response_op, Edge(self._packed))
         self._is_bounded = config.dag.channel_size > 0
         self._cap = config.most_inside or self._default_cap()
         self._waiting: dict[InFlight, None] = {}  # in order of arrival
