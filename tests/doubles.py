@@ -198,6 +198,7 @@ class Engine:
         last_op: the last Op of the graph.
         config: as in config.yml; ports are added.
         service_s: seconds that a batch takes, by Op name; None: until it is released.
+        seal: as for DAGExecutor; the workers are scripted ones all the same.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class Engine:
         config: dict[str, Any] | None = None,
         service_s: dict[str, float | None] | None = None,
         response_op: ResponseOp | None = None,
+        seal: Callable[[Any], Any] | None = None,
     ) -> None:
         graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
         settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
@@ -234,6 +236,7 @@ class Engine:
             [self.batch_spans.append],
             [self.request_spans.append],
             on_readiness=self.readiness.append,
+            seal=seal,
         )
 
     async def __aenter__(self) -> Engine:

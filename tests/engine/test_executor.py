@@ -8,7 +8,7 @@ import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
-from pipeline.errors import ErrorCode, OverloadedError
+from pipeline.errors import ErrorCode, OverloadedError, PayloadTypeError
 
 
 class Fails(Op):
@@ -684,5 +684,46 @@ def test_every_batch_and_request_leaves_a_span():
         assert engine.batch_spans[0].end_ns - engine.batch_spans[0].start_ns == pytest.approx(5e8)
         (span,) = engine.request_spans
         assert (span.data_id, span.error.code) == (0, 51)
+
+    run_virtual(main())
+
+
+# Processes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "times"),
+    [(("process", "process"), 1), (("process", "thread"), 0), (("thread", "thread"), 0)],
+)
+def test_what_several_processes_read_is_sealed_once(workers, times):
+    sealed = []
+
+    def seal(payload):
+        sealed.append(payload)
+        return payload
+
+    async def main():
+        read = RequestOp()
+        a, b = Tag("a", input_ops=[read]), Tag("b", input_ops=[read])
+        ops = {name: {"workers": kind} for name, kind in zip("ab", workers, strict=True)}
+        async with Engine(Tag("c", input_ops=[a, b]), {"op": ops}, seal=seal) as engine:
+            assert answers(await engine.ask(path="x"))["path"] == "(x>a|x>b)>c"
+
+    run_virtual(main())
+    assert sealed == [{"path": "x"}] * times
+
+
+def test_what_cannot_be_sealed_ends_its_request_with_the_reason():
+    def seal(payload):
+        raise PayloadTypeError("not this one")
+
+    async def main():
+        read = RequestOp()
+        a, b = Tag("a", input_ops=[read]), Tag("b", input_ops=[read])
+        config = {"dag": {"is_thread_op": False}}
+        async with Engine(Tag("c", input_ops=[a, b]), config, seal=seal) as engine:
+            response = await engine.ask(path="x")
+            assert (response.err_no, response.err_msg) == (7000, "not this one")
+            assert engine.executor.inside == 0
 
     run_virtual(main())
