@@ -6,13 +6,13 @@ import ctypes
 import os
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 32 << 20
 _FROM_HEAP_BYTES = 32 << 20  # the most that glibc allows
 _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB of freed memory instead of returning it piece by piece.
+    """Let glibc keep up to 32 MiB of freed memory instead of returning it piece by piece.
 
     By default a freed megabyte goes back to the system at once, and the next request's costs
     256 page faults: a quarter of the CPU time of a server that passes megabytes on. For processes

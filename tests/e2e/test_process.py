@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from doubles import wait_until
 from raw_http import Connection, request
+from served import Served, free_port, is_open
 
 from pipeline import PipelineClient
 
@@ -75,70 +77,19 @@ print("run_server returned")
 '''
 
 
-class Served:
-    """A running server script."""
-
-    def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
-        self.folder = folder
-        self._log = folder / "PipelineServingLogs" / "pipeline.log"
-        self._log_start = len(self._log.read_text()) if self._log.exists() else 0
-        elsewhere = folder / "elsewhere"
-        elsewhere.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, str(folder / "web_server.py"), str(folder), *arguments],
-            cwd=elsewhere,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()[self._log_start :] if self._log.exists() else ""
-
-    def wait_until_ready(self) -> tuple[int, int]:
-        """(rpc_port, http_port)"""
-        self.wait_for(lambda: "is ready" in self.log)
-        found = re.search(r"gRPC on port (\d+), HTTP on port (\d+)", self.log)
-        assert found, self.log
-        return int(found[1]), int(found[2])
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait, but not for a process that has ended."""
-        wait_until(lambda: condition() or self.process.poll() is not None, 60)
-        assert condition(), self.process.communicate()
-
-    def wait_until_held(self, name: str) -> None:
-        self.wait_for((self.folder / f"{name}.entered").exists)
-
-    def release(self, name: str) -> None:
-        (self.folder / f"{name}.released").touch()
-
-    def ends(self) -> tuple[int, str, str]:
-        """(exit status, stdout, stderr without the line that says that the server is ready)"""
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, re.sub(r"^pipeline server .* is ready: .*\n", "", err)
-
-
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Starts the script: `serve(*arguments, **config)`. What still runs is killed."""
-    started: list[Served] = []
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with contextlib.ExitStack() as stack:
 
-    def start(*arguments: str, **config: object) -> Served:
-        settings = {"rpc_port": 0, "http_port": 0, **config}
-        lines = "".join(f"{key}: {value}\n" for key, value in settings.items())
-        (tmp_path / "config.yml").write_text(lines)
-        (tmp_path / "web_server.py").write_text(SCRIPT)
-        started.append(Served(tmp_path, arguments))
-        return started[-1]
+        def start(*arguments: str, **config: Any) -> Served:
+            served = Served(tmp_path, SCRIPT, config, *arguments, cwd=elsewhere)
+            stack.callback(served.close)
+            return served
 
-    yield start
-    for served in started:
-        if served.process.poll() is None:
-            served.process.kill()
-        served.process.communicate()
+        yield start
 
 
 @contextlib.contextmanager
@@ -148,25 +99,12 @@ def client_at(port: int) -> Iterator[PipelineClient]:
         yield client
 
 
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 10).close()
-    except ConnectionRefusedError:
-        return False
-    return True
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 # Serving ------------------------------------------------------------------------------------
 
 
 def test_an_unguarded_script_serves_with_its_globals_and_late_attributes(serve):
     served = serve("--suffix", "+")
-    rpc_port, http_port = served.wait_until_ready()
+    rpc_port, http_port = served.wait_until_ready().ports
     with client_at(rpc_port) as client:
         assert client.predict({"words": "hi"}).value == ["hi+!abc"]
     with Connection(http_port) as connection:
@@ -201,14 +139,14 @@ for f in futures:
 
 
 def test_the_client_of_the_design_document_runs_as_it_is(serve):
-    rpc_port, _ = serve().wait_until_ready()
+    rpc_port, _ = serve().wait_until_ready().ports
     script = CLIENT.format(port=rpc_port)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_that_client_sees_an_error_as_its_ecode(serve):
-    rpc_port, _ = serve().wait_until_ready()
+    rpc_port, _ = serve().wait_until_ready().ports
     script = CLIENT.format(port=rpc_port).replace("i am very sad", "refuse")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
@@ -218,13 +156,13 @@ def test_that_client_sees_an_error_as_its_ecode(serve):
 # Stopping -----------------------------------------------------------------------------------
 
 
-TWO_WORKERS = "{shout: {concurrency: 2}}"
+TWO_WORKERS = {"shout": {"concurrency": 2}}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_requests_finish_and_ends_with_0(serve, number):
     served = serve(op=TWO_WORKERS)
-    rpc_port, http_port = served.wait_until_ready()
+    rpc_port, http_port = served.wait_until_ready().ports
     with (
         client_at(rpc_port) as client,
         Connection(http_port) as idle,
@@ -244,7 +182,7 @@ def test_a_signal_lets_requests_finish_and_ends_with_0(serve, number):
         served.release("http")
         assert over_grpc.result(60).value == ["?!abc"]
         assert busy.answer().json["value"] == ["?!abc"]
-    assert served.ends() == (0, "run_server returned\n", "")
+    assert served.outcome() == (0, "run_server returned\n", "")
     assert not is_open(rpc_port)
 
 
@@ -259,7 +197,7 @@ def has_arrived(port: int) -> bool:
 
 def test_a_second_signal_cuts_the_grace_period_short(serve):
     served = serve(stop_grace_period=600_000, op=TWO_WORKERS)
-    rpc_port, http_port = served.wait_until_ready()
+    rpc_port, http_port = served.wait_until_ready().ports
     with client_at(rpc_port) as client, Connection(http_port) as connection:
         over_grpc = client.predict({"hold": "grpc"}, asyn=True)
         connection.send(request(b'{"key": ["hold"], "value": ["http"]}'))
@@ -273,18 +211,18 @@ def test_a_second_signal_cuts_the_grace_period_short(serve):
         assert connection.answer().json["err_no"] == 3001
         served.release("grpc")
         served.release("http")
-    assert served.ends() == (0, "run_server returned\n", "")
+    assert served.outcome() == (0, "run_server returned\n", "")
 
 
 def test_user_code_that_hangs_does_not_keep_the_process(serve):
     served = serve(stop_grace_period=50)
-    rpc_port, _ = served.wait_until_ready()
+    rpc_port, _ = served.wait_until_ready().ports
     with client_at(rpc_port) as client:
         call = client.predict({"hold": "for ever"}, asyn=True)
         served.wait_until_held("for ever")
         served.process.send_signal(signal.SIGTERM)
         assert call.result(60).err_no == 3001
-    assert served.ends() == (0, "run_server returned\n", "")
+    assert served.outcome() == (0, "run_server returned\n", "")
     assert "1 workers hang in user code" in served.log
 
 
@@ -297,7 +235,7 @@ def test_a_signal_while_an_op_is_initialised_ends_the_process(serve):
         wait_until(lambda: has_arrived(http_port))
         served.process.send_signal(signal.SIGTERM)
         assert early.answer().json["err_no"] == 3001
-    assert served.ends() == (0, "run_server returned\n", "")
+    assert served.outcome() == (0, "run_server returned\n", "")
     assert "is ready" not in served.log
 
 
@@ -305,7 +243,7 @@ def test_a_signal_while_an_op_is_initialised_ends_the_process(serve):
 
 
 def test_an_init_op_that_fails_ends_the_process_with_the_ops_name_and_the_traceback(serve):
-    status, out, err = serve("--init", "fail").ends()
+    status, out, err = serve("--init", "fail").outcome()
     assert (status, out) == (1, "")
     assert "Op 'shout' failed to start: shout.vocab" in err
     assert 'raise FileNotFoundError("shout.vocab")' in err
@@ -316,14 +254,14 @@ def test_an_init_op_that_fails_ends_the_process_with_the_ops_name_and_the_traceb
 def test_a_port_in_use_ends_the_process_and_is_named(serve, key):
     with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
         port = taken.getsockname()[1]
-        status, out, err = serve(**{key: port}).ends()
+        status, out, err = serve(**{key: port}).outcome()
     assert (status, out) == (1, "")
     assert re.search(rf"InitError: {key}: cannot listen on .*:{port}: .*in use", err), err
 
 
 def test_a_wrong_configuration_ends_the_process_with_file_and_line(serve):
     served = serve(worker_num="many")
-    status, out, err = served.ends()
+    status, out, err = served.outcome()
     assert (status, out) == (1, "")
     assert f"{served.folder}/config.yml:3" in err
     assert "worker_num" in err
@@ -341,8 +279,8 @@ def test_ports_are_free_again_at_once_after_a_kill(serve):
         first.process.kill()
         with pytest.raises(grpc.RpcError):
             call.result(60)
-        assert first.ends()[0] == -signal.SIGKILL
-        assert serve(**ports).wait_until_ready() == (ports["rpc_port"], ports["http_port"])
+        assert first.ends() == -signal.SIGKILL
+        assert serve(**ports).wait_until_ready().ports == (ports["rpc_port"], ports["http_port"])
     with Connection(ports["http_port"]) as connection:
         connection.send(request())
         assert connection.answer().status == 200

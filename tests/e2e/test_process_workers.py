@@ -1,212 +1,40 @@
-"""Process workers as their users meet them: real scripts, real signals, real crashes."""
+"""Process workers as their users meet them: payloads, logs, crashes and hangs of real scripts."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib.util
-import itertools
-import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from doubles import answers, client_of, server_for, wait_until
+from doubles import answers, wait_until
 from onnx import TensorProto, helper
-
-from pipeline import AsyncPipelineClient, Op, PipelineClient, RequestOp
-from pipeline.errors import InitError
+from served import (
+    PATIENCE_S,
+    ServedWithClient,
+    nothing_more,
+    open_files_of,
+    stat_of,
+    unique,
+    zombies_of,
+)
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 30.0
 PROCESSES = {"is_thread_op": False}
-unique = map("u{}".format, itertools.count())
-
-
-# What is looked at from outside ---------------------------------------------------------------
-
-
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """As in conftest.py, beside the servers that the tests of this module share."""
-    before, memory = children(), set(os.listdir("/dev/shm"))
-    yield
-    assert children() <= before
-    assert set(os.listdir("/dev/shm")) <= memory
-
-
-def family_of(folder: Path) -> set[int]:
-    """All processes that were started, by whomever, for the script in `folder`; no zombies."""
-    mark = f"SERVING_LOG_PATH={folder}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-    return found
-
-
-def stat_of(pid: int) -> tuple[str, int]:
-    """(state, parent) of a process; state "X" if there is none."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:
-        return "X", 0
-    return state, int(parent)
-
-
-def zombies_of(family: set[int]) -> list[int]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    states = {pid: stat_of(pid) for pid in pids}
-    return [pid for pid, (state, parent) in states.items() if state == "Z" and parent in family]
-
-
-def open_files_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 10).close()
-    except ConnectionError:  # refused, or reset while it is being closed
-        return False
-    return True
-
-
-def environment(**more: str) -> dict[str, str]:
-    """For a process whose only threads are ours, and whose output waits in a buffer."""
-    ours = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return {**ours, "OPENBLAS_NUM_THREADS": "1", **more}
-
-
-class Served:
-    """A server script that runs, in a session of its own, in `folder`."""
-
-    def __init__(self, folder: Path, script: str, config: dict[str, Any], *arguments: str) -> None:
-        self.folder = folder
-        self.client = PipelineClient()
-        self.rpc_port = self.http_port = 0
-        settings = {"rpc_port": 0, "http_port": 0, **config}
-        (folder / "config.yml").write_text(json.dumps(settings))
-        (folder / "web_server.py").write_text(script)
-        with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, str(folder / "web_server.py"), str(folder), *arguments],
-                cwd=folder,
-                env=environment(SERVING_LOG_PATH=str(folder)),
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    def text(self, name: str) -> str:
-        path = self.folder / name
-        return path.read_text() if path.exists() else ""
-
-    @property
-    def log(self) -> str:
-        return self.text("PipelineServingLogs/pipeline.log")
-
-    @property
-    def family(self) -> set[int]:
-        return family_of(self.folder)
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait, but not for a process that has ended."""
-        wait_until(lambda: condition() or self.process.poll() is not None, PATIENCE_S)
-        assert condition(), self.text("stderr") + self.log
-
-    def wait_until_ready(self) -> Served:
-        self.wait_for(lambda: "is ready" in self.text("stderr"))
-        found = re.search(r"gRPC on port (\d+), HTTP on port (\d+)", self.text("stderr"))
-        assert found, self.text("stderr")
-        self.rpc_port, self.http_port = int(found[1]), int(found[2])
-        self.client.connect([f"127.0.0.1:{self.rpc_port}"])
-        return self
-
-    def is_ready(self) -> bool:
-        url = f"http://127.0.0.1:{self.http_port}/health/ready"
-        try:
-            with urllib.request.urlopen(url, timeout=PATIENCE_S):
-                return True
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
-
-    def send(self, pairs: dict[str, str]) -> Any:
-        return self.client.predict(pairs, asyn=True, timeout=PATIENCE_S)
-
-    def ask(self, pairs: dict[str, str]) -> Any:
-        """The answer, be it an error."""
-        return self.send(pairs).result(PATIENCE_S)
-
-    def get(self, pairs: dict[str, str]) -> dict[str, str]:
-        """The answer's pairs."""
-        return answers(self.ask(pairs))
-
-    def pid_of(self, op: str) -> int:
-        """The worker of an Op that has one."""
-        return int(self.get({})[op].split()[1])
-
-    @contextlib.contextmanager
-    def held(self, key: str, count: int = 1) -> Iterator[dict[int, Any]]:
-        """{pid: call} of `count` requests that are held at `key` at the same time, each by a
-        worker of its own, until the block ends."""
-        names = [next(unique) for _ in range(count)]
-        calls = {name: self.send({key: f"hold {name}"}) for name in names}
-        entered = {name: self.folder / f"{name}.entered" for name in names}
-        try:
-            self.wait_for(lambda: all(path.exists() for path in entered.values()))
-            yield {int(entered[name].read_text()): call for name, call in calls.items()}
-        finally:
-            for name in names:
-                self.release(name)
-
-    def release(self, name: str) -> None:
-        (self.folder / f"{name}.released").touch()
-
-    def ends(self) -> int:
-        """Its exit status, once it ended."""
-        return self.process.wait(PATIENCE_S)
-
-    def close(self) -> None:
-        self.client.close()
-        for pid in self.family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        wait_until(lambda: not self.family)
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Starts the small script: `serve(*arguments, **config of its Op)`."""
-    started: list[Served] = []
-
-    def start(*arguments: str, **op: Any) -> Served:
-        config = {"dag": PROCESSES, "op": {"small": op}, "stop_grace_period": 600_000}
-        started.append(Served(tmp_path, SMALL, config, *arguments))
-        return started[-1]
-
-    yield start
-    for served in started:
-        served.close()
+    with nothing_more():
+        yield
 
 
 # The server that most tests share -------------------------------------------------------------
@@ -485,7 +313,7 @@ KINDS = re.findall(r'^    "([a-z ]+)": ', RICH, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWithClient]:
     folder = tmp_path_factory.mktemp("rich")
     save_doubling_model(folder / "double.onnx")
     config = {
@@ -495,7 +323,7 @@ def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             **{name: {"workers": "thread"} for name in IN_THREADS},
         },
     }
-    served = Served(folder, RICH, config, "--suffix", "+")
+    served = ServedWithClient(folder, RICH, config, "--suffix", "+")
     try:
         yield served.wait_until_ready()
     finally:
@@ -503,7 +331,7 @@ def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def whole(rich_server: Served) -> tuple[int, int]:
+def whole(rich_server: ServedWithClient) -> tuple[int, int]:
     """What the shared server has: processes (also those that start workers), open files."""
     rich_server.get({})
     assert rich_server.is_ready()
@@ -511,7 +339,7 @@ def whole(rich_server: Served) -> tuple[int, int]:
 
 
 @pytest.fixture
-def rich(rich_server: Served, whole: tuple[int, int]) -> Iterator[Served]:
+def rich(rich_server: ServedWithClient, whole: tuple[int, int]) -> Iterator[ServedWithClient]:
     """The shared server, which is whole again after every test, and has nothing more."""
     processes, files = whole
     yield rich_server
@@ -646,7 +474,7 @@ def test_what_preprocess_stores_on_self_is_there_in_postprocess_of_that_request(
 # Logs -----------------------------------------------------------------------------------------
 
 
-def logged(served: Served, op: str, mark: str) -> list[str]:
+def logged(served: ServedWithClient, op: str, mark: str) -> list[str]:
     """The lines of the log in which `mark` stands, once everything before now is in it."""
     end = next(unique)
     served.get({f"{op}.process": f"log {end} is the end"})
@@ -857,16 +685,16 @@ service.run_service()
 
 
 @pytest.fixture(scope="module")
-def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWithClient]:
     folder = tmp_path_factory.mktemp("batch")
-    served = Served(folder, BATCH, {"op": {"batch": {"workers": "process"}}})
+    served = ServedWithClient(folder, BATCH, {"op": {"batch": {"workers": "process"}}})
     try:
         yield served.wait_until_ready()
     finally:
         served.close()
 
 
-def ask_four(served: Served, *what: str) -> list[Any]:
+def ask_four(served: ServedWithClient, *what: str) -> list[Any]:
     """The answers of four requests, which are one batch; `calls` is begun anew."""
     (served.folder / "calls").unlink(missing_ok=True)
     calls = [served.send({"number": str(i), "does": does}) for i, does in enumerate(what)]
@@ -904,319 +732,3 @@ def test_a_bad_sample_costs_the_others_of_its_batch_nothing(batch_server, bad, f
     assert batch_server.text("calls").split()[0] == first_call, "they were one batch"
     batch_server.wait_for(batch_server.is_ready)
     assert zombies_of(batch_server.family) == []
-
-
-# Start and end --------------------------------------------------------------------------------
-
-SMALL = '''
-import argparse
-import os
-import pathlib
-import time
-
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp
-
-parser = argparse.ArgumentParser()
-parser.add_argument("folder", type=pathlib.Path)
-parser.add_argument("--init", default="")
-args = parser.parse_args()
-print("the script is loaded")
-
-
-def hold(name):
-    """Say that we are here, and stay until we are released."""
-    entered = args.folder / f"{name}.entering"
-    entered.write_text(str(os.getpid()))
-    entered.rename(args.folder / f"{name}.entered")
-    while not (args.folder / f"{name}.released").exists():
-        time.sleep(0.002)
-
-
-class Small(Op):
-    def init_op(self):
-        print(f"worker {self.concurrency_idx} begins")
-        if self.concurrency_idx == 1:
-            if args.init == "raise":
-                raise FileNotFoundError("small.vocab")
-            elif args.init == "exit":
-                os._exit(7)
-            elif args.init == "hold":
-                hold("init")
-
-    def preprocess(self, input_dicts):
-        ((_, asked),) = input_dicts.items()
-        name = asked["small.preprocess"].removeprefix("hold ")
-        print("holding a request")
-        hold(name)
-        return {"pid": str(os.getpid())}
-
-
-small = Small(name="small", input_ops=[RequestOp()])
-server = PipelineServer("svc")
-server.set_response_op(ResponseOp(input_ops=[small]))
-server.prepare_server(str(args.folder / "config.yml"))
-server.run_server()
-print("run_server returned")
-'''
-
-
-@pytest.mark.parametrize(
-    ("number", "send"),
-    [
-        pytest.param(signal.SIGTERM, os.kill, id="kill"),
-        pytest.param(signal.SIGTERM, os.killpg, id="service manager"),
-        pytest.param(signal.SIGINT, os.killpg, id="ctrl-c"),
-    ],
-)
-def test_a_signal_lets_requests_in_workers_finish_and_leaves_nothing(serve, number, send):
-    served = serve(concurrency=2).wait_until_ready()
-    with served.held("small.preprocess", count=2) as calls:
-        send(served.process.pid, number)
-        wait_until(lambda: not is_open(served.http_port))
-        assert served.process.poll() is None
-        assert not any(call.done() for call in calls.values())
-    for pid, call in calls.items():
-        assert answers(call.result(PATIENCE_S)) == {"pid": str(pid)}
-    assert served.ends() == 0
-    assert served.family == set()
-    out = served.text("stdout")
-    lines = [
-        "holding a request",
-        "holding a request",
-        "run_server returned",
-        "the script is loaded",
-        "worker 0 begins",
-        "worker 1 begins",
-    ]
-    assert sorted(out.splitlines()) == lines, out
-    assert served.text("stderr").splitlines()[1:] == []
-
-
-def test_a_second_signal_ends_workers_that_are_busy(serve):
-    served = serve(concurrency=2).wait_until_ready()
-    with served.held("small.preprocess", count=2) as calls:
-        os.kill(served.process.pid, signal.SIGTERM)
-        wait_until(lambda: not is_open(served.http_port))
-        os.kill(served.process.pid, signal.SIGTERM)
-        for call in calls.values():
-            assert call.result(PATIENCE_S).err_no == 3001
-        assert served.ends() == 0
-        assert served.family == set()
-
-
-def test_when_the_server_is_killed_all_its_processes_go(serve):
-    served = serve(concurrency=3).wait_until_ready()
-    with served.held("small.preprocess", count=2) as calls:
-        family = served.family
-        assert set(calls) < family
-        assert len(family) >= 4
-        served.process.kill()
-        assert served.ends() == -signal.SIGKILL
-        wait_until(lambda: not served.family)
-        wait_until(lambda: {stat_of(pid)[0] for pid in family} <= {"X", "Z"})
-
-
-@pytest.mark.parametrize(
-    ("how", "texts"),
-    [
-        ("raise", ["small.vocab", 'raise FileNotFoundError("small.vocab")', "web_server.py"]),
-        ("exit", ["exit code 7"]),
-    ],
-)
-def test_one_worker_that_fails_to_start_ends_the_server_and_says_why(serve, how, texts):
-    served = serve("--init", how, concurrency=3)
-    assert served.ends() == 1
-    assert served.family == set()
-    error = served.text("stderr")
-    assert "Op 'small' failed to start" in error
-    assert [text for text in texts if text not in error] == []
-    assert "is ready" not in error
-    assert "run_server returned" not in served.text("stdout")
-
-
-def test_a_signal_while_a_worker_is_initialised_ends_all(serve):
-    served = serve("--init", "hold", concurrency=2)
-    served.wait_for((served.folder / "init.entered").exists)
-    os.kill(served.process.pid, signal.SIGTERM)
-    assert served.ends() == 0
-    assert served.family == set()
-
-
-# Ways to run a script -------------------------------------------------------------------------
-
-# It asks itself, and prints the answer.
-ALONE = """
-import json
-import os
-import threading
-
-from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-
-with open("imports", "a") as imports:
-    imports.write("once\\n")
-
-os.register_at_fork(before=lambda: open("forks", "a").write(f"{threading.active_count()}\\n"))
-factor = 3
-
-
-class Scale(Op):
-    def init_op(self):
-        self.summand = 4
-
-    def preprocess(self, input_dicts):
-        number = int(input_dicts["@DAGExecutor"]["x"])
-        return {
-            "y": str(factor * number + self.summand + self.late(number)),
-            "pid": str(os.getpid()),
-            "made": "here",
-            "by": lambda: os.getpid(),
-        }
-
-
-class Tell(Op):
-    def preprocess(self, input_dicts):
-        answer = dict(input_dicts["scale"])
-        return {**answer, "by": str(answer["by"]()), "idx": str(self.concurrency_idx)}
-
-
-scale = Scale(name="scale", input_ops=[RequestOp()])
-tell = Tell(name="tell", input_ops=[scale])
-scale.late = lambda number: 100 * factor + number
-if "broken" in os.environ:
-    scale.late = (number for number in range(3))
-server = PipelineServer("svc")
-server.set_response_op(ResponseOp(input_ops=[tell]))
-server.prepare_server(yml_dict=json.loads(os.environ["config"]))
-with server:
-    with PipelineClient() as client:
-        client.connect([f"127.0.0.1:{server.rpc_port}"])
-        response = client.predict({"x": "5"}, timeout=60)
-        response.raise_for_error()
-        answer = dict(zip(response.key, response.value))
-print("ANSWER", json.dumps({**answer, "server": str(os.getpid())}))
-"""
-
-
-def run_alone(
-    folder: Path, arguments: list[str], variables: Mapping[str, str] = {}, **dag: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run ALONE, which is in script.py too, with `python *arguments`."""
-    config = {"rpc_port": 0, "dag": {**PROCESSES, **dag}}
-    (folder / "script.py").write_text(ALONE)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment(config=json.dumps(config), **variables),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-
-
-def check_alone(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    answer = json.loads(line.removeprefix("ANSWER "))
-    assert (answer["y"], answer["made"], answer["idx"]) == ("324", "here", "0")
-    assert len({answer["pid"], answer["by"], answer["server"]}) == 3, "three processes"
-    assert (folder / "imports").read_text() == "once\n", "no process runs the script again"
-
-
-def test_a_script_may_be_given_on_the_command_line(tmp_path):
-    done = run_alone(tmp_path, ["-c", ALONE])
-    check_alone(tmp_path, done)
-    assert done.stderr == ""
-    assert set((tmp_path / "forks").read_text().split()) == {"1"}, "no thread is forked beside"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
-def test_a_script_may_run_in_ipython(tmp_path):
-    variables = {"IPYTHONDIR": str(tmp_path / "ipython")}
-    check_alone(tmp_path, run_alone(tmp_path, ["-m", "IPython", "-c", ALONE], variables))
-
-
-@pytest.mark.parametrize("arguments", [["script.py"], ["-c", ALONE]], ids=["file", "-c"])
-def test_spawned_workers_need_no_guard_either(tmp_path, arguments):
-    done = run_alone(tmp_path, arguments, start_method="spawn")
-    check_alone(tmp_path, done)
-    assert done.stderr == ""
-
-
-def test_what_cannot_be_spawned_is_named_with_what_to_do(tmp_path):
-    done = run_alone(tmp_path, ["script.py"], {"broken": "yes"}, start_method="spawn")
-    assert done.returncode == 1
-    assert "InitError" in done.stderr
-    assert "start_method" in done.stderr
-    assert "scale" in done.stderr
-
-
-# In this process ------------------------------------------------------------------------------
-
-
-class Where(Op):
-    """Says in which process each of its stages ran, and fails where it is told to."""
-
-    fails_in_worker: int | None = None
-
-    def init_op(self):
-        if self.concurrency_idx == self.fails_in_worker is not None:
-            raise FileNotFoundError("where.vocab")
-        self.set_up_in = os.getpid()
-
-    def preprocess(self, input_dicts, data_id, log_id):
-        ((_, answer),) = input_dicts.items()
-        print(f"{self.name} prints")
-        return {**answer, self.name: str(self.set_up_in)}, False, None, ""
-
-    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
-        assert fetch_data[self.name] == str(os.getpid())
-        return fetch_data, None, ""
-
-
-def two_wheres() -> Op:
-    return Where(name="b", input_ops=[Where(name="a", input_ops=[RequestOp()])])
-
-
-def test_servers_run_in_a_test_one_after_the_other_and_at_once(open_files, capfd):
-    config = {"dag": PROCESSES, "op": {"a": {"concurrency": 2}}}
-    with server_for(two_wheres(), **config) as server, client_of(server) as client:
-        pids = set(answers(client.predict({})).values())
-    with (
-        server_for(two_wheres(), **config) as first,
-        server_for(two_wheres(), **config) as second,
-        client_of(first) as client,
-        client_of(second) as other,
-    ):
-        pids |= set(answers(client.predict({})).values())
-        pids |= set(answers(other.predict({})).values())
-        assert children(), "the fixture sees that they are gone afterwards"
-    assert len(pids - {str(os.getpid())}) == 6
-    out, _ = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["a prints"] * 3 + ["b prints"] * 3
-
-
-def test_a_server_runs_in_an_event_loop_of_the_user(open_files):
-    async def ask() -> dict[str, str]:
-        client = AsyncPipelineClient()
-        async with server_for(two_wheres(), dag=PROCESSES) as server:
-            client.connect([f"127.0.0.1:{server.rpc_port}"])
-            try:
-                return answers(await client.predict({}, timeout=PATIENCE_S))
-            finally:
-                await client.close()
-
-    found = asyncio.run(ask())
-    assert len({*found.values(), str(os.getpid())}) == 3
-
-
-def test_a_worker_that_fails_to_start_raises_and_leaves_nothing(open_files):
-    last = two_wheres()
-    last.fails_in_worker = 2
-    server = server_for(last, dag=PROCESSES, op={"b": {"concurrency": 3}})
-    before = children()
-    with pytest.raises(InitError, match=r"(?s)'b' failed to start: where\.vocab.*Traceback"):
-        server.start()
-    assert children() == before
-    last.fails_in_worker = None
-    with server, client_of(server) as client:
-        assert answers(client.predict({})).keys() == {"a", "b"}

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
 from doubles import answers, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from served import PATIENCE_S, Served, is_open, nothing_more, unique
 
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 60.0
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 MIB = 2**20
-unique = map("u{}".format, itertools.count())
 
 # Unguarded, as in the field: a thread Op, and one with a worker process in each copy.
 SCRIPT = '''
@@ -95,28 +90,14 @@ print("run_server returned")
 '''
 
 
-# What is looked at from outside ---------------------------------------------------------------
-
-
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """As in conftest.py, beside the server that the tests of this module share."""
-    before, memory = children(), set(os.listdir("/dev/shm"))
-    yield
-    assert children() <= before
-    assert set(os.listdir("/dev/shm")) <= memory
+    with nothing_more():
+        yield
 
 
-def parent_of(pid: int) -> int:
-    """The parent of a process; 0 if there is no such process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+# What is looked at from outside ---------------------------------------------------------------
 
 
 class Copy:
@@ -161,69 +142,22 @@ ALL_WELL = (200, {"SERVING"})
 NOT_WELL = (503, {"NOT_SERVING"})
 
 
-class Served:
-    """A server script that runs, in a session of its own, in `folder`."""
+class ServedCopies(Served):
+    """The script, in two copies unless `config` says otherwise."""
 
     def __init__(self, folder: Path, *arguments: str, **config: Any) -> None:
-        self.folder = folder
-        self.rpc_port = self.http_port = 0
         settings = {
-            "rpc_port": 0,
-            "http_port": 0,
             "build_dag_each_worker": True,
             "worker_num": 2,
             "op": {"work": {"workers": "process"}},
             **config,
         }
-        (folder / "config.yml").write_text(json.dumps(settings))
-        (folder / "web_server.py").write_text(SCRIPT)
-        with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, str(folder / "web_server.py"), str(folder), *arguments],
-                cwd=folder,
-                env={**os.environ, "SERVING_LOG_PATH": str(folder), "OPENBLAS_NUM_THREADS": "1"},
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        super().__init__(folder, SCRIPT, settings, *arguments)
 
-    def text(self, name: str) -> str:
-        path = self.folder / name
-        return path.read_text() if path.exists() else ""
-
-    @property
-    def log(self) -> str:
-        return self.text("PipelineServingLogs/pipeline.log")
-
-    @property
-    def family(self) -> set[int]:
-        """All processes that were started for the script, by whomever; no zombies."""
-        mark = f"SERVING_LOG_PATH={self.folder}".encode()
-        found = set()
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
-        return found
-
-    def descendants_of(self, pid: int) -> set[int]:
-        """The members of the family that come from `pid`."""
-        parents = {member: parent_of(member) for member in self.family}
-        found = {pid}
-        while more := {child for child, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found - {pid}
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait, but not for a process that has ended."""
-        wait_until(lambda: condition() or self.process.poll() is not None, PATIENCE_S)
-        assert condition(), self.text("stderr") + self.log
-
-    def wait_until_ready(self) -> Served:
-        self.wait_for(lambda: "is ready" in self.text("stderr"))
-        found = re.search(r"gRPC on port (\d+), HTTP on port (\d+), 2 copies", self.text("stderr"))
-        assert found, self.text("stderr")
-        self.rpc_port, self.http_port = int(found[1]), int(found[2])
+    def wait_until_ready(self) -> Self:
+        super().wait_until_ready()
+        says = f"HTTP on port {self.http_port}, 2 copies"
+        assert says in self.text("stderr"), self.text("stderr")
         return self
 
     @contextlib.contextmanager
@@ -252,39 +186,20 @@ class Served:
         calls = [copy.send(hold=name) for copy, name in zip(copies, names, strict=True)]
         try:
             for name in names:
-                self.wait_for((self.folder / f"{name}.entered").exists)
+                self.wait_until_held(name)
             yield calls
         finally:
             for name in names:
-                (self.folder / f"{name}.released").touch()
-
-    def ends(self) -> int:
-        """Its exit status, once it ended."""
-        return self.process.wait(PATIENCE_S)
-
-    def close(self) -> None:
-        for pid in self.family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        wait_until(lambda: not self.family)
-
-
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 10).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+                self.release(name)
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., ServedCopies]]:
     """Starts the script: `serve(*arguments, **config)`."""
     with contextlib.ExitStack() as stack:
 
-        def start(*arguments: str, **config: Any) -> Served:
-            served = Served(tmp_path, *arguments, **config)
+        def start(*arguments: str, **config: Any) -> ServedCopies:
+            served = ServedCopies(tmp_path, *arguments, **config)
             stack.callback(served.close)
             return served
 
@@ -292,10 +207,10 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCopies]:
     """A server that the tests share: each leaves it ready, with two copies."""
     settings = {"max_message_bytes": 6 * MIB, "op": {"work": {"workers": "process"}, "walk": {}}}
-    served = Served(tmp_path_factory.mktemp("copies"), **settings)
+    served = ServedCopies(tmp_path_factory.mktemp("copies"), **settings)
     try:
         yield served.wait_until_ready()
     finally:
@@ -444,7 +359,7 @@ def test_a_second_signal_answers_what_is_left_at_once(serve):
 
 def test_a_signal_while_the_copies_start_ends_them(serve):
     served = serve("--init", "hold")
-    served.wait_for((served.folder / "init.entered").exists)
+    served.wait_until_held("init")
     os.kill(served.process.pid, signal.SIGTERM)
     assert served.ends() == 0
     assert served.family == set()
