@@ -114,7 +114,11 @@ class Service:
         arena = Arena(dag.shared_memory_mib * 2**20)
         begin = LogsHome(self._config.log.level)
         mains = [WorkerMain(op, arena, begin, self._load_predictor) for op in ops]
-        zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
+        try:
+            zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
+        except BaseException:
+            arena.close()
+            raise
         numbers = {op: number for number, op in enumerate(ops)}
         self._family = Family(zygotes, ServerMemory(arena), numbers, replay_bytes)
 

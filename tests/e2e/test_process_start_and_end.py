@@ -354,3 +354,11 @@ def test_a_worker_that_fails_to_start_raises_and_leaves_nothing(open_files):
     last.fails_in_worker = None
     with server, client_of(server) as client:
         assert answers(client.predict({})).keys() == {"a", "b"}
+
+
+def test_a_server_that_cannot_be_spawned_leaves_nothing_in_its_program(open_files):
+    op = Where("where", input_ops=[RequestOp()])
+    op.late = (number for number in ())
+    server = server_for(op, dag={"is_thread_op": False, "start_method": "spawn"})
+    with pytest.raises(InitError, match=r"op\.late \(generator\) of <Where 'where'>"):
+        server.start()

@@ -66,7 +66,7 @@ class Place:
         self.timer = timer
 
     def describe_restart(self) -> str:
-        """ "it is started anew", when, and how often it was."""
+        """What follows, in words: it is started anew, when, and how often it was."""
         if self.failures < 2:
             return "it is started anew"
         return f"it is started anew in {self.pause_s:.1f} s ({self.failures} times in a row)"
