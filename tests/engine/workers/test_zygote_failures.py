@@ -222,32 +222,36 @@ def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked
         family.until_ended(family.start())
     family.until_ended(child)
     assert child.ending == VANISHED
+    family.zygotes._patience_s = 60.0
     assert family.start_until_it_runs().state == "running"
     assert family.pids[0] == spare
 
 
 def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(nursery):
-    family = nursery(patience_s=0.05)
+    family = nursery()
     pids = family.pids
     child = family.start_and_ask()
     active = family.zygotes._zygotes[0]
     active.ask(Kill(-1))  # of a child that does not exist: no report follows
-    family.zygotes._check_later(active)
     heard = active.heard
-    family.until(lambda: active.heard >= heard + 3)
+    family.zygotes._check(active, heard)
+    family.until(lambda: active.heard > heard)  # it says that it is there
+    family.zygotes._check(active, heard)
+    assert not active.is_pinged
+    assert family.ask(child, "ping") == "pong"
     assert family.pids == pids
-    assert child.state == "running"
 
 
-def test_a_zygote_that_answers_is_left_alone(nursery):
-    family = nursery(patience_s=0.05)
+def test_a_zygote_that_owes_nothing_is_left_alone(nursery):
+    family = nursery()
     pids = family.pids
-    for _ in range(3):
-        child = family.start_and_ask()
-        family.until(lambda: not family.zygotes._zygotes[0].doubts)
-        child.kill()
-        family.until_ended(child)
-    family.until(lambda: not family.zygotes._zygotes[0].doubts)
+    child = family.start_and_ask()
+    child.kill()
+    family.until_ended(child)
+    active = family.zygotes._zygotes[0]
+    family.zygotes._check(active, active.heard)
+    assert active.doubts is None
+    assert not active.is_pinged
     assert family.pids == pids
 
 
