@@ -297,7 +297,8 @@ def test_what_is_killed_in_any_order_ends_once(nursery):
     for child in family.children:
         child.kill()
     family.until_ended(*family.children)
-    assert len({child.pid for child in family.children}) > 50
+    # How many of some 200 ran depends on how soon their zygotes died.
+    assert len({child.pid for child in family.children}) > 10
     assert family.ask(family.start_until_it_runs(), "ping") == "pong"
 
 
