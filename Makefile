@@ -20,6 +20,7 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.soak --processes
 
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos
