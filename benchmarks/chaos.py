@@ -49,7 +49,7 @@ class Plan:
     seconds: float = 300.0
     calm_s: float = 20.0
     seed: int = 1
-    per_s: float = 300.0
+    per_s: float = 200.0
     kill_every_s: float = 1.0
     every: int = 500
     doomed_every: int = 1000
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="length of the storm")
     parser.add_argument("--calm", type=float, default=20.0, help="seconds before and after it")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=300.0, help="requests a second")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     parser.add_argument("--every", type=int, default=500, help="one attempt of so many crashes")
     parser.add_argument("--write", action="store_true", help=f"into {_RELIABILITY.name}")
     given = parser.parse_args()
