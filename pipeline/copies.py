@@ -25,7 +25,7 @@ from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.frames import Link, framed
-from pipeline.engine.workers.supervision import Place
+from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.event_loop import ends_before, loop_factory
@@ -43,8 +43,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _END_S = 10.0  # for a copy to end after its grace period
 _PARTED_S = 5.0  # for a copy to end after its last word
-_STOPPED_S = 1.0  # a copy that was stopped (SIGSTOP) may take so long to be continued
-_KILLED_S = 5.0  # for the system to end processes that were killed
 _FIRST, _REPLACEMENT = 0, 1  # the main functions that a copy can run
 
 
@@ -210,7 +208,7 @@ class _RunningCopy:
 
     def _changed(self, child: Child) -> None:
         if child.state == "stopped":
-            self._kill_in(_STOPPED_S, "was stopped (SIGSTOP), did not go on, and was killed")
+            self._kill_in(STOPPED_S, "was stopped (SIGSTOP), did not go on, and was killed")
         elif child.state == "running":
             self.place.set_timer(None)
         else:
@@ -320,7 +318,7 @@ class Copies:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._all_ended.wait(), limit_s)
             if self._zygotes is not None:
-                await self._zygotes.close(_KILLED_S)
+                await self._zygotes.close(KILLED_S)
         finally:
             for place in self._places:
                 place.set_timer(None)

@@ -26,6 +26,7 @@ from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.memory import ServerMemory
 from pipeline.engine.workers.process import ProcessWorkers
 from pipeline.engine.workers.process_worker import Family
+from pipeline.engine.workers.supervision import KILLED_S
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
@@ -37,7 +38,6 @@ from pipeline.op import Op
 _LOGGER = logging.getLogger(__name__)
 
 _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
-_ZYGOTES_S = 5.0  # for the system to end processes that were killed
 _DOOR_GRACE_S = 1.0  # for answers that are on their way out when the doors close
 
 
@@ -177,7 +177,7 @@ class Service:
             if left:
                 _LOGGER.warning("%d workers hang in user code and were left behind", left)
         if self._family is not None:
-            await self._family.zygotes.close(_ZYGOTES_S)
+            await self._family.zygotes.close(KILLED_S)
             self._family.memory.close()
         if self._grpc is not None and refuse is not None:
             await self._grpc.stop(_DOOR_GRACE_S)

@@ -25,6 +25,7 @@ from doubles import (
     wait_until,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from served import free_port
 
 from pipeline import (
     AsyncPipelineClient,
@@ -274,11 +275,6 @@ def test_the_service_name_is_checked_and_no_name_serves_all():
 
 
 # Starting and stopping --------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def free_pair() -> int:

@@ -86,7 +86,7 @@ class HttpDoor:
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self,
-            http=functools.partial(HttpConnection, patience_s=self._patience_s),  # type: ignore[arg-type]
+            http=functools.partial(HttpConnection, patience_s=self._patience_s),  # type: ignore[arg-type]  # uvicorn calls it like the class
             ws="none",
             lifespan="off",
             access_log=False,

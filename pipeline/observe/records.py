@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pipeline.errors import utf8_text
+
 _LOGGER = logging.getLogger("pipeline")
 _TRACES = logging.Formatter()
 
@@ -162,23 +164,18 @@ def _sent(record: logging.LogRecord) -> SentRecord:
     if not trace and record.exc_info:
         trace = _TRACES.formatException(record.exc_info)
     return SentRecord(
-        name=_encodable(record.name),
+        name=utf8_text(record.name),
         level=record.levelno,
-        path=_encodable(record.pathname),
+        path=utf8_text(record.pathname),
         line=record.lineno,
-        function=_encodable(record.funcName or ""),
-        message=_encodable(record.getMessage()),
-        trace=_encodable(trace),
-        stack=_encodable(record.stack_info or ""),
+        function=utf8_text(record.funcName or ""),
+        message=utf8_text(record.getMessage()),
+        trace=utf8_text(trace),
+        stack=utf8_text(record.stack_info or ""),
         created=record.created,
         pid=record.process or os.getpid(),
-        thread=_encodable(record.threadName or ""),
+        thread=utf8_text(record.threadName or ""),
     )
-
-
-def _encodable(text: str) -> str:
-    """As the log file would have it: what is no Unicode is escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _to_stderr(record: logging.LogRecord) -> None:

@@ -241,35 +241,32 @@ class WorkerLink:
         self._socket = sock
         self._unframer = Unframer()
         self._decode = msgspec.msgpack.Decoder(Work).decode
-        self._works: deque[Work] = deque()
+        self._bodies: deque[memoryview] = deque()  # of frames that have arrived
         self._records: deque[bytes] = deque()
         self._sending = threading.Lock()  # the user's threads may log while a result is sent
 
     def hello(self) -> Hello:
         """The first frame, which the server sends at once."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return msgspec.msgpack.decode(self._exactly(length), type=Hello)
+        return msgspec.msgpack.decode(self._next(), type=Hello)
 
     def next(self) -> Work:
         """The next frame, waited for. EOFError: the server parted."""
-        while not self._works:
-            self._receive(0)
-        return self._works.popleft()
+        return self._decode(self._next())
 
     def next_if_there(self) -> Work | None:
         """The next frame if it has arrived."""
-        while not self._works:
-            try:
-                self._receive(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return None
-        return self._works.popleft()
+        try:
+            return self._decode(self._next(socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return None
 
-    def _receive(self, flags: int) -> None:
-        data = self._socket.recv(_RECEIVE_BYTES, flags)
-        if not data:
-            raise EOFError
-        self._works.extend(map(self._decode, self._unframer.feed(data)))
+    def _next(self, flags: int = 0) -> memoryview:
+        while not self._bodies:
+            data = self._socket.recv(_RECEIVE_BYTES, flags)
+            if not data:
+                raise EOFError
+            self._bodies.extend(self._unframer.feed(data))
+        return self._bodies.popleft()
 
     def send(self, report: Report) -> None:
         """Send a report; OSError when the server is gone."""
@@ -293,12 +290,3 @@ class WorkerLink:
                 self._socket.sendall(framed(Report(records=records)))
             finally:
                 self._sending.release()
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            piece = self._socket.recv(count - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data

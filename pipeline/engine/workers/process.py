@@ -16,16 +16,14 @@ from typing import Any, cast
 from pipeline.engine.stages import BatchRun
 from pipeline.engine.workers.base import Owner, Worker
 from pipeline.engine.workers.process_worker import Family, ProcessWorker
-from pipeline.engine.workers.supervision import Place
+from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
 
 _RESCUE_S = 0.002  # for jobs that were sent ahead to a worker which then takes its time
-_STOPPED_S = 1.0  # a worker that was stopped (SIGSTOP) may take so long to be continued
 _PARTED_S = 1.0  # a worker that closed its socket, or failed to start, may take so long to end
-_KILLED_S = 5.0  # the system may take so long to end a process that was killed
 _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
 
 
@@ -135,7 +133,7 @@ class ProcessWorkers:
         if not await self._have_ended(timeout_s):
             for worker in list(self._alive):
                 worker.kill("did not stop in time")
-            await self._have_ended(_KILLED_S)
+            await self._have_ended(KILLED_S)
         return len(self._alive)
 
     async def _have_ended(self, timeout_s: float) -> bool:
@@ -263,7 +261,7 @@ class ProcessWorkers:
         if worker.child.state == "stopped":
             self._rest(worker)
             cause = "was stopped (SIGSTOP), did not go on, and was killed"
-            timer = self.loop.call_later(_STOPPED_S, self._kill_if_alive, worker, cause)
+            timer = self.loop.call_later(STOPPED_S, self._kill_if_alive, worker, cause)
             worker.place.set_timer(timer)
             self.returned(worker.recall())
             self._owner.workers_changed()

@@ -16,6 +16,7 @@ from pipeline.engine.workers.child import StatusPage
 from pipeline.engine.workers.frames import (
     Hello,
     Link,
+    Outcome,
     Report,
     Result,
     Sample,
@@ -257,15 +258,7 @@ class ProcessWorker:
             self._pool.reported()
 
     def _take_result(self, result: Result) -> None:
-        parcel = self._memory.parcel
-        outcomes: list[Any] = [
-            parcel(outcome.payload)
-            if outcome.payload is not None
-            else error_from_fields(outcome.error.name, outcome.error.code, outcome.error.text)
-            if outcome.error is not None
-            else None
-            for outcome in result.outcomes
-        ]
+        outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks
         sent = self.sent.pop(result.number, None)
         if sent is None:
             return
@@ -278,6 +271,12 @@ class ProcessWorker:
         run.start_ns, run.prepared_ns = result.start_ns, result.prepared_ns
         run.processed_ns, run.end_ns = result.processed_ns, result.end_ns
         self._pool.done(self, run)
+
+    def _taken(self, outcome: Outcome) -> Parcel | PipelineError | None:
+        if outcome.payload is not None:
+            return self._memory.parcel(outcome.payload)
+        error = outcome.error
+        return error_from_fields(error.name, error.code, error.text) if error is not None else None
 
     def _parted(self) -> None:
         """Its socket was closed, as a rule because it ended: that report comes separately."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+STOPPED_S = 1.0  # a process that was stopped (SIGSTOP) may take so long to be continued
+KILLED_S = 5.0  # the system may take so long to end processes that were killed
 _LOOP_FROM = 3  # ends in a row without any progress that make a crash loop
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 

@@ -83,7 +83,7 @@ def spawn(
     if not sys.executable:
         raise InitError("start_method spawn needs sys.executable: set it, or use fork.")
     ours = (control.fileno(), parent_life, shipment)
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     path = "\n".join([*map(str, sys.path), _ROOT])
     command = [sys.executable, *flags, "-c", _FIRST_LINES, path, *map(str, ours)]
     mask = signals_blocked()  # until the zygote has handlers: the mask is inherited
