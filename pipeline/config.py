@@ -99,9 +99,10 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.local_service_conf`: the model that runs here, unless the Op has endpoints."""
 
     model_config: Annotated[str | None, "Model folder or file; absent: the Op has no model."] = None
-    client_type: Annotated[str, "Who runs model_config: local_predictor, brpc or grpc."] = (
-        "local_predictor"
-    )
+    client_type: Annotated[
+        Literal["local_predictor", "brpc", "grpc"],
+        "local_predictor: the workers run the model; brpc, grpc: a service of its own does.",
+    ] = "local_predictor"
     engine: Annotated[
         Literal["onnx", "paddle"] | None, "onnx or paddle; absent: by the model's file suffix."
     ] = None
@@ -152,15 +153,24 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     server_endpoints: Annotated[
         Names, "host:port of remote model servers; empty: local_service_conf."
     ] = ()
-    client_type: Annotated[str | None, "Protocol of server_endpoints: brpc or grpc."] = None
+    client_type: Annotated[
+        Literal["brpc", "grpc", "pipeline_grpc", "triton", "kserve", "local_predictor"] | None,
+        "Protocol of server_endpoints: brpc, grpc, pipeline_grpc, triton or kserve; absent: brpc.",
+    ] = None
     client_config: Annotated[str | None, "Client prototxt of the remote model, or its folder."] = (
         None
     )
+    model_name: Annotated[
+        str | None, "The model's name at a triton or kserve server; absent: the Op's."
+    ] = None
+    model_version: Annotated[
+        str, 'The model\'s version there, in quotes; "": the server chooses.'
+    ] = ""
     fetch_list: Annotated[
         Names | None, "Outputs that are fetched; absent: as local_service_conf says."
     ] = None
-    use_encryption_model: Annotated[bool, "The remote model is encrypted."] = False
-    encryption_key: Annotated[str, "File with the key of the encrypted model."] = ""
+    use_encryption_model: Annotated[bool, "Encrypted models are refused at the start."] = False
+    encryption_key: Annotated[str, "Read for the predecessor's sake."] = ""
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
 
 

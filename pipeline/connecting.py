@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.config import OpConfig
 from pipeline.errors import InitError
 from pipeline.op import Op
 from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
+from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
+
+_LOGGER = logging.getLogger(__name__)
+
+_DEFAULT_CLIENT = "brpc"  # what scripts of the predecessor mean that name endpoints only
+_LOCAL = "local_predictor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +24,16 @@ class PredictorLoader:
     """Sets `op.client`; called where the Op's workers run, which may be another process.
 
     Args:
-        base_dir: where a relative `model_config` is looked up first; then where we run.
-        load: makes the predictor of a model for the worker with this number.
+        base_dir: where a relative path is looked up first; then where we run.
+        services: endpoints of the model services that this server has started, by the Op's name.
+        load: makes the predictor of a local model for the worker with this number.
+        connect: makes the predictor of a remote model.
     """
 
     base_dir: Path
+    services: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Callable[[LocalModel, int], Predictor] = load_local_predictor
+    connect: Callable[[RemoteModel], Predictor] = connect_remote_predictor
 
     def __call__(self, op: Op, worker: int) -> None:
         """Connect `op`; the cards of `devices` are given to the workers in turn.
@@ -29,33 +41,79 @@ class PredictorLoader:
         Raises:
             InitError: the model cannot be loaded, or is configured in a way that is not supported.
         """
-        if op.local_service_handler is not None:
-            raise InitError(
-                f"Op {op.name!r}: local_service_handler is not supported; describe the model under "
-                f"op.{op.name}.local_service_conf."
-            )
-        if op.config.server_endpoints:
-            raise InitError(
-                f"op.{op.name}.server_endpoints: this version runs local models only; set "
-                "local_service_conf.model_config."
-            )
-        local = op.config.local_service_conf
-        if local.model_config is None:
+        predictor = self._predictor(op, worker)
+        if predictor is None:
             return
-        predictor = self.load(
-            LocalModel(
-                model_path=self._resolved(local.model_config),
-                fetch_list=op.config.fetch_list or local.fetch_list,
-                thread_num=local.thread_num,
-                device_type=local.device_type,
-                devices=local.devices,
-                precision=local.precision,
-                engine=local.engine,
-            ),
-            worker,
-        )
         op.connect(predictor, predictor.feed_names, predictor.fetch_names)
+        if getattr(predictor, "holds_gil", False) and op.config.workers == "thread":
+            _LOGGER.warning(
+                "op.%s: its model keeps all other Python code of this process waiting while it "
+                "runs: set op.%s.workers: process",
+                op.name,
+                op.name,
+            )
 
-    def _resolved(self, path: str) -> Path:
-        beside = self.base_dir / path
-        return beside if beside.exists() else Path(path)
+    def _predictor(self, op: Op, worker: int) -> Predictor | None:
+        config = op.config
+        if config.use_encryption_model or config.encryption_key:
+            raise InitError(
+                f"op.{op.name}.use_encryption_model: encrypted models cannot be run: decrypt the "
+                "model and name the plain one, without use_encryption_model and encryption_key"
+            )
+        if config.server_endpoints:
+            return self.connect(self._remote(op, config.server_endpoints, config.client_type))
+        local = config.local_service_conf
+        if local.model_config is None:
+            return None
+        if local.client_type != _LOCAL:
+            endpoints = self.services.get(op.name, ())
+            return self.connect(self._remote(op, endpoints, local.client_type))
+        return self.load(local_model(op, self.base_dir), worker)
+
+    def _remote(self, op: Op, endpoints: tuple[str, ...], client_type: str | None) -> RemoteModel:
+        config = op.config
+        conf = config.client_config
+        return RemoteModel(
+            name=op.name,
+            client_type=client_type or _DEFAULT_CLIENT,
+            endpoints=endpoints,
+            client_config=resolved(self.base_dir, conf) if conf else None,
+            fetch_list=_fetch_list(config),
+            model_name=config.model_name,
+            model_version=config.model_version,
+            sends_tensors=op.packs_tensors is not False,
+        )
+
+
+def local_model(op: Op, base_dir: Path) -> LocalModel:
+    """The model of `op.<name>.local_service_conf`, which has a `model_config`."""
+    local = op.config.local_service_conf
+    assert local.model_config is not None
+    return LocalModel(
+        model_path=resolved(base_dir, local.model_config),
+        engine=local.engine,
+        fetch_list=_fetch_list(op.config),
+        thread_num=local.thread_num,
+        device_type=local.device_type,
+        devices=local.devices,
+        precision=local.precision,
+        ir_optim=local.ir_optim,
+        mem_optim=local.mem_optim,
+        use_calib=local.use_calib,
+        use_mkldnn=local.use_mkldnn,
+        mkldnn_cache_capacity=local.mkldnn_cache_capacity,
+        mkldnn_op_list=local.mkldnn_op_list,
+        mkldnn_bf16_op_list=local.mkldnn_bf16_op_list,
+        min_subgraph_size=local.min_subgraph_size,
+        dynamic_shapes=op.dynamic_shape_info,
+    )
+
+
+def resolved(base_dir: Path, path: str) -> Path:
+    """`path` beside the configuration, if it is there; else from where we run."""
+    beside = base_dir / path
+    return beside if beside.exists() else Path(path)
+
+
+def _fetch_list(config: OpConfig) -> tuple[str, ...] | None:
+    return config.fetch_list or config.local_service_conf.fetch_list

@@ -105,7 +105,7 @@ class Op:
         self.consumers: weakref.WeakSet[Op] = weakref.WeakSet()
         self._input_ops: list[Op] = []
         self._jump_to_ops: list[Op] = []
-        self._pack_tensor_format = False
+        self.packs_tensors: bool | None = None
         self.set_input_ops(input_ops)
         self.set_jump_to_ops(jump_to_ops)
         self.dynamic_shape_info: dict[str, Any] = {}
@@ -232,8 +232,12 @@ class Op:
         return found
 
     def set_pack_tensor_format(self, is_tensor_format: bool = False) -> None:
-        """Ask for answers as tensors where this is the last Op of the pipeline."""
-        self._pack_tensor_format = is_tensor_format
+        """Say in which form data leaves this Op: as tensors, or (False) as text.
+
+        That is the answer, where it is the last Op of the pipeline, and what another pipeline
+        server is sent (`client_type: pipeline_grpc`, by default tensors).
+        """
+        self.packs_tensors = is_tensor_format
 
     # Configuration -----------------------------------------------------------------------
 
@@ -368,7 +372,7 @@ class ResponseOp(Op):
         """(as text, as tensors)"""
         if self.is_pack_tensor is not None:
             return not self.is_pack_tensor, self.is_pack_tensor
-        if self._pack_tensor_format or self._input_ops[0]._pack_tensor_format:
+        if self.packs_tensors or self._input_ops[0].packs_tensors:
             return False, True
         return True, channeldata.as_tensors
 

@@ -32,7 +32,7 @@ def op_with(**settings):
 
 def test_the_cards_are_given_to_the_workers_in_turn(tmp_path):
     load = Recorder()
-    connect = PredictorLoader(tmp_path, load)
+    connect = PredictorLoader(tmp_path, load=load)
     for worker in range(7):
         op = op_with(local_service_conf={"model_config": "m.onnx", "devices": "0,1,2"})
         connect(op, worker)
@@ -48,7 +48,7 @@ def test_a_model_is_looked_up_beside_the_configuration_first(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     load = Recorder()
     for name in ("m.onnx", "here.onnx"):
-        connect = PredictorLoader(tmp_path / "beside", load)
+        connect = PredictorLoader(tmp_path / "beside", load=load)
         connect(op_with(local_service_conf={"model_config": name}), 0)
     first, second = (model.model_path for model, _ in load.loaded)
     assert first == tmp_path / "beside" / "m.onnx"
@@ -58,11 +58,105 @@ def test_a_model_is_looked_up_beside_the_configuration_first(tmp_path, monkeypat
 def test_an_op_without_a_model_gets_no_predictor(tmp_path):
     load = Recorder()
     op = op_with()
-    PredictorLoader(tmp_path, load)(op, 0)
+    PredictorLoader(tmp_path, load=load)(op, 0)
     assert op.client is None
     assert load.loaded == []
 
 
-def test_what_is_not_supported_is_an_error_that_names_the_key(tmp_path):
-    with pytest.raises(InitError, match=r"op\.a\.server_endpoints"):
-        PredictorLoader(tmp_path, Recorder())(op_with(server_endpoints=["127.0.0.1:9"]), 0)
+def connected(op, base_dir, services=None):
+    """The RemoteModel that `op` is connected to."""
+    asked = []
+
+    def connect(model):
+        asked.append(model)
+        return SimpleNamespace(feed_names=["x"], fetch_names=["y"])
+
+    PredictorLoader(base_dir, services or {}, connect=connect)(op, 0)
+    (model,) = asked
+    return model
+
+
+def test_an_op_with_endpoints_asks_them(tmp_path):
+    (tmp_path / "conf").mkdir()
+    op = op_with(
+        server_endpoints=["one:9", "two:9"],
+        client_type="grpc",
+        client_config="conf",
+        fetch_list=["price"],
+    )
+    model = connected(op, tmp_path)
+    assert (model.client_type, model.endpoints) == ("grpc", ("one:9", "two:9"))
+    assert model.client_config == tmp_path / "conf"
+    assert tuple(model.fetch_list) == ("price",)
+    assert op.right_fetch_names == ["y"]
+
+
+def test_endpoints_alone_mean_brpc_as_they_always_did(tmp_path):
+    assert connected(op_with(server_endpoints=["one:9"]), tmp_path).client_type == "brpc"
+
+
+def test_endpoints_stand_above_a_local_model(tmp_path):
+    op = op_with(server_endpoints=["one:9"], local_service_conf={"model_config": "m"})
+    assert connected(op, tmp_path).endpoints == ("one:9",)
+
+
+def test_the_model_of_a_service_that_the_server_started_is_asked_there(tmp_path):
+    op = op_with(local_service_conf={"model_config": "m", "client_type": "grpc"})
+    model = connected(op, tmp_path, {"a": ("127.0.0.1:12000", "127.0.0.1:12001")})
+    assert model.client_type == "grpc"
+    assert model.endpoints == ("127.0.0.1:12000", "127.0.0.1:12001")
+
+
+def test_another_pipeline_is_sent_tensors_unless_text_is_asked_for(tmp_path):
+    settings = {"server_endpoints": ["one:9"], "client_type": "pipeline_grpc"}
+    assert connected(op_with(**settings), tmp_path).sends_tensors
+    op = op_with(**settings)
+    op.set_pack_tensor_format(False)
+    assert not connected(op, tmp_path).sends_tensors
+    op.set_pack_tensor_format(True)
+    assert connected(op, tmp_path).sends_tensors
+
+
+@pytest.mark.parametrize("settings", [{"use_encryption_model": True}, {"encryption_key": "./key"}])
+def test_an_encrypted_model_is_refused(tmp_path, settings):
+    op = op_with(server_endpoints=["one:9"], **settings)
+    with pytest.raises(InitError, match=r"op\.a\.use_encryption_model"):
+        PredictorLoader(tmp_path)(op, 0)
+
+
+@pytest.mark.parametrize(("workers", "warnings"), [("thread", 1), ("process", 0)])
+def test_a_model_that_holds_the_gil_in_threads_is_warned_about(tmp_path, caplog, workers, warnings):
+    def load(model, worker):
+        return SimpleNamespace(feed_names=["x"], fetch_names=["y"], holds_gil=True)
+
+    op = op_with(workers=workers, local_service_conf={"model_config": "m"})
+    PredictorLoader(tmp_path, load=load)(op, 0)
+    assert caplog.text.count("set op.a.workers: process") == warnings
+
+
+def test_every_key_of_the_local_service_reaches_the_engine(tmp_path):
+    load = Recorder()
+    settings = {
+        "engine": "paddle",
+        "fetch_list": ["y"],
+        "thread_num": 3,
+        "device_type": 2,
+        "devices": "1",
+        "precision": "int8",
+        "ir_optim": True,
+        "mem_optim": False,
+        "use_calib": True,
+        "use_mkldnn": True,
+        "mkldnn_cache_capacity": 4,
+        "mkldnn_op_list": ["conv2d"],
+        "mkldnn_bf16_op_list": ["matmul"],
+        "min_subgraph_size": 5,
+    }
+    op = op_with(local_service_conf={"model_config": "m", **settings})
+    op.dynamic_shape_info = {"min_input_shape": {"x": [1, 3]}}
+    PredictorLoader(tmp_path, load=load)(op, 0)
+    ((model, _),) = load.loaded
+    for key, value in settings.items():
+        found = getattr(model, key)
+        assert (list(found) if isinstance(found, tuple) else found) == value
+    assert model.dynamic_shapes == {"min_input_shape": {"x": [1, 3]}}

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "observe.span", "compat"),
+    ("errors", "data", "observe.span", "compat", "deadline"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("config", "config_fields", "yaml_source", "event_loop", "allocator"),
@@ -33,14 +33,22 @@ ONLY: dict[str, set[str]] = {
     "error_catch": {"errors", "data", "compat"},
     "errors": set(),
     "data": {"errors"},
+    "deadline": {"errors"},
     "observe.span": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
     "op": {"errors", "data", "observe.span", "proto"},  # config for its types only
-    "predictors": {"errors", "data", "proto", "config", "predictors"},
+    "predictors": {"errors", "data", "deadline", "proto", "config", "predictors", "client"},
 }
 # Third-party packages that are used in these places and nowhere else.
 AT_HOME: dict[str, set[str]] = {
-    "grpc": {"client", "doors.grpc", "proto.pipeline_service_pb2_grpc"},
+    "grpc": {
+        "client",
+        "doors.grpc",
+        "predictors.remote_grpc",
+        "predictors.remote_kserve",
+        "predictors.remote_pipeline",
+        "proto.pipeline_service_pb2_grpc",
+    },
     "grpc_health": {"doors.grpc"},
     "grpc_reflection": {"doors.grpc"},
     "uvicorn": {"doors.http", "doors.http_connection"},

@@ -44,6 +44,7 @@ class BoundOp:
         self.worker = worker
         self.runs_process = op.runs_process()
         self.attempts = max(1, op.config.retry)
+        self.timeout_s = op.config.timeout_s
         self.jumps = op.is_jump_op()
         self.keeps_state = op.overrides("preprocess") and op.overrides("postprocess")
         self.state = vars(self.op)

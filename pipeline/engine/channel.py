@@ -32,6 +32,11 @@ class Item(msgspec.Struct, eq=False):
     def is_over(self) -> bool:
         return self.generation != self.request.generation
 
+    @property
+    def deadline(self) -> float | None:
+        """When its caller stops waiting, in `time.monotonic`; None: never."""
+        return self.request.deadline
+
 
 class Channel:
     """The inbox of one Op: not thread-safe, lives on the event loop.

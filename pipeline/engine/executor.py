@@ -222,7 +222,7 @@ class DAGExecutor:
 
     def _set_deadline(self, request: InFlight, timeout_s: float | None) -> None:
         limits = [limit for limit in (timeout_s, self._config.timeout_s) if limit is not None]
-        when = self._loop.time() + min(limits)
+        request.deadline = when = self._loop.time() + min(limits)
         request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
     def _enter_waiting(self) -> None:

@@ -13,7 +13,7 @@ class InFlight(msgspec.Struct, eq=False):
 
     `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
-    whatever still carries an older number is dropped.
+    whatever still carries an older number is dropped. `deadline` is in `time.monotonic`.
     """
 
     OVER: ClassVar[int] = -1
@@ -26,6 +26,7 @@ class InFlight(msgspec.Struct, eq=False):
     generation: int = 0
     live: int = 0
     as_tensors: bool = False
+    deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
     payload: Any = None
 

@@ -6,6 +6,7 @@ Plain code for any worker: it knows neither threads nor the event loop.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.data import ChannelData
+from pipeline.deadline import set_call_deadline
 from pipeline.engine.binding import BoundOp, coded_error
 from pipeline.engine.collate import Call, alone, distribute, plan
 from pipeline.errors import (
@@ -46,7 +48,7 @@ class CallWatch(Protocol):
 class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
-    `samples` are `Item`s, or whatever else has inputs, data_id, log_id and is_over.
+    `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline and is_over.
     `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
@@ -194,6 +196,7 @@ class BatchRun(msgspec.Struct, eq=False):
     def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
         while not call.done:
             call.attempts += 1
+            set_call_deadline(self._deadline(op, call))
             watch.call_begins()
             try:
                 call.result = op.process(call.feed, self.samples[call.samples[0]].log_id)
@@ -206,6 +209,16 @@ class BatchRun(msgspec.Struct, eq=False):
                 call.done = not retryable or call.attempts >= op.attempts
             finally:
                 watch.call_ends()
+                set_call_deadline(None)
+
+    def _deadline(self, op: BoundOp, call: Call) -> float | None:
+        """When nobody waits for the call any more, in `time.monotonic`; None: somebody always does."""
+        limits = [self.samples[index].deadline for index in call.samples]
+        last = None if None in limits else max(limits)
+        if op.timeout_s is None:
+            return last
+        attempt_ends = time.monotonic() + op.timeout_s
+        return attempt_ends if last is None else min(attempt_ends, last)
 
     def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
         if isinstance(error, ProductError):

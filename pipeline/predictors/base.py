@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -108,6 +108,8 @@ class LocalModel:
 
     `model_path` is a model file, or a folder that holds exactly one. No `engine`: the file's
     suffix decides. `devices` is a comma list of card numbers, empty for the CPU.
+    `dynamic_shapes` has what the Op's `set_dynamic_shape_info` says: under "min_input_shape",
+    "max_input_shape" and "opt_input_shape" a dict of input name to shape each.
     """
 
     model_path: str | Path
@@ -117,6 +119,15 @@ class LocalModel:
     device_type: int = DeviceType.BY_CARDS
     devices: str = ""
     precision: str = "fp32"
+    ir_optim: bool = False
+    mem_optim: bool = True
+    use_calib: bool = False
+    use_mkldnn: bool = False
+    mkldnn_cache_capacity: int = 0
+    mkldnn_op_list: Sequence[str] | None = None
+    mkldnn_bf16_op_list: Sequence[str] | None = None
+    min_subgraph_size: int = 3
+    dynamic_shapes: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
 
     def device(self, worker_index: int = 0) -> Device:
         """The device of one worker: the cards of `devices` are given out in turn.
@@ -152,15 +163,35 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A way to run model files. `module` has `load(model: LocalModel, device: Device)`."""
+    """A way to run model files. `module` has `load(model: LocalModel, device: Device)`.
+
+    A file is a model if its name ends in one of `suffixes`; with `companion`, only if a file of
+    the same stem and that suffix, or one of `weights`, lies beside it.
+    """
 
     module: str
     suffixes: tuple[str, ...]
+    companion: str = ""
+    weights: tuple[str, ...] = ()
+
+    def runs(self, file: Path) -> bool:
+        """Whether `file` is a model of this engine."""
+        if not file.name.endswith(self.suffixes) or not file.is_file():
+            return False
+        if not self.companion or file.with_suffix(self.companion).is_file():
+            return True
+        return any((file.parent / name).is_file() for name in self.weights)
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
         "onnx": Engine("pipeline.predictors.local_onnx", (".onnx",)),
+        "paddle": Engine(
+            "pipeline.predictors.local_paddle",
+            (".pdmodel", ".json", "__model__"),
+            companion=".pdiparams",
+            weights=("__params__", "fluid_params", "params"),
+        ),
     }
 )
 """`local_service_conf.engine` to the module that runs it: a new engine is a file and a line."""
@@ -196,7 +227,7 @@ def _find(model: LocalModel, engines: Mapping[str, Engine]) -> tuple[str, Path]:
         (name, file)
         for name, engine in allowed.items()
         for file in files
-        if file.suffix in engine.suffixes and file.is_file()
+        if engine.runs(file)
     ]
     if len(matches) != 1:
         raise InitError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from pipeline import Op, ProductError
 from pipeline.config import load_config, resolve_op
+from pipeline.deadline import call_deadline
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import BatchRun
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError
@@ -22,6 +24,7 @@ class Sample:
     inputs: dict[str, Any]
     log_id: int = 0
     is_over: bool = False
+    deadline: float | None = None
 
 
 class Watch:
@@ -315,3 +318,45 @@ def test_a_resumed_run_without_attempts_left_fails_the_hung_call_only():
     assert second.outcomes[0]["y"].tolist() == [2]
     assert second.outcomes[1].code == 6000
     assert "exceeded retry count" in str(second.outcomes[1])
+
+
+class Deadlines(Op):
+    """Answers with the deadline that each call is given; `after` has those outside of calls."""
+
+    def init_op(self):
+        self.after = []
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        self.after.append(call_deadline())
+        return input_dicts["read"], False, None, ""
+
+    def process(self, feed_batch, typical_logid):
+        return {"ends": [call_deadline()] * len(feed_batch[0]["x"])}, 0, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        self.after.append(call_deadline())
+        return fetch_data, None, ""
+
+
+def deadline_seen(*deadlines, **yml):
+    bound = bind(Deadlines("d"), **yml)
+    batch = samples(*(rows(1) for _ in deadlines))
+    for sample, deadline in zip(batch, deadlines, strict=True):
+        sample.deadline = deadline
+    outcomes = run(bound, batch)
+    assert bound.op.after == [None] * 2 * len(deadlines)
+    return outcomes[0]["ends"][0]
+
+
+def test_a_call_may_last_as_long_as_anyone_waits_for_it():
+    now = time.monotonic()
+    assert deadline_seen(None) is None
+    assert deadline_seen(now + 5, now + 9, now + 7) == now + 9
+    assert deadline_seen(now + 5, None) is None
+
+
+def test_a_call_may_not_last_longer_than_the_timeout_of_its_op():
+    now = time.monotonic()
+    assert now + 60 <= deadline_seen(None, timeout=60_000) <= time.monotonic() + 60
+    assert deadline_seen(now + 5, timeout=60_000) == now + 5
+    assert now + 60 <= deadline_seen(now + 5000, timeout=60_000) <= time.monotonic() + 60

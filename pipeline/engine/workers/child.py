@@ -107,6 +107,7 @@ class OpenedSample(msgspec.Struct, eq=False):
     data_id: int
     log_id: int
     inputs: dict[str, Any]
+    deadline: float | None = None
     is_over: bool = False
     failure: PayloadTypeError | None = None
 
@@ -245,8 +246,8 @@ class _Worker:
             inputs = {name: unseal(part, self._arena) for name, part in sample.inputs.items()}
         except PayloadTypeError as error:  # of users' classes: fails its own sample only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
-            return OpenedSample(data_id, log_id, {}, True, failure)
-        return OpenedSample(data_id, log_id, inputs)
+            return OpenedSample(data_id, log_id, {}, is_over=True, failure=failure)
+        return OpenedSample(data_id, log_id, inputs, sample.deadline)
 
     def _outcome(self, outcome: Any) -> Outcome:
         if not isinstance(outcome, PipelineError):

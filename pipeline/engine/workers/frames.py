@@ -28,11 +28,15 @@ _RECEIVE_BYTES = 64 * 1024
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """One request of a batch: `inputs` by the name of the Op that they come from."""
+    """One request of a batch: `inputs` by the name of the Op that they come from.
+
+    `deadline` is in `time.monotonic`, which all processes of a machine share.
+    """
 
     data_id: int
     log_id: int
     inputs: dict[str, Sealed]
+    deadline: float | None = None
 
 
 class WireJob(msgspec.Struct, array_like=True):

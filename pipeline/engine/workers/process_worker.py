@@ -193,7 +193,7 @@ class ProcessWorker:
                 "another process: return a smaller one from unpack_request_package"
             )
         inputs = {n: self._sealed(n, part, parcels) for n, part in item.inputs.items()}
-        return Sample(item.data_id, item.log_id, inputs)
+        return Sample(item.data_id, item.log_id, inputs, item.deadline)
 
     def _sealed(self, maker: str, part: Any, parcels: list[Parcel]) -> Sealed:
         if isinstance(part, Parcel):

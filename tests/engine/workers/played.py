@@ -51,6 +51,7 @@ class Sample:
     inputs: dict[str, Any] = field(default_factory=dict)
     log_id: int = 0
     is_over: bool = False
+    deadline: float | None = None
 
 
 def run_of(*data_ids: int, **inputs: Any) -> BatchRun:

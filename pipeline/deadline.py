@@ -1,0 +1,40 @@
+"""When the running call of `process` has to end, for whatever it calls in turn."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+
+from pipeline.errors import DeadlineError
+
+_call_deadline: ContextVar[float | None] = ContextVar("pipeline_call_deadline", default=None)
+
+
+def call_deadline() -> float | None:
+    """The `time.monotonic()` at which the running call has to end; None: whenever it likes."""
+    return _call_deadline.get()
+
+
+def set_call_deadline(deadline: float | None) -> None:
+    """Say it for this thread, and for coroutines that it starts."""
+    _call_deadline.set(deadline)
+
+
+def time_left(deadline_s: float | None, default_s: float) -> float:
+    """Seconds that a call to another server has.
+
+    Args:
+        deadline_s: what the caller gives it, from now; None: nothing said.
+        default_s: its limit where neither the caller nor the running call has one.
+
+    Raises:
+        DeadlineError: no time is left.
+    """
+    ends = call_deadline()
+    limits = [] if deadline_s is None else [deadline_s]
+    if ends is not None:
+        limits.append(ends - time.monotonic())
+    left = min(limits, default=default_s)
+    if left <= 0:
+        raise DeadlineError("the deadline passed before the model's server was asked")
+    return left
