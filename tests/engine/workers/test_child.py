@@ -14,6 +14,7 @@ import pytest
 
 from pipeline import Op, ProductError
 from pipeline.config import load_config, resolve_op
+from pipeline.deadline import call_deadline
 from pipeline.engine.parcel import seal, unseal
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.child import StatusPage, WorkerMain
@@ -487,3 +488,15 @@ def test_a_result_does_not_wait_behind_a_job_of_which_nothing_is_known():
             released.set()
         (slow,), _ = home.results()
         assert slow.number == 2
+
+
+def test_the_deadline_of_a_request_comes_along():
+    class Deadline(Op):
+        def process(self, feed_batch, typical_logid):
+            return {"ends": [call_deadline()]}, 0, ""
+
+    with Home(Deadline("op")) as home:
+        sealed = home.ready().sealed({"x": [1]})
+        home.send(WireJob(1, [Sample(1, 0, {"read": sealed}, 1234.5)]))
+        (result,), _ = home.results()
+        assert home.opened(result)[0] == {"ends": [1234.5]}
