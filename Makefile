@@ -5,8 +5,10 @@ READY := .venv/.ready
 
 .PHONY: demo test bench soak chaos proto clean
 
+# CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
+CONFIG ?= config.yml
 demo: $(READY)
-	$(BIN)/python examples/imdb_ensemble/demo.py
+	$(BIN)/python examples/imdb_ensemble/demo.py $(CONFIG)
 
 test: $(READY)
 	$(BIN)/ruff format --check .

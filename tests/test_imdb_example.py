@@ -23,6 +23,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "imdb_ensemble"
 MODELS = EXAMPLE / "models"
 MEMBERS = ("bow", "cnn")
 MAX_TOTAL_BYTES = 700_000
+PORTS = ("18070", "18071", "9292", "9393")  # of the example's configurations
 
 
 def load(name: str) -> ModuleType:
@@ -179,11 +180,11 @@ def test_a_report_tells_right_from_wrong(capsys):
 # --- the whole -------------------------------------------------------------------------------
 
 
-def free_ports() -> tuple[int, int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        first, second = (each.getsockname()[1] for each in sockets)
-        return first, second
+        ports = [("127.0.0.1", 0)] * count
+        sockets = [stack.enter_context(socket.create_server(port)) for port in ports]
+        return [each.getsockname()[1] for each in sockets]
 
 
 @pytest.fixture
@@ -191,14 +192,15 @@ def demo(tmp_path):
     """A copy of the example on ports of its own, and how to run its demo."""
     copy = tmp_path / "imdb"
     shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    config = copy / "config.yml"
-    rpc_port, http_port = free_ports()
-    text = config.read_text(encoding="utf-8")
-    text = text.replace("18070", str(rpc_port)).replace("18071", str(http_port))
-    config.write_text(text, encoding="utf-8")
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+    for config in (copy / "config.yml", copy / "config_brpc.yml"):
+        text = config.read_text(encoding="utf-8")
+        for port, free in ports.items():
+            text = text.replace(port, free)
+        config.write_text(text, encoding="utf-8")
 
-    def run() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(copy / "demo.py")]
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(copy / "demo.py"), *arguments]
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -206,7 +208,7 @@ def demo(tmp_path):
             command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=110
         )
 
-    run.http_port = http_port
+    run.http_port = int(ports["18071"])
     run.folder = copy
     return run
 
@@ -217,6 +219,15 @@ def test_the_demo_passes_from_any_folder(demo):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("as its author says") == 2 * len(samples.SAMPLES)
     assert done.stdout.splitlines()[-1].startswith("demo passed")
+
+
+@pytest.mark.e2e
+def test_the_demo_passes_with_its_models_in_services_of_their_own(demo):
+    done = demo("config_brpc.yml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("starting python -m pipeline.serve") == 2
+    assert done.stdout.count("as its author says") == 2 * len(samples.SAMPLES)
+    assert done.stdout.count("stopping") == 3
 
 
 @pytest.mark.e2e

@@ -1,5 +1,8 @@
 """Start the service, ask it over gRPC and HTTP, show what it says, stop it: `make demo`.
 
+    python demo.py [config_brpc.yml]
+
+Where the configuration names services that run the models, they are started and stopped as well.
 Exits with 1 where an answer is wrong, the service does not start, or it does not end cleanly.
 """
 
@@ -15,9 +18,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import grpc
 import http_client
@@ -47,8 +50,9 @@ class Ports(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The running web_server.py, and the file that takes its output."""
+    """A running process of the demo, and the file that takes its output."""
 
+    name: str
     process: subprocess.Popen[bytes]
     output: IO[bytes]
 
@@ -57,7 +61,7 @@ def main() -> int:
     # Neither client may ask a proxy of this machine's network for a server on this machine.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = HOST
     try:
-        run()
+        run(sys.argv[1] if len(sys.argv) > 1 else "config.yml")
     except DemoError as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
@@ -65,11 +69,18 @@ def main() -> int:
     return 0
 
 
-def run() -> None:
+def run(config: str) -> None:
     """The demo from start to end; DemoError says what is not as it should be."""
-    ports = read_ports(HERE / "config.yml")
-    check_free(ports)
-    with running_server() as server:
+    values = yaml.safe_load((HERE / config).read_text(encoding="utf-8"))
+    ports = Ports(values["rpc_port"], values["http_port"])
+    services = model_services(values)
+    for port in (*ports, *services.values()):
+        check_free(port, HERE / config)
+    with ExitStack() as stack:
+        models = [
+            stack.enter_context(running_model(model, port)) for model, port in services.items()
+        ]
+        server = stack.enter_context(running("web_server.py", HERE / "web_server.py", config))
         print(f"starting web_server.py: gRPC on port {ports.rpc}, HTTP on port {ports.http}")
         wait_until_ready(server, f"http://{HOST}:{ports.http}/health/ready")
         with PipelineClient() as client:
@@ -77,35 +88,45 @@ def run() -> None:
             ask_all("over gRPC", lambda review: rpc_client.ask(client, review))
         url = f"http://{HOST}:{ports.http}/imdb/prediction"
         ask_all(f"over HTTP, POST {url}", lambda review: http_client.ask(url, review))
-        stop(server)
+        for process in (server, *models):
+            stop(process)
 
 
-def read_ports(config: Path) -> Ports:
-    """The ports that the server will take."""
-    values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return Ports(values["rpc_port"], values["http_port"])
+def model_services(values: dict[str, Any]) -> dict[str, int]:
+    """{Op that asks a service for its model: the port of that service}"""
+    asked = {name: op.get("server_endpoints") for name, op in values["op"].items()}
+    return {name: int(ends[0].rpartition(":")[2]) for name, ends in asked.items() if ends}
 
 
-def check_free(ports: Ports) -> None:
+def check_free(port: int, config: Path) -> None:
     """DemoError if someone listens already: their answers would be taken for our server's."""
-    for key, port in (("rpc_port", ports.rpc), ("http_port", ports.http)):
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)) == 0:
-                raise DemoError(
-                    f"port {port} is in use. Stop what listens there, "
-                    f"or change {key} in {HERE / 'config.yml'}."
-                )
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise DemoError(
+                f"port {port} is in use. Stop what listens there, or change it in {config}."
+            )
 
 
 @contextmanager
-def running_server() -> Iterator[Server]:
-    """web_server.py as its users start it. However the block ends, no process is left."""
-    command = [sys.executable, str(HERE / "web_server.py")]
+def running_model(model: str, port: int) -> Iterator[Server]:
+    """A service of one model, ready to be asked."""
+    print(f"starting python -m pipeline.serve --model models/{model}.onnx --port {port}")
+    path = HERE / "models" / f"{model}.onnx"
+    command = ("-m", "pipeline.serve", "--model", path, "--port", str(port))
+    with running(f"pipeline.serve of {model}", *command) as service:
+        wait_until_listening(service, port)
+        yield service
+
+
+@contextmanager
+def running(name: str, *arguments: str | Path) -> Iterator[Server]:
+    """A Python process. However the block ends, it is not left."""
+    command = [sys.executable, *map(str, arguments)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            yield Server(process, output)
+            yield Server(name, process, output)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -114,13 +135,27 @@ def running_server() -> Iterator[Server]:
 
 def wait_until_ready(server: Server, url: str) -> None:
     """Return when the server says that it is ready; DemoError if it ends or takes too long."""
+    wait_until(server, lambda: is_ready(url))
+
+
+def wait_until_listening(server: Server, port: int) -> None:
+    """Return when the port takes connections; DemoError as `wait_until_ready`."""
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, port)) == 0
+
+    wait_until(server, listens)
+
+
+def wait_until(server: Server, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_S
-    while not is_ready(url):
+    while not condition():
         code = server.process.poll()
         if code is not None:
-            raise DemoError(f"web_server.py ended with exit code {code}.\n{said(server)}")
+            raise DemoError(f"{server.name} ended with exit code {code}.\n{said(server)}")
         if time.monotonic() > deadline:
-            raise DemoError(f"web_server.py is not ready after {START_S:g} s.\n{said(server)}")
+            raise DemoError(f"{server.name} is not ready after {START_S:g} s.\n{said(server)}")
         time.sleep(POLL_S)
 
 
@@ -146,14 +181,14 @@ def ask_all(way: str, ask: Callable[[str], dict[str, float]]) -> None:
 
 def stop(server: Server) -> None:
     """Ask the server to end, as a service manager would; DemoError if it does not end well."""
-    print("\nstopping the server with SIGTERM")
+    print(f"\nstopping {server.name} with SIGTERM")
     server.process.send_signal(signal.SIGTERM)
     try:
         code = server.process.wait(timeout=STOP_S)
     except subprocess.TimeoutExpired:
-        raise DemoError(f"web_server.py still runs after {STOP_S:g} s.\n{said(server)}") from None
+        raise DemoError(f"{server.name} still runs after {STOP_S:g} s.\n{said(server)}") from None
     if code != 0:
-        raise DemoError(f"web_server.py ended with exit code {code}.\n{said(server)}")
+        raise DemoError(f"{server.name} ended with exit code {code}.\n{said(server)}")
 
 
 def said(server: Server) -> str:

@@ -1,6 +1,6 @@
 """The sentiment service: two models read the same words, and their mean is the answer.
 
-    python web_server.py        then ask it with rpc_client.py or http_client.py
+    python web_server.py [config_brpc.yml]     then ask it with rpc_client.py or http_client.py
 
 The words of a review become ids once, `bow` and `cnn` run side by side on them, `combine` waits
 for both:
@@ -9,6 +9,7 @@ for both:
          \\-> cnn -+-> combine -> {prediction, bow, cnn}
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,5 +56,5 @@ response_op = ResponseOp(input_ops=[combine_op])
 
 server = PipelineServer(name="imdb")
 server.set_response_op(response_op)
-server.prepare_server(str(HERE / "config.yml"))
+server.prepare_server(str(HERE / (sys.argv[1] if len(sys.argv) > 1 else "config.yml")))
 server.run_server()
