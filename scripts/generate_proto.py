@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,13 @@ def proto_files() -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in (ROOT / "pipeline").rglob("*.proto"))
 
 
+def has_service(proto: Path) -> bool:
+    """Whether the file declares a service, for which there are stubs to write."""
+    return re.search(r"^service\b", (ROOT / proto).read_text(encoding="utf-8"), re.M) is not None
+
+
 def generate(out: Path) -> None:
-    """Write `_pb2.py`, `_pb2.pyi` and `_pb2_grpc.py` of each .proto under `out`.
+    """Write `_pb2.py` and `_pb2.pyi` of each .proto under `out`, `_pb2_grpc.py` of services.
 
     The repository root is the import root, so that the generated code imports itself by its full
     name (`from pipeline.proto import ...`). Raises RuntimeError when protoc refuses.
@@ -25,17 +31,14 @@ def generate(out: Path) -> None:
     from grpc_tools import protoc
 
     well_known = Path(grpc_tools.__file__).parent / "_proto"
-    arguments = [
-        "protoc",
-        f"--proto_path={ROOT}",
-        f"--proto_path={well_known}",
-        f"--python_out={out}",
-        f"--pyi_out={out}",
-        f"--grpc_python_out={out}",
-        *(path.as_posix() for path in proto_files()),
-    ]
-    if protoc.main(arguments) != 0:
-        raise RuntimeError("protoc failed; its own message is above")
+    files = proto_files()
+    for options, paths in (
+        ([f"--python_out={out}", f"--pyi_out={out}"], files),
+        ([f"--grpc_python_out={out}"], filter(has_service, files)),
+    ):
+        arguments = ["protoc", f"--proto_path={ROOT}", f"--proto_path={well_known}", *options]
+        if protoc.main([*arguments, *(path.as_posix() for path in paths)]) != 0:
+            raise RuntimeError("protoc failed; its own message is above")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

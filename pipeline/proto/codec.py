@@ -6,7 +6,6 @@ allocates by a size that a peer states: it is compared first with the data that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,9 +17,10 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.array_text import numpy_to_text, text_to_numpy
-from pipeline.proto.npy import MAGIC, MAX_DIMENSIONS, array_to_npy, npy_to_array
+from pipeline.proto.npy import MAGIC, array_to_npy, npy_to_array
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Tensor
+from pipeline.proto.shapes import check_shape, in_shape, refuse_misplaced
 
 __all__ = [
     "ElemType",
@@ -170,46 +170,10 @@ def _narrowed_int(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Array
 
 def _shaped(tensor: Tensor, elements: Array, field: str) -> Array:
     """`elements`, which came from `field`, in the tensor's shape."""
-    if not tensor.shape:
-        if not elements.size:
-            _refuse_misplaced(tensor, field)
-        return elements.reshape(()) if elements.size == 1 else elements
-    _check_shape(tensor, elements.size, field)
     try:
-        return elements.reshape(tensor.shape)
+        return in_shape(tensor, elements, field)
     except ValueError as error:
-        raise _refused(tensor, f"no array has the shape {list(tensor.shape)}: {error}") from None
-
-
-def _check_shape(tensor: Tensor, count: int, field: str) -> None:
-    """Refuse a shape that the `count` elements of `field` do not fill exactly."""
-    shape = tensor.shape
-    if len(shape) > MAX_DIMENSIONS:
-        raise _refused(tensor, f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
-    if min(shape) < 0:
-        raise _refused(tensor, f"shape {list(shape)} has a negative dimension")
-    needed = math.prod(shape)
-    if needed == count:
-        return
-    if not count:
-        _refuse_misplaced(tensor, field)
-    raise _refused(
-        tensor, f"shape {list(shape)} needs {needed} elements, but {field} holds {count}"
-    )
-
-
-def _refuse_misplaced(tensor: Tensor, field: str) -> None:
-    """Refuse a tensor without data in `field` that has data in another field.
-
-    A client that forgets elem_type says 0, INT64, and would get an empty array unnoticed.
-    """
-    for descriptor, value in tensor.ListFields():
-        if descriptor.name.endswith("_data"):
-            raise _refused(
-                tensor,
-                f"elem_type {tensor.elem_type} is read from {field}, which is empty; "
-                f"{descriptor.name} holds {len(value)}",
-            )
+        raise _refused(tensor, str(error)) from None
 
 
 def _strings(tensor: Tensor) -> Any:
@@ -217,19 +181,20 @@ def _strings(tensor: Tensor) -> Any:
     if len(tensor.shape) > 1:
         # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
         return _shaped(tensor, np.array(strings, dtype=object), "str_data")
-    if tensor.shape:
-        _check_shape(tensor, len(strings), "str_data")
-    elif not strings:
-        _refuse_misplaced(tensor, "str_data")
-    elif len(strings) == 1:
-        return strings[0]
-    return strings
+    try:
+        check_shape(tensor, len(strings), "str_data")
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
+    return strings[0] if not tensor.shape and len(strings) == 1 else strings
 
 
 def _array_or_bytes(tensor: Tensor) -> Any:
     data = tensor.byte_data
-    if not data:
-        _refuse_misplaced(tensor, "byte_data")
+    try:
+        if not data:
+            refuse_misplaced(tensor, "byte_data")
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
     if not data.startswith(MAGIC):
         return data
     try:
@@ -306,7 +271,7 @@ def _pack_strings(name: str, array: Array) -> Tensor:
 
 
 def _pack_numbers(name: str, array: Array) -> Tensor:
-    array = _sendable(array)
+    array = sendable(array)
     elem_type = _ELEM_TYPES[array.dtype]
     field = _LAYOUTS[elem_type].field
     tensor = Tensor(name=name, elem_type=elem_type, shape=array.shape)
@@ -320,8 +285,11 @@ def _pack_numbers(name: str, array: Array) -> Tensor:
     return tensor
 
 
-def _sendable(array: Array) -> Array:
-    """`array` in native byte order and in a dtype that has an elem_type."""
+def sendable(array: Array) -> Array:
+    """`array` in native byte order and in a dtype that has an elem_type: see numpy_to_tensor.
+
+    Raises TypeError and ValueError for what has none.
+    """
     dtype = array.dtype.newbyteorder("=")
     if dtype == np.uint64:
         if array.size and int(array.max()) > np.iinfo(np.int64).max:

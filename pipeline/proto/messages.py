@@ -13,8 +13,9 @@ import orjson
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor, numpy_to_text, text_to_numpy
-from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response, Tensor
 
+INFERENCE_PATH = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
 PROFILE_KEY = "pipeline.profile"
 _LOD_SUFFIX = ".lod"
 _META_KEYS = ("logid", "clientip")  # of a feed_dict: they describe the request, and are no data

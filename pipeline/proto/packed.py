@@ -1,5 +1,7 @@
 """Arrays in and out of a Tensor's repeated float, double and bool fields by their wire bytes.
 
+For the `Tensor` of pipeline_service.proto and that of general_model.proto: their fields 1 to 8
+are the same.
 Protobuf packs such a field as one block of little-endian elements, which is the array itself.
 Measured at 250,000 float32: 0.07 ms to read and 0.15 ms to write, where iterating takes 7.6 ms
 and `extend` 7.8 ms. Integer fields are varints, which numpy packs no faster than protobuf does.
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
@@ -31,13 +34,13 @@ _TAGS = {
 }
 
 
-def write_packed(tensor: Tensor, field: str, data: Array) -> None:
+def write_packed(tensor: Message, field: str, data: Array) -> None:
     """Append the elements of `data`, cast to the field's dtype, to a field of PACKED_DTYPES."""
     payload = data.astype(PACKED_DTYPES[field], copy=False).tobytes()
     tensor.MergeFromString(b"".join((bytes((_TAGS[field],)), _varint(len(payload)), payload)))
 
 
-def read_packed(tensor: Tensor, field: str) -> Array:
+def read_packed(tensor: Message, field: str) -> Array:
     """The elements of a field of PACKED_DTYPES as a 1-D array that is not to be written to."""
     dtype = PACKED_DTYPES[field]
     repeated = getattr(tensor, field)

@@ -20,7 +20,7 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
     names = [endpoints] if isinstance(endpoints, str) else list(endpoints)
     if not names:
         raise ConfigError("connect() needs at least one endpoint, such as '127.0.0.1:9998'")
-    hosts = [_host_and_port(name) for name in names]
+    hosts = [host_and_port(name) for name in names]
     if len(hosts) == 1 and _literal(hosts[0][0]) is None:
         return f"dns:///{hosts[0][0]}:{hosts[0][1]}", None
     found = [[(address, port) for address in _addresses(host, port)] for host, port in hosts]
@@ -34,7 +34,13 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
     raise ConfigError(f"endpoints {names}: neither IPv4 nor IPv6 reaches all; connect to one kind")
 
 
-def _host_and_port(endpoint: object) -> tuple[str, int]:
+def host_and_port(endpoint: object) -> tuple[str, int]:
+    """The two parts of "host:port"; an IPv6 address loses its brackets.
+
+    Raises:
+        TypeError: `endpoint` is no text.
+        ConfigError: it is written otherwise.
+    """
     if not isinstance(endpoint, str):
         raise TypeError(f"an endpoint must be 'host:port', but get {endpoint!r}")
     host, colon, port = endpoint.strip().rpartition(":")

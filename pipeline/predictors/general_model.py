@@ -1,0 +1,165 @@
+"""The client's half of the general model service: feed to `Request`, `Response` to arrays.
+
+Over which connection both travel is not known here: brpc and gRPC carry the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InputError, PayloadTypeError, PredictorError
+from pipeline.predictors.base import TensorSpec
+from pipeline.predictors.model_conf import ModelConf, Var
+from pipeline.predictors.signature import ModelSignature
+from pipeline.proto.baidu_std import WireError
+from pipeline.proto.general_model import dtype_of, lod_of, tensor_to_array, value_to_tensor
+from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
+
+_LOD = ".lod"
+_ANY_DTYPE = np.dtype(object)
+_SHOWN = 16
+
+
+class GeneralModel:
+    """A model behind a `GeneralModelService`, as its client configuration describes it.
+
+    Names are checked, numbers are cast and empty arrays are refused here, because the service
+    does worse: it answers output 0 in place of one that it does not know, and it drops an empty
+    array. Shapes are left to it: a configuration states one size for models that take any.
+
+    Args:
+        conf: the feeds and fetches of the model.
+        model: the name that stands in the error texts.
+        fetch_list: aliases of the outputs that are fetched by default; none: all.
+
+    Raises:
+        InitError: `fetch_list` names an output that the model does not have.
+    """
+
+    def __init__(
+        self, conf: ModelConf, model: str, fetch_list: Sequence[str] | None = None
+    ) -> None:
+        self._model = model
+        self._feeds = conf.feeds
+        self._signature = ModelSignature(
+            model,
+            inputs=[TensorSpec(var.alias, dtype_of(var.elem_type), None) for var in conf.feeds],
+            outputs=[TensorSpec(var.alias, _ANY_DTYPE, None) for var in conf.fetches],
+            fetch_list=fetch_list,
+        )
+        self._aliases = {var.name: var.alias for var in conf.fetches}
+
+    @property
+    def feed_names(self) -> tuple[str, ...]:
+        """The aliases of the inputs, in the order of the configuration."""
+        return self._signature.feed_names
+
+    @property
+    def fetch_names(self) -> tuple[str, ...]:
+        """The aliases of the outputs that are fetched by default."""
+        return self._signature.fetch_names
+
+    def request(
+        self, feed: Any, fetch: Sequence[str] | None = None, batch: bool = True, log_id: int = 0
+    ) -> Request:
+        """What `Predictor.predict` was given, as the service takes it.
+
+        The level-of-detail offsets of the input `x` are fed as `x.lod`: ascending, from 0 to the
+        length of `x`. `log_id` may be any 64-bit number, of which the bits travel.
+
+        Raises:
+            InputError: a name, dtype or LoD does not fit, or an array is empty.
+            PayloadTypeError: a value is neither ndarray nor list of str, or cannot be sent.
+        """
+        fetched = self._signature.fetch(fetch)
+        arrays = self._signature.feed(feed, batch)
+        given = feed if isinstance(feed, Mapping) else feed[0]
+        return Request(
+            tensor=[self._tensor(var, arrays[var.alias], given) for var in self._feeds],
+            fetch_var_names=fetched,
+            log_id=log_id % 2**64,
+        )
+
+    def result(self, response: Response, fetch: Sequence[str] | None = None) -> dict[str, Any]:
+        """The outputs of an answer by alias, in the order of `fetch`.
+
+        An output with offsets adds `"<alias>.lod"`, 1-D int32. Where several models answered,
+        each has a dict of its own under its engine_name, as Paddle Serving's client has it.
+
+        Raises:
+            PredictorError: the service says that it failed, or its answer is not what was asked.
+        """
+        if response.err_no:
+            raise PredictorError(
+                f"[{self._model}] the model's server answered error {response.err_no}: "
+                f"{response.err_msg}"
+            )
+        names = self._signature.fetch(fetch)
+        if len(response.outputs) == 1:
+            return self._outputs(response.outputs[0], names)
+        results = {output.engine_name: self._outputs(output, names) for output in response.outputs}
+        if not results or len(results) != len(response.outputs):
+            raise self._bad_answer(
+                f"{len(response.outputs)} outputs, of the engines {list(results)}"
+            )
+        return results
+
+    def _tensor(self, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> Tensor:
+        if not array.size:
+            raise InputError(
+                f"[{self._model}] feed {var.alias!r} is empty (shape {array.shape}), "
+                "which the model's server cannot take"
+            )
+        lod_name = var.alias + _LOD
+        lod = None
+        if lod_name in feed and lod_name not in self.feed_names:
+            lod = self._offsets(lod_name, feed[lod_name], array)
+        try:
+            return value_to_tensor(var.name, var.alias, array, lod)
+        except PayloadTypeError as error:
+            raise PayloadTypeError(f"[{self._model}] {error}") from error
+
+    def _offsets(self, name: str, value: Any, array: np.ndarray) -> np.ndarray | None:
+        """LoD offsets as a 1-D array; those of one level may come as [[0, 3, 5]]. None: no LoD."""
+        try:
+            offsets = np.asarray(value).reshape(-1) if len(value) else None
+        except (TypeError, ValueError) as error:
+            raise PayloadTypeError(f"[{self._model}] feed {name!r} is no LoD: {error}") from error
+        if offsets is None:
+            return None
+        length = len(array) if array.ndim else 0
+        whole = offsets.dtype.kind in "iu"
+        if whole and offsets[0] == 0 and offsets[-1] == length and (np.diff(offsets) >= 0).all():
+            return offsets
+        raise InputError(
+            f"[{self._model}] feed {name!r} is {offsets[:_SHOWN].tolist()}: offsets ascend from 0 "
+            f"to the length of {name.removesuffix(_LOD)!r}, which is {length} "
+            f"(shape {array.shape}; batch=False adds a first axis)"
+        )
+
+    def _outputs(self, output: ModelOutput, names: Sequence[str]) -> dict[str, Any]:
+        tensors = {self._alias(tensor): tensor for tensor in output.tensor}
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise self._bad_answer(f"no output {missing}, only {list(tensors)[:_SHOWN]}")
+        try:
+            return {key: value for name in names for key, value in _values(name, tensors[name])}
+        except WireError as error:
+            raise self._bad_answer(str(error)) from error
+
+    def _alias(self, tensor: Tensor) -> str:
+        return tensor.alias_name or self._aliases.get(tensor.name, tensor.name)
+
+    def _bad_answer(self, what: str) -> PredictorError:
+        return PredictorError(f"[{self._model}] the model's server answered {what}")
+
+
+def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
+    """The array of one output and, where it has one, its LoD."""
+    yield name, tensor_to_array(tensor)
+    lod = lod_of(tensor)
+    if lod is not None:
+        yield name + _LOD, lod

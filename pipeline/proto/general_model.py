@@ -1,0 +1,195 @@
+"""numpy values to the `Tensor` of Paddle Serving's general model service and back.
+
+The wire is that of general_model.proto. No reader here allocates by a size that a peer states: it
+is compared first with the data that did arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PayloadTypeError
+from pipeline.proto.baidu_std import WireError
+from pipeline.proto.codec import sendable
+from pipeline.proto.general_model_pb2 import Tensor
+from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.shapes import in_shape
+
+Array = npt.NDArray[Any]
+
+
+class ElemType(IntEnum):
+    """Values of `Tensor.elem_type`, and of feed_type and fetch_type in a model's configuration.
+
+    The numbers are Paddle Serving's. Its C++ server takes INT64, FP32, INT32, FP16, UINT8, INT8
+    and STRING; the others are understood between servers and clients of ours.
+    """
+
+    INT64 = 0
+    FP32 = 1
+    INT32 = 2
+    FP64 = 3
+    INT16 = 4
+    FP16 = 5
+    BF16 = 6
+    UINT8 = 7
+    INT8 = 8
+    BOOL = 9
+    COMPLEX64 = 10
+    COMPLEX128 = 11
+    STRING = 20
+
+
+_CONTENT = "tensor_content"
+_TEXT = np.dtype(object)
+_LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
+    ElemType.INT64: (np.dtype(np.int64), "int64_data"),
+    ElemType.FP32: (np.dtype(np.float32), "float_data"),
+    ElemType.INT32: (np.dtype(np.int32), "int_data"),
+    ElemType.FP64: (np.dtype(np.float64), "float64_data"),
+    ElemType.INT16: (np.dtype(np.int16), _CONTENT),
+    ElemType.FP16: (np.dtype(np.float16), _CONTENT),
+    ElemType.BF16: (np.dtype(ml_dtypes.bfloat16), _CONTENT),
+    ElemType.UINT8: (np.dtype(np.uint8), _CONTENT),
+    ElemType.INT8: (np.dtype(np.int8), _CONTENT),
+    ElemType.BOOL: (np.dtype(np.bool_), "bool_data"),
+    ElemType.COMPLEX64: (np.dtype(np.complex64), "complex64_data"),
+    ElemType.COMPLEX128: (np.dtype(np.complex128), "complex128_data"),
+    ElemType.STRING: (_TEXT, "data"),
+}
+_ELEM_TYPES = {dtype: elem_type for elem_type, (dtype, _) in _LAYOUTS.items()}
+
+
+def dtype_of(elem_type: int) -> np.dtype[Any]:
+    """The dtype of an elem_type's arrays; object stands for text. ValueError: no such elem_type."""
+    try:
+        return _LAYOUTS[elem_type][0]
+    except KeyError:
+        known = ", ".join(f"{known.value} {known.name}" for known in ElemType)
+        raise ValueError(f"elem_type {elem_type} is unknown: there is {known}") from None
+
+
+def elem_type_of(dtype: np.dtype[Any]) -> ElemType:
+    """How arrays of `dtype` travel; ValueError for one that has no elem_type of its own."""
+    try:
+        return ElemType(_ELEM_TYPES[dtype])
+    except KeyError:
+        raise ValueError(f"dtype {dtype} has no place in the general model service") from None
+
+
+# --- numpy to wire ----------------------------------------------------------------------------
+
+
+def value_to_tensor(
+    name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
+) -> Tensor:
+    """The tensor of an array of any shape, or of a list of str (1-D).
+
+    Arrays of objects hold str; uint16, uint32 and, where it fits, uint64 travel as a wider signed
+    integer. `lod` holds level-of-detail offsets.
+
+    Raises:
+        PayloadTypeError: this format cannot carry the value; the text names `alias`.
+    """
+    try:
+        tensor = _pack(value if isinstance(value, np.ndarray) else _text_array(value))
+        if lod is not None:
+            tensor.lod.extend(np.asarray(lod).ravel().tolist())
+        tensor.name = name
+        tensor.alias_name = alias
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
+    return tensor
+
+
+def _text_array(value: Sequence[str]) -> Array:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"a {type(value).__name__} cannot be sent; give an array or a list of str")
+    return np.array(value, dtype=object)
+
+
+def _pack(array: Array) -> Tensor:
+    if array.dtype.kind in "OU":
+        strings = array.ravel().tolist()
+        _check_text(strings)
+        return Tensor(data=strings, elem_type=ElemType.STRING, shape=array.shape)
+    array = sendable(array)
+    elem_type = _ELEM_TYPES[array.dtype]
+    dtype, field = _LAYOUTS[elem_type]
+    tensor = Tensor(elem_type=elem_type, shape=array.shape)
+    if field == _CONTENT:
+        tensor.tensor_content = array.tobytes()
+    elif field in PACKED_DTYPES:
+        if dtype.kind == "c":
+            array = np.ascontiguousarray(array).view(PACKED_DTYPES[field])
+        write_packed(tensor, field, array)
+    else:
+        getattr(tensor, field).extend(array.ravel().tolist())
+    return tensor
+
+
+def _check_text(elements: Iterable[object]) -> None:
+    for element in elements:
+        if not isinstance(element, str):
+            raise TypeError(f"an array of objects must hold str only, not {type(element).__name__}")
+
+
+# --- wire to numpy ----------------------------------------------------------------------------
+
+
+def tensor_to_array(tensor: Tensor) -> Array:
+    """The tensor's elements in its shape: a writable array of its own; text as objects, each a str.
+
+    Without a shape one element gives a 0-d array and any other number a 1-D array.
+
+    Raises:
+        WireError: an unknown elem_type, or data that do not fit it or the shape; the text names
+            the tensor.
+    """
+    try:
+        dtype, field = _LAYOUTS[tensor.elem_type]
+    except KeyError:
+        raise _refused(tensor, f"elem_type {tensor.elem_type} is unknown") from None
+    try:
+        return in_shape(tensor, _elements(tensor, dtype, field), field)
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
+
+
+def lod_of(tensor: Tensor) -> Array | None:
+    """The tensor's level-of-detail offsets as a 1-D int32 array; None when it has none."""
+    return np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
+
+
+def _elements(tensor: Tensor, dtype: np.dtype[Any], field: str) -> Array:
+    """The elements as a 1-D array; ValueError when the bytes do not make whole ones."""
+    if field in PACKED_DTYPES:
+        numbers = read_packed(tensor, field)
+        if dtype.kind == "c" and numbers.size % 2:
+            raise ValueError(f"{field} holds {numbers.size} numbers; they come in pairs")
+        return numbers.view(dtype).copy()
+    if field == _CONTENT:
+        return _content(tensor.tensor_content, dtype)
+    repeated = getattr(tensor, field)
+    # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
+    if dtype == _TEXT:
+        return np.array(repeated, dtype)
+    return np.fromiter(repeated, dtype, count=len(repeated))
+
+
+def _content(content: bytes, dtype: np.dtype[Any]) -> Array:
+    if len(content) % dtype.itemsize:
+        raise ValueError(
+            f"tensor_content holds {len(content)} bytes, which are no whole {dtype} numbers"
+        )
+    return np.frombuffer(content, dtype).copy()
+
+
+def _refused(tensor: Tensor, why: str) -> WireError:
+    return WireError(f"tensor {tensor.alias_name or tensor.name!r}: {why}")
