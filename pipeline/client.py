@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -11,30 +9,18 @@ from typing import Any, Literal, Self, overload
 import grpc
 
 from pipeline.errors import ClosedError, InitError
-from pipeline.proto.messages import CallOptions, PipelineResponse, cut_answer, request_from_feed
-from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response
+from pipeline.proto.channels import MAX_MESSAGE_BYTES, channel_options, close_at_exit
+from pipeline.proto.messages import (
+    INFERENCE_PATH,
+    CallOptions,
+    PipelineResponse,
+    cut_answer,
+    request_from_feed,
+)
+from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import grpc_target, own_ip
 
 __all__ = ["AsyncPipelineClient", "PipelineClient", "PipelinePredictFuture", "PipelineResponse"]
-
-MAX_MESSAGE_BYTES = 512 * 1024 * 1024
-_METHOD = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
-
-
-_CONNECTED: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _close_at_exit(channel: Any) -> None:
-    """See to it that a script can end: gRPC may hang when it does so with calls under way."""
-    if not _CONNECTED:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
-    _CONNECTED.add(channel)
-
-
-def _close_all() -> None:
-    for channel in list(_CONNECTED):
-        channel.close()
 
 
 class PipelinePredictFuture:
@@ -75,16 +61,9 @@ class _Client:
     def _open(self, endpoints: str | Sequence[str], insecure_channel: Callable[..., Any]) -> None:
         target, peer = grpc_target(endpoints)
         self._own_ip = own_ip(peer)
-        self._channel = insecure_channel(
-            target,
-            options=[
-                ("grpc.max_send_message_length", self._max_message_bytes),
-                ("grpc.max_receive_message_length", self._max_message_bytes),
-                ("grpc.lb_policy_name", "round_robin"),
-            ],
-        )
+        self._channel = insecure_channel(target, options=channel_options(self._max_message_bytes))
         self._inference = self._channel.unary_unary(
-            _METHOD,
+            INFERENCE_PATH,
             request_serializer=Request.SerializeToString,
             response_deserializer=Response.FromString,
         )
@@ -124,7 +103,7 @@ class PipelineClient(_Client):
         """
         previous = self._channel
         self._open(endpoints, grpc.insecure_channel)
-        _close_at_exit(self._channel)
+        close_at_exit(self._channel)
         if previous is not None:
             previous.close()
 

@@ -37,16 +37,14 @@ ONLY: dict[str, set[str]] = {
     "observe.span": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
     "op": {"errors", "data", "observe.span", "proto"},  # config for its types only
-    "predictors": {"errors", "data", "deadline", "proto", "config", "predictors", "client"},
+    "predictors": {"errors", "data", "deadline", "proto", "config", "predictors"},
 }
 # Third-party packages that are used in these places and nowhere else.
 AT_HOME: dict[str, set[str]] = {
     "grpc": {
         "client",
         "doors.grpc",
-        "predictors.remote_grpc",
-        "predictors.remote_kserve",
-        "predictors.remote_pipeline",
+        "predictors.grpc_calls",
         "proto.pipeline_service_pb2_grpc",
     },
     "grpc_health": {"doors.grpc"},

@@ -38,6 +38,7 @@ class ModelSignature:
         model: the name that stands in the error texts.
         outputs: those that can be fetched.
         fetch_list: the outputs that are fetched by default; none: all.
+        takes_bytes: whether `bytes` among text go to the model as they are: they need be no UTF-8.
 
     Raises:
         InitError: `fetch_list` names an output that is not in `outputs`.
@@ -49,8 +50,10 @@ class ModelSignature:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         fetch_list: Sequence[str] | None = None,
+        takes_bytes: bool = False,
     ) -> None:
         self.model = model
+        self._text_types = (str, bytes) if takes_bytes else (str,)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.feed_names = tuple(spec.name for spec in inputs)
@@ -94,7 +97,7 @@ class ModelSignature:
             PayloadTypeError: `feed` is no dict, or a value is neither ndarray nor list of str.
         """
         if feed.__class__ is not dict:
-            feed = self._only_feed(feed)
+            feed = only_feed(self.model, feed)
         arrays = {}
         for name, dtype, rank, fixed, spec in self._slots:
             try:
@@ -108,21 +111,6 @@ class ModelSignature:
                 self._refuse_shape(spec, value)
             arrays[name] = value
         return arrays
-
-    def _only_feed(self, feed: Any) -> Mapping[str, Any]:
-        if isinstance(feed, (list, tuple)):
-            if len(feed) != 1:
-                raise InputError(
-                    f"[{self.model}] one feed a call, but get a list of {len(feed)}: "
-                    "call predict for each, or merge their arrays along the first axis"
-                )
-            feed = feed[0]
-        if not isinstance(feed, Mapping):
-            raise PayloadTypeError(
-                f"[{self.model}] feed must be a dict of input name to np.ndarray, "
-                f"but get {type(feed)}"
-            )
-        return feed
 
     def _adapted(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
         """`value` as an array of the input's dtype; its shape is not looked at."""
@@ -156,13 +144,13 @@ class ModelSignature:
             if value.dtype.kind not in _TEXT_KINDS:
                 self._refuse_dtype(spec, value)
             array = np.asarray(value).astype(object)
-        elif isinstance(value, list) and all(isinstance(text, str) for text in value):
+        elif isinstance(value, list) and all(isinstance(text, self._text_types) for text in value):
             array = np.array(value, dtype=object)
         else:
             self._refuse_type(spec, value)
         flat = array.reshape(-1)
         for index, text in enumerate(flat):
-            if not isinstance(text, str):
+            if not isinstance(text, self._text_types):
                 flat[index] = self._decoded(spec, text)
         return flat.reshape(array.shape)
 
@@ -211,6 +199,27 @@ class ModelSignature:
             f"[{self.model}] feed {spec.name!r} holds {value.dtype} values that do not fit "
             f"into the model's {spec.dtype}"
         )
+
+
+def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
+    """The dict that `predict` is fed: `feed` itself, or the one that is in it as a list.
+
+    Raises:
+        InputError: it is a list of another length.
+        PayloadTypeError: it is no dict.
+    """
+    if isinstance(feed, (list, tuple)):
+        if len(feed) != 1:
+            raise InputError(
+                f"[{model}] one feed a call, but get a list of {len(feed)}: "
+                "call predict for each, or merge their arrays along the first axis"
+            )
+        feed = feed[0]
+    if not isinstance(feed, Mapping):
+        raise PayloadTypeError(
+            f"[{model}] feed must be a dict of input name to np.ndarray, but get {type(feed)}"
+        )
+    return feed
 
 
 def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import (
+    ENGINES,
     Device,
     DeviceType,
     Engine,
@@ -31,6 +33,12 @@ def engines():
     }
     for module in modules.values():
         del sys.modules[module.__name__]
+
+
+@pytest.fixture
+def own_engines(engines):
+    """Our own table, with the doubles' `load`."""
+    return {name: replace(engine, module=engines[name].module) for name, engine in ENGINES.items()}
 
 
 def touch(folder, *names):
@@ -144,3 +152,55 @@ def test_cards_are_given_to_the_workers_in_turn():
 def test_a_device_that_cannot_be_is_refused_by_its_key(device_type, devices, key):
     with pytest.raises(InitError, match=key):
         LocalModel("m", device_type=device_type, devices=devices).device()
+
+
+@pytest.mark.parametrize(
+    ("files", "engine", "model_file"),
+    [
+        (["m.onnx"], "onnx", "m.onnx"),
+        (["m.onnx", "m.onnx.data"], "onnx", "m.onnx"),
+        (["m.pdmodel", "m.pdiparams"], "paddle", "m.pdmodel"),
+        (["m.json", "m.pdiparams"], "paddle", "m.json"),
+        (["__model__", "__params__"], "paddle", "__model__"),
+        (["m.onnx", "config.json", "vocabulary.json"], "onnx", "m.onnx"),
+        (["m.pdmodel", "m.pdiparams", "config.json"], "paddle", "m.pdmodel"),
+        (["m.onnx", "other.pdmodel"], "onnx", "m.onnx"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else None,
+)
+def test_a_model_is_told_from_what_lies_beside_it(tmp_path, own_engines, files, engine, model_file):
+    touch(tmp_path, *files)
+    name, model, _ = load_local_predictor(LocalModel(tmp_path), engines=own_engines)
+    assert (name, model.model_path) == (engine, tmp_path / model_file)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["m.onnx", "m.pdmodel", "m.pdiparams"],
+        ["m.onnx", "m.json", "m.pdiparams"],
+        ["m.json"],
+        ["m.pdmodel"],
+        ["m.pdiparams"],
+    ],
+    ids="+".join,
+)
+def test_two_models_and_a_model_without_weights_are_refused(tmp_path, own_engines, files):
+    touch(tmp_path, *files)
+    with pytest.raises(InitError, match="exactly one model file"):
+        load_local_predictor(LocalModel(tmp_path), engines=own_engines)
+
+
+@pytest.mark.parametrize(("engine", "model_file"), [("onnx", "m.onnx"), ("paddle", "m.pdmodel")])
+def test_the_engine_key_chooses_between_two_models(tmp_path, own_engines, engine, model_file):
+    touch(tmp_path, "m.onnx", "m.pdmodel", "m.pdiparams")
+    model = LocalModel(tmp_path, engine=engine)
+    name, found, _ = load_local_predictor(model, engines=own_engines)
+    assert (name, found.model_path) == (engine, tmp_path / model_file)
+
+
+def test_a_folder_that_is_called_like_a_model_is_none(tmp_path, own_engines):
+    (tmp_path / "old.onnx").mkdir()
+    touch(tmp_path, "m.onnx")
+    _, model, _ = load_local_predictor(LocalModel(tmp_path), engines=own_engines)
+    assert model.model_path == tmp_path / "m.onnx"

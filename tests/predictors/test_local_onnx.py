@@ -5,28 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import types
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_doubles import ASCEND, CPU, CUDA, FLOAT, HOST, FakeRuntime, identity, save, value_info
 
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import Device, DeviceType, LocalModel, load_local_predictor
 from pipeline.predictors.local_onnx import load
 
-CPU = Device(DeviceType.CPU)
-FLOAT = TensorProto.FLOAT
-value_info = helper.make_tensor_value_info
-
-
-def save(path, nodes, inputs, outputs, initializers=()):
-    graph = helper.make_graph(nodes, "toy", inputs, outputs, list(initializers))
-    opset = [helper.make_opsetid("", 21)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
-    return LocalModel(path, thread_num=1)
+LIGHT_MODELS = Path(onnx.__file__).parent / "backend/test/data/light"
 
 
 @pytest.fixture
@@ -46,15 +38,6 @@ def arithmetic(path):
         ],
         [value_info("a", FLOAT, shape), value_info("b", FLOAT, shape)],
         [value_info("sum", FLOAT, shape), value_info("difference", FLOAT, shape)],
-    )
-
-
-def identity(path, element_type, shape=("n", 2)):
-    return save(
-        path,
-        [helper.make_node("Identity", ["x"], ["y"])],
-        [value_info("x", element_type, shape)],
-        [value_info("y", element_type, shape)],
     )
 
 
@@ -305,59 +288,11 @@ def test_onnxruntime_is_not_asked_to_report_our_use_unless_the_user_says_so(
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
 
 
-class FakeOptions:
-    """Takes the attributes and entries that a SessionOptions is given."""
-
-    def __init__(self):
-        self.entries = {}
-
-    def add_session_config_entry(self, key, value):
-        self.entries[key] = value
-
-
-class FakeSession:
-    """A session that keeps how it was made; it may have landed on other providers."""
-
-    def __init__(self, path, options, providers, enable_fallback, landed):
-        self.path, self.options, self.asked = path, options, providers
-        self.enable_fallback, self.landed = enable_fallback, landed
-
-    def get_providers(self):
-        return self.landed
-
-    def get_inputs(self):
-        return [types.SimpleNamespace(name="x", type="tensor(float)", shape=["n"])]
-
-    get_outputs = get_inputs
-
-    def run(self, names, arrays):
-        return [arrays[name] for name in names]
-
-
-class FakeRuntime:
-    """onnxruntime on a machine with these providers, whose sessions land on those."""
-
-    SessionOptions = FakeOptions
-
-    def __init__(self, available, landed):
-        self.available, self.landed = available, landed
-        self.session = None
-
-    def get_available_providers(self):
-        return self.available
-
-    def InferenceSession(self, path, options, providers, enable_fallback):
-        self.session = FakeSession(path, options, providers, enable_fallback, self.landed)
-        return self.session
-
-
-CUDA, HOST = "CUDAExecutionProvider", "CPUExecutionProvider"
-
-
 def test_a_card_is_asked_for_by_its_number():
-    runtime = FakeRuntime([CUDA, HOST], [CUDA, HOST])
+    runtime = FakeRuntime([CUDA, HOST])
     predictor = load(LocalModel("m.onnx"), Device(DeviceType.GPU, 3), runtime)
-    assert runtime.session.asked == [(CUDA, {"device_id": 3}), HOST]
+    (first, options), *others = runtime.session.providers
+    assert (first, options["device_id"], others) == (CUDA, 3, [(HOST, {})])
     assert not runtime.session.enable_fallback
     assert predictor.predict({"x": rows(1, 2)})["x"].tolist() == [1, 2]
 
@@ -375,19 +310,113 @@ def test_a_card_is_refused_by_the_real_runtime_of_a_machine_without_one(arithmet
         load_local_predictor(LocalModel(path, devices="0"))
 
 
-def test_devices_of_other_makers_are_refused_by_their_key():
-    with pytest.raises(InitError, match=r"device_type: 4 \(KUNLUN_XPU\) is not supported"):
-        load(LocalModel("m.onnx"), Device(DeviceType.KUNLUN_XPU, 0), FakeRuntime([HOST], [HOST]))
+@pytest.mark.parametrize(
+    ("card", "memory"),
+    [(Device(DeviceType.GPU, 2), ("cuda", 2)), (Device(DeviceType.ASCEND310, 1), ("cann", 1))],
+)
+def test_on_a_card_every_run_is_bound_to_its_memory(card, memory):
+    runtime = FakeRuntime([CUDA, ASCEND, HOST])
+    predictor = load(LocalModel("m.onnx"), card, runtime)
+    assert predictor.predict({"x": rows(1, 2)})["x"].tolist() == [1, 2]
+    warm_up, binding = runtime.session.bindings
+    assert warm_up.inputs["x"].tolist() == [0]
+    assert binding.inputs["x"].tolist() == [1, 2]
+    assert binding.outputs == [("x", *memory)]
+    assert runtime.session.plain_runs == []
 
 
 @pytest.mark.parametrize("kind", [DeviceType.CPU, DeviceType.ARM_CPU])
 def test_on_the_cpu_threads_are_as_configured_and_do_not_spin(kind):
-    runtime = FakeRuntime([HOST], [HOST])
+    runtime = FakeRuntime([HOST])
     load(LocalModel("m.onnx", thread_num=5), Device(kind), runtime)
     options = runtime.session.options
-    assert runtime.session.asked == [HOST]
+    assert runtime.session.providers == [(HOST, {})]
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (5, 1)
     assert options.entries == {
         "session.intra_op.allow_spinning": "0",
         "session.inter_op.allow_spinning": "0",
     }
+    assert runtime.session.bindings == []
+
+
+@pytest.mark.parametrize("mem_optim", [True, False])
+def test_mem_optim_decides_whether_memory_is_planned_and_kept(mem_optim):
+    runtime = FakeRuntime([HOST])
+    load(LocalModel("m.onnx", mem_optim=mem_optim), CPU, runtime)
+    options = runtime.session.options
+    assert (options.enable_mem_pattern, options.enable_cpu_mem_arena) == (mem_optim, mem_optim)
+
+
+def test_without_mem_optim_a_model_answers_the_same(arithmetic, path):
+    predictor = load(LocalModel(path, mem_optim=False), CPU)
+    feed = {"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}
+    assert predictor.predict(feed)["sum"].tolist() == [[2, 3, 4]]
+
+
+def test_a_model_is_run_once_when_it_is_loaded():
+    runtime = FakeRuntime([HOST])
+    load(LocalModel("m.onnx", dynamic_shapes={"opt_input_shape": {"x": [4]}}), CPU, runtime)
+    (feed,) = runtime.session.plain_runs
+    assert feed["x"].tolist() == [0, 0, 0, 0]
+
+
+def test_a_model_that_refuses_zeros_is_loaded_with_a_warning(path, caplog):
+    model = save(
+        path,
+        [helper.make_node("Gather", ["table", "index"], ["y"])],
+        [value_info("index", TensorProto.INT64, ["n"]), value_info("table", FLOAT, ["m"])],
+        [value_info("y", FLOAT, ["n"])],
+    )
+    empty_table = {"opt_input_shape": {"table": [0]}}
+    predictor = load(LocalModel(model.model_path, dynamic_shapes=empty_table), CPU)
+    assert "toy.onnx] the warm-up failed" in caplog.text
+    assert predictor.predict({"index": np.array([1]), "table": rows(5, 6)})["y"].tolist() == [6]
+
+
+def test_cuda_that_pip_has_installed_is_loaded_first_for_a_card_alone():
+    runtime = FakeRuntime([CUDA, ASCEND, HOST])
+    loads = []
+    runtime.preload_dlls = lambda: loads.append(runtime.session)
+    load(LocalModel("m.onnx"), CPU, runtime)
+    load(LocalModel("m.onnx"), Device(DeviceType.ASCEND910, 0), runtime)
+    runtime.session = None
+    load(LocalModel("m.onnx"), Device(DeviceType.GPU, 0), runtime)
+    assert loads == [None]  # once, before there was a session
+
+
+def test_a_network_of_the_onnx_package_runs(caplog):
+    caplog.set_level("INFO")
+    predictor = load(LocalModel(LIGHT_MODELS / "light_squeezenet.onnx", thread_num=1), CPU)
+    assert caplog.text == ""  # neither a warning nor a word about a warm-up left out
+    picture = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+    (scores,) = predictor.predict({predictor.feed_names[0]: picture}).values()
+    assert scores.size == 1000
+    assert np.isclose(scores.sum(), 1, atol=1e-3)
+
+
+def test_a_state_travels_through_a_model_from_call_to_call(path):
+    """The shapes of a voice detector: the batch is the second axis of its state."""
+    model = save(
+        path,
+        [
+            helper.make_node("ReduceSum", ["input", "axes"], ["frame"], keepdims=1),
+            helper.make_node("Add", ["state", "frame"], ["stateN"]),
+            helper.make_node("Cast", ["sr"], ["rate"], to=FLOAT),
+            helper.make_node("Mul", ["frame", "rate"], ["output"]),
+        ],
+        [
+            value_info("input", FLOAT, ["batch", 3]),
+            value_info("state", FLOAT, [2, "batch", 4]),
+            value_info("sr", TensorProto.INT64, []),
+        ],
+        [value_info("output", FLOAT, ["batch", 1]), value_info("stateN", FLOAT, [2, "batch", 4])],
+        [helper.make_tensor("axes", TensorProto.INT64, [1], [1])],
+    )
+    predictor = load(model, CPU)
+    state = np.zeros((2, 2, 4), np.float32)
+    for _ in range(3):
+        feed = {"input": rows([1, 2, 3], [0, 0, 1]), "state": state, "sr": np.array(2)}
+        result = predictor.predict(feed)
+        state = result["stateN"]
+        assert result["output"].tolist() == [[12], [2]]
+    assert state.tolist() == [[[18] * 4, [3] * 4]] * 2

@@ -1,0 +1,322 @@
+"""Calls over gRPC against real servers: which are made again, how errors are named, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from doubles import wait_until
+from grpc_peers import Answer, Gate, peer
+
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InitError,
+    PredictorError,
+    PredictorUnavailableError,
+)
+from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
+from pipeline.predictors.remote import RemoteModel
+
+SERVICE = "test.Service"
+PATH = f"/{SERVICE}/ask"
+HOUR_S = 3600.0  # whoever waits for it has failed: the test's own limit is shorter
+
+
+def echo(request: bytes, context: Any) -> bytes:
+    return request
+
+
+def refusal(code: grpc.StatusCode, text: str) -> Answer:
+    def refuse(request: bytes, context: Any) -> bytes:
+        context.abort(code, text)
+        raise AssertionError
+
+    return refuse
+
+
+@contextlib.contextmanager
+def asking(*endpoints: str, **options: Any) -> Iterator[Callable[..., bytes]]:
+    """`ask(request, deadline_s)`, with a channel and calls of its own."""
+    model = RemoteModel("uci", "grpc", endpoints, **options)
+    channel = GrpcChannel(model)
+    calls = GrpcCalls(model, channel.close)
+    method = channel.method(PATH)
+    try:
+        yield lambda request=b"x", deadline_s=HOUR_S: calls.run(method, request, deadline_s)
+    finally:
+        calls.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def raw_server(speak: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The endpoint of a server that speaks something else than gRPC on each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        speak(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+# --- which server is asked ------------------------------------------------------------------
+
+
+def test_calls_go_round_robin_over_all_servers():
+    with (
+        peer(SERVICE, {"ask": lambda *_: b"first"}) as first,
+        peer(SERVICE, {"ask": lambda *_: b"second"}) as second,
+        asking(first.endpoint, second.endpoint) as ask,
+    ):
+        wait_until(lambda: {ask(), ask()} == {b"first", b"second"})
+
+
+def test_a_server_that_is_down_is_passed_over():
+    with (
+        peer(SERVICE, {"ask": echo}) as there,
+        asking(f"127.0.0.1:{free_port()}", there.endpoint) as ask,
+    ):
+        assert [ask(b"%d" % number) for number in range(20)] == [b"%d" % n for n in range(20)]
+
+
+def test_when_all_are_down_the_error_comes_at_once_and_names_them():
+    endpoints = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
+    with asking(*endpoints) as ask, pytest.raises(PredictorUnavailableError) as caught:
+        ask()
+    assert str(caught.value).startswith(f"[uci] no server is available at {', '.join(endpoints)}: ")
+
+
+def test_a_call_whose_connection_breaks_is_made_again_at_another_server():
+    gates = [Gate(echo), Gate(echo)]
+    with (
+        peer(SERVICE, {"ask": gates[0]}) as first,
+        peer(SERVICE, {"ask": gates[1]}) as second,
+        asking(first.endpoint, second.endpoint) as ask,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(ask, b"kept")
+        wait_until(lambda: any(gate.arrived.is_set() for gate in gates))
+        broken = 0 if gates[0].arrived.is_set() else 1
+        gates[1 - broken].opened.set()
+        (first, second)[broken].cut_off()
+        assert answer.result() == b"kept"
+        gates[broken].opened.set()
+
+
+def test_a_call_whose_only_connection_breaks_fails_as_unavailable():
+    gate = Gate(echo)
+    with (
+        peer(SERVICE, {"ask": gate}) as only,
+        asking(only.endpoint) as ask,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(ask)
+        gate.arrived.wait()
+        only.cut_off()
+        with pytest.raises(PredictorUnavailableError, match=only.endpoint):
+            answer.result()
+        gate.opened.set()
+
+
+def test_a_server_that_comes_back_is_used_again():
+    with peer(SERVICE, {"ask": echo}) as before, asking(before.endpoint) as ask:
+        assert ask(b"1") == b"1"
+        before.cut_off()
+        with pytest.raises(PredictorUnavailableError):
+            ask(b"2")
+        with peer(SERVICE, {"ask": echo}, before.port):
+            wait_until(lambda: answers(ask))
+
+
+def answers(ask: Callable[..., bytes]) -> bool:
+    try:
+        return ask(b"3") == b"3"
+    except PredictorUnavailableError:
+        return False
+
+
+def test_a_server_that_takes_no_calls_now_is_asked_again_but_not_for_ever():
+    asked: list[bytes] = []
+    refuse = refusal(grpc.StatusCode.UNAVAILABLE, "draining")
+
+    def drain(request: bytes, context: Any) -> bytes:
+        asked.append(request)
+        return refuse(request, context)
+
+    with (
+        peer(SERVICE, {"ask": drain}) as only,
+        asking(only.endpoint) as ask,
+        pytest.raises(PredictorUnavailableError, match="draining"),
+    ):
+        ask()
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 100, b"PRPC" * 50]
+)
+def test_a_peer_that_speaks_no_grpc_is_unavailable(greeting: bytes):
+    with (
+        raw_server(lambda connection: connection.sendall(greeting)) as endpoint,
+        asking(endpoint) as ask,
+        pytest.raises(PredictorUnavailableError, match=endpoint),
+    ):
+        ask()
+
+
+def test_a_peer_that_says_nothing_is_waited_for_until_the_deadline():
+    over = threading.Event()
+    with raw_server(lambda connection: over.wait() and None) as endpoint, asking(endpoint) as ask:
+        with pytest.raises(DeadlineError):
+            ask(deadline_s=0.05)
+        over.set()
+
+
+# --- deadlines ------------------------------------------------------------------------------
+
+
+def test_a_slow_answer_is_a_deadline_error_and_the_next_call_is_answered():
+    gate = Gate(echo)
+    with peer(SERVICE, {"ask": gate}) as slow, asking(slow.endpoint) as ask:
+        with pytest.raises(DeadlineError, match=rf"\[uci\] no answer from {slow.endpoint} within"):
+            ask(b"1", 0.05)
+        gate.opened.set()
+        assert ask(b"2") == b"2"
+
+
+def test_the_server_is_told_the_deadline():
+    def left(request: bytes, context: Any) -> bytes:
+        return b"%d" % context.time_remaining()
+
+    with peer(SERVICE, {"ask": left}) as server, asking(server.endpoint, timeout_s=500.0) as ask:
+        assert 0 < int(ask(deadline_s=100.0)) <= 100
+        assert 100 < int(ask(deadline_s=None)) <= 500
+
+
+def test_without_time_nothing_is_asked():
+    asked: list[bytes] = []
+    with (
+        peer(SERVICE, {"ask": lambda request, _: asked.append(request) or b""}) as server,
+        asking(server.endpoint) as ask,
+        pytest.raises(DeadlineError),
+    ):
+        ask(deadline_s=0.0)
+    assert asked == []
+
+
+# --- errors that a server answers -----------------------------------------------------------
+
+
+def test_an_error_of_the_server_is_named_and_asked_for_once():
+    asked: list[bytes] = []
+    refuse = refusal(grpc.StatusCode.INVALID_ARGUMENT, "no such input\n  'z'")
+
+    def fail(request: bytes, context: Any) -> bytes:
+        asked.append(request)
+        return refuse(request, context)
+
+    with peer(SERVICE, {"ask": fail}) as server, asking(server.endpoint) as ask:
+        with pytest.raises(PredictorError) as caught:
+            ask()
+        assert str(caught.value) == (
+            f"[uci] the server at {server.endpoint} answered INVALID_ARGUMENT: no such input 'z'"
+        )
+        assert not caught.value.retryable
+    assert len(asked) == 1
+
+
+def test_a_method_that_the_server_lacks_is_named():
+    with (
+        peer(SERVICE, {"other": echo}) as server,
+        asking(server.endpoint) as ask,
+        pytest.raises(PredictorError, match="UNIMPLEMENTED"),
+    ):
+        ask()
+
+
+def test_a_server_with_too_much_to_do_may_be_asked_again_later():
+    refuse = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
+    with (
+        peer(SERVICE, {"ask": refuse}) as server,
+        asking(server.endpoint) as ask,
+        pytest.raises(PredictorUnavailableError, match="RESOURCE_EXHAUSTED: queue is full"),
+    ):
+        ask()
+
+
+def test_a_message_that_is_too_long_for_the_server_is_too_long_later_too():
+    with peer(SERVICE, {"ask": echo}) as server, asking(server.endpoint) as ask:
+        with pytest.raises(PredictorError, match=r"EXHAUSTED: .*larger than max") as caught:
+            ask(bytes(5 * 1024 * 1024))
+        assert not caught.value.retryable
+
+
+def test_long_answers_are_taken():
+    size = 20 * 1024 * 1024
+    with peer(SERVICE, {"ask": lambda *_: bytes(size)}) as server, asking(server.endpoint) as ask:
+        assert len(ask()) == size
+
+
+# --- start and end --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoints", [("localhost",), ("127.0.0.1:0",), ()])
+def test_what_is_no_endpoint_is_refused_with_its_key(endpoints: tuple[str, ...]):
+    with pytest.raises(InitError, match=r"op\.uci\.server_endpoints: "):
+        GrpcChannel(RemoteModel("uci", "grpc", endpoints))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_server_that_is_down_at_start_is_a_warning(
+    is_there: bool, caplog: pytest.LogCaptureFixture
+):
+    with peer(SERVICE, {"ask": echo}) as server:
+        endpoint = server.endpoint if is_there else f"127.0.0.1:{free_port()}"
+        channel = GrpcChannel(RemoteModel("uci", "grpc", (endpoint,)))
+        with caplog.at_level(logging.WARNING):
+            channel.warn_if_down()
+        channel.close()
+    assert [endpoint in line for line in caplog.messages] == ([] if is_there else [True])
+
+
+def test_after_close_no_call_begins_and_those_under_way_finish():
+    gate = Gate(echo)
+    with peer(SERVICE, {"ask": gate}) as server, ThreadPoolExecutor() as pool:
+        model = RemoteModel("uci", "grpc", (server.endpoint,))
+        closed = threading.Event()
+        channel = GrpcChannel(model)
+        calls = GrpcCalls(model, lambda: (channel.close(), closed.set()))
+        method = channel.method(PATH)
+        answer = pool.submit(calls.run, method, b"kept", HOUR_S)
+        gate.arrived.wait()
+        calls.close()
+        with pytest.raises(ClosedError, match=r"\[uci\] the predictor is closed"):
+            calls.run(method, b"late")
+        assert not closed.is_set()
+        gate.opened.set()
+        assert answer.result() == b"kept"
+        assert closed.is_set()
+        calls.close()
