@@ -1,0 +1,122 @@
+"""The ways to run an onnxruntime session on arrays: plainly, by its own values, bound to a card."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.errors import InitError
+from pipeline.predictors.onnx_tensors import ELEMENT_TYPES, TEXT
+from pipeline.predictors.signature import ModelSignature
+
+Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+"""Output names and input arrays in, the outputs in the order of their names out."""
+
+
+class Memory(NamedTuple):
+    """Memory of a card by onnxruntime's name for its kind, such as "cuda"."""
+
+    kind: str
+    card: int
+
+
+def session_runner(
+    runtime: Any, session: Any, signature: ModelSignature, memory: Memory | None = None
+) -> Run:
+    """What runs `session` for a model of this signature; safe to call from many threads.
+
+    Args:
+        memory: where the session computes; None: in the host's memory.
+
+    Raises:
+        InitError: onnxruntime's Python interface cannot be fed these inputs.
+    """
+    dtypes = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
+    if dtypes & ELEMENT_TYPES.keys():
+        return ValueRunner(runtime, session, signature)
+    if memory is not None and TEXT not in dtypes:  # text has no place on a card
+        return BoundRunner(session, memory)
+    run: Run = session.run
+    return run
+
+
+class BoundRunner:
+    """Runs on a card: each array is copied to it once, each output back once.
+
+    `session.run` would copy an output twice: to memory of its own, and from there to an array.
+    Outputs are bound by device only, so that their shapes may differ from run to run. Every call
+    has a binding of its own, so that calls may overlap.
+    """
+
+    def __init__(self, session: Any, memory: Memory) -> None:
+        self._session = session
+        self._memory = memory
+
+    def __call__(
+        self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        binding = self._session.io_binding()
+        for name, array in arrays.items():
+            binding.bind_cpu_input(name, _one_block(array))
+        outputs = dict.fromkeys(names)  # a name that is asked for twice is bound once
+        for name in outputs:
+            binding.bind_output(name, self._memory.kind, self._memory.card)
+        self._session.run_with_iobinding(binding)
+        values = dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True))
+        return [values[name] for name in names]
+
+
+class ValueRunner:
+    """Runs models that have tensors of dtypes which numpy itself lacks, such as bfloat16."""
+
+    def __init__(self, runtime: Any, session: Any, signature: ModelSignature) -> None:
+        if any(spec.dtype == TEXT for spec in signature.inputs):
+            raise InitError(
+                f"[{signature.model}] onnxruntime cannot be fed text by a model that also has "
+                "bfloat16 or float8 tensors: export the model with float32 there"
+            )
+        self._make = runtime.OrtValue
+        if not hasattr(self._make, "ortvalue_from_numpy_with_onnx_type"):
+            raise InitError(
+                f"[{signature.model}] this onnxruntime cannot be fed bfloat16 or float8 tensors: "
+                "upgrade it, or export the model with float32 there"
+            )
+        self._session = session
+        self._dtypes = {spec.name: spec.dtype for spec in signature.outputs}
+
+    def __call__(
+        self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        # A value of onnxruntime borrows the array's memory: it must live until the run has ended.
+        kept = {name: _one_block(array) for name, array in arrays.items()}
+        feed = {name: self._value(array) for name, array in kept.items()}
+        values = self._session.run_with_ort_values(list(names), feed)
+        return [
+            _copied(value, self._dtypes[name]) for name, value in zip(names, values, strict=True)
+        ]
+
+    def _value(self, array: np.ndarray) -> Any:
+        element_type = ELEMENT_TYPES.get(array.dtype)
+        if element_type is None:
+            return self._make.ortvalue_from_numpy(array)
+        return self._make.ortvalue_from_numpy_with_onnx_type(array, element_type)
+
+
+def _one_block(array: np.ndarray) -> np.ndarray:
+    """The array in C order, as onnxruntime reads its memory; a scalar keeps its rank of zero."""
+    return np.asarray(array, order="C")
+
+
+def _copied(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """The array of an OrtValue; those that `numpy()` cannot make are copied from its memory."""
+    if dtype not in ELEMENT_TYPES:
+        array: np.ndarray = value.numpy()
+        return array
+    if value.device_name() != "cpu":  # its address would mean nothing to this process
+        raise RuntimeError(f"a {dtype} output lies on {value.device_name()}")
+    size = value.tensor_size_in_bytes()
+    raw = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())

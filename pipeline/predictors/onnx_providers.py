@@ -1,0 +1,218 @@
+"""Which execution providers onnxruntime is asked for, by the keys of `local_service_conf`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import InitError
+from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.onnx_binding import Memory
+from pipeline.predictors.onnx_tensorrt import Options, tensorrt_options
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+ONEDNN = "DnnlExecutionProvider"
+ARM = "ACLExecutionProvider"
+ASCEND = "CANNExecutionProvider"
+
+_NVIDIA_BUILD = "install 'pipeline-serving[gpu]' (without the plain onnxruntime beside it)"
+_GPU_BUILD = f"{_NVIDIA_BUILD} and CUDA"
+_TENSORRT_BUILD = f"{_NVIDIA_BUILD}, CUDA, and TensorRT with libnvinfer in LD_LIBRARY_PATH"
+_ASCEND_BUILD = (
+    "install onnxruntime-cann (without the plain onnxruntime beside it) and the CANN toolkit"
+)
+_ONEDNN_BUILD = "install onnxruntime-openvino in place of onnxruntime"
+_ARM_BUILD = "install an onnxruntime with Arm Compute Library"
+
+_USE_CPU = "set device_type: 0 and devices: ''"
+_USE_CUDA = "set device_type: 1"
+_USE_PLAIN = "set use_mkldnn: False: the plain onnxruntime has kernels of its own that do the same"
+
+# Each new shape of an input would otherwise start a search through all of cuDNN's algorithms, and
+# batches have another shape with every size.
+_CUDA_OPTIONS: Options = {"cudnn_conv_algo_search": "HEURISTIC"}
+# fp32 as Paddle has it on these cards: what they cannot compute in 32 bits is done in 16.
+_ASCEND_PRECISIONS = {"fp32": "allow_fp32_to_fp16", "fp16": "force_fp16"}
+_CPU_INFO = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What onnxruntime is asked for.
+
+    Args:
+        model: the model's name, for texts.
+        asked: the key and what it stands for, for texts: "devices: GPU 3".
+        build: what to install where this build of onnxruntime has it not.
+        otherwise: what to set to do without it.
+        providers: with their options, in order of precedence.
+        main: the provider that has to run nodes of the model; None: any may run them.
+        memory: where it computes; None: in the host's memory.
+        needs_scales: whether the model itself has to be quantised.
+        warnings: what the configuration asks for in vain.
+    """
+
+    model: str
+    asked: str = ""
+    build: str = ""
+    otherwise: str = ""
+    providers: tuple[tuple[str, Options], ...] = ((CPU, {}),)
+    main: str | None = None
+    memory: Memory | None = None
+    needs_scales: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def missing_from(self, offered: Collection[str]) -> list[str]:
+        """The planned providers that are not among those that are offered; the CPU always is."""
+        return [name for name, _ in self.providers if name != CPU and name not in offered]
+
+
+def plan_providers(model: LocalModel, device: Device, offered: Sequence[str]) -> Plan:
+    """What to ask of an onnxruntime that offers these providers.
+
+    Raises:
+        InitError: onnxruntime runs on no such device, this build of it does not, or a key asks
+            for what it cannot do.
+    """
+    if device.card is None:
+        plan = _on_host(model, device, offered)
+    else:
+        planner = _ON_CARDS.get(device.type)
+        if planner is None:
+            raise InitError(
+                f"[{_name(model)}] device_type: {device.type.value} ({device.type.name}) is not "
+                "supported for ONNX models: use 0 (CPU), 1 (GPU), 2 (TensorRT), 5 or 6 (Ascend), "
+                "or a Paddle model"
+            )
+        plan = planner(model, device.card)
+    if missing := plan.missing_from(offered):
+        raise InitError(
+            f"[{plan.model}] {plan.asked} was asked for, but this build of onnxruntime offers only "
+            f"{', '.join(offered)}, not {', '.join(missing)}: {plan.build}, "
+            f"or {plan.otherwise}"
+        )
+    return plan
+
+
+def _on_host(model: LocalModel, device: Device, offered: Collection[str]) -> Plan:
+    if model.use_mkldnn:
+        return _on_onednn(model, offered)
+    name, warnings = _name(model), _precision_warnings(model)
+    if device.type is DeviceType.ARM_CPU and ARM in offered:
+        asked = "device_type: 3 (ARM CPU)"
+        providers: tuple[tuple[str, Options], ...] = ((ARM, {}), (CPU, {}))
+        return Plan(name, asked, _ARM_BUILD, _USE_CPU, providers, warnings=warnings)
+    return Plan(name, warnings=warnings)
+
+
+def _on_onednn(model: LocalModel, offered: Collection[str]) -> Plan:
+    """oneDNN's kernels: those in OpenVINO, which pip installs, or in a build made for them."""
+    unused = [
+        f"{key} has no effect on ONNX models"
+        for key in ("mkldnn_cache_capacity", "mkldnn_op_list", "mkldnn_bf16_op_list")
+        if getattr(model, key)
+    ]
+    options: Options = {}
+    provider = ONEDNN if ONEDNN in offered and OPENVINO not in offered else OPENVINO
+    takes_bfloat16 = provider == OPENVINO and model.precision == "bf16" and has_bfloat16()
+    if provider == OPENVINO:
+        options = _openvino_options(model.thread_num, "bf16" if takes_bfloat16 else "f32")
+    return Plan(
+        _name(model),
+        "use_mkldnn: True (oneDNN)",
+        _ONEDNN_BUILD,
+        _USE_PLAIN,
+        ((provider, options), (CPU, {})),
+        main=provider,
+        warnings=(*unused, *(() if takes_bfloat16 else _precision_warnings(model))),
+    )
+
+
+def _openvino_options(thread_num: int, precision: str) -> Options:
+    # Asked for fp16 on a CPU, or for bfloat16 on one without it, OpenVINO computes in another
+    # type without a word.
+    settings = {"INFERENCE_NUM_THREADS": thread_num, "INFERENCE_PRECISION_HINT": precision}
+    return {"device_type": "CPU", "load_config": json.dumps({"CPU": settings})}
+
+
+def has_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
+    """Whether the processor multiplies bfloat16 by itself."""
+    try:
+        return not _BFLOAT16_FLAGS.isdisjoint(cpu_info.read_text().split())
+    except OSError:
+        return False
+
+
+def _on_gpu(model: LocalModel, card: int) -> Plan:
+    return Plan(
+        _name(model),
+        f"devices: GPU {card}",
+        _GPU_BUILD,
+        _USE_CPU,
+        (_cuda(card), (CPU, {})),
+        main=CUDA,
+        memory=Memory("cuda", card),
+        warnings=_precision_warnings(model),
+    )
+
+
+def _on_tensorrt(model: LocalModel, card: int) -> Plan:
+    """TensorRT, and CUDA for what it has not."""
+    return Plan(
+        _name(model),
+        f"device_type: 2 (TensorRT on GPU {card})",
+        _TENSORRT_BUILD,
+        _USE_CUDA,
+        ((TENSORRT, tensorrt_options(model, card)), _cuda(card), (CPU, {})),
+        main=TENSORRT,
+        memory=Memory("cuda", card),
+        needs_scales=model.precision == "int8" and not model.use_calib,
+    )
+
+
+def _on_ascend(model: LocalModel, card: int) -> Plan:
+    mode = _ASCEND_PRECISIONS.get(model.precision)
+    if mode is None:
+        raise InitError(
+            f"[{_name(model)}] precision: {model.precision} is not supported for ONNX models on "
+            f"Ascend cards: use {' or '.join(_ASCEND_PRECISIONS)}"
+        )
+    return Plan(
+        _name(model),
+        f"devices: Ascend card {card}",
+        _ASCEND_BUILD,
+        _USE_CPU,
+        ((ASCEND, {"device_id": card, "precision_mode": mode}), (CPU, {})),
+        main=ASCEND,
+        memory=Memory("cann", card),
+    )
+
+
+_ON_CARDS: dict[DeviceType, Callable[[LocalModel, int], Plan]] = {
+    DeviceType.GPU: _on_gpu,
+    DeviceType.TENSORRT: _on_tensorrt,
+    DeviceType.ASCEND310: _on_ascend,
+    DeviceType.ASCEND910: _on_ascend,
+}
+
+
+def _cuda(card: int) -> tuple[str, Options]:
+    return CUDA, {"device_id": card, **_CUDA_OPTIONS}
+
+
+def _name(model: LocalModel) -> str:
+    return Path(model.model_path).name
+
+
+def _precision_warnings(model: LocalModel) -> tuple[str, ...]:
+    if model.precision == "fp32":
+        return ()
+    return (
+        f"precision: {model.precision} has no effect, an ONNX file has its precision in itself",
+    )
