@@ -14,12 +14,12 @@ import logging
 import socket
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig
+from pipeline.connecting import PredictorLoader
 from pipeline.doors.grpc import check_that_grpc_rests
 from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
@@ -31,6 +31,7 @@ from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.event_loop import ends_before, loop_factory
 from pipeline.observe.records import LogsHome, replay_bytes
 from pipeline.service import (
+    Companion,
     CopyRole,
     Service,
     described,
@@ -79,7 +80,7 @@ class CopyMain:
     name: str | None
     graph: Graph
     config: ServiceConfig
-    base_dir: Path
+    load_predictor: PredictorLoader
     is_replacement: bool = False
 
     def __call__(self, sock: socket.socket, number: int) -> None:
@@ -99,7 +100,7 @@ class _Copy:
 
     def __init__(self, main: CopyMain, number: int) -> None:
         role = CopyRole(number, self._tell_readiness, opens_late=main.is_replacement)
-        self.service = Service(main.name, main.graph, main.config, main.base_dir, role)
+        self.service = Service(main.name, main.graph, main.config, main.load_predictor, role)
         self._level = main.config.log.level
         self._word = Word()
         self._stop = asyncio.Event()
@@ -231,12 +232,18 @@ class Copies:
     """
 
     def __init__(
-        self, name: str | None, graph: Graph, config: ServiceConfig, base_dir: Path
+        self,
+        name: str | None,
+        graph: Graph,
+        config: ServiceConfig,
+        load_predictor: PredictorLoader,
+        companion: Companion | None = None,
     ) -> None:
         self._name = name
         self._graph = graph
         self._config = config
-        self._base_dir = base_dir
+        self._load_predictor = load_predictor
+        self._companion = companion
         self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
         self._places = [Place(number) for number in range(config.copies)]
@@ -253,7 +260,7 @@ class Copies:
 
     def describe(self) -> str:
         """One line for whoever started the server."""
-        line = described(self._name, self.rpc_port, self.http_port)
+        line = described(self._name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
         return f"{line}, {len(self._places)} copies"
 
     def fork(self) -> None:
@@ -271,7 +278,7 @@ class Copies:
             config = msgspec.structs.replace(
                 self._config, rpc_port=self.rpc_port, http_port=self.http_port
             )
-            main = CopyMain(self._name, self._graph, config, self._base_dir)
+            main = CopyMain(self._name, self._graph, config, self._load_predictor)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
             self._zygotes = Zygotes(mains, start_method)
         except BaseException:
@@ -294,6 +301,8 @@ class Copies:
         self._closing.enter_context(open_logs(self._config.log))
         for warning in warnings_about(self._config, self._graph):
             _LOGGER.warning("%s", warning)
+        if self._companion is not None:
+            await self._companion.start()
         self._zygotes.attach(self._loop)
         for place in self._places:
             self._launch(place)
@@ -322,6 +331,8 @@ class Copies:
         finally:
             for place in self._places:
                 place.set_timer(None)
+            if self._companion is not None:
+                await self._companion.stop()
             _LOGGER.info("pipeline server stopped")
             self._closing.close()
 

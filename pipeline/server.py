@@ -7,17 +7,19 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig, load_config, resolve_op
+from pipeline.connecting import PredictorLoader
 from pipeline.copies import Copies
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.event_loop import LoopThread, ends_before, loop_factory
+from pipeline.model_services import ModelServices
 from pipeline.op import ResponseOp
 from pipeline.service import Service, startup_frozen
 
@@ -72,19 +74,7 @@ class PipelineServer:
         """
         keep_freed_memory()
         service = self._new_service()
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(self._serve_until_signalled(service))
-
-    async def _serve_until_signalled(self, service: Service | Copies) -> None:
-        stop = asyncio.Event()
-        with _signals_set(stop, service):
-            try:
-                if await ends_before(stop, service.start()):
-                    sys.stderr.write(f"{service.describe()}\n")
-                    with startup_frozen():
-                        await stop.wait()
-            finally:
-                await service.stop()
+        serve_until_signalled(service, lambda: sys.stderr.write(f"{service.describe()}\n"))
 
     # Embedding --------------------------------------------------------------------------
 
@@ -139,8 +129,15 @@ class PipelineServer:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
         kind = Copies if self._config.build_dag_each_worker else Service
-        service = kind(self.name, self._graph, self._config, self._base_dir)
-        service.fork()
+        models = ModelServices(self._graph.ops, self._base_dir)
+        models.open()
+        try:
+            loader = PredictorLoader(self._base_dir, models.endpoints)
+            service = kind(self.name, self._graph, self._config, loader, companion=models)
+            service.fork()
+        except BaseException:
+            models.close()
+            raise
         return service
 
     # What is known of a running server --------------------------------------------------
@@ -164,6 +161,35 @@ class PipelineServer:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
+
+
+def serve_until_signalled(
+    service: Service | Copies,
+    on_ready: Callable[[], object],
+    attend: Callable[[Callable[[], None]], None] = lambda stop: None,
+) -> None:
+    """Run a service that was forked until SIGTERM or SIGINT; then it drains.
+
+    Args:
+        service: what runs.
+        on_ready: called when it takes requests.
+        attend: given, on the event loop, what stops the service as a signal does.
+    """
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        attend(stop.set)
+        with _signals_set(stop, service):
+            try:
+                if await ends_before(stop, service.start()):
+                    on_ready()
+                    with startup_frozen():
+                        await stop.wait()
+            finally:
+                await service.stop()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve())
 
 
 @contextlib.contextmanager

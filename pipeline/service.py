@@ -8,14 +8,15 @@ import functools
 import gc
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.config import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.connecting import PredictorLoader
-from pipeline.doors.grpc import GrpcDoor
+from pipeline.doors.door import Behind, Door, OpenDoors
+from pipeline.doors.grpc import GrpcDoor, pipeline_service
 from pipeline.doors.http import HttpDoor
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
@@ -55,6 +56,43 @@ class CopyRole:
     opens_late: bool = False
 
 
+def pipeline_doors(behind: Behind) -> Mapping[str, Door]:
+    """gRPC and HTTP, as configured."""
+    config, doors = behind.config, dict[str, Door]()
+    limit = config.max_message_bytes
+    if config.rpc_port is not None:
+        service = pipeline_service(behind.handle)
+        doors["gRPC"] = GrpcDoor(service, config.host, config.rpc_port, limit, behind.is_shared)
+    if config.http_port is not None:
+        doors["HTTP"] = HttpDoor(
+            behind.handle, config.host, config.http_port, limit, is_shared=behind.is_shared
+        )
+    return doors
+
+
+def open_logs(log: LogConfig) -> LogSession:
+    """Begin to write the server's log files."""
+    return configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a Service shows of itself: its doors, and where its logs go while it runs."""
+
+    doors: OpenDoors = pipeline_doors
+    logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
+
+
+class Companion(Protocol):
+    """What has to run before a server can start, and ends after it."""
+
+    async def start(self) -> None:
+        """InitError says why it does not."""
+
+    async def stop(self) -> None:
+        """May be called without `start`, and twice."""
+
+
 class Service:
     """Everything that runs while a server runs, on the event loop that called `start`."""
 
@@ -63,21 +101,24 @@ class Service:
         name: str | None,
         graph: Graph,
         config: ServiceConfig,
-        base_dir: Path,
+        load_predictor: PredictorLoader,
         copy: CopyRole | None = None,
+        companion: Companion | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self._name = name
         self._copy = copy
+        self._companion = companion
+        self._outside = outside or Outside()
         self._is_shown_ready = False
         self._graph = graph
         self._config = config
-        self._load_predictor = PredictorLoader(base_dir)
+        self._load_predictor = load_predictor
         self._family: Family | None = None
         self._closing = contextlib.ExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._grace_s = config.stop_grace_period_s
-        self._grpc: GrpcDoor | None = None
-        self._http: HttpDoor | None = None
+        self._doors: Mapping[str, Door] = {}
         self._request_log: RequestLog | None = None
         self._telling: set[asyncio.Future[None]] = set()
         self._executor: DAGExecutor | None = None
@@ -91,15 +132,15 @@ class Service:
 
     def describe(self) -> str:
         """One line for whoever started the server."""
-        return described(self._name, self.rpc_port, self.http_port)
+        return described(self._name, {name: door.port for name, door in self._doors.items()})
 
     @property
     def rpc_port(self) -> int | None:
-        return self._grpc.port if self._grpc else None
+        return self._doors["gRPC"].port if "gRPC" in self._doors else None
 
     @property
     def http_port(self) -> int | None:
-        return self._http.port if self._http else None
+        return self._doors["HTTP"].port if "HTTP" in self._doors else None
 
     def fork(self) -> None:
         """Fork what worker processes are forked from, if there are any.
@@ -129,9 +170,11 @@ class Service:
         if self._family is not None:
             self._family.zygotes.attach(loop)
         if self._copy is None:
-            self._closing.enter_context(open_logs(config.log))
+            self._closing.enter_context(self._outside.logs(config.log))
             for warning in warnings_about(config, self._graph):
                 _LOGGER.warning("%s", warning)
+        if self._companion is not None:
+            await self._companion.start()
         self._lower_switch_interval()
         self._request_log = RequestLog(_LOGGER, config.log.request_sample)
         self._executor = DAGExecutor(
@@ -167,11 +210,8 @@ class Service:
             self._executor.answer_all_closed()
 
     async def _stop(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-        refuse = None
-        if self._grpc is not None:
-            refuse = asyncio.ensure_future(self._grpc.stop(self._grace_s + _DOOR_GRACE_S))
+        for door in self._doors.values():
+            await door.close(self._grace_s + _DOOR_GRACE_S)
         if self._executor is not None:
             left = await self._executor.stop(self._grace_s)
             if left:
@@ -179,11 +219,10 @@ class Service:
         if self._family is not None:
             await self._family.zygotes.close(KILLED_S)
             self._family.memory.close()
-        if self._grpc is not None and refuse is not None:
-            await self._grpc.stop(_DOOR_GRACE_S)
-            await refuse
-        if self._http is not None:
-            await self._http.stop()
+        for door in self._doors.values():
+            await door.stop(_DOOR_GRACE_S)
+        if self._companion is not None:
+            await self._companion.stop()
         if self._request_log is not None:
             self._request_log.flush()
         if self._copy is None:
@@ -191,32 +230,16 @@ class Service:
         self._closing.close()
 
     async def _open_doors(self) -> None:
-        config = self._config
-        if config.rpc_port is not None:
-            self._grpc = GrpcDoor(
-                self.executor.handle,
-                config.host,
-                config.rpc_port,
-                config.max_message_bytes,
-                is_shared=self._copy is not None,
-            )
-            await self._grpc.start(self._is_shown_ready)
-        if config.http_port is not None:
-            self._http = HttpDoor(
-                self.executor.handle,
-                lambda: self._is_shown_ready,
-                config.host,
-                config.http_port,
-                config.max_message_bytes,
-                is_shared=self._copy is not None,
-            )
-            await self._http.start()
+        behind = Behind(self.executor.handle, self._config, is_shared=self._copy is not None)
+        self._doors = self._outside.doors(behind)
+        for door in self._doors.values():
+            await door.start(self._is_shown_ready)
 
     def show_ready(self, is_ready: bool) -> None:
         """Say at the doors whether the server is ready."""
         self._is_shown_ready = is_ready
-        if self._grpc is not None:
-            telling = asyncio.ensure_future(self._grpc.set_ready(is_ready))
+        for door in self._doors.values():
+            telling = asyncio.ensure_future(door.set_ready(is_ready))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
 
@@ -261,14 +284,8 @@ def startup_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def open_logs(log: LogConfig) -> LogSession:
-    """Begin to write the server's log files."""
-    return configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
-
-
-def described(name: str | None, rpc_port: int | None, http_port: int | None) -> str:
+def described(name: str | None, doors: Mapping[str, int | None]) -> str:
     """One line for whoever started a server."""
-    doors = {"gRPC": rpc_port, "HTTP": http_port}
     ports = ", ".join(f"{door} on port {port}" for door, port in doors.items() if port)
     return f"pipeline server {name or ''} is ready: {ports}".replace("  ", " ")
 

@@ -33,8 +33,11 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
 PROCESSES = ROOT / "docs" / "processes.md"
-RUN = (README, GUIDE, PROCESSES)  # the pages whose examples are run
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+MIGRATION = ROOT / "docs" / "migration.md"
+RUN = (README, GUIDE, PROCESSES, MIGRATION)  # the pages whose examples are run
+IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, MIGRATION)}
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
+DROP_IN = ("-m", "pipeline", "run")
 
 START_S = 60.0
 STOP_S = 45.0
@@ -75,11 +78,11 @@ class Place:
         path.write_text(text)
         return path
 
-    def printed(self, name: str) -> str:
-        """What running the file `name` prints."""
+    def printed(self, name: str, options: tuple[str, ...] = ()) -> str:
+        """What running the file `name` prints, with options for Python."""
         runner = "bash" if name.endswith(".sh") else sys.executable
         done = subprocess.run(
-            [runner, str(self.put(name))],
+            [runner, *options, str(self.put(name))],
             cwd=self.folder,
             env=_environment(),
             capture_output=True,
@@ -91,9 +94,9 @@ class Place:
         return done.stdout
 
     @contextlib.contextmanager
-    def serving(self, name: str) -> Iterator[None]:
+    def serving(self, name: str, options: tuple[str, ...] = ()) -> Iterator[None]:
         """The program `name` runs and is ready; at the end Ctrl-C stops it."""
-        command = [sys.executable, str(self.put(name))]
+        command = [sys.executable, *options, str(self.put(name))]
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -166,7 +169,7 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["jump.py", "embedded.py", "crash.py"])
+@pytest.mark.parametrize("name", ["jump.py", "embedded.py", "crash.py", "paddle_embedded.py"])
 def test_a_program_of_the_docs_prints_what_it_says(place, name):
     assert place.printed(name) == file_named(f"{name} prints", *RUN)
 
@@ -181,15 +184,40 @@ def test_the_web_service_of_the_guide_serves(place):
             assert b'"value":["ABC"]' in reply.read()
 
 
+@pytest.mark.e2e
+@needs_curl
+def test_the_script_of_the_predecessor_serves_and_its_client_asks_it(place):
+    place.put("paddle_config.yml")
+    with place.serving("paddle_service.py", DROP_IN):
+        for name, options in (("paddle_ask.sh", ()), ("paddle_client.py", DROP_IN)):
+            expected = file_named(f"{name} prints", MIGRATION)
+            assert place.printed(name, options).rstrip("\n") == expected.rstrip("\n")
+
+
+@pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
+def test_the_chinese_page_has_the_code_and_the_parts_of_the_english_one(page):
+    """What is run there is run here, too; only prose and drawings are translated."""
+    theirs = IN_CHINESE[page]
+    assert [b for b in blocks(theirs) if b.language] == [b for b in blocks(page) if b.language]
+    parts = [len(re.findall(r"^## ", each.read_text(), re.MULTILINE)) for each in (page, theirs)]
+    assert parts[0] == parts[1]
+    for each, other in ((page, theirs), (theirs, page)):
+        assert f"]({other.name})" in each.read_text(), f"{each.name} has no link to {other.name}"
+
+
 def test_every_named_file_is_run_by_a_test_here():
     run = {"web_server.py", "config.yml", "client.py", "ask.sh"}
     run |= {"clients.py", "curl.sh", "jump.py", "embedded.py", "service.py", "crash.py"}
+    run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
+    run |= {"paddle_embedded.py"}
     names = {block.name for page in RUN for block in blocks(page) if block.name}
     assert {name for name in names if not name.endswith(" prints")} == run
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [(GUIDE, 4), (PROCESSES, 1)], ids=["guide", "processes"]
+    ("page", "least"),
+    [(GUIDE, 4), (PROCESSES, 1), (MIGRATION, 1)],
+    ids=["guide", "processes", "migration"],
 )
 def test_the_fragments_of_a_page_run(page, least):
     fragments = [b.text for b in blocks(page) if b.language == "python" and not b.name]

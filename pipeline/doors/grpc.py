@@ -1,4 +1,4 @@
-"""GrpcDoor: `PipelineService` on `grpc.aio`, with the standard health service and reflection."""
+"""GrpcDoor: a service on `grpc.aio`, with the standard health service and reflection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,22 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pipeline.doors.door import Handle
 from pipeline.doors.listen import bind
-from pipeline.errors import InitError, OverloadedError
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InitError,
+    InputError,
+    OverloadedError,
+    PackageError,
+    PayloadTypeError,
+    PipelineError,
+)
 from pipeline.proto import pipeline_service_pb2
 
 _LOGGER = logging.getLogger(__name__)
+_GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
@@ -28,47 +40,119 @@ _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
 _REST_S = 1.0  # for them to end when the last channel was closed
 _Context = grpc.aio.ServicerContext[Any, Any]
-Handle = Callable[[Any, float | None], Awaitable[Any]]
-"""`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
+
+
+class GrpcError(Exception):
+    """A call that is answered with a status of gRPC's own."""
+
+    def __init__(self, status: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcService:
+    """What a GrpcDoor serves.
+
+    Args:
+        name: the full one, package and service.
+        methods: what can be called; all are answered alike.
+        answer: (bytes of a request, seconds that its caller gives) -> bytes of the answer.
+            Raises GrpcError.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    answer: Callable[[bytes, float | None], Awaitable[bytes]]
+
+
+def pipeline_service(handle: Handle) -> GrpcService:
+    """`PipelineService`, for a handle that answers a Request with a Response."""
+
+    async def inference(message: bytes, timeout_s: float | None) -> bytes:
+        try:
+            request = pipeline_service_pb2.Request.FromString(message)
+        except DecodeError as error:
+            text = f"not a Request: {error}"
+            raise GrpcError(grpc.StatusCode.INVALID_ARGUMENT, text) from error
+        try:
+            response = await handle(request, timeout_s)
+        except OverloadedError as error:
+            raise grpc_error(error) from error
+        if not isinstance(response, pipeline_service_pb2.Response):
+            raise GrpcError(
+                grpc.StatusCode.INTERNAL,
+                f"pack_response_package returned {type(response).__name__}, not a Response",
+            )
+        return response.SerializeToString()
+
+    return GrpcService(SERVICE, ("inference",), inference)
+
+
+_STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
+    ClosedError: grpc.StatusCode.UNAVAILABLE,
+    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    InputError: grpc.StatusCode.INVALID_ARGUMENT,
+    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PackageError: grpc.StatusCode.INVALID_ARGUMENT,
+    PayloadTypeError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+def grpc_error(error: PipelineError) -> GrpcError:
+    """`error` for a service whose answers have no place for one of ours."""
+    return GrpcError(_STATUS_OF.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
 
 class GrpcDoor:
-    """Serves `handle` at `host:port`.
+    """Serves `service` at `host:port`.
 
     Args:
-        handle: answers a Request with a Response.
-        host: address to bind; "::" for IPv6 and IPv4.
+        service: what is served.
+        host: address to bind; "::" for IPv6 and IPv4; "unix-abstract:<name>" for a socket of
+            Linux's that has neither port nor file.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a message, both ways.
         is_shared: whether other processes of this server listen on the port too.
+        key: the configuration key of the port, to name in an error.
     """
 
     def __init__(
         self,
-        handle: Handle,
+        service: GrpcService,
         host: str,
         port: int,
         max_message_bytes: int,
         is_shared: bool = False,
+        key: str = "rpc_port",
     ) -> None:
         self.port = port
         self._is_shared = is_shared
-        self._handle = handle
+        self._service = service
         self._host = host
+        self._key = key
         self._max_message_bytes = max_message_bytes
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._guard: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Future[None] | None = None
         self._crashed: dict[asyncio.Future[None], grpc.aio.Server] = {}
+        self._no_farewells = _NoFarewells()
 
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
-        if not self._is_shared:  # else it is reserved, and a trial would be given connections
-            # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
-            bind(self._host, self.port, "rpc_port").close()
+        if not self._is_shared and not self._is_local:
+            # If it is shared it is reserved, and a trial would be given connections. gRPC is
+            # content with either of IPv6 and IPv4 and does not say why it got none.
+            bind(self._host, self.port, self._key).close()
+        _GRPC_LOGGER.addFilter(self._no_farewells)
         await self.set_ready(is_ready)
         await self._open()
         self._guard = asyncio.create_task(self._keep_open())
+
+    @property
+    def _is_local(self) -> bool:
+        return self._host.startswith("unix")
 
     async def _open(self) -> None:
         server = grpc.aio.server(
@@ -79,22 +163,25 @@ class GrpcDoor:
                 ("grpc.so_reuseport", int(self._is_shared)),
             ]
         )
-        method: grpc.RpcMethodHandler[bytes, pipeline_service_pb2.Response]
-        method = grpc.unary_unary_rpc_method_handler(
-            self._inference,
-            request_deserializer=None,  # gRPC would log each broken message with a traceback
-            response_serializer=pipeline_service_pb2.Response.SerializeToString,
-        )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"inference": method}),)
-        )
+        # Bytes in and out: gRPC would log each broken message with a traceback.
+        method: grpc.RpcMethodHandler[bytes, bytes]
+        method = grpc.unary_unary_rpc_method_handler(self._answer, None, None)
+        name = self._service.name
+        methods = dict.fromkeys(self._service.methods, method)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self.port = server.add_insecure_port(f"{host}:{self.port}")
+        self.port = self._listen(server)
         self._server = server
         await server.start()
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        if self._is_local:
+            server.add_insecure_port(self._host)
+            return 0
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return server.add_insecure_port(f"{host}:{self.port}")
 
     async def _keep_open(self) -> None:
         """Open again if gRPC has crashed.
@@ -121,7 +208,11 @@ class GrpcDoor:
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
         await self._health.set("", status)
-        await self._health.set(SERVICE, status)
+        await self._health.set(self._service.name, status)
+
+    async def close(self, grace_s: float) -> None:
+        """Stop accepting at once; what still runs after `grace_s` ends. Does not wait for it."""
+        self._leaving = asyncio.ensure_future(self.stop(grace_s))
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting; end what still runs after `grace_s`.
@@ -135,25 +226,36 @@ class GrpcDoor:
             await self._health.enter_graceful_shutdown()
             servers = (self._server, *self._crashed.values())
             await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        _GRPC_LOGGER.removeFilter(self._no_farewells)
+        if self._leaving is not None and self._leaving is not asyncio.current_task():
+            await self._leaving
 
-    async def _inference(self, message: bytes, context: _Context) -> pipeline_service_pb2.Response:
+    async def _answer(self, message: bytes, context: _Context) -> bytes:
         try:
-            request = pipeline_service_pb2.Request.FromString(message)
-        except DecodeError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a Request: {error}")
-        try:
-            response = await self._handle(request, context.time_remaining())
-        except OverloadedError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            return await self._service.answer(message, context.time_remaining())
+        except GrpcError as error:
+            status, text = error.status, str(error)
         except Exception as error:  # a bug of ours: that caller is told
             _LOGGER.exception("inference failed", exc_info=error)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error of the server")
-        if not isinstance(response, pipeline_service_pb2.Response):
-            await context.abort(
-                grpc.StatusCode.INTERNAL,
-                f"pack_response_package returned {type(response).__name__}, not a Response",
-            )
-        return response
+            status, text = grpc.StatusCode.INTERNAL, "internal error of the server"
+        await context.abort(status, text)
+        raise AssertionError("abort raises")
+
+
+class _NoFarewells(logging.Filter):
+    """Drops gRPC's report that a peer left before it could be told of an error.
+
+    The error itself, a path that is no text for instance, was reported in the line before. That
+    the one who caused it did not wait for the answer is nothing that anybody can act on.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return not (
+            record.msg == "Failed sending error status from server"
+            and kind is not None
+            and kind.__name__ == "ExecuteBatchError"
+        )
 
 
 def check_that_grpc_rests() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from pipeline.doors.door import Handle
 from pipeline.doors.http_connection import (
     CLOSE,
     CONNECTION,
@@ -34,8 +35,6 @@ from pipeline.proto import jsonpb, pipeline_service_pb2
 
 _LOGGER = logging.getLogger(__name__)
 
-Handle = Callable[[Any, float | None], Awaitable[Any]]
-"""`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -49,7 +48,6 @@ class HttpDoor:
 
     Args:
         handle: answers a Request with a Response.
-        is_ready: what `GET /health/ready` says.
         host: address to bind; "::" for IPv6 and IPv4.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
@@ -60,7 +58,6 @@ class HttpDoor:
     def __init__(
         self,
         handle: Handle,
-        is_ready: Callable[[], bool],
         host: str,
         port: int,
         max_message_bytes: int,
@@ -70,7 +67,7 @@ class HttpDoor:
         self.port = port
         self._is_shared = is_shared
         self._handle = handle
-        self._is_ready = is_ready
+        self._is_ready = False
         self._host = host
         self._max_bytes = max_message_bytes
         self._patience_s = patience_s
@@ -79,8 +76,9 @@ class HttpDoor:
 
     # Life -------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
+        self._is_ready = is_ready
         self._loop = asyncio.get_running_loop()
         self._socket = bind(self._host, self.port, "http_port", self._is_shared)
         self.port = self._socket.getsockname()[1]
@@ -102,8 +100,12 @@ class HttpDoor:
         await self._server.startup(sockets=[self._socket])
         self._ticker = asyncio.create_task(self._server.main_loop())
 
-    async def close(self) -> None:
-        """Stop accepting connections and let those that are idle go."""
+    async def set_ready(self, ready: bool) -> None:
+        """What `GET /health/ready` says."""
+        self._is_ready = ready
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop accepting connections and let those that are idle go; the others have no limit."""
         if self._server is not None:
             for listener in self._server.servers:
                 listener.close()
@@ -112,13 +114,13 @@ class HttpDoor:
         if self._socket is not None:
             self._socket.close()
 
-    async def stop(self) -> None:
+    async def stop(self, grace_s: float = 1.0) -> None:
         """End all connections; call `close` first and let the requests be answered."""
         if self._server is None:
             return
         self._server.should_exit = True
         await self._ticker
-        self._server.config.timeout_graceful_shutdown = 1
+        self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
         await self._server.shutdown(sockets=[self._socket] if self._socket else None)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()  # its caller does not read its answer
@@ -167,7 +169,7 @@ class HttpDoor:
             raise HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):
             raise _not_allowed(method, b"GET, HEAD")
-        if probe == "live" or self._is_ready():
+        if probe == "live" or self._is_ready:
             return 200, b'{"status":"ok"}'
         return 503, b'{"status":"not ready"}'
 

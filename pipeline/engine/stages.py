@@ -212,7 +212,7 @@ class BatchRun(msgspec.Struct, eq=False):
                 set_call_deadline(None)
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
-        """When nobody waits for the call any more, in `time.monotonic`; None: somebody always does."""
+        """When nobody waits for the call any more, in `time.monotonic`; None: never."""
         limits = [self.samples[index].deadline for index in call.samples]
         last = None if None in limits else max(limits)
         if op.timeout_s is None:

@@ -224,10 +224,7 @@ def _find(model: LocalModel, engines: Mapping[str, Engine]) -> tuple[str, Path]:
     files = [path] if path.is_file() else sorted(entry for entry in path.iterdir())
     allowed = engines if model.engine is None else {model.engine: engines[model.engine]}
     matches = [
-        (name, file)
-        for name, engine in allowed.items()
-        for file in files
-        if engine.runs(file)
+        (name, file) for name, engine in allowed.items() for file in files if engine.runs(file)
     ]
     if len(matches) != 1:
         raise InitError(

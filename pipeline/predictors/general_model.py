@@ -15,7 +15,7 @@ from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.baidu_std import WireError
-from pipeline.proto.general_model import dtype_of, lod_of, tensor_to_array, value_to_tensor
+from pipeline.proto.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 
 _LOD = ".lod"
@@ -77,11 +77,10 @@ class GeneralModel:
         fetched = self._signature.fetch(fetch)
         arrays = self._signature.feed(feed, batch)
         given = feed if isinstance(feed, Mapping) else feed[0]
-        return Request(
-            tensor=[self._tensor(var, arrays[var.alias], given) for var in self._feeds],
-            fetch_var_names=fetched,
-            log_id=log_id % 2**64,
-        )
+        request = Request(fetch_var_names=fetched, log_id=log_id % 2**64)
+        for var in self._feeds:
+            self._put(request.tensor.add(), var, arrays[var.alias], given)
+        return request
 
     def result(self, response: Response, fetch: Sequence[str] | None = None) -> dict[str, Any]:
         """The outputs of an answer by alias, in the order of `fetch`.
@@ -107,7 +106,7 @@ class GeneralModel:
             )
         return results
 
-    def _tensor(self, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> Tensor:
+    def _put(self, tensor: Tensor, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> None:
         if not array.size:
             raise InputError(
                 f"[{self._model}] feed {var.alias!r} is empty (shape {array.shape}), "
@@ -118,7 +117,7 @@ class GeneralModel:
         if lod_name in feed and lod_name not in self.feed_names:
             lod = self._offsets(lod_name, feed[lod_name], array)
         try:
-            return value_to_tensor(var.name, var.alias, array, lod)
+            put_value(tensor, var.name, var.alias, array, lod)
         except PayloadTypeError as error:
             raise PayloadTypeError(f"[{self._model}] {error}") from error
 

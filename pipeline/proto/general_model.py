@@ -89,23 +89,36 @@ def elem_type_of(dtype: np.dtype[Any]) -> ElemType:
 def value_to_tensor(
     name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
 ) -> Tensor:
-    """The tensor of an array of any shape, or of a list of str (1-D).
+    """The tensor of `value`; see `put_value`."""
+    tensor = Tensor()
+    put_value(tensor, name, alias, value, lod)
+    return tensor
 
-    Arrays of objects hold str; uint16, uint32 and, where it fits, uint64 travel as a wider signed
-    integer. `lod` holds level-of-detail offsets.
+
+def put_value(
+    tensor: Tensor,
+    name: str,
+    alias: str,
+    value: Array | Sequence[str],
+    lod: Sequence[int] | Array | None = None,
+) -> None:
+    """Fill an empty tensor with an array of any shape, or with a list of str (1-D).
+
+    In place, because a message that is put into another one is copied. Arrays of objects hold
+    str; uint16, uint32 and, where it fits, uint64 travel as a wider signed integer. `lod` holds
+    level-of-detail offsets.
 
     Raises:
         PayloadTypeError: this format cannot carry the value; the text names `alias`.
     """
     try:
-        tensor = _pack(value if isinstance(value, np.ndarray) else _text_array(value))
+        _pack(tensor, value if isinstance(value, np.ndarray) else _text_array(value))
         if lod is not None:
             tensor.lod.extend(np.asarray(lod).ravel().tolist())
         tensor.name = name
         tensor.alias_name = alias
     except (TypeError, ValueError, OverflowError) as error:
         raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
-    return tensor
 
 
 def _text_array(value: Sequence[str]) -> Array:
@@ -114,15 +127,18 @@ def _text_array(value: Sequence[str]) -> Array:
     return np.array(value, dtype=object)
 
 
-def _pack(array: Array) -> Tensor:
+def _pack(tensor: Tensor, array: Array) -> None:
+    tensor.shape.extend(array.shape)
     if array.dtype.kind in "OU":
         strings = array.ravel().tolist()
         _check_text(strings)
-        return Tensor(data=strings, elem_type=ElemType.STRING, shape=array.shape)
+        tensor.elem_type = ElemType.STRING
+        tensor.data.extend(strings)
+        return
     array = sendable(array)
     elem_type = _ELEM_TYPES[array.dtype]
     dtype, field = _LAYOUTS[elem_type]
-    tensor = Tensor(elem_type=elem_type, shape=array.shape)
+    tensor.elem_type = elem_type
     if field == _CONTENT:
         tensor.tensor_content = array.tobytes()
     elif field in PACKED_DTYPES:
@@ -131,7 +147,6 @@ def _pack(array: Array) -> Tensor:
         write_packed(tensor, field, array)
     else:
         getattr(tensor, field).extend(array.ravel().tolist())
-    return tensor
 
 
 def _check_text(elements: Iterable[object]) -> None:

@@ -36,8 +36,9 @@ _TAGS = {
 
 def write_packed(tensor: Message, field: str, data: Array) -> None:
     """Append the elements of `data`, cast to the field's dtype, to a field of PACKED_DTYPES."""
-    payload = data.astype(PACKED_DTYPES[field], copy=False).tobytes()
-    tensor.MergeFromString(b"".join((bytes((_TAGS[field],)), _varint(len(payload)), payload)))
+    elements = np.ascontiguousarray(data, PACKED_DTYPES[field])
+    head = bytes((_TAGS[field],)) + _varint(elements.nbytes)
+    tensor.MergeFromString(b"".join((head, elements.reshape(-1).view(np.uint8).data)))
 
 
 def read_packed(tensor: Message, field: str) -> Array:

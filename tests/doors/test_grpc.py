@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.doors.grpc import SERVICE, GrpcDoor
+from pipeline.doors.grpc import SERVICE, GrpcDoor, pipeline_service
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 LIMIT = 10_000
@@ -303,7 +303,7 @@ def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
 
 @contextlib.asynccontextmanager
 async def door_and_channel(handle):
-    door = GrpcDoor(handle, "127.0.0.1", 0, LIMIT)
+    door = GrpcDoor(pipeline_service(handle), "127.0.0.1", 0, LIMIT)
     await door.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:

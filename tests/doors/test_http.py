@@ -698,7 +698,7 @@ class Door:
     """An HttpDoor on its own, in a loop of the test's, for a `handle` of the test's."""
 
     def __init__(self, handle, patience_s: float = 60.0) -> None:
-        self._door = HttpDoor(handle, lambda: True, "127.0.0.1", 0, LIMIT, patience_s)
+        self._door = HttpDoor(handle, "127.0.0.1", 0, LIMIT, patience_s)
 
     async def __aenter__(self) -> Door:
         await self._door.start()

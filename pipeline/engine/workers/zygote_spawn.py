@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import io
 import mmap
 import os
 import reprlib
@@ -15,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -38,6 +40,7 @@ class Shipment(msgspec.Struct, frozen=True):
     """What a fresh interpreter needs to stand in for the parent."""
 
     argv: list[str]
+    preparations: bytes
     mains: bytes
 
 
@@ -61,7 +64,7 @@ def pack(mains: Sequence[ChildMain]) -> int:
         # Then it is a class of the script that has nothing to do with the mains.
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
         data = _dump((list(mains), classes))
-    shipment = Shipment(list(sys.argv), data)
+    shipment = Shipment(list(sys.argv), _dump(_preparations()), data)
     fd = os.memfd_create("pipeline-zygote")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(shipment))
@@ -97,10 +100,22 @@ def spawn(
 def _dump(value: object) -> bytes:
     import dill
 
+    data = io.BytesIO()
+    pickler = dill.Pickler(data, recurse=True)
+    pickler.dispatch = {**pickler.dispatch, types.ModuleType: _save_module}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an attempt that fails, dill warns too
-        data: bytes = dill.dumps(value, recurse=True)
-    return data
+        pickler.dump(value)
+    return data.getvalue()
+
+
+def _save_module(pickler: Any, module: types.ModuleType) -> None:
+    """By name: dill would take all that is in a module that is not in site-packages."""
+    name = module.__name__
+    if name != "__main__" and sys.modules.get(name) is module:
+        pickler.save_reduce(importlib.import_module, (name,), obj=module)
+    else:
+        type(pickler).dispatch[types.ModuleType](pickler, module)
 
 
 def _classes_of_script() -> dict[str, type]:
@@ -114,6 +129,12 @@ def _classes_of_script() -> dict[str, type]:
         for name, value in script.items()
         if isinstance(value, type) and value.__module__ == "__main__"
     }
+
+
+def _preparations() -> list[Callable[[], None]]:
+    """What import hooks do to be there in a fresh interpreter, too, such as that of `dropin`."""
+    hooks = (getattr(finder, "prepare_spawned", None) for finder in sys.meta_path)
+    return [hook for hook in hooks if hook is not None]
 
 
 def _why_not(value: object) -> str | None:
@@ -201,14 +222,16 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
         cargo = msgspec.msgpack.decode(data, type=Shipment)
     os.close(shipment)
     sys.argv[:] = cargo.argv
-    serve(socket.socket(fileno=control), functools.partial(_unpack, cargo.mains), parent_life)
+    serve(socket.socket(fileno=control), functools.partial(_unpack, cargo), parent_life)
 
 
-def _unpack(data: bytes) -> Sequence[ChildMain]:
+def _unpack(cargo: Shipment) -> Sequence[ChildMain]:
     """Only a child does this: what scripts do when imported happens in no process that forks."""
     import dill
 
+    for prepare in dill.loads(cargo.preparations):
+        prepare()
     mains: Sequence[ChildMain]
-    mains, classes = dill.loads(data)
+    mains, classes = dill.loads(cargo.mains)
     vars(sys.modules["__main__"]).update(classes)
     return mains
