@@ -242,7 +242,9 @@ def _split(result: Any, spans: list[list[int]]) -> list[Any]:
 
 
 def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
-    """One piece a sample; what has no axis 0 goes to all of them."""
+    """One piece a sample; what has no axis 0 goes to all of them, dicts are split within."""
+    if isinstance(value, Mapping):
+        return _split(value, spans)
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
         if isinstance(value, (*_SCALARS, np.ndarray)):
             return [value] * len(spans[0])

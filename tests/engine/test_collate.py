@@ -206,3 +206,13 @@ def test_what_is_merged_and_split_again_is_what_was_fed(samples):
     for index, pieces in run_identity(by_index).items():
         assert len(pieces) == 1
         same(pieces[0], by_index[index])
+
+
+def test_results_of_several_models_are_split_within():
+    (call,) = plan({0: {"x": np.zeros((1, 2))}, 1: {"x": np.zeros((2, 2))}})
+    call.result = {"bow": {"y": np.arange(3)}, "cnn": {"y": np.arange(3) * 2, "name": "cnn"}}
+    first, second = distribute(call)
+    assert first["bow"]["y"].tolist() == [0]
+    assert second["bow"]["y"].tolist() == [1, 2]
+    assert second["cnn"]["y"].tolist() == [2, 4]
+    assert first["cnn"]["name"] == second["cnn"]["name"] == "cnn"
