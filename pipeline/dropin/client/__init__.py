@@ -1,0 +1,179 @@
+"""`paddle_serving_client`: asks a model service over brpc or gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from pipeline.dropin.absent import absent
+from pipeline.dropin.server.version import version_tag as __version__
+from pipeline.errors import ClosedError, InitError, NotImplementedByOpError
+from pipeline.predictors.base import Predictor
+from pipeline.predictors.model_conf import ModelConf, read_model_conf
+from pipeline.predictors.remote import DEFAULT_TIMEOUT_S, RemoteModel, connect_remote_predictor
+
+__all__ = ["Client", "HttpClient", "MultiLangClient", "SDKConfig", "__version__"]
+
+
+class Client:
+    """Asks the servers of one model; may be used by many threads at once.
+
+    >>> client = Client()
+    >>> client.load_client_config("uci_housing_client")  # a prototxt or its folder
+    >>> client.connect(["127.0.0.1:9393"])
+    >>> client.predict(feed={"x": x}, fetch=["price"], batch=True)
+    """
+
+    def __init__(self) -> None:
+        self._client_type = "brpc"
+        self._conf: ModelConf | None = None
+        self._conf_path: Path | None = None
+        self._timeout_s = DEFAULT_TIMEOUT_S
+        self._predictor: Predictor | None = None
+
+    def load_client_config(self, model_config_path_list: str | Sequence[str]) -> None:
+        """Read the model's inputs and outputs from `serving_client_conf.prototxt`.
+
+        Raises:
+            InitError: it cannot be read, or there are several.
+        """
+        given = model_config_path_list
+        paths = [given] if isinstance(given, str) else list(given)
+        if len(paths) != 1:
+            raise InitError(
+                f"load_client_config: {len(paths)} configurations were given; the services of "
+                "this library have one model: name one."
+            )
+        self._conf_path = Path(paths[0])
+        self._conf = read_model_conf(self._conf_path)
+
+    def set_use_grpc_client(self, use_grpc_client: bool) -> None:
+        """Speak gRPC from the next `connect` on, rather than brpc."""
+        self._client_type = "grpc" if use_grpc_client else "brpc"
+
+    def set_rpc_timeout_ms(self, rpc_timeout: int) -> None:
+        """Limit of a call, ms; 20,000 unless set."""
+        self._timeout_s = rpc_timeout / 1000
+
+    def set_connect_timeout_ms(self, connect_timeout: int) -> None:
+        """Accepted: connecting counts as a part of the call."""
+
+    def set_max_body_size(self, body_size: int) -> None:
+        """Accepted: the limit is always 512 MiB."""
+
+    def connect(self, endpoints: Sequence[str] | None = None, encryption: bool = False) -> None:
+        """Name the servers, "host:port" each; calls go round those that answer.
+
+        Raises:
+            InitError: no configuration was loaded, or the client cannot be made.
+        """
+        if encryption or not endpoints:
+            _refuse("variants and encrypted models: name the endpoints of a plain model")
+        if self._conf_path is None:
+            raise InitError("call load_client_config before connect.")
+        self.release()
+        self._predictor = connect_remote_predictor(
+            RemoteModel(
+                name=str(self._conf_path),
+                client_type=self._client_type,
+                endpoints=tuple(endpoints),
+                client_config=self._conf_path,
+            )
+        )
+
+    def get_feed_names(self) -> list[str]:
+        """The inputs, by the names that `feed` has."""
+        return [var.alias for var in self._loaded().feeds]
+
+    def get_fetch_names(self) -> list[str]:
+        """The outputs, by the names that `fetch` has."""
+        return [var.alias for var in self._loaded().fetches]
+
+    def predict(
+        self,
+        feed: Any = None,
+        fetch: Sequence[str] | str | None = None,
+        batch: bool = False,
+        need_variant_tag: bool = False,
+        logid: int = 0,
+        log_id: int = 0,
+    ) -> dict[str, Any]:
+        """Run the model once.
+
+        Args:
+            feed: a dict of input name to array (or list of str), "<name>.lod" beside it.
+            fetch: names of the outputs; none: all.
+            batch: whether axis 0 of the arrays is the batch; else they are one sample.
+            need_variant_tag: not supported.
+            logid: the caller's number of the request; `log_id` stands above it.
+            log_id: the same.
+
+        Returns:
+            A dict of output name to array, and "<name>.lod" where there is one.
+
+        Raises:
+            InputError, PayloadTypeError: the feed is not the model's.
+            PredictorError: the server refused it, or none answered.
+            DeadlineError: the time was over. (The predecessor returned None for all of these.)
+        """
+        if need_variant_tag:
+            _refuse("variants")
+        if self._predictor is None:
+            raise ClosedError("the client is not connected: call connect(['127.0.0.1:9292']).")
+        return self._predictor.predict(
+            feed,
+            [fetch] if isinstance(fetch, str) else fetch,
+            batch,
+            log_id or logid,
+            deadline_s=self._timeout_s,
+        )
+
+    def release(self) -> None:
+        """End the connections. May be called again."""
+        predictor, self._predictor = self._predictor, None
+        if predictor is not None:
+            predictor.close()
+
+    def use_key(self, key_filename: str) -> NoReturn:
+        """Encrypted models are not supported."""
+        _refuse("encrypted models")
+
+    def add_variant(self, tag: str, cluster: Sequence[str], variant_weight: float) -> NoReturn:
+        """Variants are not supported: choose a server in your own code."""
+        _refuse("variants: choose the server in your own code")
+
+    def _loaded(self) -> ModelConf:
+        if self._conf is None:
+            raise InitError("call load_client_config first.")
+        return self._conf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class MultiLangClient(Client):
+    """The client that speaks gRPC."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._client_type = "grpc"
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotImplementedByOpError(f"paddle_serving_client.Client: not supported: {what}.")
+
+
+HttpClient = absent(
+    "HttpClient", __name__, "use Client; with set_use_grpc_client(True) it speaks gRPC"
+)
+SDKConfig = absent("SDKConfig", __name__, "name the endpoints in Client.connect")

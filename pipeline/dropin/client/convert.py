@@ -1,0 +1,15 @@
+"""`paddle_serving_client.convert`: models are run as they are, nothing has to be converted."""
+
+from pipeline.dropin.absent import absent
+
+_ADVICE = (
+    "name the folder of the inference model (.pdmodel or .json, and .pdiparams; or .onnx) as "
+    "model_config; to write a serving_server folder use Paddle Serving's own tool"
+)
+
+inference_model_to_serving = absent("inference_model_to_serving", __name__, _ADVICE)
+
+__all__ = ["inference_model_to_serving"]
+
+if __name__ == "__main__":
+    raise SystemExit(f"there is no converter here: {_ADVICE}")

@@ -1,0 +1,109 @@
+"""Answers imports of Paddle Serving's packages with modules of this library."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+from pipeline.dropin import old_numpy
+from pipeline.errors import InitError
+
+_SERVER = "pipeline.dropin.server"
+_CLIENT = "pipeline.dropin.client"
+
+ROOTS = {
+    "paddle_serving_server": _SERVER,
+    "paddle_serving_server_gpu": _SERVER,
+    "paddle_serving_client": _CLIENT,
+}
+"""The predecessor's packages, and ours that stand in for them, module for module."""
+
+COUNTERPARTS = {
+    f"{_SERVER}.proto": "pipeline.proto",
+    f"{_SERVER}.pipeline.proto": "pipeline.proto",
+    f"{_SERVER}.pipeline.channel": "pipeline.channel",
+    f"{_SERVER}.pipeline.pipeline_client": "pipeline.client",
+    f"{_SERVER}.pipeline.local_service_handler": "pipeline.local_service_handler",
+    f"{_CLIENT}.proto": "pipeline.proto",
+    f"{_CLIENT}.pipeline": f"{_SERVER}.pipeline",
+}
+"""Modules that are the library's own, so that their classes are the same ones."""
+
+
+def home_of(name: str) -> str | None:
+    """Our module that `name` stands for; None if `name` is no name of the predecessor's."""
+    root, _, rest = name.partition(".")
+    home = name
+    if root in ROOTS:
+        home = f"{ROOTS[root]}.{rest}".rstrip(".")
+    while prefix := next((p for p in COUNTERPARTS if f"{home}.".startswith(f"{p}.")), None):
+        home = COUNTERPARTS[prefix] + home.removeprefix(prefix)
+    return None if home == name else home
+
+
+class Finder(MetaPathFinder):
+    """Finds the predecessor's modules."""
+
+    @staticmethod
+    def prepare_spawned() -> None:
+        """Workers that are fresh interpreters call this before they import anything of the
+        script's: see `zygote_spawn`."""
+        install()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raises ModuleNotFoundError for a module of theirs that we have nothing for: nobody
+        else is asked then, so that nothing of an installed original is imported."""
+        home = home_of(fullname)
+        if home is None:
+            return None
+        try:
+            found = find_spec(home)
+        except ModuleNotFoundError:  # not even its package
+            found = None
+        if found is None:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: this library has no counterpart of that module of "
+                "Paddle Serving (docs/migration.md)",
+                name=fullname,
+            )
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Alias(home), origin=found.origin, is_package=is_package)
+
+
+class _Alias(Loader):
+    """Puts a module of ours under a second name into `sys.modules`."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system takes what stands there afterwards.
+        sys.modules[module.__name__] = importlib.import_module(self._home)
+
+
+def install() -> None:
+    """From now on imports of the predecessor's packages lead to this library. Idempotent.
+
+    Names that NumPy had when it was current are there again, too (`np.float`, `np.fromstring`).
+
+    Raises:
+        InitError: one of them was imported before, so that two of everything would be around.
+    """
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    strangers = sorted(name for name in sys.modules if name.partition(".")[0] in ROOTS)
+    if strangers:
+        where = getattr(sys.modules[strangers[0]], "__file__", None) or "unknown file"
+        raise InitError(
+            f"{strangers[0]} ({where}) was imported before pipeline.dropin.install(): call "
+            "install() first, or start the script by `python -m pipeline run`."
+        )
+    old_numpy.restore()
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,23 @@
+"""`paddle_serving_server.pipeline`: Ops, server and client."""
+
+from pipeline import compat
+from pipeline.client import PipelineClient
+from pipeline.dropin.server.pipeline import logger
+from pipeline.dropin.server.pipeline.analyse import Analyst
+from pipeline.local_service_handler import LocalServiceHandler
+from pipeline.op import Op, RequestOp, ResponseOp
+from pipeline.server import PipelineServer
+
+ChannelData = compat.ChannelData
+
+__all__ = [
+    "Analyst",
+    "ChannelData",
+    "LocalServiceHandler",
+    "Op",
+    "PipelineClient",
+    "PipelineServer",
+    "RequestOp",
+    "ResponseOp",
+    "logger",
+]

@@ -1,0 +1,21 @@
+"""`paddle_serving_server.pipeline.error_catch`; `paddle_serving_app` imports it, too."""
+
+from pipeline.dropin.absent import absent
+from pipeline.error_catch import (
+    CustomException,
+    CustomExceptionCode,
+    ErrorCatch,
+    ParamChecker,
+    ProductErrCode,
+)
+
+ParamVerify = absent("ParamVerify", __name__, "the library checks its own parameters")
+
+__all__ = [
+    "CustomException",
+    "CustomExceptionCode",
+    "ErrorCatch",
+    "ParamChecker",
+    "ParamVerify",
+    "ProductErrCode",
+]

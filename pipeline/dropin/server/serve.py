@@ -1,0 +1,32 @@
+"""`python -m paddle_serving_server.serve`: models as services, by `pipeline.serve`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+_INSTEAD = {
+    "stop": "send SIGTERM or SIGINT to the server you mean: `kill PID`. It drains and takes its "
+    "workers with it. There is no ProcessInfo.json; `ss -ltnp` shows who has a port.",
+    "kill": "send SIGKILL to the server you mean: `kill -9 PID`. Its workers go with it.",
+    "check": "start the service: it says with file, line and key what is wrong; then ask "
+    "`curl http://HOST:HTTP_PORT/health/ready`.",
+}
+_WRONG_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve a model, or say what there is instead of a command; the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    instead = _INSTEAD.get(given[0]) if given else None
+    if instead is not None:
+        sys.stderr.write(f"there is no command {given[0]!r} here: {instead}\n")
+        return _WRONG_USAGE
+    # By name: it brings the whole server with it.
+    status: int = importlib.import_module("pipeline.serve").main(given)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

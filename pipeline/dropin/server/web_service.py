@@ -1,0 +1,38 @@
+"""`paddle_serving_server.web_service`: WebService, and what its module has besides."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, NoReturn
+
+from pipeline import web_service
+from pipeline.errors import NotImplementedByOpError
+from pipeline.op import Op
+
+__all__ = ["Op", "PipelineWebService", "WebService", "port_is_available"]
+
+
+def port_is_available(port: int) -> bool:
+    """Whether nobody accepts connections on that port of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedByOpError(
+        f"{type(self).__name__} uses the single-model WebService (load_model_config, "
+        "run_rpc_service, run_web_service ...), which Paddle Serving gave up for the pipeline: "
+        "override get_pipeline_response, or serve the model by `python -m pipeline.serve` "
+        "(docs/migration.md)."
+    )
+
+
+class WebService(web_service.WebService):
+    """The library's, and a clear answer to scripts from before the pipeline."""
+
+    load_model_config = set_gpus = default_rpc_service = create_rpc_config = _refuse
+    run_rpc_service = run_debugger_service = run_web_service = get_app_instance = _refuse
+
+
+PipelineWebService = WebService  # its name in 0.3

@@ -1,0 +1,124 @@
+"""LocalServiceHandler: an Op's model described in code rather than under `local_service_conf`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pipeline.errors import InitError, NotImplementedByOpError
+
+_CONF_FILE = "serving_server_conf.prototxt"
+
+
+class LocalServiceHandler:
+    """`Op(name, local_service_handler=LocalServiceHandler(model_config="uci_housing_model"))`
+
+    A record: nothing is loaded or started before the server is. Its values stand above those
+    of `op.<name>.local_service_conf`, which has the same names and defaults.
+
+    Args:
+        model_config: the model's folder or file.
+        client_type: "local_predictor"; or "brpc" or "grpc" for a service of its own.
+        workdir: working folder of such a service; "": a generated one.
+        thread_num: CPU threads of one predictor.
+        device_type: -1 by devices, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM, 4 XPU, 5 and 6 Ascend.
+        devices: card numbers, "0,1"; "": CPU.
+        fetch_names: outputs that are fetched; None: all.
+        available_port_generator: accepted; the system chooses the ports.
+        use_profile: accepted, without effect.
+        dynamic_shape_info: as `Op.dynamic_shape_info`.
+
+    All others are keys of `local_service_conf`.
+    """
+
+    def __init__(
+        self,
+        model_config: str,
+        client_type: Literal["local_predictor", "brpc", "grpc"] = "local_predictor",
+        workdir: str = "",
+        thread_num: int = 2,
+        device_type: int = -1,
+        devices: str = "",
+        fetch_names: Sequence[str] | None = None,
+        mem_optim: bool = True,
+        ir_optim: bool = False,
+        available_port_generator: Any = None,
+        use_profile: bool = False,
+        precision: str = "fp32",
+        use_mkldnn: bool = False,
+        mkldnn_cache_capacity: int = 0,
+        mkldnn_op_list: Sequence[str] | None = None,
+        mkldnn_bf16_op_list: Sequence[str] | None = None,
+        min_subgraph_size: int = 3,
+        dynamic_shape_info: dict[str, Any] = {},
+        use_calib: bool = False,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "model_config": model_config,
+            "client_type": client_type,
+            "workdir": workdir,
+            "thread_num": thread_num,
+            "device_type": device_type,
+            "devices": devices,
+            "fetch_list": None if fetch_names is None else list(fetch_names),
+            "mem_optim": mem_optim,
+            "ir_optim": ir_optim,
+            "precision": precision,
+            "use_mkldnn": use_mkldnn,
+            "mkldnn_cache_capacity": mkldnn_cache_capacity,
+            "mkldnn_op_list": None if mkldnn_op_list is None else list(mkldnn_op_list),
+            "mkldnn_bf16_op_list": (
+                None if mkldnn_bf16_op_list is None else list(mkldnn_bf16_op_list)
+            ),
+            "min_subgraph_size": min_subgraph_size,
+            "use_calib": use_calib,
+        }
+        self.dynamic_shape_info = dict(dynamic_shape_info)
+
+    def as_settings(self) -> dict[str, Any]:
+        """The values as keys of `op.<name>.local_service_conf`; a copy."""
+        return dict(self._settings)
+
+    def get_fetch_list(self) -> list[str] | None:
+        """The outputs that are fetched; None: all."""
+        fetch_list: list[str] | None = self._settings["fetch_list"]
+        return fetch_list
+
+    def get_client_config(self) -> str:
+        """Where a model folder of the predecessor describes its inputs and outputs."""
+        return str(Path(self._settings["model_config"], _CONF_FILE))
+
+    def get_port_list(self) -> list[int]:
+        """Empty: ports belong to the services, which the server starts."""
+        return []
+
+    def get_client(self, concurrency_idx: int | None) -> Any:
+        """Load the model for the worker of that number: the cards are given out in turn.
+
+        The caller closes what it gets; inside an Op use `self.client`, which is there already.
+
+        Raises:
+            InitError: it cannot be loaded, or the model is to run as a service of its own.
+        """
+        from pipeline.predictors.base import LocalModel, load_local_predictor
+
+        settings = self.as_settings()
+        if settings.pop("client_type") != "local_predictor":
+            raise InitError(
+                "LocalServiceHandler.get_client: a model that runs as a service is reached by "
+                "self.client in the Op, once the server runs."
+            )
+        settings.pop("workdir")
+        path = settings.pop("model_config")
+        model = LocalModel(model_path=path, dynamic_shapes=self.dynamic_shape_info, **settings)
+        return load_local_predictor(model, concurrency_idx or 0)
+
+    def prepare_server(self) -> NoReturn:
+        """Services are started by the server, not by hand."""
+        raise NotImplementedByOpError(
+            "LocalServiceHandler.prepare_server: give the handler to an Op, the server starts "
+            "its service; or run `python -m pipeline.serve` yourself."
+        )
+
+    start_server = prepare_server
