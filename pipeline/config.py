@@ -116,14 +116,16 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     devices: Annotated[Cards, 'Card numbers in quotes, "0,1", workers take turns; "": CPU.'] = ""
     fetch_list: Annotated[Names | None, "Outputs that are fetched; absent: all."] = None
     mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
-    ir_optim: Annotated[bool, "Let the engine optimise the graph; TensorRT and mkldnn need it."] = (
-        False
-    )
+    ir_optim: Annotated[
+        bool | None, "Let Paddle optimise the graph; absent: as it does by itself, which is on."
+    ] = None
     precision: Annotated[Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."] = (
         "fp32"
     )
     use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
-    use_mkldnn: Annotated[bool, "Use oneDNN on the CPU."] = False
+    use_mkldnn: Annotated[
+        bool | None, "Paddle: oneDNN on the CPU; absent: as it does by itself: on. ONNX: OpenVINO."
+    ] = None
     mkldnn_cache_capacity: Annotated[Size, "Shapes that oneDNN caches; 0: its own default."] = 0
     mkldnn_op_list: Annotated[Names | None, "Operators that oneDNN takes; absent: all."] = None
     mkldnn_bf16_op_list: Annotated[

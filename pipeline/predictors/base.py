@@ -108,6 +108,7 @@ class LocalModel:
 
     `model_path` is a model file, or a folder that holds exactly one. No `engine`: the file's
     suffix decides. `devices` is a comma list of card numbers, empty for the CPU.
+    `ir_optim` and `use_mkldnn` are the engine's own choice where they are None.
     `dynamic_shapes` has what the Op's `set_dynamic_shape_info` says: under "min_input_shape",
     "max_input_shape" and "opt_input_shape" a dict of input name to shape each.
     """
@@ -119,10 +120,10 @@ class LocalModel:
     device_type: int = DeviceType.BY_CARDS
     devices: str = ""
     precision: str = "fp32"
-    ir_optim: bool = False
+    ir_optim: bool | None = None
     mem_optim: bool = True
     use_calib: bool = False
-    use_mkldnn: bool = False
+    use_mkldnn: bool | None = None
     mkldnn_cache_capacity: int = 0
     mkldnn_op_list: Sequence[str] | None = None
     mkldnn_bf16_op_list: Sequence[str] | None = None
@@ -165,22 +166,23 @@ class LocalModel:
 class Engine:
     """A way to run model files. `module` has `load(model: LocalModel, device: Device)`.
 
-    A file is a model if its name ends in one of `suffixes`; with `companion`, only if a file of
-    the same stem and that suffix, or one of `weights`, lies beside it.
+    A file is a model if it has one of `names`, or one of `suffixes`; with `companion`, only if a
+    file of the same stem and that suffix lies beside it.
     """
 
     module: str
     suffixes: tuple[str, ...]
     companion: str = ""
-    weights: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def runs(self, file: Path) -> bool:
         """Whether `file` is a model of this engine."""
-        if not file.name.endswith(self.suffixes) or not file.is_file():
+        if not file.is_file():
             return False
-        if not self.companion or file.with_suffix(self.companion).is_file():
+        if file.name in self.names:
             return True
-        return any((file.parent / name).is_file() for name in self.weights)
+        has_companion = not self.companion or file.with_suffix(self.companion).is_file()
+        return file.suffix in self.suffixes and has_companion
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType(
@@ -188,9 +190,9 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
         "onnx": Engine("pipeline.predictors.local_onnx", (".onnx",)),
         "paddle": Engine(
             "pipeline.predictors.local_paddle",
-            (".pdmodel", ".json", "__model__"),
+            (".pdmodel", ".json"),
             companion=".pdiparams",
-            weights=("__params__", "fluid_params", "params"),
+            names=("__model__",),  # its weights may be a file for each variable
         ),
     }
 )
@@ -235,7 +237,7 @@ def _find(model: LocalModel, engines: Mapping[str, Engine]) -> tuple[str, Path]:
 
 
 def _known(engines: Mapping[str, Engine]) -> str:
-    return ", ".join(f"{name} ({' '.join(e.suffixes)})" for name, e in engines.items())
+    return ", ".join(f"{name} ({' '.join(e.suffixes + e.names)})" for name, e in engines.items())
 
 
 def _listed(files: Sequence[Path]) -> str:

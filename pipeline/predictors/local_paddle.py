@@ -1,0 +1,270 @@
+"""Runs Paddle models in this process, on paddle.inference."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ClosedError, InitError, InputError, PredictorError
+from pipeline.predictors.base import Device, LocalModel
+from pipeline.predictors.model_conf import SERVER_FILE, read_model_conf
+from pipeline.predictors.paddle_config import check_device, check_quantized, configure
+from pipeline.predictors.paddle_files import ModelFiles, find_weights
+from pipeline.predictors.paddle_interface import LOD, Interface, interface, offsets
+from pipeline.predictors.paddle_manners import undisturbed
+from pipeline.predictors.paddle_program import read_program
+from pipeline.predictors.signature import refuse_unknown_arguments
+
+_LOGGER = logging.getLogger(__name__)
+
+_SHOWN_CHARACTERS = 400
+_TEXT = np.dtype(object)
+
+# Paddle's errors: a stack of C++, a headline, then what the user can use.
+_BEFORE_SUMMARY = re.compile(r".*Error Message Summary:\s*-+", re.S)
+_PLACE_IN_PADDLE = re.compile(r"\s*\(at /\S+:\d+\)")
+
+
+class PaddlePredictor:
+    """A Paddle predictor, and clones of it that share its weights, as a `Predictor`.
+
+    A predictor of Paddle's is used by one call at a time; calls that overlap get a clone each,
+    which stays for later calls.
+
+    Args:
+        root: the loaded `paddle.inference` predictor.
+        face: the names, types and shapes of its inputs and outputs.
+    """
+
+    holds_gil = True
+    """Paddle keeps the GIL for the whole run: in a thread no other Python code runs meanwhile."""
+
+    def __init__(self, root: Any, face: Interface) -> None:
+        self.signature = face.signature
+        self.feed_names = face.signature.feed_names
+        self.fetch_names = face.signature.fetch_names
+        self._face = face
+        self._root: Any = root
+        self._free = [_Runner(root, face)]
+        self._lock = threading.Lock()
+
+    def predict(
+        self,
+        feed: Any,
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+        *,
+        deadline_s: float | None = None,
+        **legacy: Any,
+    ) -> dict[str, np.ndarray]:
+        """Run the model once: see `Predictor.predict`.
+
+        The feed may hold "x.lod" beside "x": where the sequences in x start, and at last its
+        number of rows. The answer has "y.lod" (int32) beside an output y that has LoD.
+        """
+        if legacy:
+            refuse_unknown_arguments(legacy)
+        if self._root is None:
+            raise ClosedError(f"[{self.signature.model}] the predictor is closed")
+        names = self.signature.fetch(fetch)
+        feed = self._face.by_alias(self._single(feed))
+        arrays = self.signature.feed(feed, batch)
+        self._refuse_empty(arrays)
+        lods = {
+            name: offsets(self.signature.model, name, feed[name + LOD], len(array))
+            for name, array in arrays.items()
+            if name + LOD in feed and array.ndim
+        }
+        with self._runner() as run:
+            try:
+                return run(arrays, lods, names)
+            except Exception as error:  # Paddle raises nearly every built-in exception
+                raise PredictorError(
+                    f"[{self.signature.model}] the model failed: {brief(error)}"
+                ) from error
+
+    def warm_up(self) -> None:
+        """Run once on zeros, where the program says all shapes: the first run is a slow one."""
+        arrays = {}
+        for spec in self.signature.inputs:
+            # The first axis is the batch.
+            first, *others = spec.shape or (None,)
+            shape = (1 if first is None else first, *others) if spec.shape else ()
+            fixed = tuple(dim for dim in shape if isinstance(dim, int))
+            if spec.dtype == _TEXT or len(fixed) < len(shape):
+                return
+            arrays[spec.name] = np.zeros(fixed, spec.dtype)
+        try:
+            self.predict(arrays)
+        except (InputError, PredictorError) as error:
+            _LOGGER.warning("warm-up with zeros: %s", error)
+
+    def close(self) -> None:
+        """Let go of the model; it is freed when the last call under way has ended."""
+        with self._lock:
+            self._root = None
+            self._free.clear()
+
+    def _refuse_empty(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Some operators, convolutions of oneDNN for one, end the process on an empty array."""
+        for name, array in arrays.items():
+            if not array.size:
+                raise InputError(
+                    f"[{self.signature.model}] feed {name!r} is empty, its shape is "
+                    f"{array.shape}: Paddle cannot be run on nothing, skip the call"
+                )
+
+    @staticmethod
+    def _single(feed: Any) -> Any:
+        """The dict of a list that holds only it; anything else is for the signature to refuse."""
+        return feed[0] if isinstance(feed, (list, tuple)) and len(feed) == 1 else feed
+
+    @contextmanager
+    def _runner(self) -> Iterator[_Runner]:
+        runner = self._take()
+        try:
+            yield runner
+        finally:
+            with self._lock:
+                if self._root is not None:
+                    self._free.append(runner)
+
+    def _take(self) -> _Runner:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            root = self._root
+            if root is None:
+                raise ClosedError(f"[{self.signature.model}] the predictor is closed")
+            try:
+                return _Runner(root.clone(), self._face)
+            except Exception as error:  # as above; a card may have no memory left, for example
+                raise PredictorError(
+                    f"[{self.signature.model}] cannot be cloned for a call beside others: "
+                    f"{brief(error)}"
+                ) from error
+
+
+class _Runner:
+    """One predictor of Paddle's with its inputs and outputs at hand. For one call at a time."""
+
+    def __init__(self, predictor: Any, face: Interface) -> None:
+        self._predictor = predictor
+        self._inputs = {
+            alias: predictor.get_input_handle(name) for alias, name in face.feeds.items()
+        }
+        self._outputs = {
+            alias: predictor.get_output_handle(name) for alias, name in face.fetches.items()
+        }
+        self._have_lod: set[str] = set()
+
+    def __call__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        lods: Mapping[str, list[list[int]]],
+        names: Sequence[str],
+    ) -> dict[str, np.ndarray]:
+        for name, array in arrays.items():
+            handle = self._inputs[name]
+            handle.copy_from_cpu(_as_fed(array))
+            self._set_lod(name, handle, lods.get(name))
+        self._predictor.run()
+        result = {}
+        for name in names:
+            handle = self._outputs[name]
+            result[name] = handle.copy_to_cpu()
+            if levels := handle.lod():
+                result[name + LOD] = np.array(levels[0], np.int32)
+        return result
+
+    def _set_lod(self, name: str, handle: Any, lod: list[list[int]] | None) -> None:
+        """Set an input's LoD, or take away what an earlier call set."""
+        if lod is not None:
+            self._have_lod.add(name)
+            handle.set_lod(lod)
+        elif name in self._have_lod:
+            self._have_lod.discard(name)
+            handle.set_lod([])
+
+
+def _as_fed(array: np.ndarray) -> Any:
+    """What Paddle takes: text as a list; of an array not in C order it mistakes the type."""
+    if array.dtype == _TEXT:
+        return array.reshape(-1).tolist()
+    return array if array.flags.c_contiguous else array.copy()
+
+
+def load(model: LocalModel, device: Device, paddle: Any = None) -> PaddlePredictor:
+    """Load a Paddle model.
+
+    Args:
+        model: `model_path` is the program: a `.pdmodel`, `.json` or `__model__` file, with its
+            weights, and perhaps `serving_server_conf.prototxt`, beside it.
+        device: of any type.
+        paddle: the module; None: it is imported.
+
+    Raises:
+        InitError: Paddle is missing or refuses the files, or cannot use the device.
+    """
+    path = Path(model.model_path)
+    program = read_program(path)
+    files = find_weights(path, program)
+    conf_file = path.parent / SERVER_FILE
+    conf = read_model_conf(conf_file) if conf_file.is_file() else None
+    if paddle is None:
+        paddle = _import_paddle(path.name)
+    check_device(paddle, path.name, model, device)
+    check_quantized(path.name, model, device, program)
+    feeds = {var.alias: var.name for var in conf.feeds} if conf else {}
+    with _refusals(files):
+        config = configure(paddle.inference, files, model, device, feeds)
+        root = paddle.inference.create_predictor(config)
+        inputs, outputs = root.get_input_names(), root.get_output_names()
+        face = interface(path.name, program, inputs, outputs, conf, model.fetch_list)
+        predictor = PaddlePredictor(root, face)
+    if not face.wants_lod:
+        predictor.warm_up()
+    return predictor
+
+
+def _import_paddle(name: str) -> Any:
+    try:
+        with undisturbed():
+            paddle = importlib.import_module("paddle")
+            importlib.import_module("paddle.inference")
+    except Exception as error:  # a broken installation raises what it likes
+        raise InitError(
+            f"[{name}] Paddle models need paddlepaddle, which cannot be imported ({error}): "
+            "pip install 'pipeline-serving[paddle]'"
+        ) from error
+    return paddle
+
+
+@contextmanager
+def _refusals(files: ModelFiles) -> Iterator[None]:
+    """What Paddle raises while it loads a model, as InitError."""
+    try:
+        yield
+    except InitError:
+        raise
+    except Exception as error:  # Paddle raises nearly every built-in exception
+        weights = "the weights beside it" if files.weights is None else files.weights.name
+        raise InitError(
+            f"model_config: cannot load {files.program} with {weights}: {brief(error)}"
+        ) from error
+
+
+def brief(error: Exception) -> str:
+    """One line of Paddle's error that is short enough for an answer and a log."""
+    text = _BEFORE_SUMMARY.sub("", str(error))
+    text = " ".join(_PLACE_IN_PADDLE.sub("", text).split()) or type(error).__name__
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

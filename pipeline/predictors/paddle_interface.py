@@ -1,0 +1,171 @@
+"""What a Paddle model is fed and answers: names and aliases, types, LoD.
+
+`serving_server_conf.prototxt`, which Paddle Serving writes beside a model, gives the names that
+clients use. Its shapes and types are not believed: the program's own are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InitError, InputError
+from pipeline.predictors.base import TensorSpec
+from pipeline.predictors.model_conf import ModelConf, Var
+from pipeline.predictors.paddle_program import Program
+from pipeline.predictors.signature import ModelSignature
+
+_LOGGER = logging.getLogger(__name__)
+
+_FED = frozenset(
+    np.dtype(kind)
+    for kind in ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64", "O")
+)
+"""What `paddle.inference` takes from numpy, and text."""
+
+LOD = ".lod"
+"""The offsets of `x` are fed, and answered, under the name `x.lod`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """The names that callers use, with the model's own; `fetches` has the own ones as keys too.
+
+    `wants_lod`: an input is a batch of sequences, which the model may not run without offsets.
+    """
+
+    signature: ModelSignature
+    feeds: Mapping[str, str]
+    fetches: Mapping[str, str]
+    wants_lod: bool
+
+    def by_alias(self, feed: Any) -> Any:
+        """`feed` with aliases where it has the model's own names, as the predecessor took them."""
+        if not isinstance(feed, Mapping) or all(alias in feed for alias in self.feeds):
+            return feed
+        renamed = dict(feed)
+        for alias, name in self.feeds.items():
+            for suffix in ("", LOD):
+                if alias + suffix not in feed and name + suffix in feed:
+                    renamed[alias + suffix] = feed[name + suffix]
+        return renamed
+
+
+def interface(
+    model: str,
+    program: Program,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    conf: ModelConf | None = None,
+    fetch_list: Sequence[str] | None = None,
+) -> Interface:
+    """Put together what the program, the loaded model and the prototxt say.
+
+    Args:
+        model: what the model is called in error texts.
+        inputs, outputs: the loaded model's own names.
+        conf: the prototxt; None: there is none, the names are the model's own.
+
+    Raises:
+        InitError: the prototxt is another model's, or an input is of a type that Paddle cannot be
+            fed, or `fetch_list` names no output.
+    """
+    feeds = _aliases(model, "feed_var", inputs, conf.feeds if conf else ())
+    fetches = _aliases(model, "fetch_var", outputs, conf.fetches if conf else ())
+    known = {name: name for name in outputs} | fetches
+    signature = ModelSignature(
+        model,
+        [_input(model, program, alias, name) for alias, name in feeds.items()],
+        [_output(program, alias, name) for alias, name in known.items()],
+        list(fetch_list or fetches),
+    )
+    return Interface(signature, feeds, known, _wants_lod(program, inputs, conf))
+
+
+def _aliases(
+    model: str, block: str, names: Sequence[str], given: Sequence[Var]
+) -> Mapping[str, str]:
+    """The model's own name of each alias."""
+    if not given:
+        return {name: name for name in names}
+    if all(var.name in names for var in given) and (
+        block == "fetch_var" or len(given) == len(names)
+    ):
+        return {var.alias: var.name for var in given}
+    if block == "fetch_var" and len(given) == len(names) == 1:
+        # Older exporters wrote a name that the saved program no longer has; with one output there
+        # is no doubt which is meant.
+        _LOGGER.warning(
+            "[%s] serving_server_conf.prototxt: the model's output is %r and not %r; it is "
+            "answered as %r",
+            model,
+            names[0],
+            given[0].name,
+            given[0].alias,
+        )
+        return {given[0].alias: names[0]}
+    raise InitError(
+        f"[{model}] serving_server_conf.prototxt: {block} names {[var.name for var in given]}, "
+        f"but the model has {list(names)}: write the model's names as name, yours as alias_name, "
+        "or remove the file"
+    )
+
+
+def _wants_lod(program: Program, inputs: Sequence[str], conf: ModelConf | None) -> bool:
+    declared = [program.vars[name].has_lod for name in inputs if name in program.vars]
+    return any(declared) or (conf is not None and any(var.is_lod for var in conf.feeds))
+
+
+def _input(model: str, program: Program, alias: str, name: str) -> TensorSpec:
+    var = program.vars.get(name)
+    dtype = var.dtype if var else None
+    if var is None or dtype is None or dtype not in _FED:
+        kind = "a type that numpy has no name for" if dtype is None else str(dtype)
+        raise InitError(
+            f"[{model}] the input {name!r} is {kind}, which Paddle cannot be fed: export the "
+            "model with float32, int32 or int64 there"
+        )
+    return TensorSpec(alias, dtype, var.shape)
+
+
+def _output(program: Program, alias: str, name: str) -> TensorSpec:
+    var = program.vars.get(name)
+    if var is None or var.dtype is None:
+        return TensorSpec(alias, np.dtype(np.float32), None)
+    return TensorSpec(alias, var.dtype, var.shape)
+
+
+def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
+    """The LoD of one input as Paddle takes it: one level.
+
+    Args:
+        name: the input's.
+        value: where each sequence starts, and at last `rows`: ints in a list or an array of any
+            shape.
+        rows: of the input.
+
+    Raises:
+        InputError: `value` is no such thing: Paddle reads beyond the array with a wrong one.
+    """
+    try:
+        found = np.asarray(value)
+    except ValueError:  # lists of lists of unequal length
+        found = np.empty(0, object)
+    flat = found.reshape(-1)
+    is_right = (
+        flat.dtype.kind in "iu"
+        and flat.size > 0
+        and flat[0] == 0
+        and flat[-1] == rows
+        and not (flat[1:] < flat[:-1]).any()
+    )
+    if not is_right:
+        raise InputError(
+            f"[{model}] feed {name + LOD!r} must be the starts of the sequences in {name!r}, "
+            f"ascending, from 0 to its {rows} rows, but get {str(value)[:100]}"
+        )
+    return [flat.tolist()]

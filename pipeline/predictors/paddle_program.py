@@ -1,0 +1,166 @@
+"""Reads what a Paddle program file says of its variables, without Paddle.
+
+`paddle.inference` itself says neither shapes nor dtypes of a model's inputs, and dies, with the
+process that it is in, of some files that are no program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import orjson
+from google.protobuf.message import DecodeError
+
+from pipeline.errors import InitError
+from pipeline.predictors.base import Dim
+from pipeline.proto import paddle_program_pb2 as pb
+
+_TEXTS = 26
+_QUANTIZE = "quantize"  # also "dequantize", "fake_quantize" and their like
+# FEED_MINIBATCH, FETCH_LIST and RAW: variables that are marked as kept, but stand in no file.
+_NOT_SAVED = {9, 10, 17}
+
+_DTYPES: Mapping[int, np.dtype[Any]] = {
+    0: np.dtype(np.bool_),
+    1: np.dtype(np.int16),
+    2: np.dtype(np.int32),
+    3: np.dtype(np.int64),
+    4: np.dtype(np.float16),
+    5: np.dtype(np.float32),
+    6: np.dtype(np.float64),
+    20: np.dtype(np.uint8),
+    21: np.dtype(np.int8),
+    22: np.dtype(ml_dtypes.bfloat16),
+    23: np.dtype(np.complex64),
+    24: np.dtype(np.complex128),
+    _TEXTS: np.dtype(object),
+}
+"""Paddle's VarType.Type."""
+
+_JSON_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "t_bool": np.dtype(np.bool_),
+    "t_i8": np.dtype(np.int8),
+    "t_i16": np.dtype(np.int16),
+    "t_i32": np.dtype(np.int32),
+    "t_i64": np.dtype(np.int64),
+    "t_ui8": np.dtype(np.uint8),
+    "t_f16": np.dtype(np.float16),
+    "t_f32": np.dtype(np.float32),
+    "t_f64": np.dtype(np.float64),
+    "t_bf16": np.dtype(ml_dtypes.bfloat16),
+    "t_c64": np.dtype(np.complex64),
+    "t_c128": np.dtype(np.complex128),
+}
+"""The names of types in `.json` programs; the number of their dialect stands before them."""
+
+
+class ProgramVar(NamedTuple):
+    """A variable as the program declares it. `dtype` None: a type that numpy has no name for."""
+
+    dtype: np.dtype[Any] | None
+    shape: tuple[Dim, ...]
+    has_lod: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The variables of a program by name, and the number of elements of each of its weights.
+
+    A `.json` program names only its inputs and outputs. `is_quantized`: some operators turn
+    numbers into int8 or back, which is what Paddle knows a model in int8 by.
+    """
+
+    vars: Mapping[str, ProgramVar]
+    weights: Mapping[str, int]
+    is_quantized: bool = False
+
+
+def read_program(path: Path) -> Program:
+    """Read a `.pdmodel`, `__model__` or `.json` file.
+
+    Raises:
+        InitError: the file cannot be read or is no Paddle program.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InitError(f"model_config: cannot read {path}: {error}") from error
+    try:
+        return _from_json(content) if path.suffix == ".json" else _from_protobuf(content)
+    except (ValueError, DecodeError, LookupError, TypeError, AttributeError) as error:
+        found = f"its {len(content)} bytes" if content else "the file is empty, it"
+        raise InitError(
+            f"model_config: {path} is no Paddle program: {found} cannot be read as one. "
+            "It is damaged, encrypted (which is not supported) or of another kind"
+        ) from error
+
+
+def _from_protobuf(content: bytes) -> Program:
+    program = pb.ProgramDesc.FromString(content)
+    block = program.blocks[0]
+    if not block.ops or not all(op.type for op in block.ops):
+        raise ValueError("no operators")
+    named = {var.name: var for var in block.vars}
+    return Program(
+        {name: _protobuf_var(var) for name, var in named.items()},
+        {
+            name: math.prod(var.type.lod_tensor.tensor.dims)
+            for name, var in named.items()
+            if var.persistable and var.type.type not in _NOT_SAVED
+        },
+        any(_QUANTIZE in op.type for op in block.ops),
+    )
+
+
+def _protobuf_var(var: pb.VarDesc) -> ProgramVar:
+    lod_tensor = var.type.lod_tensor
+    kind = _TEXTS if var.type.type == _TEXTS else lod_tensor.tensor.data_type
+    dims = _dims(lod_tensor.tensor.dims)
+    return ProgramVar(_DTYPES.get(kind), dims, lod_tensor.lod_level > 0)
+
+
+def _from_json(content: bytes) -> Program:
+    document = orjson.loads(content)
+    if document["base_code"]["magic"] != "pir":
+        raise ValueError("not a program")
+    operators = document["program"]["regions"][0]["blocks"][0]["ops"]
+    return Program(
+        dict(_json_vars(operators)),
+        dict(_json_weights(operators)),
+        any(_QUANTIZE in operator["#"] for operator in operators),
+    )
+
+
+def _json_vars(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ProgramVar]]:
+    """The inputs and outputs; numbers stand for the dialects of operators and types."""
+    for operator in operators:
+        if _bare(operator["#"]) in ("data", "feed", "fetch"):
+            attributes = {entry["N"]: entry["AT"]["D"] for entry in operator["A"]}
+            kind, dims = _json_tensor(operator)
+            yield attributes["name"], ProgramVar(_JSON_DTYPES.get(kind), _dims(dims))
+
+
+def _json_weights(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    for operator in operators:
+        if operator["#"] == "p":
+            yield operator["A"][3], math.prod(_json_tensor({"O": [operator["O"]]})[1])
+
+
+def _json_tensor(operator: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Name of the dtype and dims of an operator's first output."""
+    dtype, dims = operator["O"][0]["TT"]["D"][:2]
+    return _bare(dtype["#"]), dims
+
+
+def _bare(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _dims(dims: Iterable[int]) -> tuple[Dim, ...]:
+    return tuple(None if dim < 0 else dim for dim in dims)

@@ -1,0 +1,61 @@
+"""What an import of Paddle does to a process is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import threading
+import warnings
+
+import pytest
+
+from pipeline.predictors.paddle_manners import undisturbed
+
+
+@pytest.fixture
+def got_sigterm():
+    got = []
+    before = signal.signal(signal.SIGTERM, lambda *_: got.append(True))
+    yield got
+    signal.signal(signal.SIGTERM, before)
+
+
+def take_signals():
+    """As C++ does it, past Python's own table."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(signal.SIGTERM), signal.SIG_IGN.value)
+
+
+def test_handlers_of_signals_are_put_back(got_sigterm):
+    with undisturbed():
+        take_signals()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert got_sigterm == [True]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_signal_that_comes_meanwhile_is_not_lost(got_sigterm):
+    with undisturbed():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        assert got_sigterm == []
+    assert got_sigterm == [True]
+
+
+def test_the_root_logger_is_put_back_also_after_a_failure():
+    before = list(logging.root.handlers), logging.root.level
+    with contextlib.suppress(ImportError), undisturbed():
+        logging.root.addHandler(logging.NullHandler())
+        logging.root.setLevel(logging.CRITICAL)
+        raise ImportError
+    assert (list(logging.root.handlers), logging.root.level) == before
+
+
+def test_warnings_are_not_shown_and_are_errors_again_afterwards():
+    with undisturbed():
+        warnings.warn("No ccache found", stacklevel=1)
+    with pytest.raises(UserWarning):
+        warnings.warn("mine", stacklevel=1)
