@@ -8,8 +8,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from doubles import chain, client_of, server_for, wait_until
+
+# No test asserts a time, not even by accident: the machines are shared.
+hypothesis.settings.register_profile("pipeline", deadline=None)
+hypothesis.settings.load_profile("pipeline")
 
 
 def _files() -> int:

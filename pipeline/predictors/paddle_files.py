@@ -12,10 +12,10 @@ from typing import BinaryIO, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import ENGINES
 from pipeline.predictors.paddle_program import Program
 from pipeline.proto import paddle_program_pb2 as pb
 
+_COMBINED = ("__params__", "fluid_params", "params")  # all weights of a `__model__`
 _SHOWN_NAMES = 8
 _MOST_DESCRIPTION_BYTES = 4096
 # Bytes of one element by Paddle's VarType.Type.
@@ -39,7 +39,7 @@ def find_weights(program_file: Path, program: Program) -> ModelFiles:
         InitError: there are no weights beside the program, or they are not this program's:
             Paddle dies of those, and takes the process with it.
     """
-    for name in (f"{program_file.stem}.pdiparams", *ENGINES["paddle"].weights):
+    for name in (f"{program_file.stem}.pdiparams", *_COMBINED):
         weights = program_file.parent / name
         if weights.is_file():
             _check_combined(weights, program.weights)

@@ -76,7 +76,7 @@ def interface(
     """
     feeds = _aliases(model, "feed_var", inputs, conf.feeds if conf else ())
     fetches = _aliases(model, "fetch_var", outputs, conf.fetches if conf else ())
-    known = {name: name for name in outputs} | fetches
+    known = {**{name: name for name in outputs}, **fetches}
     signature = ModelSignature(
         model,
         [_input(model, program, alias, name) for alias, name in feeds.items()],
