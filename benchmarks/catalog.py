@@ -18,6 +18,7 @@ from benchmarks.services.common import PROCESSES
 from benchmarks.services.python_work import expected
 
 MANY = 64  # clients at which throughput is compared
+THREADS = 16  # those of an Op that asks a model service
 
 PREDECESSOR_D_PER_S = 400.0  # D and BIG in its process mode, at best, on such a machine
 PREDECESSOR_BIG_PER_S = 190.0
@@ -157,6 +158,11 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("P, threads", ("python_work",), _HTTP, _PYTHON, "/python_work/prediction"),
         Case("P, processes", ("python_work", PROCESSES), _HTTP, _PYTHON, "/python_work/prediction"),
     ),
+    "remote": tuple(
+        Case(f"{name}, {protocol}", ("predictor_loop", protocol, who), Transport.LOOP, _ECHO)
+        for protocol in ("brpc", "grpc")
+        for name, who in (("bare stub", "stub"), ("predictor", "predictor"))
+    ),
 }
 
 _B_IDEAL_PER_S = CONCURRENCY * BATCH_SIZE / CALL_S
@@ -167,6 +173,14 @@ def _big_targets(kind: str) -> tuple[Target, ...]:
     return (
         Target(ours, MANY, "per_s", bare, at_least=0.6),
         Target(ours, MANY, "per_s", PREDECESSOR_BIG_PER_S, at_least=10.0, ceiling=bare),
+    )
+
+
+def _remote_targets(protocol: str) -> tuple[Target, ...]:
+    ours, bare = f"predictor, {protocol}", f"bare stub, {protocol}"
+    return (
+        *(Target(ours, clients, "per_s", bare, at_least=0.5) for clients in (1, THREADS)),
+        Target(ours, 1, "p50_us", bare, at_most=150.0, hops=1),
     )
 
 
@@ -191,4 +205,5 @@ TARGETS = (
     Target("E5p, processes", 1, "p50_us", "Ep, processes", at_most=100.0, hops=4),
     *(target for kind in ("bytes", "floats") for target in _big_targets(kind)),
     Target("P, processes", MANY, "per_s", "P, threads", at_least=1.8),
+    *(target for protocol in ("brpc", "grpc") for target in _remote_targets(protocol)),
 )

@@ -157,9 +157,9 @@ def _drive_service(
 
 def _drive_loop(case: Case, clients: int, seconds: float) -> Measurement:
     """A plain loop is its own client; it decides how many threads so many clients deserve."""
-    (module,) = case.command
+    module, *arguments = case.command
     command = [sys.executable, "-m", f"benchmarks.services.{module}"]
-    command += [str(seconds), str(clients)]
+    command += [str(seconds), str(clients), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotMeasuredError(done.stderr)
