@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench soak chaos proto clean
+.PHONY: demo test bench soak chaos interop proto clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -26,6 +26,10 @@ soak: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos
+
+# Against brpc servers that none of us wrote; needs a JDK and Maven.
+interop: $(READY)
+	$(BIN)/python interop/run.py
 
 proto: $(READY)
 	$(BIN)/python scripts/generate_proto.py

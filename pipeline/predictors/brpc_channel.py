@@ -1,0 +1,272 @@
+"""Calls of one method on several brpc servers: which one, what to do when one fails, and errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, NoReturn, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InputError,
+    PredictorError,
+    PredictorUnavailableError,
+)
+from pipeline.predictors.brpc_connection import (
+    MAX_ANSWER_BYTES,
+    ConnectionLostError,
+    OutOfTimeError,
+)
+from pipeline.predictors.brpc_pool import BrpcPool, CannotConnectError
+from pipeline.predictors.endpoints import EndpointPolicy
+from pipeline.proto.baidu_std import (
+    BrpcCode,
+    Frame,
+    WireError,
+    code_name,
+    decompress,
+    error_of,
+    request_meta,
+)
+
+_LOGGER = logging.getLogger(__name__)
+_SHOWN_CHARACTERS = 400
+_LONGEST_S = 1e6  # what the system can wait for, and more than anybody does
+
+_Answer = TypeVar("_Answer")
+Read = Callable[[bytes], _Answer]
+"""Reads the body of an answer; raises DecodeError if it is no such message."""
+
+# The server did not work on the request and says so: another one may.
+_NOT_NOW = frozenset(
+    {
+        BrpcCode.TOO_MANY_FAILS,
+        BrpcCode.FAILED_SOCKET,
+        BrpcCode.OVERCROWDED,
+        BrpcCode.EOF,
+        BrpcCode.LOGOFF,
+        BrpcCode.LIMIT,
+    }
+)
+
+
+class _ServerFailedError(Exception):
+    """One server gave no answer, for the reason in the text; another one may.
+
+    Args:
+        is_final: it need not be asked again for this request.
+        is_healthy: nothing is known against it: it is busy, or only an old connection ended.
+    """
+
+    def __init__(self, text: str, *, is_final: bool = False, is_healthy: bool = False) -> None:
+        super().__init__(text)
+        self.is_final = is_final
+        self.is_healthy = is_healthy
+
+
+class _Question(NamedTuple, Generic[_Answer]):
+    body: bytes
+    log_id: int
+    deadline: float
+    read: Read[_Answer]
+
+
+class _Servers:
+    """The state of a channel. A forked child makes its own: it must not use its parent's."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
+        self.process_id = os.getpid()
+        self.pools = [BrpcPool(address) for address in addresses]
+        self.policy = EndpointPolicy(len(addresses))
+        self.lock = threading.Lock()  # of the policy
+
+
+class BrpcChannel:
+    """Asks one of several servers that all do the same. Safe to use from many threads.
+
+    Args:
+        name: what is called, for error texts.
+        endpoints: what the servers are called, for error texts.
+        addresses: host and port of each.
+        method: of the general model service.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoints: Sequence[str],
+        addresses: Sequence[tuple[str, int]],
+        method: str = "inference",
+    ) -> None:
+        self._name = name
+        self._endpoints = endpoints
+        self._addresses = addresses
+        self._method = method
+        self._is_closed = False
+        self._own = _Servers(addresses)
+
+    def ask(self, body: bytes, log_id: int, time_s: float, read: Read[_Answer]) -> _Answer:
+        """The answer to a request, which may reach more than one server, or one twice.
+
+        Raises:
+            PredictorUnavailableError: no server could be reached, or none takes calls now, or
+                what they answer cannot be read.
+            PredictorError: the server answered an error.
+            DeadlineError: no answer within `time_s`.
+            ClosedError: `close` was called.
+        """
+        deadline = time.monotonic() + min(time_s, _LONGEST_S)
+        question = _Question(body, log_id, deadline, read)
+        servers = self._servers()
+        if servers.policy.count_down:
+            self._see_who_is_back(servers)
+        reasons: list[str] = []
+        useless: set[int] = set()
+        attempts = len(servers.pools) + 1
+        while attempts > 0:
+            with servers.lock:
+                index = servers.policy.pick(useless)
+            if index is None:
+                break
+            try:
+                return self._ask(servers, index, question)
+            except OutOfTimeError:
+                self._refuse_late(servers, index, time_s, reasons)
+            except _ServerFailedError as error:
+                # Connections that have ended do not count: there is a limited number of them.
+                attempts -= 0 if error.is_healthy and not error.is_final else 1
+                if error.is_final:
+                    useless.add(index)
+                if not error.is_healthy:
+                    self._leave_out(servers, index, error)
+                reasons.append(f"{self._endpoints[index]}: {error}")
+        self._refuse_if_closed()
+        raise PredictorUnavailableError(f"[{self._name}] no server answers: {_joined(reasons)}")
+
+    def connect(self, time_s: float) -> list[str]:
+        """Connect to each server; what is wrong with those that cannot be reached."""
+        servers = self._servers()
+        problems = []
+        for index, pool in enumerate(servers.pools):
+            try:
+                pool.take(time.monotonic() + time_s).give_back()
+            except (CannotConnectError, OutOfTimeError) as error:
+                problems.append(f"{self._endpoints[index]}: {error}")
+                with servers.lock:
+                    servers.policy.failed(index)
+        return problems
+
+    def close(self) -> None:
+        """Let no call begin any more; those under way finish."""
+        self._is_closed = True
+        for pool in self._own.pools:
+            pool.close()
+
+    def _servers(self) -> _Servers:
+        self._refuse_if_closed()
+        servers = self._own
+        if servers.process_id != os.getpid():
+            for pool in servers.pools:
+                pool.abandon()
+            self._own = servers = _Servers(self._addresses)
+        return servers
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"[{self._name}] the predictor is closed")
+
+    # One attempt
+
+    def _ask(self, servers: _Servers, index: int, question: _Question[_Answer]) -> _Answer:
+        frame = self._call(servers.pools[index], question)
+        if frame.meta.response.error_code:
+            self._refuse_code(servers, index, *error_of(frame.meta))
+        if frame.meta.HasField("request"):
+            raise _ServerFailedError("it answers garbage: a request, where an answer should be")
+        try:
+            body = decompress(frame.meta.compress_type, frame.body, MAX_ANSWER_BYTES)
+            answer = question.read(body)
+        except (WireError, DecodeError) as error:
+            raise _ServerFailedError(f"it answers garbage: {error}") from error
+        self._note_answer(servers, index)
+        return answer
+
+    def _call(self, pool: BrpcPool, question: _Question[_Answer]) -> Frame:
+        try:
+            call = pool.take(question.deadline)
+        except CannotConnectError as error:
+            raise _ServerFailedError(str(error), is_final=True) from error
+        was_idle = call.may_find_it_ended
+        time_ms = int((question.deadline - time.monotonic()) * 1000)
+        meta = request_meta(self._method, 0, log_id=question.log_id, timeout_ms=max(time_ms, 1))
+        try:
+            return call.run(meta, question.body, question.deadline)
+        except ConnectionLostError as error:
+            raise _ServerFailedError(str(error), is_healthy=was_idle) from error
+        except WireError as error:
+            raise InputError(f"[{self._name}] the request is too large: {error}") from error
+
+    def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:
+        said = f"{code_name(code)}: {text[:_SHOWN_CHARACTERS]}"
+        if code in _NOT_NOW:
+            is_healthy = code != BrpcCode.LOGOFF
+            raise _ServerFailedError(f"it refuses: {said}", is_final=True, is_healthy=is_healthy)
+        self._note_answer(servers, index)
+        kind = DeadlineError if code == BrpcCode.TIMED_OUT else PredictorError
+        raise kind(f"[{self._name}] the server at {self._endpoints[index]} answered error {said}")
+
+    def _refuse_late(
+        self, servers: _Servers, index: int, time_s: float, reasons: Sequence[str]
+    ) -> NoReturn:
+        with servers.lock:
+            hangs = servers.policy.timed_out(index)
+        if hangs:  # its host may be gone without a word: nothing that was open is of use
+            servers.pools[index].retire_all()
+            self._log_left_out(index, "several calls in a row got no answer")
+        before = f" (before, {_joined(reasons)})" if reasons else ""
+        raise DeadlineError(
+            f"[{self._name}] no answer from the server at {self._endpoints[index]} "
+            f"within {time_s:.3g} s{before}"
+        ) from None
+
+    # Health
+
+    def _see_who_is_back(self, servers: _Servers) -> None:
+        with servers.lock:
+            due = servers.policy.due()
+        for index in due:
+            is_back = servers.pools[index].probe()
+            if is_back:
+                self._note_answer(servers, index)
+            elif is_back is not None:
+                with servers.lock:
+                    servers.policy.failed(index)
+
+    def _note_answer(self, servers: _Servers, index: int) -> None:
+        if servers.policy.all_are_well:
+            return  # nothing to note, as nearly always
+        with servers.lock:
+            is_back = servers.policy.answered(index)
+        if is_back and len(self._endpoints) > 1:
+            _LOGGER.info("[%s] %s is asked again", self._name, self._endpoints[index])
+
+    def _leave_out(self, servers: _Servers, index: int, error: Exception) -> None:
+        with servers.lock:
+            was_well = servers.policy.failed(index)
+        if was_well:
+            self._log_left_out(index, str(error))
+
+    def _log_left_out(self, index: int, why: str) -> None:
+        """Where there are others nobody may notice: the calls go on."""
+        if len(self._endpoints) > 1:
+            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))
