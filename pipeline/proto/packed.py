@@ -26,6 +26,7 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = {
     "complex64_data": np.dtype("<f4"),
     "complex128_data": np.dtype("<f8"),
 }
+_FEW = 64  # elements: up to so many are quicker one by one
 # The one-byte tag before each field's block: its number, and the wire type "length-delimited".
 _LENGTH_DELIMITED = 2
 _TAGS = {
@@ -36,6 +37,9 @@ _TAGS = {
 
 def write_packed(tensor: Message, field: str, data: Array) -> None:
     """Append the elements of `data`, cast to the field's dtype, to a field of PACKED_DTYPES."""
+    if data.size <= _FEW:
+        getattr(tensor, field).extend(data.astype(PACKED_DTYPES[field], copy=False).ravel().tolist())
+        return
     elements = np.ascontiguousarray(data, PACKED_DTYPES[field])
     head = bytes((_TAGS[field],)) + _varint(elements.nbytes)
     tensor.MergeFromString(b"".join((head, elements.reshape(-1).view(np.uint8).data)))
@@ -45,8 +49,8 @@ def read_packed(tensor: Message, field: str) -> Array:
     """The elements of a field of PACKED_DTYPES as a 1-D array that is not to be written to."""
     dtype = PACKED_DTYPES[field]
     repeated = getattr(tensor, field)
-    if not repeated:
-        return np.empty(0, dtype)
+    if len(repeated) <= _FEW:
+        return np.fromiter(repeated, dtype, len(repeated))
     wire = tensor.SerializeToString()
     start = _block_start(wire, _TAGS[field], len(repeated) * dtype.itemsize)
     if start is None:
