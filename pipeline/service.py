@@ -111,6 +111,7 @@ class Service:
         self._companion = companion
         self._outside = outside or Outside()
         self._is_shown_ready = False
+        self._was_up = False
         self._graph = graph
         self._config = config
         self._load_predictor = load_predictor
@@ -194,6 +195,7 @@ class Service:
         await self.executor.start()
         if opens_late:
             await self._open_doors()
+        self._was_up = True
         if self._copy is None:
             _LOGGER.info("%s", self.describe())
 
@@ -225,7 +227,7 @@ class Service:
             await self._companion.stop()
         if self._request_log is not None:
             self._request_log.flush()
-        if self._copy is None:
+        if self._copy is None and self._was_up:
             _LOGGER.info("pipeline server stopped")
         self._closing.close()
 

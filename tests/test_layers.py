@@ -19,11 +19,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("config", "config_fields", "yaml_source", "event_loop", "allocator"),
-    ("op", "predictors", "local_service_handler"),
+    ("op", "predictors", "local_service_handler", "model_ops"),
     ("engine",),
     ("observe",),
     ("doors",),
-    ("connecting", "service", "copies", "server", "web_service"),
+    ("connecting", "model_services", "service", "copies", "server", "web_service"),
+    ("serve", "serve_arguments"),
     ("dropin", "__main__"),
 )
 # Rules that are stricter than the layers: nothing of the package but this.

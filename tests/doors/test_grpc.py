@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -351,6 +352,51 @@ def test_a_path_that_is_no_text_does_not_close_the_door():
             assert (await inside).value == ["inside"]
 
     asyncio.run(test())
+
+
+def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_reported(caplog):
+    async def leave_at_once(port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(call_of(b"/\xff"))
+        await asyncio.wait_for(reader.read(1), 30)
+        writer.transport.abort()
+
+    async def test():
+        async with door_and_channel(answers_values) as (door, channel):
+            for _ in range(20):
+                await asyncio.gather(*(leave_at_once(door.port) for _ in range(20)))
+            await comes_through(channel.unary_unary(METHOD, None, Response.FromString))
+
+    asyncio.run(test())
+    assert "codec can't decode byte" in caplog.text, "gRPC has changed: see whether it is needed"
+    assert "Failed sending error status" not in caplog.text
+
+
+def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_open(caplog):
+    class ExecuteBatchError(Exception):
+        """As gRPC's is called."""
+
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    filters = list(logger.filters)  # of other doors of these tests
+
+    def say(text: str, error: Exception) -> list[str]:
+        caplog.clear()
+        logger.error(text, exc_info=error)
+        return caplog.messages
+
+    async def test():
+        farewell = "Failed sending error status from server"
+        async with door_and_channel(None):
+            assert say(farewell, ExecuteBatchError()) == []
+            assert say(farewell, ValueError()) == [farewell]
+            assert say("something else", ExecuteBatchError()) == ["something else"]
+        assert logger.filters == filters
+
+    asyncio.run(test())
+
+
+async def answers_values(request, timeout_s):
+    return Response(value=request.value)
 
 
 async def answer_or_farewell(reader):

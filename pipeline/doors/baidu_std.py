@@ -1,0 +1,190 @@
+"""One connection that speaks brpc's baidu_std: calls in, answers out, in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import cast
+
+from pipeline.doors.model_service import METHODS, Answer
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    PackageError,
+    PayloadTypeError,
+    PipelineError,
+    PredictorError,
+)
+from pipeline.model_ops import ModelCall, log_id_of
+from pipeline.proto import baidu_std
+from pipeline.proto.baidu_std import BrpcCode, Frame, FrameReader, WireError
+from pipeline.proto.brpc_meta_pb2 import RpcMeta
+
+_LOGGER = logging.getLogger(__name__)
+
+MOST_CALLS = 1024
+"""Calls of one connection that are worked on; it is not read from while there are more."""
+
+MODEL_FAILED = -5000
+"""What Paddle Serving's server calls a failure of the model, as `InferService` does below."""
+
+_CODE_OF: Mapping[type[PipelineError], int] = {
+    ClosedError: BrpcCode.LOGOFF,
+    DeadlineError: BrpcCode.TIMED_OUT,
+    InputError: BrpcCode.BAD_REQUEST,
+    OverloadedError: BrpcCode.LIMIT,
+    PackageError: BrpcCode.BAD_REQUEST,
+    PayloadTypeError: BrpcCode.BAD_REQUEST,
+    PredictorError: MODEL_FAILED,
+}
+
+
+class BaiduStdConnection(asyncio.Protocol):
+    """Answers the calls of one peer by `answer`.
+
+    What is no baidu_std ends the connection; a peer that says no more has left, as brpc sees it,
+    and its calls are cancelled. Neither its calls nor what a peer does not take of
+    its answers grow without bounds: it is not read from as long as there is too much of either.
+
+    Args:
+        answer: see there.
+        max_bytes: of a frame.
+        register: where it is while it is open.
+        most_calls: see `MOST_CALLS`.
+
+    Attributes:
+        lost: done when the connection is closed.
+    """
+
+    transport: asyncio.Transport
+    lost: asyncio.Future[None]
+
+    def __init__(
+        self,
+        answer: Answer,
+        max_bytes: int,
+        register: set[BaiduStdConnection],
+        most_calls: int = MOST_CALLS,
+    ) -> None:
+        self._answer = answer
+        self._max_bytes = max_bytes
+        self._register = register
+        self._most_calls = most_calls
+        self._reader = FrameReader(max_bytes)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._call_bytes = 0
+        self._is_untaken = False
+        self._is_paused = False
+
+    # What the event loop calls --------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self._loop = asyncio.get_running_loop()
+        self.lost = self._loop.create_future()
+        self._register.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._reader.feed(data)
+        except WireError as error:
+            _LOGGER.info("a connection is closed: %s", error)
+            self.transport.abort()
+            return
+        for frame in frames:
+            self._take(frame)
+        self._throttle()
+
+    def pause_writing(self) -> None:
+        self._is_untaken = True
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        self._is_untaken = False
+        self._throttle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._register.discard(self)
+        self.lost.set_result(None)
+        for call in self._calls:
+            call.cancel()
+
+    # Calls ------------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        refusal = _refusal(frame.meta)
+        if refusal is not None:
+            self._refuse(frame.meta, *refusal)
+            return
+        call = self._loop.create_task(self._serve(frame))
+        self._calls.add(call)
+        self._call_bytes += len(frame.body)
+
+    async def _serve(self, frame: Frame) -> None:
+        meta, body = frame.meta, frame.body
+        request = meta.request
+        log_id = request.log_id % 2**64 or (0 if meta.compress_type else log_id_of(body))
+        timeout_s = request.timeout_ms / 1000 if request.timeout_ms > 0 else None
+        try:
+            call = ModelCall(body, meta.compress_type, log_id)
+            self._write(meta, await self._answer(call, timeout_s))
+        except PipelineError as error:
+            self._refuse(meta, *_described(error))
+        except Exception as error:  # a bug of ours: that caller is told
+            _LOGGER.exception("%s failed", request.method_name, exc_info=error)
+            self._refuse(meta, BrpcCode.INTERNAL, "internal error of the server")
+        finally:
+            self._finish(len(body))
+
+    def _finish(self, size: int) -> None:
+        call = asyncio.current_task(self._loop)
+        assert call is not None
+        self._calls.discard(call)
+        self._call_bytes -= size
+        if self._is_paused:
+            self._throttle()
+
+    def _write(self, asked: RpcMeta, body: bytes) -> None:
+        meta = baidu_std.response_meta(asked.correlation_id)
+        if asked.compress_type:
+            meta.compress_type = asked.compress_type
+        self.transport.write(baidu_std.pack(meta, body))
+
+    def _refuse(self, asked: RpcMeta, code: int, text: str) -> None:
+        meta = baidu_std.response_meta(asked.correlation_id, code, text)
+        self.transport.write(baidu_std.pack(meta, b""))
+
+    def _throttle(self) -> None:
+        is_too_much = (
+            self._is_untaken
+            or len(self._calls) >= self._most_calls
+            or self._call_bytes > self._max_bytes
+        )
+        if is_too_much == self._is_paused or self.transport.is_closing():
+            return
+        self._is_paused = is_too_much
+        if is_too_much:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+
+def _refusal(meta: RpcMeta) -> tuple[int, str] | None:
+    """What is wrong with a call that is not looked into, in brpc's words."""
+    service, method = meta.request.service_name, meta.request.method_name
+    if service != baidu_std.SERVICE:
+        return BrpcCode.NO_SERVICE, f"Fail to find service={service}"
+    if method not in METHODS:
+        return BrpcCode.NO_METHOD, f"Fail to find method={service}/{method}"
+    if meta.content_type:
+        return BrpcCode.BAD_REQUEST, f"content_type {meta.content_type}: send protobuf (0)"
+    return None
+
+
+def _described(error: PipelineError) -> tuple[int, str]:
+    code = _CODE_OF.get(type(error), BrpcCode.INTERNAL)
+    text = f"InferService inference failed! {error}" if code == MODEL_FAILED else str(error)
+    return code, text

@@ -1,0 +1,40 @@
+"""The general model service, whichever protocol a call of it comes by."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from pipeline.doors.door import Handle
+from pipeline.doors.grpc import GrpcService, grpc_error
+from pipeline.errors import PipelineError, error_from_wire
+from pipeline.model_ops import ModelCall, log_id_of
+from pipeline.proto import baidu_std
+
+METHODS = ("inference", "debug")
+
+Answer = Callable[[ModelCall, float | None], Awaitable[bytes]]
+"""(call, seconds that its caller gives) -> bytes of the answer. Raises PipelineError."""
+
+
+def answers_of(handle: Handle) -> Answer:
+    """What answers calls by a `handle` of the graph of `model_ops`."""
+
+    async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
+        response = await handle(call, timeout_s)
+        if isinstance(response, bytes):
+            return response
+        raise error_from_wire(response.err_no, response.err_msg)
+
+    return answer
+
+
+def grpc_service(answer: Answer) -> GrpcService:
+    """The service for a GrpcDoor."""
+
+    async def call(message: bytes, timeout_s: float | None) -> bytes:
+        try:
+            return await answer(ModelCall(message, log_id=log_id_of(message)), timeout_s)
+        except PipelineError as error:
+            raise grpc_error(error) from error
+
+    return GrpcService(baidu_std.SERVICE, METHODS, call)

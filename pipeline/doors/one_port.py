@@ -1,0 +1,140 @@
+"""OnePortDoor: baidu_std and gRPC on one port, told apart by the first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import cast
+
+from pipeline.doors.baidu_std import BaiduStdConnection
+from pipeline.doors.listen import BACKLOG
+from pipeline.doors.model_service import Answer
+from pipeline.doors.relay import Relay
+from pipeline.errors import InitError
+from pipeline.proto import baidu_std
+
+_LOGGER = logging.getLogger(__name__)
+
+_HTTP_2 = b"PRI "
+_HTTP_1 = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC")
+_TELLING_BYTES = 4
+_PATIENCE_S = 60.0  # for a peer to say what it speaks
+_SORRY = b"this port speaks gRPC and brpc's baidu_std, not HTTP/1\n"
+_NO_HTTP_1 = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_SORRY), _SORRY)
+)
+
+
+class OnePortDoor:
+    """Serves the general model service at `listener`.
+
+    Args:
+        answer: answers a call, whichever way it came.
+        listener: a bound socket; the door closes it.
+        max_bytes: limit of a message.
+        grpc_path: of the Unix socket to which connections that speak HTTP/2 are relayed.
+        patience_s: for a peer to say what it speaks.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        listener: socket.socket,
+        max_bytes: int,
+        grpc_path: str,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self.port: int = listener.getsockname()[1]
+        self._answer = answer
+        self._listener = listener
+        self._max_bytes = max_bytes
+        self._patience_s = patience_s
+        self._relay = Relay(grpc_path)
+        self._server: asyncio.Server | None = None
+        self._new: set[_FirstBytes] = set()
+        self._connections: set[BaiduStdConnection] = set()
+
+    async def start(self, is_ready: bool = False) -> None:
+        """Listen. InitError says why not."""
+        try:
+            self._listener.listen(BACKLOG)  # uvloop would be silent about a failure
+        except OSError as error:
+            raise InitError(f"cannot listen on port {self.port}: {error}") from error
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _FirstBytes(self, self._new, self._patience_s),
+            sock=self._listener,
+            backlog=BACKLOG,
+        )
+
+    async def set_ready(self, ready: bool) -> None:
+        """Nobody can ask here but over gRPC, which has a door of its own behind this one."""
+
+    async def close(self, grace_s: float) -> None:
+        """Stop accepting connections; calls on those that there are go on."""
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+
+    async def stop(self, grace_s: float) -> None:
+        """End all connections; peers have `grace_s` to take the answers that are on their way."""
+        await self.close(grace_s)
+        for new in list(self._new):
+            new.transport.abort()
+        leaving = list(self._connections)
+        for connection in leaving:
+            connection.transport.close()
+        if leaving:
+            await asyncio.wait([connection.lost for connection in leaving], timeout=grace_s)
+        for connection in list(self._connections):
+            connection.transport.abort()  # its peer does not read
+        self._relay.abort()
+
+    def take(self, transport: asyncio.Transport, said: bytes) -> None:
+        """Give a new connection, on which `said` was said, to whom it is for."""
+        kind = said[:_TELLING_BYTES]
+        if kind == baidu_std.MAGIC:
+            connection = BaiduStdConnection(self._answer, self._max_bytes, self._connections)
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+            connection.data_received(said)
+        elif kind == _HTTP_2:
+            self._relay.take(transport, said)
+        elif kind in _HTTP_1:
+            transport.write(_NO_HTTP_1)
+            transport.close()
+        else:
+            _LOGGER.info("a connection is closed: it began with %r", kind)
+            transport.abort()
+
+
+class _FirstBytes(asyncio.Protocol):
+    """A connection whose peer has not said yet what it speaks."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, door: OnePortDoor, register: set[_FirstBytes], patience_s: float) -> None:
+        self._door = door
+        self._register = register
+        self._patience_s = patience_s
+        self._said = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self._register.add(self)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._patience_s, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._said += data
+        if len(self._said) >= _TELLING_BYTES:
+            self._part()
+            self._door.take(self.transport, self._said)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._part()
+
+    def _part(self) -> None:
+        self._timer.cancel()
+        self._register.discard(self)

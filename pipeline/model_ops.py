@@ -1,0 +1,195 @@
+"""Ops that answer the general model service's requests with one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from pipeline.data import ChannelData
+from pipeline.errors import ErrorCode, InitError, ProductError
+from pipeline.op import Op, RequestOp, ResponseOp, pack_error
+from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, Var
+from pipeline.proto import baidu_std, general_model
+from pipeline.proto.general_model_pb2 import Request, Response, Tensor
+
+ENGINE_NAME = "general_infer_0"
+"""What Paddle Serving calls the only model of a service in its answers."""
+
+_NO_CONF = ModelConf((), ())
+_LOD = ".lod"
+_LENGTH_PREFIXED = 2  # the wire type
+_LOG_ID_TAG = 4 << 3  # a varint
+
+
+class ModelCall(NamedTuple):
+    """One request as it travelled: bytes of a `Request`, compressed as baidu_std numbers it."""
+
+    message: bytes
+    compress_type: int = 0
+    log_id: int = 0
+
+
+def log_id_of(message: bytes) -> int:
+    """`Request.log_id` of an encoded request, found without decoding its tensors.
+
+    0 if there is none, or if it is no request: whoever decodes it will say so.
+    """
+    found = at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            value, at = _varint(message, at)
+            if tag == _LOG_ID_TAG:
+                found = value % 2**64
+            elif tag & 7 == _LENGTH_PREFIXED:
+                at += value
+    except IndexError:
+        return 0
+    return found
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """(value, where it ends)"""
+    value = shift = 0
+    while (byte := message[at]) & 0x80 and shift < 63:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | byte << shift, at + 1
+
+
+class CallOp(RequestOp):
+    """Passes the call on as it is: a worker reads it, the event loop has other work."""
+
+    def unpack_request_package(self, request: Any) -> Any:
+        call: ModelCall = request
+        return {"message": call.message, "compress_type": call.compress_type}, call.log_id
+
+    def overrides(self, method: str) -> bool:
+        return False  # quick enough for the event loop
+
+
+class AnswerOp(ResponseOp):
+    """Takes what the model's worker wrote; an error comes out as `pack_error` has it."""
+
+    def pack_response_package(self, channeldata: ChannelData) -> Any:
+        return pack_error(channeldata) if channeldata.error else channeldata.payload["message"]
+
+    def is_cheap_to_pack(self, channeldata: ChannelData) -> bool:
+        return True
+
+    def overrides(self, method: str) -> bool:
+        return False  # as above
+
+
+class ModelOp(Op):
+    """Reads a call, runs the model, writes the answer; all of it on a worker.
+
+    Args:
+        name: its settings are those of `op.<name>`.
+        conf: names and aliases; None: clients use the model's own names.
+        max_bytes: limit of a request, unpacked.
+    """
+
+    def __init__(self, name: str, conf: ModelConf | None, max_bytes: int) -> None:
+        super().__init__(name, CallOp())
+        self._conf = conf or _NO_CONF
+        self._max_bytes = max_bytes
+
+    def init_op(self) -> None:
+        self._feeds = _names(self._conf.feeds, self.right_feed_names)
+        self._fetches = _names(self._conf.fetches, self.right_fetch_names)
+        self._written = {name: (name, name) for name in self.right_fetch_names}
+        for var in self._conf.fetches:
+            if var.name in self._fetches:
+                self._written[self._fetches[var.name]] = (var.name, var.alias)
+
+    def preprocess(
+        self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
+    ) -> Any:
+        (call,) = input_dicts.values()
+        self._compress_type = call["compress_type"]
+        self._request = request = self._read(call["message"])
+        self._wanted = [self._known(name, self._fetches) for name in request.fetch_var_names]
+        feed: dict[str, Any] = {}
+        for tensor in request.tensor:
+            name = self._fed(tensor)
+            if name in feed:
+                raise _refused(f"feed {name!r} is there twice")
+            try:
+                feed[name] = general_model.tensor_to_array(tensor)
+                lod = general_model.lod_of(tensor)
+            except baidu_std.WireError as error:
+                raise _refused(str(error)) from error
+            if lod is not None:
+                feed[f"{name}{_LOD}"] = lod
+        missing = [name for name in self.right_feed_names if name not in feed]
+        if missing:
+            raise _refused(f"no tensor for feed {', '.join(map(repr, missing))}")
+        return feed, False, None, ""
+
+    def postprocess(
+        self,
+        input_dicts: dict[str, dict[str, Any]],
+        fetch_data: Any,
+        data_id: int = 0,
+        log_id: int = 0,
+    ) -> Any:
+        response = Response(log_id=self._request.log_id)
+        output = response.outputs.add(engine_name=ENGINE_NAME)
+        for name in self._wanted or self.right_fetch_names:
+            lod = fetch_data.get(f"{name}{_LOD}")
+            general_model.put_value(
+                output.tensor.add(), *self._written[name], fetch_data[name], lod
+            )
+        message = baidu_std.compress(self._compress_type, response.SerializeToString())
+        return {"message": message}, None, ""
+
+    def _read(self, message: bytes) -> Request:
+        if self._compress_type:
+            try:
+                message = baidu_std.decompress(self._compress_type, message, self._max_bytes)
+            except baidu_std.WireError as error:
+                raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
+        try:
+            return Request.FromString(message)
+        except DecodeError as error:
+            raise _refused(f"not a Request: {error}", ErrorCode.RPC_PACKAGE_ERROR) from error
+
+    def _fed(self, tensor: Tensor) -> str:
+        """The feed that a tensor is for: clients give both names, or either."""
+        if tensor.alias_name in self._feeds:
+            return self._feeds[tensor.alias_name]
+        return self._known(tensor.name or tensor.alias_name, self._feeds)
+
+    def _known(self, name: str, names: Mapping[str, str]) -> str:
+        if name not in names:
+            kind = "feeds" if names is self._feeds else "fetches"
+            known = ", ".join(sorted(names))
+            raise _refused(f"the model has no {name!r} among its {kind}: {known}")
+        return names[name]
+
+
+def _refused(text: str, code: ErrorCode = ErrorCode.INPUT_PARAMS_ERROR) -> ProductError:
+    """What is wrong with a call, in words that its caller gets as they are."""
+    return ProductError(code, text)
+
+
+def _names(variables: tuple[Var, ...], names: list[str]) -> dict[str, str]:
+    """What callers may call an input or output: its predictor's name, the model's, its alias."""
+    known = {name: name for name in names}
+    matches = 0
+    for var in variables:
+        found = next((name for name in (var.alias, var.name) if name in names), None)
+        if found is not None:  # else a fetch_list may have left it out
+            known |= {var.name: found, var.alias: found}
+            matches += 1
+    if variables and not matches:
+        listed = ", ".join(f"{var.name} ({var.alias})" for var in variables)
+        raise InitError(
+            f"{SERVER_FILE} beside the model is of another one: it has {listed}, and the model "
+            f"{', '.join(names)}"
+        )
+    return known

@@ -1,0 +1,153 @@
+"""`python -m pipeline.serve --model DIR --port N`: one model as a service for any client.
+
+It speaks the general model service of Paddle Serving, over gRPC and over brpc's baidu_std, both
+on one port. Behind it is the engine of a pipeline with a single Op.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.allocator import keep_freed_memory
+from pipeline.config import LogConfig, ServiceConfig, load_config, resolve_op
+from pipeline.connecting import PredictorLoader
+from pipeline.doors.door import Behind, Door
+from pipeline.doors.grpc import GrpcDoor
+from pipeline.doors.listen import bind
+from pipeline.doors.model_service import answers_of, grpc_service
+from pipeline.doors.one_port import OnePortDoor
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.errors import PipelineError
+from pipeline.model_ops import AnswerOp, ModelOp
+from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, read_model_conf
+from pipeline.serve_arguments import MODEL, READY, ServeSettings, read_arguments
+from pipeline.server import serve_until_signalled
+from pipeline.service import Outside, Service
+
+_LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+_CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server has a clock of its own
+_LOGGER = logging.getLogger("pipeline")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. What is wrong is one line on stderr."""
+    try:
+        serve(read_arguments(arguments))
+    except PipelineError as error:
+        sys.stderr.write(f"pipeline.serve: {_first_line(error)}\n")
+        return 1
+    return 0
+
+
+def serve(settings: ServeSettings) -> None:
+    """Serve one model until SIGTERM or SIGINT, then drain and return.
+
+    Raises:
+        ConfigError: a setting has no meaning.
+        InitError: the model or a port cannot be used; nothing is left running.
+    """
+    for note in settings.notes:
+        sys.stderr.write(f"pipeline.serve: {note}\n")
+    keep_freed_memory()
+    config = load_config(yml_dict=settings.config)
+    graph = _graph(settings, config)
+    with contextlib.ExitStack() as closing:
+        listener = closing.enter_context(_listener(settings))
+        outside = Outside(
+            lambda behind: _doors(behind, listener, settings),
+            functools.partial(_logs_to_stderr, _CHILD_LOG if settings.parent_fd else _LOG),
+        )
+        loader = PredictorLoader(Path.cwd())
+        service = Service(None, graph, config, loader, outside=outside)
+        service.fork()
+        if settings.parent_fd is None:
+            serve_until_signalled(
+                service, lambda: sys.stderr.write(f"{settings.name}: {service.describe()}\n")
+            )
+            return
+        parent = closing.enter_context(socket.socket(fileno=settings.parent_fd))
+        serve_until_signalled(service, lambda: parent.send(READY), _attend(parent))
+
+
+def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
+    op = ModelOp(MODEL, _conf_beside(settings.model), config.max_message_bytes)
+    op.dynamic_shape_info = settings.dynamic_shapes
+    graph = build_graph(AnswerOp(op))
+    for each in (graph.request_op, op, graph.response_op):
+        each.configure(resolve_op(each.name, each.given, config))
+    return graph
+
+
+def _conf_beside(model: Path) -> ModelConf | None:
+    file = (model if model.is_dir() else model.parent) / SERVER_FILE
+    return read_model_conf(file) if file.is_file() else None
+
+
+def _listener(settings: ServeSettings) -> socket.socket:
+    if settings.fd is not None:
+        return socket.socket(fileno=settings.fd)
+    return bind(settings.host, settings.port, "--port")
+
+
+def _doors(behind: Behind, listener: socket.socket, settings: ServeSettings) -> Mapping[str, Door]:
+    answer = answers_of(behind.handle)
+    service, limit = grpc_service(answer), behind.config.max_message_bytes
+    inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
+    doors: dict[str, Door] = {
+        "relayed gRPC": GrpcDoor(service, f"unix-abstract:{inner}", 0, limit),
+        "brpc and gRPC": OnePortDoor(answer, listener, limit, f"\0{inner}"),
+    }
+    if settings.grpc_port is not None:
+        doors["gRPC"] = GrpcDoor(
+            service, settings.host, settings.grpc_port, limit, key="--grpc_port"
+        )
+    return doors
+
+
+def _attend(parent: socket.socket) -> Callable[[Callable[[], None]], None]:
+    """Stop when the process at the other end of `parent` is gone."""
+
+    def attend(stop: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def left() -> None:
+            loop.remove_reader(parent)
+            stop()
+
+        loop.add_reader(parent, left)
+
+    return attend
+
+
+@contextlib.contextmanager
+def _logs_to_stderr(form: str, log: LogConfig) -> Iterator[None]:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(form))
+    level, propagates = _LOGGER.level, _LOGGER.propagate
+    _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(log.level)
+    _LOGGER.propagate = False
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(handler)
+        _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagates
+
+
+def _first_line(error: PipelineError) -> str:
+    """Behind it comes the traceback of what failed in a worker."""
+    return str(error).strip().partition("\n")[0]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

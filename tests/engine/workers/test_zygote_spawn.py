@@ -1,0 +1,60 @@
+"""What is shipped to a zygote that is a fresh interpreter."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+
+import dill
+import msgspec
+import pytest
+
+from pipeline.engine.workers import zygote_spawn
+from pipeline.engine.workers.zygote_spawn import Shipment
+
+
+def main(*args):
+    """A child's main that the test never runs."""
+
+
+def shipped(*mains):
+    fd = zygote_spawn.pack(mains)
+    try:
+        return msgspec.msgpack.decode(os.pread(fd, 1 << 20, 0), type=Shipment)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "holds_a_lock.py").write_text("import threading\nlock = threading.Lock()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("holds_a_lock")
+    del sys.modules["holds_a_lock"]
+
+
+def test_a_module_goes_by_its_name_whatever_is_in_it(module):
+    cargo = shipped(functools.partial(main, module))
+    ((unpacked,), _) = dill.loads(cargo.mains)
+    assert unpacked.args[0] is module
+
+
+def prepare():
+    """What an import hook does in a fresh interpreter."""
+
+
+class Hook:
+    """An import hook that fresh interpreters need, too."""
+
+    prepare_spawned = staticmethod(prepare)
+
+    def find_spec(self, *args):
+        return None
+
+
+def test_import_hooks_are_prepared_in_the_fresh_interpreter(monkeypatch):
+    assert dill.loads(shipped(main).preparations) == []
+    monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
+    assert dill.loads(shipped(main).preparations) == [prepare]
