@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
     from pipeline.errors import ProductError
+    from pipeline.local_service_handler import LocalServiceHandler
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.server import PipelineServer
     from pipeline.web_service import WebService
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncPipelineClient": "pipeline.client",
+    "LocalServiceHandler": "pipeline.local_service_handler",
     "PipelineClient": "pipeline.client",
     "ProductError": "pipeline.errors",
     "Op": "pipeline.op",
@@ -27,6 +29,7 @@ _HOME = {
 
 __all__ = [
     "AsyncPipelineClient",
+    "LocalServiceHandler",
     "Op",
     "PipelineClient",
     "PipelineServer",

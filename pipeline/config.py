@@ -252,6 +252,10 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     arguments = settings_of(OpConfig)
     values: dict[str, Any] = {}
     problems = []
+    given = dict(given)
+    handler = given.pop("local_service_handler", None)
+    if handler is not None:
+        values["local_service_conf"] = _local_service_of(name, handler)
     for argument, value in given.items():
         setting = arguments.get(argument)
         if setting is None or setting.section is not None:
@@ -264,6 +268,20 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     if problems:
         raise ConfigError("\n".join(problems))
     return _with_dag(msgspec.structs.replace(config.op.get(name, OpConfig()), **values), config.dag)
+
+
+def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
+    """What an Op's local_service_handler says, checked as YAML is. Raises ConfigError."""
+    where = f"Op {name!r}, argument local_service_handler"
+    as_settings = getattr(handler, "as_settings", None)
+    if as_settings is None:
+        raise ConfigError(f"{where}: expected a LocalServiceHandler, found {found(handler)}")
+    settings = as_settings()
+    reader = Reader(Source(where, settings), LocalServiceConfig)
+    values = reader.fields(LocalServiceConfig, settings, ())
+    if reader.problems:
+        raise ConfigError("\n".join(reader.problems))
+    return LocalServiceConfig(**values)
 
 
 def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:

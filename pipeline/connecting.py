@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config import OpConfig
 from pipeline.errors import InitError
-from pipeline.op import Op
+from pipeline.op import Op, connect_op
 from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
 from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
 
@@ -44,8 +44,8 @@ class PredictorLoader:
         predictor = self._predictor(op, worker)
         if predictor is None:
             return
-        op.connect(predictor, predictor.feed_names, predictor.fetch_names)
-        if getattr(predictor, "holds_gil", False) and op.config.workers == "thread":
+        connect_op(op, predictor, predictor.feed_names, predictor.fetch_names)
+        if getattr(predictor, "holds_gil", False) and op.pipeline_config.workers == "thread":
             _LOGGER.warning(
                 "op.%s: its model keeps all other Python code of this process waiting while it "
                 "runs: set op.%s.workers: process",
@@ -54,7 +54,7 @@ class PredictorLoader:
             )
 
     def _predictor(self, op: Op, worker: int) -> Predictor | None:
-        config = op.config
+        config = op.pipeline_config
         if config.use_encryption_model or config.encryption_key:
             raise InitError(
                 f"op.{op.name}.use_encryption_model: encrypted models cannot be run: decrypt the "
@@ -71,7 +71,7 @@ class PredictorLoader:
         return self.load(local_model(op, self.base_dir), worker)
 
     def _remote(self, op: Op, endpoints: tuple[str, ...], client_type: str | None) -> RemoteModel:
-        config = op.config
+        config = op.pipeline_config
         conf = config.client_config
         return RemoteModel(
             name=op.name,
@@ -87,12 +87,12 @@ class PredictorLoader:
 
 def local_model(op: Op, base_dir: Path) -> LocalModel:
     """The model of `op.<name>.local_service_conf`, which has a `model_config`."""
-    local = op.config.local_service_conf
+    local = op.pipeline_config.local_service_conf
     assert local.model_config is not None
     return LocalModel(
         model_path=resolved(base_dir, local.model_config),
         engine=local.engine,
-        fetch_list=_fetch_list(op.config),
+        fetch_list=_fetch_list(op.pipeline_config),
         thread_num=local.thread_num,
         device_type=local.device_type,
         devices=local.devices,

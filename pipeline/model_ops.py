@@ -63,25 +63,23 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 class CallOp(RequestOp):
     """Passes the call on as it is: a worker reads it, the event loop has other work."""
 
+    is_quick = True
+
     def unpack_request_package(self, request: Any) -> Any:
         call: ModelCall = request
         return {"message": call.message, "compress_type": call.compress_type}, call.log_id
 
-    def overrides(self, method: str) -> bool:
-        return False  # quick enough for the event loop
-
 
 class AnswerOp(ResponseOp):
     """Takes what the model's worker wrote; an error comes out as `pack_error` has it."""
+
+    is_quick = True
 
     def pack_response_package(self, channeldata: ChannelData) -> Any:
         return pack_error(channeldata) if channeldata.error else channeldata.payload["message"]
 
     def is_cheap_to_pack(self, channeldata: ChannelData) -> bool:
         return True
-
-    def overrides(self, method: str) -> bool:
-        return False  # as above
 
 
 class ModelOp(Op):

@@ -68,7 +68,7 @@ class ModelServices:
         self.endpoints = endpoints
 
     def _confs(self, op: Op) -> Iterator[dict[str, Any]]:
-        local = op.config.local_service_conf
+        local = op.pipeline_config.local_service_conf
         assert local.model_config is not None
         model = resolved(self._base_dir, local.model_config).absolute()
         conf = msgspec.to_builtins(local) | {"model_config": str(model)}
@@ -99,11 +99,11 @@ class ModelServices:
 
 
 def _wants_service(op: Op) -> bool:
-    local = op.config.local_service_conf
+    local = op.pipeline_config.local_service_conf
     return (
         local.model_config is not None
         and local.client_type != "local_predictor"
-        and not op.config.server_endpoints
+        and not op.pipeline_config.server_endpoints
     )
 
 

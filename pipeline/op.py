@@ -72,6 +72,21 @@ class Op:
     concurrency_idx: int | None = None
     with_serving: bool = False
     in_a_graph: bool = False
+    is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
+    pipeline_config: OpConfig
+    concurrency: int
+    client_type: str | None
+    model_config: str | None
+    devices: str
+    thread_num: int
+    right_feed_names: list[str]
+    right_fetch_names: list[str]
+    _fetch_names: list[str] | None
+    _server_endpoints: tuple[str, ...]
+    _batch_size: int
+    _retry: int
+    _timeout: float
+    _auto_batching_timeout: float | None
 
     def __init__(
         self,
@@ -90,7 +105,7 @@ class Op:
         jump_to_ops: Op | Iterable[Op] | None = [],
     ) -> None:
         self.name = f"Op{next(_numbers)}" if name is None else name
-        self.given: Mapping[str, object] = {
+        self.pipeline_given: Mapping[str, object] = {
             "server_endpoints": server_endpoints,
             "fetch_list": fetch_list,
             "client_config": client_config,
@@ -100,15 +115,15 @@ class Op:
             "retry": retry,
             "batch_size": batch_size,
             "auto_batching_timeout": auto_batching_timeout,
+            "local_service_handler": local_service_handler,
         }
-        self.local_service_handler = local_service_handler
-        self.consumers: weakref.WeakSet[Op] = weakref.WeakSet()
+        self.pipeline_consumers: weakref.WeakSet[Op] = weakref.WeakSet()
         self._input_ops: list[Op] = []
         self._jump_to_ops: list[Op] = []
         self.packs_tensors: bool | None = None
         self.set_input_ops(input_ops)
         self.set_jump_to_ops(jump_to_ops)
-        self.dynamic_shape_info: dict[str, Any] = {}
+        self.dynamic_shape_info = dict(getattr(local_service_handler, "dynamic_shape_info", {}))
         self.set_dynamic_shape_info()
 
     # What users override -----------------------------------------------------------------
@@ -206,10 +221,10 @@ class Op:
     def set_input_ops(self, ops: Op | Iterable[Op] | None) -> None:
         """Set the Ops that this one reads."""
         for op in self._input_ops:
-            op.consumers.discard(self)
+            op.pipeline_consumers.discard(self)
         self._input_ops = self._as_ops(ops, "input_ops")
         for op in self._input_ops:
-            op.consumers.add(self)
+            op.pipeline_consumers.add(self)
 
     def get_jump_to_ops(self) -> list[Op]:
         return self._jump_to_ops
@@ -239,42 +254,14 @@ class Op:
         """
         self.packs_tensors = is_tensor_format
 
-    # Configuration -----------------------------------------------------------------------
+    @staticmethod
+    def get_feed_fetch_list(client: Any) -> tuple[list[str], list[str]]:
+        """The names of the inputs and of the outputs of `self.client`."""
+        return list(client.feed_names), list(client.fetch_names)
 
-    def configure(self, config: OpConfig) -> None:
-        """Take the resolved configuration; fills the attributes that scripts read."""
-        local = config.local_service_conf
-        self.config = config
-        self.concurrency = config.concurrency
-        self.client_type = config.client_type or local.client_type
-        self.model_config = local.model_config
-        self.devices = local.devices
-        self.thread_num = local.thread_num
-        self._fetch_names = list(config.fetch_list or local.fetch_list or []) or None
-        self._server_endpoints = config.server_endpoints
-        self._batch_size = config.batch_size
-        self._retry = config.retry
-        self._timeout = -1 if config.timeout_s is None else config.timeout_s
-        self._auto_batching_timeout = config.auto_batching_timeout_s
-
-    def connect(
-        self, client: _Client, feed_names: Iterable[str], fetch_names: Iterable[str]
-    ) -> None:
-        """Give the Op its predictor."""
-        self.client = client
-        self.right_feed_names = list(feed_names)
-        self.right_fetch_names = list(fetch_names)
-        if self._fetch_names is None:
-            self._fetch_names = list(fetch_names)
-
-    def runs_process(self) -> bool:
-        """Whether batches go through `process`: with a model, an override, or `with_serving`."""
-        return self.client is not None or self.with_serving or self.overrides("process")
-
-    def overrides(self, method: str) -> bool:
-        """Whether `method` is the user's own rather than this library's."""
-        function = getattr(getattr(self, method), "__func__", None)
-        return not getattr(function, "__module__", "").startswith(__name__)
+    def use_default_auto_batching_config(self) -> None:
+        """Switch batching off for this Op; to be called before `prepare_server`."""
+        self.pipeline_given = {**self.pipeline_given, "batch_size": 1}
 
     def _log(self, info: str) -> str:
         return f"{self.name} {info}"
@@ -375,6 +362,54 @@ class ResponseOp(Op):
         if self.packs_tensors or self._input_ops[0].packs_tensors:
             return False, True
         return True, channeldata.as_tensors
+
+
+# What the library does with an Op. These are functions, and the attributes that only the library
+# reads begin with `pipeline_`: an Op of a script may have a `config` or `connect` of its own.
+
+
+def configure_op(op: Op, config: OpConfig) -> None:
+    """Give `op` its resolved configuration; fills the attributes that scripts read."""
+    local = config.local_service_conf
+    op.pipeline_config = config
+    op.concurrency = config.concurrency
+    op.client_type = config.client_type or local.client_type
+    op.model_config = local.model_config
+    op.devices = local.devices
+    op.thread_num = local.thread_num
+    op._fetch_names = list(config.fetch_list or local.fetch_list or []) or None
+    op._server_endpoints = config.server_endpoints
+    op._batch_size = config.batch_size
+    op._retry = config.retry
+    op._timeout = -1 if config.timeout_s is None else config.timeout_s
+    op._auto_batching_timeout = config.auto_batching_timeout_s
+
+
+def connect_op(
+    op: Op, client: _Client, feed_names: Iterable[str], fetch_names: Iterable[str]
+) -> None:
+    """Give `op` its predictor."""
+    op.client = client
+    op.right_feed_names = list(feed_names)
+    op.right_fetch_names = list(fetch_names)
+    if op._fetch_names is None:
+        op._fetch_names = list(fetch_names)
+
+
+def runs_process(op: Op) -> bool:
+    """Whether batches go through `process`: with a model, an override, or `with_serving`."""
+    return op.client is not None or op.with_serving or overrides(op, "process")
+
+
+def overrides(op: Op, method: str) -> bool:
+    """Whether `method` is the user's own rather than this library's."""
+    function = getattr(getattr(op, method), "__func__", None)
+    return not getattr(function, "__module__", "").startswith(__name__)
+
+
+def runs_on_the_loop(op: Op, method: str) -> bool:
+    """Whether `method` is quick enough for the event loop: ours are, a user's may be anything."""
+    return op.is_quick or not overrides(op, method)
 
 
 def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:

@@ -28,6 +28,7 @@ from pipeline.doors.one_port import OnePortDoor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import PipelineError
 from pipeline.model_ops import AnswerOp, ModelOp
+from pipeline.op import configure_op
 from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, read_model_conf
 from pipeline.serve_arguments import MODEL, READY, ServeSettings, read_arguments
 from pipeline.server import serve_until_signalled
@@ -83,7 +84,7 @@ def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
     op.dynamic_shape_info = settings.dynamic_shapes
     graph = build_graph(AnswerOp(op))
     for each in (graph.request_op, op, graph.response_op):
-        each.configure(resolve_op(each.name, each.given, config))
+        configure_op(each, resolve_op(each.name, each.pipeline_given, config))
     return graph
 
 

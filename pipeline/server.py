@@ -20,7 +20,7 @@ from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.event_loop import LoopThread, ends_before, loop_factory
 from pipeline.model_services import ModelServices
-from pipeline.op import ResponseOp
+from pipeline.op import ResponseOp, configure_op
 from pipeline.service import Service, startup_frozen
 
 
@@ -61,7 +61,7 @@ class PipelineServer:
         config = load_config(yml_file, yml_dict)
         self._base_dir = Path(yml_file).resolve().parent if yml_file else Path.cwd()
         for op in (self._graph.request_op, *self._graph.ops, self._graph.response_op):
-            op.configure(resolve_op(op.name, op.given, config))
+            configure_op(op, resolve_op(op.name, op.pipeline_given, config))
         self._config = config
 
     prepare_pipeline_config = prepare_server

@@ -149,7 +149,7 @@ class Service:
         Called before `start`, and before there are threads or gRPC objects: they do not survive
         a fork, and locks that they hold stay locked in the child.
         """
-        ops = [op for op in self._graph.ops if op.config.workers == "process"]
+        ops = [op for op in self._graph.ops if op.pipeline_config.workers == "process"]
         if not ops:
             return
         dag = self._config.dag
@@ -265,7 +265,7 @@ class Service:
         mailbox = Mailbox(loop, after=pump)
 
         def make(op: Op, owner: Owner) -> Workers:
-            count = op.config.concurrency
+            count = op.pipeline_config.concurrency
             if self._family is not None and op in self._family.mains:
                 return ProcessWorkers(op, count, loop, self._family, owner, pump)
             if op in (self._graph.request_op, self._graph.response_op):
@@ -304,7 +304,7 @@ def warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
         if is_asked:
             yield f"{config.source}: {key}: not acted on by this version"
     yield from unknown_ops(config, [op.name for op in graph.ops])
-    yield from batch_fill_warnings(config, {op.name: op.config for op in graph.ops})
+    yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})
 
 
 def _log_sink(log: RequestLog) -> RequestSink:

@@ -19,6 +19,7 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.stages import BatchRun
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
+from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 
 
@@ -122,11 +123,13 @@ class ScriptedWorkers:
     async def start(self) -> None:
         self.op.init_op()
         bound = BoundOp(self.op, 0)
-        self._workers = [ScriptedWorker(bound, i) for i in range(self.op.config.concurrency)]
+        self._workers = [
+            ScriptedWorker(bound, i) for i in range(self.op.pipeline_config.concurrency)
+        ]
 
     @property
     def is_ready(self) -> bool:
-        return len(self._workers) >= self.op.config.concurrency
+        return len(self._workers) >= self.op.pipeline_config.concurrency
 
     @property
     def outage(self) -> PipelineError | None:
@@ -212,7 +215,7 @@ class Engine:
         graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
         settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
         for op in (graph.request_op, *graph.ops, graph.response_op):
-            op.configure(resolve_op(op.name, op.given, settings))
+            configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
         self.readiness: list[bool] = []
         self.batch_spans: list[Any] = []
         self.request_spans: list[Any] = []

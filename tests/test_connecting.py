@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import Op
+from pipeline import LocalServiceHandler, Op
 from pipeline.config import load_config, resolve_op
 from pipeline.connecting import PredictorLoader
-from pipeline.errors import InitError
+from pipeline.errors import ConfigError, InitError
+from pipeline.op import configure_op
 
 
 class Recorder:
@@ -26,7 +27,7 @@ class Recorder:
 def op_with(**settings):
     op = Op("a")
     config = load_config(yml_dict={"rpc_port": 0, "op": {"a": settings}})
-    op.configure(resolve_op("a", op.given, config))
+    configure_op(op, resolve_op("a", op.pipeline_given, config))
     return op
 
 
@@ -160,3 +161,31 @@ def test_every_key_of_the_local_service_reaches_the_engine(tmp_path):
         found = getattr(model, key)
         assert (list(found) if isinstance(found, tuple) else found) == value
     assert model.dynamic_shapes == {"min_input_shape": {"x": [1, 3]}}
+
+
+def test_a_handler_describes_the_model_in_place_of_the_configuration(tmp_path):
+    shapes = {"min_input_shape": {"x": [1, 3]}}
+    handler = LocalServiceHandler(
+        model_config="m.onnx", thread_num=3, fetch_names=["y"], dynamic_shape_info=shapes
+    )
+    op = Op("a", local_service_handler=handler)
+    settings = {"local_service_conf": {"model_config": "other.onnx", "thread_num": 9}}
+    config = load_config(yml_dict={"rpc_port": 0, "op": {"a": settings}})
+    configure_op(op, resolve_op("a", op.pipeline_given, config))
+    load = Recorder()
+    PredictorLoader(tmp_path, load=load)(op, 0)
+    ((model, _),) = load.loaded
+    assert (str(model.model_path), model.thread_num) == ("m.onnx", 3)
+    assert tuple(model.fetch_list) == ("y",)
+    assert model.dynamic_shapes == shapes
+
+
+def test_a_handler_is_checked_as_the_configuration_is():
+    config = load_config(yml_dict={"rpc_port": 0})
+    for handler, text in (
+        (LocalServiceHandler("m", thread_num=0), "thread_num: expected int >= 1, found 0"),
+        ("m", "local_service_handler: expected a LocalServiceHandler"),
+    ):
+        op = Op("a", local_service_handler=handler)
+        with pytest.raises(ConfigError, match=text):
+            resolve_op("a", op.pipeline_given, config)

@@ -28,6 +28,7 @@ from pipeline.errors import (
 )
 from pipeline.event_loop import loop_factory
 from pipeline.model_ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
+from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto import baidu_std, general_model
 from pipeline.proto.general_model_pb2 import Request, Response
@@ -76,7 +77,7 @@ def with_model(
     config = load_config(yml_dict={"rpc_port": 0, "op": {"model": settings}, **more})
     graph = build_graph(AnswerOp(ModelOp("model", conf, LIMIT)))
     for each in (graph.request_op, *graph.ops, graph.response_op):
-        each.configure(resolve_op(each.name, each.given, config))
+        configure_op(each, resolve_op(each.name, each.pipeline_given, config))
     answers: list[Answer] = []
 
     def no_doors(behind: Behind) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pipeline import Op, RequestOp
 from pipeline.config import load_config, resolve_op
 from pipeline.errors import InitError
 from pipeline.model_services import ModelServices, _Relogger
+from pipeline.op import configure_op
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -168,7 +169,7 @@ def op_of(tmp_path: Path, **local: Any) -> Op:
     op = Op("model", [RequestOp()])
     conf = {"client_type": "brpc", "model_config": "toy", **local}
     config = load_config(yml_dict={"rpc_port": 0, "op": {"model": {"local_service_conf": conf}}})
-    op.configure(resolve_op("model", op.given, config))
+    configure_op(op, resolve_op("model", op.pipeline_given, config))
     return op
 
 

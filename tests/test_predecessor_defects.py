@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from doubles import Tag, client_of, post, server_for
+from grpc_peers import peer
 
 from pipeline import Op, ProductError, RequestOp
 from pipeline.engine.collate import distribute, plan
-from pipeline.errors import InitError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.signature import ModelSignature
+from pipeline.proto import baidu_std, general_model
+from pipeline.proto.general_model_pb2 import Request, Response
 
 BATCHED = {"batch_size": 4, "auto_batching_timeout": 100}
 
@@ -157,12 +159,58 @@ def test_one_request_may_be_queued_twice_at_an_op():
             assert client.predict({"path": "x"})["path"] == "x>doubles>last"
 
 
-def test_a_remote_model_is_refused_at_the_start_rather_than_at_every_request():
+class FarAway(Op):
+    """Asks its model for twice the numbers of the request."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        x = np.array(input_dicts["@DAGExecutor"]["x"].split(","), np.float32)
+        return {"x": x[np.newaxis]}
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"y": str(fetch_data["y"].tolist())}
+
+
+def doubled(message, context):
+    """What a general model service answers that doubles `x`."""
+    x = general_model.tensor_to_array(Request.FromString(message).tensor[0])
+    response = Response()
+    output = response.outputs.add()
+    general_model.put_value(output.tensor.add(), "y", "y", x * 2)
+    return response.SerializeToString()
+
+
+def test_a_model_is_asked_over_grpc(tmp_path):
     """12: `client_type: grpc` was accepted, and every request failed."""
-    remote = {"server_endpoints": ["127.0.0.1:9393"], "client_type": "grpc"}
-    server = server_for(Tag("far", RequestOp()), op={"far": remote})
-    with pytest.raises(InitError, match=r"op\.far\.server_endpoints"):
-        server.start()
+    (tmp_path / "serving_client_conf.prototxt").write_text(
+        'feed_var { name: "x" alias_name: "x" is_lod_tensor: false feed_type: 1 shape: 2 }\n'
+        'fetch_var { name: "y" alias_name: "y" is_lod_tensor: false fetch_type: 1 shape: 2 }\n'
+    )
+    with peer(baidu_std.SERVICE, {"inference": doubled}) as far:
+        remote = {
+            "server_endpoints": [far.endpoint],
+            "client_type": "grpc",
+            "client_config": str(tmp_path),
+        }
+        server = server_for(FarAway("far", RequestOp()), op={"far": remote})
+        with server, client_of(server) as client:
+            assert client.predict({"x": "1,2"})["y"] == "[[2.0, 4.0]]"
+
+
+class Doubled(Op):
+    def process(self, feed_batch, typical_logid):
+        return {"y": feed_batch[0]["x"] * 2}, 0, ""
+
+
+def test_a_pipeline_is_asked_by_another_one():
+    """12: `client_type: pipeline_grpc` failed at every request, too."""
+    with server_for(Doubled("double", RequestOp())) as far:
+        remote = {
+            "server_endpoints": [f"127.0.0.1:{far.rpc_port}"],
+            "client_type": "pipeline_grpc",
+        }
+        near = server_for(FarAway("far", RequestOp()), op={"far": remote})
+        with near, client_of(near) as client:
+            assert client.predict({"x": "1,2"})["y"] == "[[2.0, 4.0]]"
 
 
 @pytest.mark.parametrize("name", ["lod", "lodging", "explode", "x.lod", "a.lod.b"])
@@ -208,7 +256,7 @@ def test_an_error_text_reaches_the_caller_whole(stage, error):
 
 def test_an_op_may_be_given_a_number_of_attempts():
     """23: with NumPy 2 `Op(retry=...)` raised, as numpy's max had taken the place of Python's."""
-    assert Op("op", RequestOp(), retry=3).given["retry"] == 3
+    assert Op("op", RequestOp(), retry=3).pipeline_given["retry"] == 3
 
 
 def test_no_dependency_is_held_back_to_an_old_version():

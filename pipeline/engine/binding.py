@@ -21,7 +21,7 @@ from pipeline.errors import (
     PipelineError,
     ProductError,
 )
-from pipeline.op import Op
+from pipeline.op import Op, overrides, runs_process
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ class BoundOp:
         self.op = copy.copy(op)
         self.name = op.name
         self.worker = worker
-        self.runs_process = op.runs_process()
-        self.attempts = max(1, op.config.retry)
-        self.timeout_s = op.config.timeout_s
+        self.runs_process = runs_process(op)
+        self.attempts = max(1, op.pipeline_config.retry)
+        self.timeout_s = op.pipeline_config.timeout_s
         self.jumps = op.is_jump_op()
-        self.keeps_state = op.overrides("preprocess") and op.overrides("postprocess")
+        self.keeps_state = overrides(op, "preprocess") and overrides(op, "postprocess")
         self.state = vars(self.op)
         self._loop = loop
         # An override set on the instance is bound to the original: bind it to the copy.

@@ -61,7 +61,7 @@ class OpDispatcher:
         batch_sinks: Sequence[BatchSink],
         channel_size: int = 0,
     ) -> None:
-        config = op.config
+        config = op.pipeline_config
         producers = [producer.name for producer in op.get_input_ops()]
         self.op = op
         self.name = op.name

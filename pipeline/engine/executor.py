@@ -25,7 +25,7 @@ from pipeline.errors import (
     PipelineError,
 )
 from pipeline.observe.span import BatchSink, RequestSink, RequestSpan
-from pipeline.op import EXECUTOR_NAME, ResponseOp, pack_error
+from pipeline.op import EXECUTOR_NAME, ResponseOp, pack_error, runs_on_the_loop
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
@@ -81,8 +81,8 @@ class DAGExecutor:
         self._last = self.nodes[graph.last_op]
         self._joins = tuple(n for n in self.nodes.values() if len(n.channel.producers) > 1)
         self._has_jumps = any(op.is_jump_op() for op in graph.ops)
-        self._unpacks_inline = not self._request_op.overrides("unpack_request_package")
-        self._packs_inline = not self._response_op.overrides("pack_response_package")
+        self._unpacks_inline = runs_on_the_loop(self._request_op, "unpack_request_package")
+        self._packs_inline = runs_on_the_loop(self._response_op, "pack_response_package")
         self._unpackers = factory(self._request_op, Edge(self._unpacked))
         self._packers = factory(self._response_op, Edge(self._packed))
         self._is_bounded = config.dag.channel_size > 0
@@ -164,7 +164,9 @@ class DAGExecutor:
 
     def _default_cap(self) -> int:
         """Enough for every Op to have a batch at each worker and the next one waiting."""
-        batches = sum(op.config.concurrency * op.config.batch_size for op in self._graph.ops)
+        batches = sum(
+            op.pipeline_config.concurrency * op.pipeline_config.batch_size for op in self._graph.ops
+        )
         return max(_DEFAULT_CAP, 2 * batches)
 
     # In ---------------------------------------------------------------------------------

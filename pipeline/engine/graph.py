@@ -127,7 +127,7 @@ def _check_nothing_hangs_loose(graph: Graph) -> None:
     loose: list[Op] = []
     frontier = sorted(members, key=lambda op: op.name)
     while frontier:
-        for op in frontier.pop().consumers:
+        for op in frontier.pop().pipeline_consumers:
             known = op in members or op in loose or op.in_a_graph
             if not known and not isinstance(op, ResponseOp):
                 loose.append(op)

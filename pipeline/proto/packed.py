@@ -38,7 +38,9 @@ _TAGS = {
 def write_packed(tensor: Message, field: str, data: Array) -> None:
     """Append the elements of `data`, cast to the field's dtype, to a field of PACKED_DTYPES."""
     if data.size <= _FEW:
-        getattr(tensor, field).extend(data.astype(PACKED_DTYPES[field], copy=False).ravel().tolist())
+        getattr(tensor, field).extend(
+            data.astype(PACKED_DTYPES[field], copy=False).ravel().tolist()
+        )
         return
     elements = np.ascontiguousarray(data, PACKED_DTYPES[field])
     head = bytes((_TAGS[field],)) + _varint(elements.nbytes)

@@ -9,13 +9,14 @@ from pipeline import Op
 from pipeline.config import load_config, resolve_op
 from pipeline.engine.binding import BoundOp, unpack_result
 from pipeline.errors import PayloadTypeError, PipelineError, ProductError
+from pipeline.op import configure_op
 
 IN = {"read": {"x": 1}}
 
 
 def bound(op_class, **given):
     op = op_class(name="op", **given)
-    op.configure(resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0})))
+    configure_op(op, resolve_op(op.name, op.pipeline_given, load_config(yml_dict={"rpc_port": 0})))
     return BoundOp(op, 0)
 
 
@@ -170,7 +171,7 @@ def test_process_that_returns_nothing_is_an_error_not_an_exit(returned):
 
 def test_every_worker_has_its_own_copy_with_the_attributes_set_after_construction():
     op = Op(name="op")
-    op.configure(resolve_op("op", op.given, load_config(yml_dict={"rpc_port": 0})))
+    configure_op(op, resolve_op("op", op.pipeline_given, load_config(yml_dict={"rpc_port": 0})))
     op.extra = [1]
     one, two = BoundOp(op, 0), BoundOp(op, 1)
     one.op.mine = "one"
@@ -185,7 +186,7 @@ def test_an_override_set_on_the_instance_works_on_the_workers_copy():
             return {"a": 1}
 
     op = Stateful(name="op")
-    op.configure(resolve_op("op", op.given, load_config(yml_dict={"rpc_port": 0})))
+    configure_op(op, resolve_op("op", op.pipeline_given, load_config(yml_dict={"rpc_port": 0})))
     op.preprocess = op.other
     copy = BoundOp(op, 0)
     copy.preprocess(IN, 0, 0)
@@ -228,3 +229,26 @@ def test_the_default_preprocess_refuses_several_inputs_without_ending_the_proces
     with pytest.raises(PipelineError, match="override preprocess"):
         op.preprocess({"a": {}, "b": {}}, 0, 0)
     assert op.preprocess({"a": {"x": np.zeros(1)}}, 0, 0)[0].keys() == {"x"}
+
+
+def test_an_op_may_have_attributes_and_methods_of_any_name():
+    class Own(Op):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.config = {"threshold": 0.5}
+            self.given = self.consumers = 3
+
+        def connect(self, host):
+            return f"connected to {host}"
+
+        def configure(self):
+            raise AssertionError("nobody asked for this")
+
+        overrides = runs_process = configure
+
+        def process(self, feed_batch, typical_logid):
+            return {"y": [self.config["threshold"], self.connect("db")]}, 0, ""
+
+    op = bound(Own)
+    assert op.runs_process
+    assert op.process({"x": 1}, 0) == {"y": [0.5, "connected to db"]}

@@ -16,6 +16,7 @@ from pipeline.deadline import call_deadline
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import BatchRun
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError
+from pipeline.op import configure_op, connect_op
 
 
 @dataclass
@@ -59,8 +60,11 @@ class Model(Op):
 
 
 def bind(op, **yml):
-    op.configure(
-        resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0, "op": {op.name: yml}}))
+    configure_op(
+        op,
+        resolve_op(
+            op.name, op.pipeline_given, load_config(yml_dict={"rpc_port": 0, "op": {op.name: yml}})
+        ),
     )
     op.init_op()
     return BoundOp(op, 0)
@@ -177,7 +181,7 @@ class FlakyClient:
 def connected(client, **yml):
     op = Op("m")
     bound = bind(op, **yml)
-    op.connect(client, ["x"], ["y"])
+    connect_op(op, client, ["x"], ["y"])
     del bound
     return BoundOp(op, 0)
 

@@ -13,6 +13,7 @@ from pipeline.config import load_config, resolve_op
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.errors import InitError
+from pipeline.op import configure_op
 
 
 class Task:
@@ -32,7 +33,9 @@ class Task:
 class Pool:
     def __init__(self, op=None, count=1, set_up=lambda op, worker: None):
         op = op or Op("op")
-        op.configure(resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0})))
+        configure_op(
+            op, resolve_op(op.name, op.pipeline_given, load_config(yml_dict={"rpc_port": 0}))
+        )
         loop = asyncio.get_running_loop()
         self.owner = RecordingOwner()
         self.done = self.owner.finished

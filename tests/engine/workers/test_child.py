@@ -29,6 +29,7 @@ from pipeline.engine.workers.frames import (
 )
 from pipeline.engine.workers.memory import ServerMemory
 from pipeline.errors import PredictorUnavailableError, error_from_fields
+from pipeline.op import configure_op
 
 MIB = 2**20
 BIG = np.arange(64 * 1024, dtype=np.uint8)
@@ -58,7 +59,9 @@ class Home:
 
     def __init__(self, op=None, number=0, set_up=lambda op, number: None, begin=None):
         op = op or Echo("op")
-        op.configure(resolve_op(op.name, op.given, load_config(yml_dict={"rpc_port": 0})))
+        configure_op(
+            op, resolve_op(op.name, op.pipeline_given, load_config(yml_dict={"rpc_port": 0}))
+        )
         self.arena = Arena(MIB)
         self.memory = ServerMemory(self.arena)
         self.region = self.memory.open_region()
