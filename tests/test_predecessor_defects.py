@@ -193,7 +193,7 @@ def test_a_model_is_asked_over_grpc(tmp_path):
         }
         server = server_for(FarAway("far", RequestOp()), op={"far": remote})
         with server, client_of(server) as client:
-            assert client.predict({"x": "1,2"})["y"] == "[[2.0, 4.0]]"
+            assert client.predict({"x": "1,2"}).value == ["[[2.0, 4.0]]"]
 
 
 class Doubled(Op):
@@ -210,7 +210,7 @@ def test_a_pipeline_is_asked_by_another_one():
         }
         near = server_for(FarAway("far", RequestOp()), op={"far": remote})
         with near, client_of(near) as client:
-            assert client.predict({"x": "1,2"})["y"] == "[[2.0, 4.0]]"
+            assert client.predict({"x": "1,2"}).value == ["[[2.0, 4.0]]"]
 
 
 @pytest.mark.parametrize("name", ["lod", "lodging", "explode", "x.lod", "a.lod.b"])
