@@ -20,18 +20,30 @@ _LOCAL = "local_predictor"
 
 
 @dataclass(frozen=True, slots=True)
+class ModelServiceAddress:
+    """Where the model services of an Op are asked that this server has started.
+
+    `client_config` is the folder of what a client has to know of the model. It is written there
+    before the services are ready; None: the Op's own `client_config` says it.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    client_config: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PredictorLoader:
     """Sets `op.client`; called where the Op's workers run, which may be another process.
 
     Args:
         base_dir: where a relative path is looked up first; then where we run.
-        services: endpoints of the model services that this server has started, by the Op's name.
+        services: those that this server has started, by the Op's name.
         load: makes the predictor of a local model for the worker with this number.
         connect: makes the predictor of a remote model.
     """
 
     base_dir: Path
-    services: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    services: Mapping[str, ModelServiceAddress] = field(default_factory=dict)
     load: Callable[[LocalModel, int], Predictor] = load_local_predictor
     connect: Callable[[RemoteModel], Predictor] = connect_remote_predictor
 
@@ -61,23 +73,24 @@ class PredictorLoader:
                 "model and name the plain one, without use_encryption_model and encryption_key"
             )
         if config.server_endpoints:
-            return self.connect(self._remote(op, config.server_endpoints, config.client_type))
+            address = ModelServiceAddress(config.server_endpoints)
+            return self.connect(self._remote(op, address, config.client_type))
         local = config.local_service_conf
         if local.model_config is None:
             return None
         if local.client_type != _LOCAL:
-            endpoints = self.services.get(op.name, ())
-            return self.connect(self._remote(op, endpoints, local.client_type))
+            address = self.services.get(op.name, ModelServiceAddress())
+            return self.connect(self._remote(op, address, local.client_type))
         return self.load(local_model(op, self.base_dir), worker)
 
-    def _remote(self, op: Op, endpoints: tuple[str, ...], client_type: str | None) -> RemoteModel:
+    def _remote(self, op: Op, address: ModelServiceAddress, client_type: str | None) -> RemoteModel:
         config = op.pipeline_config
         conf = config.client_config
         return RemoteModel(
             name=op.name,
             client_type=client_type or _DEFAULT_CLIENT,
-            endpoints=endpoints,
-            client_config=resolved(self.base_dir, conf) if conf else None,
+            endpoints=address.endpoints,
+            client_config=resolved(self.base_dir, conf) if conf else address.client_config,
             fetch_list=_fetch_list(config),
             model_name=config.model_name,
             model_version=config.model_version,

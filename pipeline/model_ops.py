@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -10,7 +11,13 @@ from google.protobuf.message import DecodeError
 from pipeline.data import ChannelData
 from pipeline.errors import ErrorCode, InitError, ProductError
 from pipeline.op import Op, RequestOp, ResponseOp, pack_error
-from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, Var
+from pipeline.predictors.model_conf import (
+    SERVER_FILE,
+    ModelConf,
+    Var,
+    conf_of,
+    write_client_conf,
+)
 from pipeline.proto import baidu_std, general_model
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
 
@@ -89,12 +96,20 @@ class ModelOp(Op):
         name: its settings are those of `op.<name>`.
         conf: names and aliases; None: clients use the model's own names.
         max_bytes: limit of a request, unpacked.
+        client_conf: a folder in which to write what clients have to know of the model.
     """
 
-    def __init__(self, name: str, conf: ModelConf | None, max_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        conf: ModelConf | None,
+        max_bytes: int,
+        client_conf: Path | None = None,
+    ) -> None:
         super().__init__(name, CallOp())
         self._conf = conf or _NO_CONF
         self._max_bytes = max_bytes
+        self._client_conf = client_conf
 
     def init_op(self) -> None:
         self._feeds = _names(self._conf.feeds, self.right_feed_names)
@@ -103,6 +118,9 @@ class ModelOp(Op):
         for var in self._conf.fetches:
             if var.name in self._fetches:
                 self._written[self._fetches[var.name]] = (var.name, var.alias)
+        if self._client_conf is not None:
+            client: Any = self.client  # a local engine's, which has a signature
+            write_client_conf(self._client_conf, conf_of(client.signature, self._conf))
 
     def preprocess(
         self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pipeline.connecting import resolved
+from pipeline.connecting import ModelServiceAddress, resolved
 from pipeline.engine.workers.supervision import Place
 from pipeline.errors import InitError
 from pipeline.op import Op
@@ -40,32 +43,48 @@ class ModelServices:
     anew; until it is ready again its port refuses connections. All of them end when this process
     does, however that happens.
 
+    Of an Op without `client_config` the first service writes what clients have to know of the
+    model, before it is ready, to a temporary folder.
+
     Args:
         ops: of the graph; those whose model runs here, or elsewhere, are left alone.
         base_dir: where a relative `model_config` is looked up first.
 
     Attributes:
-        endpoints: of an Op's services, by its name.
+        addresses: of an Op's services, by its name.
     """
 
     def __init__(self, ops: Iterable[Op], base_dir: Path) -> None:
         self._ops = [op for op in ops if _wants_service(op)]
         self._base_dir = base_dir
         self._services: list[_ModelService] = []
-        self.endpoints: Mapping[str, tuple[str, ...]] = {}
+        self._folder = _TemporaryFolder()
+        self.addresses: Mapping[str, ModelServiceAddress] = {}
 
     def open(self) -> None:
-        """Get the ports. Raises InitError if there are none left."""
-        endpoints: dict[str, tuple[str, ...]] = {}
+        """Get the ports and the folder. Raises InitError if there are none left."""
+        addresses: dict[str, ModelServiceAddress] = {}
         try:
-            for op in self._ops:
-                own = [_ModelService(op.name, conf) for conf in self._confs(op)]
-                self._services += own
-                endpoints[op.name] = tuple(service.endpoint for service in own)
+            for number, op in enumerate(self._ops):
+                knows = bool(op.pipeline_config.client_config)
+                folder = None if knows else self._folder.make() / str(number)
+                addresses[op.name] = ModelServiceAddress(self._open(op, folder), folder)
         except BaseException:
             self.close()
             raise
-        self.endpoints = endpoints
+        self.addresses = addresses
+
+    def _open(self, op: Op, folder: Path | None) -> tuple[str, ...]:
+        """Get the ports of one Op; `folder` is for what its clients have to know."""
+        endpoints: list[str] = []
+        for conf in self._confs(op):
+            arguments = ["--local_service_conf", json.dumps(conf)]
+            if folder is not None and not endpoints:
+                arguments += ["--write_client_conf", str(folder)]
+            service = _ModelService(op.name, arguments)
+            self._services.append(service)
+            endpoints.append(service.endpoint)
+        return tuple(endpoints)
 
     def _confs(self, op: Op) -> Iterator[dict[str, Any]]:
         local = op.pipeline_config.local_service_conf
@@ -84,18 +103,21 @@ class ModelServices:
     async def stop(self) -> None:
         """End all services."""
         ended = [service.end() for service in self._services]
-        if ended:
-            _, late = await asyncio.wait(ended, timeout=_END_S)
-            for service in self._services if late else []:
-                service.kill()
-            await asyncio.gather(*ended)
-        self.close()
+        try:
+            if ended:
+                _, late = await asyncio.wait(ended, timeout=_END_S)
+                for service in self._services if late else []:
+                    service.kill()
+                await asyncio.gather(*ended)
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Give back the ports and the folder."""
         for service in self._services:
             service.listener.close()
         self._services.clear()
+        self._folder.remove()
 
 
 def _wants_service(op: Op) -> bool:
@@ -107,12 +129,44 @@ def _wants_service(op: Op) -> bool:
     )
 
 
+class _TemporaryFolder:
+    """A folder among the system's temporary ones.
+
+    Those are cleared of what is old on many systems, and workers that are started anew read this
+    one after weeks: systemd-tmpfiles leaves alone what is in a folder that is locked.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._lock: int | None = None
+
+    def make(self) -> Path:
+        """The folder; made by the first call."""
+        if self._path is None:
+            try:
+                self._path = Path(tempfile.mkdtemp(prefix="pipeline-"))
+                self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError as error:
+                raise InitError(f"model services need a temporary folder: {error}") from error
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return self._path
+
+    def remove(self) -> None:
+        """Remove it with what is in it, if it was made."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._path = self._lock = None
+
+
 class _ModelService:
     """The place of one service, which is filled with one process after the other."""
 
-    def __init__(self, op: str, conf: dict[str, Any]) -> None:
+    def __init__(self, op: str, arguments: list[str]) -> None:
         self._name = op
-        self._conf = conf
+        self._arguments = arguments
         self._place = Place(0)
         self._process: _Process | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -146,7 +200,9 @@ class _ModelService:
 
     def _launch(self) -> None:
         try:
-            self._process = _Process(self._name, self._conf, self.listener, self._up, self._over)
+            self._process = _Process(
+                self._name, self._arguments, self.listener, self._up, self._over
+            )
         except OSError as error:  # no process or descriptor is left
             self._over(f"could not be started: {error}", "")
 
@@ -190,7 +246,7 @@ class _Process:
     def __init__(
         self,
         name: str,
-        conf: dict[str, Any],
+        arguments: list[str],
         listener: socket.socket,
         on_ready: Callable[[], None],
         on_end: Callable[[str, str], None],
@@ -202,7 +258,7 @@ class _Process:
         self._life, theirs = socket.socketpair()
         with theirs:
             try:
-                self._child = _run(name, conf, listener, theirs)
+                self._child = _run(name, arguments, listener, theirs)
             except BaseException:
                 self._life.close()
                 raise
@@ -300,16 +356,15 @@ def _bound(op: str) -> socket.socket:
 
 
 def _run(
-    name: str, conf: dict[str, Any], listener: socket.socket, life: socket.socket
+    name: str, arguments: list[str], listener: socket.socket, life: socket.socket
 ) -> subprocess.Popen[bytes]:
     fds = (listener.fileno(), life.fileno())
-    arguments = ["--fd", str(fds[0]), "--parent_fd", str(fds[1]), "--name", name]
-    arguments += ["--local_service_conf", json.dumps(conf)]
+    ours = ["--fd", str(fds[0]), "--parent_fd", str(fds[1]), "--name", name]
     home = str(Path(__file__).resolve().parents[1])
     paths = [home, os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         # -P: what lies in the working folder is not ours to import.
-        [sys.executable, "-P", "-m", "pipeline.serve", *arguments],
+        [sys.executable, "-P", "-m", "pipeline.serve", *ours, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -26,7 +26,7 @@ from pipeline.doors.listen import bind
 from pipeline.doors.model_service import answers_of, grpc_service
 from pipeline.doors.one_port import OnePortDoor
 from pipeline.engine.graph import Graph, build_graph
-from pipeline.errors import PipelineError
+from pipeline.errors import InitError, PipelineError
 from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, read_model_conf
@@ -54,11 +54,12 @@ def serve(settings: ServeSettings) -> None:
 
     Raises:
         ConfigError: a setting has no meaning.
-        InitError: the model or a port cannot be used; nothing is left running.
+        InitError: the model, a port or a folder cannot be used; nothing is left running.
     """
     for note in settings.notes:
         sys.stderr.write(f"pipeline.serve: {note}\n")
     keep_freed_memory()
+    _make_folder(settings.client_conf)
     config = load_config(yml_dict=settings.config)
     graph = _graph(settings, config)
     with contextlib.ExitStack() as closing:
@@ -80,12 +81,22 @@ def serve(settings: ServeSettings) -> None:
 
 
 def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
-    op = ModelOp(MODEL, _conf_beside(settings.model), config.max_message_bytes)
+    conf = _conf_beside(settings.model)
+    op = ModelOp(MODEL, conf, config.max_message_bytes, settings.client_conf)
     op.dynamic_shape_info = settings.dynamic_shapes
     graph = build_graph(AnswerOp(op))
     for each in (graph.request_op, op, graph.response_op):
         configure_op(each, resolve_op(each.name, each.pipeline_given, config))
     return graph
+
+
+def _make_folder(folder: Path | None) -> None:
+    """Here and not by the workers, which may outlive their server, and what it has removed."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InitError(f"--write_client_conf: {folder} cannot be made: {error}.") from error
 
 
 def _conf_beside(model: Path) -> ModelConf | None:

@@ -55,8 +55,9 @@ class ServeSettings:
 
     `config` is what a config.yml would hold. `fd` is an inherited socket to listen on in place of
     `host` and `port`; `parent_fd` one whose other end is told when the service is ready, and
-    whose end is the end of the service. `dynamic_shapes` is an Op's `dynamic_shape_info`. `notes`
-    say what was given and changes nothing.
+    whose end is the end of the service. `dynamic_shapes` is an Op's `dynamic_shape_info`.
+    `client_conf` is the folder in which to write what clients have to know. `notes` say what was
+    given and changes nothing.
     """
 
     model: Path
@@ -68,6 +69,7 @@ class ServeSettings:
     parent_fd: int | None
     config: Mapping[str, Any]
     dynamic_shapes: dict[str, Any]
+    client_conf: Path | None
     notes: Sequence[str] = ()
 
 
@@ -99,6 +101,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> ServeSettings:
         parent_fd=given.parent_fd,
         config=_config(given, local, model),
         dynamic_shapes=shapes,
+        client_conf=given.write_client_conf,
         notes=[
             f"--{flag} has no effect here: {why}"
             for flag, why in _WITHOUT_EFFECT.items()
@@ -207,6 +210,12 @@ def _add_service(parser: argparse.ArgumentParser) -> None:
     add("--grpc_port", type=_port, help="a second port, for gRPC alone: a little faster")
     add("--host", default="::", help="address to listen on (default: all, IPv6 and IPv4)")
     add("--name", help="for the log (default: the model's)")
+    add(
+        "--write_client_conf",
+        type=Path,
+        metavar="DIR",
+        help="write DIR/serving_client_conf.prototxt, which clients need, once the model is loaded",
+    )
     add(
         "--thread",
         type=int,

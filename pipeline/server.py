@@ -132,7 +132,7 @@ class PipelineServer:
         models = ModelServices(self._graph.ops, self._base_dir)
         models.open()
         try:
-            loader = PredictorLoader(self._base_dir, models.endpoints)
+            loader = PredictorLoader(self._base_dir, models.addresses)
             service = kind(self.name, self._graph, self._config, loader, companion=models)
             service.fork()
         except BaseException:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import LocalServiceHandler, Op
 from pipeline.config import load_config, resolve_op
-from pipeline.connecting import PredictorLoader
+from pipeline.connecting import ModelServiceAddress, PredictorLoader
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import configure_op
 
@@ -103,9 +103,22 @@ def test_endpoints_stand_above_a_local_model(tmp_path):
 
 def test_the_model_of_a_service_that_the_server_started_is_asked_there(tmp_path):
     op = op_with(local_service_conf={"model_config": "m", "client_type": "grpc"})
-    model = connected(op, tmp_path, {"a": ("127.0.0.1:12000", "127.0.0.1:12001")})
-    assert model.client_type == "grpc"
-    assert model.endpoints == ("127.0.0.1:12000", "127.0.0.1:12001")
+    endpoints = ("127.0.0.1:12000", "127.0.0.1:12001")
+    model = connected(op, tmp_path, {"a": ModelServiceAddress(endpoints, tmp_path / "0")})
+    assert (model.client_type, model.endpoints) == ("grpc", endpoints)
+    assert model.client_config == tmp_path / "0"
+
+
+def test_a_client_config_stands_above_what_a_service_has_written(tmp_path):
+    (tmp_path / "conf").mkdir()
+    local = {"model_config": "m", "client_type": "brpc"}
+    op = op_with(local_service_conf=local, client_config="conf")
+    services = {"a": ModelServiceAddress(("one:9",), tmp_path / "0")}
+    assert connected(op, tmp_path, services).client_config == tmp_path / "conf"
+
+
+def test_endpoints_without_a_client_config_have_none(tmp_path):
+    assert connected(op_with(server_endpoints=["one:9"]), tmp_path).client_config is None
 
 
 def test_another_pipeline_is_sent_tensors_unless_text_is_asked_for(tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,20 +58,35 @@ def config_of(client_type: str = "brpc", devices: str = "", **more: Any) -> dict
         "device_type": 0,
         "devices": devices,
     }
-    op = {"local_service_conf": local, "client_config": "toy", "timeout": 20_000}
-    return {"op": {"model": op}, **more}
+    return {"op": {"model": {"local_service_conf": local, "timeout": 20_000}}, **more}
 
 
 @contextlib.contextmanager
 def served(folder: Path, config: dict[str, Any]) -> Iterator[ServedWithClient]:
     """A server whose Op doubles a number, by a model in a service."""
-    (save_model(folder / "toy") / "serving_client_conf.prototxt").write_text(CONF)
-    with nothing_more():
-        server = ServedWithClient(folder, SCRIPT, config)
+    save_model(folder / "toy")
+    with running(folder, config) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, config: dict[str, Any], script: str = SCRIPT
+) -> Iterator[ServedWithClient]:
+    """A server with its temporary files in `folder`."""
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
+    with nothing_more(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        server = ServedWithClient(folder, script, config)
         try:
             yield server
         finally:
             server.close()
+
+
+def temporary_files(folder: Path) -> list[str]:
+    return os.listdir(folder / "temporary")
 
 
 def services_of(server: ServedWithClient) -> dict[int, str]:
@@ -114,6 +131,25 @@ def test_a_model_is_served_and_everything_ends_with_the_server(tmp_path, config)
         assert server.outcome() == (0, "", "")
         assert server.family == set()
         assert "its service is ready at 127.0.0.1:" in server.log
+        assert temporary_files(tmp_path) == []
+
+
+def test_a_model_without_aliases_is_asked_by_its_own_names(tmp_path):
+    save_model(tmp_path / "toy", with_conf=False)
+    with running(tmp_path, config_of(), SCRIPT.replace("the_", "")) as server:
+        assert server.wait_until_ready().get({"v": "3"}) == {"y": "6.0"}
+
+
+def test_a_client_config_of_the_op_s_own_is_used(tmp_path):
+    """It calls the model's x `my_x`; the service knows the tensor by the name x that goes along."""
+    conf = CONF.replace('"the_x"', '"my_x"')
+    (tmp_path / "serving_client_conf.prototxt").write_text(conf)
+    config = config_of()
+    config["op"]["model"]["client_config"] = "serving_client_conf.prototxt"
+    save_model(tmp_path / "toy")
+    with running(tmp_path, config, SCRIPT.replace("the_x", "my_x")) as server:
+        assert server.wait_until_ready().get({"v": "3"}) == {"y": "6.0"}
+        assert temporary_files(tmp_path) == []
 
 
 def test_each_device_has_a_service(tmp_path):
@@ -121,6 +157,10 @@ def test_each_device_has_a_service(tmp_path):
         server.wait_until_ready()
         assert sorted(services_of(server).values()) == ["0", "1"]
         assert all(answers(server) for _ in range(10))
+        (folder,) = (tmp_path / "temporary").iterdir()
+        assert [str(file.relative_to(folder)) for file in folder.rglob("*.*")] == [
+            "0/serving_client_conf.prototxt"
+        ]
 
 
 def kill_the_service_of(server: ServedWithClient) -> None:
@@ -147,17 +187,12 @@ def test_services_end_when_their_server_is_killed(tmp_path):
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_at_the_start(tmp_path):
-    with served(tmp_path, config_of()) as server:
-        server.process.kill()
-        server.process.wait()
-    (tmp_path / "toy" / "model.onnx").write_bytes(b"garbage")
-    with nothing_more():
-        server = ServedWithClient(tmp_path, SCRIPT, config_of())
-        try:
-            status, _, stderr = server.outcome()
-        finally:
-            server.close()
+    model = save_model(tmp_path / "toy")
+    (model / "model.onnx").write_bytes(b"garbage")
+    with running(tmp_path, config_of()) as server:
+        status, _, stderr = server.outcome()
     assert status == 1
+    assert temporary_files(tmp_path) == []
     assert "op.model.local_service_conf: the model's service does not start: " in stderr
     assert "it is no ONNX file" in stderr
 
@@ -165,18 +200,27 @@ def test_a_model_that_cannot_be_loaded_is_an_error_at_the_start(tmp_path):
 # In this process ------------------------------------------------------------------------------
 
 
-def op_of(tmp_path: Path, **local: Any) -> Op:
-    op = Op("model", [RequestOp()])
+def op_of(tmp_path: Path, client_config: str | None = None, **local: Any) -> Op:
+    op = Op("model", [RequestOp()], client_config=client_config)
     conf = {"client_type": "brpc", "model_config": "toy", **local}
     config = load_config(yml_dict={"rpc_port": 0, "op": {"model": {"local_service_conf": conf}}})
     configure_op(op, resolve_op("model", op.pipeline_given, config))
     return op
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
 def test_ports_are_known_before_and_refuse_until_the_services_run(tmp_path, open_files):
     services = ModelServices([op_of(tmp_path, devices="0,1")], tmp_path)
     services.open()
-    endpoints = services.endpoints["model"]
+    endpoints = services.addresses["model"].endpoints
     assert len(set(endpoints)) == 2
     for endpoint in endpoints:
         host, _, port = endpoint.partition(":")
@@ -190,7 +234,39 @@ def test_ports_are_known_before_and_refuse_until_the_services_run(tmp_path, open
 def test_an_op_that_wants_no_service_gets_none(tmp_path, local):
     services = ModelServices([op_of(tmp_path, **local)], tmp_path)
     services.open()
-    assert services.endpoints == {}
+    assert services.addresses == {}
+
+
+def test_the_folder_for_clients_is_locked_and_goes_with_the_services(
+    tmp_path, temporary, open_files
+):
+    services = ModelServices([op_of(tmp_path)], tmp_path)
+    services.open()
+    conf = services.addresses["model"].client_config
+    assert conf.parent.parent == temporary
+    folder = os.open(conf.parent, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # what clears old files away keeps off
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    services.close()
+    services.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_no_folder_is_made_where_the_op_has_a_client_config(tmp_path, temporary):
+    services = ModelServices([op_of(tmp_path, client_config="conf")], tmp_path)
+    services.open()
+    assert services.addresses["model"].client_config is None
+    assert list(temporary.iterdir()) == []
+    services.close()
+
+
+def test_without_a_temporary_folder_nothing_is_opened(tmp_path, temporary, open_files):
+    temporary.rmdir()
+    services = ModelServices([op_of(tmp_path, client_config="c"), op_of(tmp_path)], tmp_path)
+    with pytest.raises(InitError, match="model services need a temporary folder"):
+        services.open()
+    assert services.addresses == {}
 
 
 def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files):
@@ -206,7 +282,7 @@ def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files):
     asyncio.run(test())
 
 
-def test_a_start_that_is_given_up_leaves_nothing(tmp_path, open_files):
+def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open_files):
     async def test():
         save_model(tmp_path / "toy")
         services = ModelServices([op_of(tmp_path)], tmp_path)
@@ -216,6 +292,7 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path, open_files):
         starting.cancel()
         await services.stop()
         assert starting.cancelled()
+        assert list(temporary.iterdir()) == []
 
     asyncio.run(test())
 

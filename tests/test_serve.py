@@ -24,6 +24,8 @@ from onnx import TensorProto, helper
 from served import PATIENCE_S, environment, family_of, nothing_more
 
 from pipeline.errors import ConfigError
+from pipeline.predictors.model_conf import CLIENT_FILE, SERVER_FILE, Var, read_model_conf
+from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
 from pipeline.proto import baidu_std, general_model
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, FrameReader, pack, request_meta
 from pipeline.proto.general_model_pb2 import Request, Response
@@ -38,16 +40,16 @@ fetch_var { name: "z" alias_name: "the_z" is_lod_tensor: false fetch_type: 1 sha
 """
 
 
-def save_model(folder: Path, with_conf: bool = True) -> Path:
-    """y = x + x and z = x - x, for rows of three floats."""
+def save_model(folder: Path, with_conf: bool = True, kind: int = TensorProto.FLOAT) -> Path:
+    """y = x + x and z = x - x, for rows of three numbers."""
     folder.mkdir()
     info = helper.make_tensor_value_info
     shape = ["n", 3]
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Sub", ["x", "x"], ["z"])],
         "toy",
-        [info("x", TensorProto.FLOAT, shape)],
-        [info("y", TensorProto.FLOAT, shape), info("z", TensorProto.FLOAT, shape)],
+        [info("x", kind, shape)],
+        [info("y", kind, shape), info("z", kind, shape)],
     )
     opset = [helper.make_opsetid("", 21)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), folder / "model.onnx")
@@ -261,8 +263,10 @@ def test_many_callers_of_both_kinds_are_served_at_once(service):
 
 def test_in_processes_in_batches_and_with_a_port_for_grpc_alone(tmp_path):
     model = save_model(tmp_path / "toy", with_conf=False)
-    devices = ("--device", "cpu", "--gpu_ids", "0,1", "--batch_infer_size", "4")
-    with serving(tmp_path, "--model", str(model), *devices, "--grpc_port", "0") as serve:
+    more = ("--device", "cpu", "--gpu_ids", "0,1", "--batch_infer_size", "4", "--grpc_port", "0")
+    conf = ("--write_client_conf", "conf")
+    with serving(tmp_path, "--model", str(model), *more, *conf) as serve:
+        assert read_model_conf(tmp_path / "conf").fetches[1] == Var("z", "z", False, 1, (3,))
         direct = re.search(r", gRPC on port (\d+)", serve.stderr)
         assert direct, serve.stderr
         answer = over_grpc(int(direct[1]), request_of(ROW, alias=""))
@@ -289,6 +293,20 @@ def test_a_signal_ends_it_and_nothing_is_left(tmp_path):
             assert serve.ends() == 0
             assert brpc._socket.recv(100) == b""
         assert family_of(tmp_path) == set()
+
+
+def test_what_clients_have_to_know_is_written_and_they_can_use_it(tmp_path):
+    model = save_model(tmp_path / "toy")
+    conf = tmp_path / "new" / "conf"
+    with serving(tmp_path, "--model", str(model), "--write_client_conf", str(conf)) as serve:
+        assert read_model_conf(conf) == read_model_conf(model, SERVER_FILE)
+        assert [file.name for file in conf.iterdir()] == [CLIENT_FILE]
+        for client_type in ("brpc", "grpc"):
+            predictor = connect_remote_predictor(
+                RemoteModel("toy", client_type, (f"127.0.0.1:{serve.port}",), conf)
+            )
+            with contextlib.closing(predictor):
+                assert predictor.predict({"the_x": ROW})["the_y"].tolist() == [[2, 4, 6]]
 
 
 # What it refuses ------------------------------------------------------------------------------
@@ -326,6 +344,25 @@ def test_a_port_that_is_in_use_is_an_error_in_one_line(tmp_path):
             assert code == 1
             assert said.count("\n") == 1, said
             assert f"{flag}: cannot listen on 127.0.0.1:{port}" in said
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "bad.onnx").write_bytes(b"garbage")
+    arguments = ["--model", "bad.onnx", "--port", "0", "--write_client_conf", "bad.onnx/conf"]
+    code, said = outcome(tmp_path, *arguments)
+    assert code == 1
+    assert said.startswith("pipeline.serve: --write_client_conf: bad.onnx/conf cannot be made: ")
+
+
+def test_a_type_that_clients_cannot_be_told_is_an_error_in_one_line(tmp_path):
+    model = save_model(tmp_path / "toy", kind=TensorProto.UINT64)
+    code, said = outcome(
+        tmp_path, "--model", str(model), "--port", "0", "--write_client_conf", "conf"
+    )
+    assert code == 1
+    assert said.count("\n") == 1, said
+    assert "the input 'x' is uint64, which has no place in the general model service" in said
+    assert list((tmp_path / "conf").iterdir()) == []
 
 
 def test_help_says_what_there_is():

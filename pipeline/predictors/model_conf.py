@@ -1,4 +1,4 @@
-"""Reads what Paddle Serving writes beside an exported model: its inputs and outputs by alias.
+"""What lies beside a model of Paddle Serving: its inputs and outputs by alias, read and written.
 
 That is `serving_client_conf.prototxt` and `serving_server_conf.prototxt`, a `GeneralModelConfig`
 (general_model_config.proto) in protobuf's text format.
@@ -6,14 +6,20 @@ That is `serving_client_conf.prototxt` and `serving_server_conf.prototxt`, a `Ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from google.protobuf import text_format
 
-from pipeline.errors import InitError
-from pipeline.proto.general_model import dtype_of
+from pipeline.errors import InitError, PayloadTypeError
+from pipeline.predictors.base import Dim, TensorSpec
+from pipeline.predictors.signature import ModelSignature
+from pipeline.proto.general_model import dtype_of, elem_type_of, value_to_tensor
 from pipeline.proto.general_model_config_pb2 import FeedVar, FetchVar, GeneralModelConfig
 
 CLIENT_FILE = "serving_client_conf.prototxt"
@@ -125,3 +131,98 @@ def _type_problem(var: Var) -> str:
     except ValueError as error:
         return f"({var.alias!r}): {error}"
     return ""
+
+
+# Writing --------------------------------------------------------------------------------------
+
+
+def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelConf:
+    """What clients have to know of a model that is loaded.
+
+    Types and shapes are the model's own, as is what it answers: the outputs that are fetched by
+    default.
+
+    Args:
+        signature: of the model.
+        names: says the aliases, and where there is LoD; None, or none for a variable: clients
+            use the name that the signature has.
+
+    Raises:
+        InitError: the general model service cannot carry the type of an input or output.
+    """
+    feeds, fetches = (names.feeds, names.fetches) if names else ((), ())
+    outputs = {spec.name: spec for spec in signature.outputs}
+    fetched = [outputs[name] for name in signature.fetch_names]
+    return ModelConf(
+        feeds=_described(signature, "input", signature.inputs, feeds, elem_type_of),
+        fetches=_described(signature, "output", fetched, fetches, _answered_as),
+    )
+
+
+def write_client_conf(folder: Path, conf: ModelConf) -> None:
+    """Write `conf` into a folder that is there; whoever reads meanwhile gets the old or the new.
+
+    Raises:
+        InitError: it cannot be written.
+    """
+    draft = folder / f".{CLIENT_FILE}.{secrets.token_hex(8)}"
+    try:
+        try:
+            draft.write_text(model_conf_text(conf), encoding="utf-8")
+            os.replace(draft, folder / CLIENT_FILE)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise InitError(f"{folder / CLIENT_FILE} cannot be written: {error}") from error
+
+
+def model_conf_text(conf: ModelConf) -> str:
+    """`conf` as `read_model_conf` reads it from a file (UTF-8)."""
+    config = GeneralModelConfig(
+        feed_var=[FeedVar(feed_type=var.elem_type, **_common(var)) for var in conf.feeds],
+        fetch_var=[FetchVar(fetch_type=var.elem_type, **_common(var)) for var in conf.fetches],
+    )
+    return text_format.MessageToString(config, as_utf8=True)
+
+
+def _common(var: Var) -> dict[str, Any]:
+    """The fields that both kinds of variables have."""
+    return {
+        "name": var.name,
+        "alias_name": var.alias,
+        "is_lod_tensor": var.is_lod,
+        "shape": var.shape,
+    }
+
+
+def _described(
+    signature: ModelSignature,
+    kind: str,
+    specs: Iterable[TensorSpec],
+    given: Sequence[Var],
+    number_of: Callable[[np.dtype[Any]], int],
+) -> tuple[Var, ...]:
+    known = {var.name: var for var in given} | {var.alias: var for var in given}
+    found: dict[str, Var] = {}
+    for spec in specs:
+        var = known.get(spec.name) or Var(spec.name, spec.name, False, 0, ())
+        try:
+            elem_type = number_of(spec.dtype)
+        except (ValueError, PayloadTypeError) as error:
+            raise InitError(
+                f"[{signature.model}] the {kind} {spec.name!r} is {spec.dtype}, which has no place "
+                f"in the general model service and so none in its {CLIENT_FILE}: export the model "
+                "with another type there"
+            ) from error
+        shape = var.shape if spec.shape is None else _without_batch(spec.shape)
+        found[var.alias] = replace(var, elem_type=elem_type, shape=shape)
+    return tuple(found.values())
+
+
+def _without_batch(shape: Sequence[Dim]) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) else -1 for dim in shape[1:])
+
+
+def _answered_as(dtype: np.dtype[Any]) -> int:
+    """The elem_type of an answer: some types travel as wider ones."""
+    return value_to_tensor("", "", np.empty(0, dtype)).elem_type

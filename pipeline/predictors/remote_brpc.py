@@ -89,7 +89,8 @@ def connect(model: RemoteModel) -> BrpcPredictor:
     if model.client_config is None:
         raise InitError(
             f"op.{model.name}.client_config: a brpc client needs the model's "
-            "serving_client_conf.prototxt, or the folder that holds it"
+            "serving_client_conf.prototxt, or the folder that holds it; `python -m "
+            "pipeline.serve --write_client_conf DIR` writes one"
         )
     messages = GeneralModel(read_model_conf(model.client_config), model.name, model.fetch_list)
     channel = BrpcChannel(model.name, model.endpoints, addresses)

@@ -1,22 +1,30 @@
-"""Client configurations: what Paddle Serving writes is read, mistakes are said with their place."""
+"""Client configurations: read with mistakes said in their place, and written for a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InitError
+from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import (
     CLIENT_FILE,
     SERVER_FILE,
     ModelConf,
     Var,
+    conf_of,
+    model_conf_text,
     read_model_conf,
+    write_client_conf,
 )
+from pipeline.predictors.signature import ModelSignature
+from pipeline.proto.general_model import ElemType
 from pipeline.proto.general_model_config_pb2 import FeedVar, FetchVar, GeneralModelConfig
 
 IMDB = """\
@@ -161,3 +169,115 @@ def test_whatever_a_file_holds_nothing_but_an_init_error_comes(
     file.write_text(text, encoding="utf-8", newline="")
     with pytest.raises(InitError):
         read_model_conf(file)
+
+
+# Writing --------------------------------------------------------------------------------------
+
+INT32S = st.integers(-(2**31), 2**31 - 1)
+
+
+def variables(elem_types: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[Var, ...]]:
+    var = st.builds(
+        Var, st.text(), NAMES, st.booleans(), elem_types, st.lists(INT32S, max_size=4).map(tuple)
+    )
+    return st.lists(var, min_size=1, max_size=4, unique_by=lambda var: var.alias).map(tuple)
+
+
+@given(st.builds(ModelConf, variables(st.sampled_from(ElemType)), variables(INT32S)))
+def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, conf: ModelConf):
+    file = tmp_path_factory.getbasetemp() / "written_by_us.prototxt"
+    file.write_text(model_conf_text(conf), encoding="utf-8")
+    assert read_model_conf(file) == conf
+
+
+def spec(name: str, kind: object, *shape: int | str | None) -> TensorSpec:
+    return TensorSpec(name, np.dtype(kind), shape or None)
+
+
+def test_a_model_without_a_configuration_is_described_by_its_signature():
+    signature = ModelSignature(
+        "m",
+        [spec("image", "f4", "n", 3, None, "w"), spec("text", object, None), spec("any", "?")],
+        [spec("ids", "i8", None, 5), spec("half", ml_dtypes.bfloat16, 1)],
+    )
+    assert conf_of(signature) == ModelConf(
+        feeds=(
+            Var("image", "image", False, ElemType.FP32, (3, -1, -1)),
+            Var("text", "text", False, ElemType.STRING, ()),
+            Var("any", "any", False, ElemType.BOOL, ()),
+        ),
+        fetches=(
+            Var("ids", "ids", False, ElemType.INT64, (5,)),
+            Var("half", "half", False, ElemType.BF16, ()),
+        ),
+    )
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the model's own names", "aliases"])
+def test_names_and_lod_are_the_configuration_s_types_and_shapes_the_model_s(own: bool):
+    given = ModelConf(
+        feeds=(Var("words", "ids", True, ElemType.FP32, (7,)), Var("b", "bb", False, 0, (9,))),
+        fetches=(PREDICTION, Var("other", "another", False, 1, ())),
+    )
+    word, result = ("words", "fc_2.tmp_2") if own else ("ids", "prediction")
+    signature = ModelSignature(
+        "m", [spec("b", "i4"), spec(word, "i8", None, 1)], [spec(result, "f8", None, 4)]
+    )
+    assert conf_of(signature, given) == ModelConf(
+        feeds=(
+            Var("b", "bb", False, ElemType.INT32, (9,)),
+            Var("words", "ids", True, ElemType.INT64, (1,)),
+        ),
+        fetches=(Var("fc_2.tmp_2", "prediction", False, ElemType.FP64, (4,)),),
+    )
+
+
+def test_only_what_the_service_answers_is_described():
+    outputs = [spec(name, "f4") for name in ("y", "the_y", "z", "x")]
+    signature = ModelSignature("m", [spec("x", "f4")], outputs, ["z", "y", "z", "the_y"])
+    given = ModelConf((), (Var("y", "the_y", False, 1, ()), Var("x", "the_x", False, 1, ())))
+    assert [var.alias for var in conf_of(signature, given).fetches] == ["z", "the_y"]
+
+
+def test_an_answer_s_type_is_the_one_it_travels_in():
+    outputs = [spec("u2", "u2"), spec("u4", "u4"), spec("u8", "u8")]
+    conf = conf_of(ModelSignature("m", [spec("x", "f4")], outputs))
+    assert [var.elem_type for var in conf.fetches] == [
+        ElemType.INT32,
+        ElemType.INT64,
+        ElemType.INT64,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("signature", "text"),
+    [
+        (ModelSignature("m", [spec("x", "u4")], []), "the input 'x' is uint32, "),
+        (
+            ModelSignature("m", [], [spec("y", ml_dtypes.float8_e5m2)]),
+            "the output 'y' is float8_e5m2, ",
+        ),
+    ],
+    ids=["input", "output"],
+)
+def test_a_type_that_the_service_cannot_carry_is_named(signature: ModelSignature, text: str):
+    with pytest.raises(InitError, match=f"^\\[m\\] {text}"):
+        conf_of(signature)
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path):
+    for alias in ("old", "new"):
+        conf = ModelConf((Var("x", alias, False, 1, ()),), (PREDICTION,))
+        write_client_conf(tmp_path, conf)
+        assert read_model_conf(tmp_path) == conf
+        assert [file.name for file in tmp_path.iterdir()] == [CLIENT_FILE]
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path):
+    conf = ModelConf((WORDS,), (PREDICTION,))
+    with pytest.raises(InitError, match=f"no/{CLIENT_FILE} cannot be written: "):
+        write_client_conf(tmp_path / "no", conf)
+    (tmp_path / CLIENT_FILE).mkdir()
+    with pytest.raises(InitError, match="cannot be written"):
+        write_client_conf(tmp_path, conf)
+    assert [file.name for file in tmp_path.iterdir()] == [CLIENT_FILE]
