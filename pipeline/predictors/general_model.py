@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError, PayloadTypeError, PredictorError
+from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
-from pipeline.predictors.model_conf import ModelConf, Var
+from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
+from pipeline.predictors.remote import RemoteModel
 from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.baidu_std import WireError
 from pipeline.proto.general_model import dtype_of, lod_of, put_value, tensor_to_array
@@ -21,6 +22,21 @@ from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Ten
 _LOD = ".lod"
 _ANY_DTYPE = np.dtype(object)
 _SHOWN = 16
+
+
+def described_by_client_config(model: RemoteModel) -> GeneralModel:
+    """The model as its client configuration describes it.
+
+    Raises:
+        InitError: there is no configuration, or it cannot be read.
+    """
+    if model.client_config is None:
+        raise InitError(
+            f"op.{model.name}.client_config: client_type {model.client_type} needs the model's "
+            "serving_client_conf.prototxt, or the folder that holds it; `python -m "
+            "pipeline.serve --write_client_conf DIR` writes one"
+        )
+    return GeneralModel(read_model_conf(model.client_config), model.name, model.fetch_list)
 
 
 class GeneralModel:

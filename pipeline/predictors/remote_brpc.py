@@ -12,8 +12,7 @@ from google.protobuf.message import EncodeError
 from pipeline.deadline import time_left
 from pipeline.errors import ConfigError, InitError, InputError
 from pipeline.predictors.brpc_channel import BrpcChannel
-from pipeline.predictors.general_model import GeneralModel
-from pipeline.predictors.model_conf import read_model_conf
+from pipeline.predictors.general_model import GeneralModel, described_by_client_config
 from pipeline.predictors.remote import RemoteModel
 from pipeline.predictors.signature import refuse_unknown_arguments
 from pipeline.proto.general_model_pb2 import Response
@@ -86,13 +85,7 @@ def connect(model: RemoteModel) -> BrpcPredictor:
         InitError: no `client_config`, or it cannot be read; no endpoint, or one that is none.
     """
     addresses = _addresses(model)
-    if model.client_config is None:
-        raise InitError(
-            f"op.{model.name}.client_config: a brpc client needs the model's "
-            "serving_client_conf.prototxt, or the folder that holds it; `python -m "
-            "pipeline.serve --write_client_conf DIR` writes one"
-        )
-    messages = GeneralModel(read_model_conf(model.client_config), model.name, model.fetch_list)
+    messages = described_by_client_config(model)
     channel = BrpcChannel(model.name, model.endpoints, addresses)
     for problem in channel.connect(_FIRST_LOOK_S):
         _LOGGER.warning("[%s] no server at %s", model.name, problem)

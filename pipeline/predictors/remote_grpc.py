@@ -7,10 +7,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from pipeline.errors import InitError
-from pipeline.predictors.general_model import GeneralModel
+from pipeline.predictors.general_model import GeneralModel, described_by_client_config
 from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel, Method
-from pipeline.predictors.model_conf import read_model_conf
 from pipeline.predictors.remote import RemoteModel
 from pipeline.predictors.signature import refuse_unknown_arguments
 from pipeline.proto.baidu_std import SERVICE
@@ -62,13 +60,7 @@ def connect(model: RemoteModel) -> GrpcPredictor:
     Raises:
         InitError: the prototxt is missing or wrong, or an endpoint is no "host:port".
     """
-    if model.client_config is None:
-        raise InitError(
-            f"op.{model.name}.client_config: client_type grpc needs the model's client prototxt "
-            "(serving_client_conf.prototxt) or its folder"
-        )
-    conf = read_model_conf(model.client_config)
-    described = GeneralModel(conf, model.name, model.fetch_list)
+    described = described_by_client_config(model)
     channel = GrpcChannel(model)
     channel.warn_if_down()
     inference = channel.method(f"/{SERVICE}/inference")
