@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench soak chaos interop proto clean
+.PHONY: demo ocr test bench soak chaos interop proto clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
 demo: $(READY)
 	$(BIN)/python examples/imdb_ensemble/demo.py $(CONFIG)
+
+# CONFIG=config_paddle.yml: the same models on Paddle, in processes.
+ocr: $(READY)
+	cd examples/ocr && $(CURDIR)/$(BIN)/python demo.py --config $(CONFIG)
 
 test: $(READY)
 	$(BIN)/ruff format --check .
@@ -39,7 +43,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 # Only for the models in them: what they would bring along is another OpenCV.
-	$(BIN)/python -m pip install --quiet --no-deps rapidocr-onnxruntime==1.4.4 rapidocr-paddle==1.4.5
+	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python \
+		rapidocr-onnxruntime==1.4.4 rapidocr-paddle==1.4.5
 	touch $@
 
 clean:

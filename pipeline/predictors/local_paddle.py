@@ -184,6 +184,8 @@ class _Runner:
             result[name] = handle.copy_to_cpu()
             if levels := handle.lod():
                 result[name + LOD] = np.array(levels[0], np.int32)
+        # Else the memory of every shape that was ever fed is kept: 4.4 GB for the lines of a page.
+        self._predictor.clear_intermediate_tensor()
         return result
 
     def _set_lod(self, name: str, handle: Any, lod: list[list[int]] | None) -> None:

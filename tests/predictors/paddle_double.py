@@ -74,6 +74,7 @@ class FakePredictor:
         self.number = next(self.numbers)
         self.watch = watch
         self.values, self.lods = {}, {}
+        self.cleared = 0
 
     def get_input_names(self):
         return ["x"]
@@ -88,6 +89,10 @@ class FakePredictor:
 
     def clone(self):
         return FakePredictor(self.watch, self.numbers)
+
+    def clear_intermediate_tensor(self):
+        self.values.pop("y")  # it was copied before, or it is gone
+        self.cleared += 1
 
     def run(self):
         self.watch(self)

@@ -70,6 +70,15 @@ def test_offsets_go_in_and_come_out_and_do_not_stay(path):
     assert list(predictor.predict({"x": rows([1, 2])})) == ["y"]
 
 
+def test_no_memory_of_a_run_is_kept_for_its_shape(path):
+    paddle = FakePaddle()
+    predictor = loaded(path, paddle)
+    runs = paddle.predictor.cleared
+    for count in (1, 2, 3):
+        assert len(predictor.predict({"x": rows(*[[1, 2]] * count)})["y"]) == count
+        assert paddle.predictor.cleared == runs + count
+
+
 def test_the_first_run_is_made_at_start_where_the_shape_is_known(path):
     paddle = FakePaddle()
     loaded(path, paddle)

@@ -1,0 +1,64 @@
+"""How a page lies, and the order in which it is read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TALL = 1.5  # height over width of a box whose text runs downwards, where the rest does not say
+SAME_ROW = 0.5  # of a box's height: how far its centre may lie from its row's
+
+
+def along_the_text(boxes: np.ndarray) -> np.ndarray:
+    """The boxes with their corners turned so that text in tall ones runs downwards.
+
+    On a page that lies on its side, short words too are taken for turned.
+    """
+    widths, heights = _sides(boxes)
+    lies = heights[heights > TALL * widths].sum() > widths[widths > TALL * heights].sum()
+    tall = heights > widths * (1 / TALL if lies else TALL)
+    return np.where(tall[:, np.newaxis, np.newaxis], np.roll(boxes, -1, axis=1), boxes)
+
+
+def upside_down(boxes: np.ndarray) -> np.ndarray:
+    """The boxes for text that stands on its head."""
+    return np.roll(boxes, 2, axis=1)
+
+
+def longest(boxes: np.ndarray, number: int) -> np.ndarray:
+    """The so many boxes with the longest lines."""
+    widths, heights = _sides(boxes)
+    return boxes[(heights / widths.clip(1)).argsort(kind="stable")[:number]]
+
+
+def reading_order(boxes: np.ndarray) -> list[int]:
+    """Places of the boxes, rows from the first to the last, each from its start to its end.
+
+    Rows run as the text does, on a page that is slightly turned, or lies on its side, too.
+    Columns are not told apart.
+    """
+    if not len(boxes):
+        return []
+    along, across, heights = _by_the_text(boxes)
+    rows: list[list[int]] = []
+    for index in map(int, across.argsort(kind="stable")):
+        last = rows[-1][-1] if rows else index
+        same = SAME_ROW * min(heights[index], heights[last])
+        if rows and across[index] - across[last] < same:
+            rows[-1].append(index)
+        else:
+            rows.append([index])
+    return [index for row in rows for index in sorted(row, key=lambda place: along[place])]
+
+
+def _by_the_text(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Centres along the lines and across them, and heights, float [n] each."""
+    widths, heights = _sides(boxes)
+    directions = (boxes[:, 1] - boxes[:, 0])[widths >= np.median(widths)]
+    x_way, y_way = np.median(directions / np.hypot(*directions.T)[:, np.newaxis], axis=0)
+    x, y = boxes.mean(axis=1).T
+    return x * x_way + y * y_way, y * x_way - x * y_way, heights
+
+
+def _sides(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of the sides along the text, and across it, float [n] each."""
+    return np.hypot(*(boxes[:, 1] - boxes[:, 0]).T), np.hypot(*(boxes[:, 3] - boxes[:, 0]).T)
