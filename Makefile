@@ -23,6 +23,8 @@ test: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]' || echo "mosec could not be installed: not measured"
 	$(BIN)/python -m benchmarks
+	cd examples/ocr && for config in config.yml config_paddle.yml; do \
+		$(CURDIR)/$(BIN)/python benchmark.py --config $$config || exit 1; done
 
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak

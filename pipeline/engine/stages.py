@@ -213,12 +213,14 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """When nobody waits for the call any more, in `time.monotonic`; None: never."""
-        limits = [self.samples[index].deadline for index in call.samples]
-        last = None if None in limits else max(limits)
-        if op.timeout_s is None:
-            return last
-        attempt_ends = time.monotonic() + op.timeout_s
-        return attempt_ends if last is None else min(attempt_ends, last)
+        attempt_ends = None if op.timeout_s is None else time.monotonic() + op.timeout_s
+        last = 0.0
+        for index in call.samples:
+            deadline: float | None = self.samples[index].deadline
+            if deadline is None:  # as nearly always
+                return attempt_ends
+            last = max(last, deadline)
+        return last if attempt_ends is None else min(attempt_ends, last)
 
     def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
         if isinstance(error, ProductError):
