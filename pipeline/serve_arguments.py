@@ -123,8 +123,9 @@ def _local_service_conf(given: argparse.Namespace) -> dict[str, Any]:
         "device_type": _device_type(given, cards),
         "precision": given.precision,
         "use_calib": given.use_calib,
-        "use_mkldnn": given.use_mkl,
-        "ir_optim": given.ir_optim or given.use_trt or given.use_mkl,
+        # None: the engine decides. False would switch off what Paddle has on by itself.
+        "use_mkldnn": given.use_mkl or None,
+        "ir_optim": given.ir_optim or given.use_trt or given.use_mkl or None,
         "mem_optim": not given.mem_optim_off,
         "min_subgraph_size": given.min_subgraph_size,
         **more,

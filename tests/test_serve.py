@@ -405,6 +405,18 @@ def test_the_predecessors_flags_are_understood(tmp_path):
     assert [note.partition(" ")[0] for note in settings.notes] == ["--workdir", "--op_num"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "use_mkldnn", "ir_optim"),
+    [([], None, None), (["--ir_optim"], None, True), (["--use_mkl"], True, True)],
+)
+def test_what_no_flag_asks_for_is_left_to_the_engine(tmp_path, flags, use_mkldnn, ir_optim):
+    """An explicit False switches oneDNN off, which makes Paddle several times slower."""
+    model = str(save_model(tmp_path / "toy"))
+    op = read_arguments(["--model", model, *flags]).config["op"]["model"]
+    local = op["local_service_conf"]
+    assert (local["use_mkldnn"], local["ir_optim"]) == (use_mkldnn, ir_optim)
+
+
 def test_paddle_models_run_in_processes_one_a_card(tmp_path):
     for name in ("m.pdmodel", "m.pdiparams"):
         (tmp_path / name).touch()
