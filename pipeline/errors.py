@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
+_MOST_CHARACTERS = 400  # of what another library says
+
 
 class ErrorCode(enum.IntEnum):
     """Values of `Response.err_no`. 51-99 are free for products; any int32 is passed through."""
@@ -196,6 +198,12 @@ def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
 def utf8_text(text: str) -> str:
     """`text` as the wire can hold it: names of files that are no UTF-8 are str that it cannot."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(text: str) -> str:
+    """`text` of somebody else's error, short enough for an answer and a log."""
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
 def error_from_fields(name: str, code: int, text: str) -> PipelineError:

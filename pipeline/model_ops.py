@@ -18,14 +18,15 @@ from pipeline.predictors.model_conf import (
     conf_of,
     write_client_conf,
 )
+from pipeline.predictors.signature import LOD
 from pipeline.proto import baidu_std, general_model
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
+from pipeline.proto.packed import read_varint
 
 ENGINE_NAME = "general_infer_0"
 """What Paddle Serving calls the only model of a service in its answers."""
 
 _NO_CONF = ModelConf((), ())
-_LOD = ".lod"
 _LENGTH_PREFIXED = 2  # the wire type
 _LOG_ID_TAG = 4 << 3  # a varint
 
@@ -46,8 +47,8 @@ def log_id_of(message: bytes) -> int:
     found = at = 0
     try:
         while at < len(message):
-            tag, at = _varint(message, at)
-            value, at = _varint(message, at)
+            tag, at = read_varint(message, at)
+            value, at = read_varint(message, at)
             if tag == _LOG_ID_TAG:
                 found = value % 2**64
             elif tag & 7 == _LENGTH_PREFIXED:
@@ -55,16 +56,6 @@ def log_id_of(message: bytes) -> int:
     except IndexError:
         return 0
     return found
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """(value, where it ends)"""
-    value = shift = 0
-    while (byte := message[at]) & 0x80 and shift < 63:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-    return value | byte << shift, at + 1
 
 
 class CallOp(RequestOp):
@@ -140,7 +131,7 @@ class ModelOp(Op):
             except baidu_std.WireError as error:
                 raise _refused(str(error)) from error
             if lod is not None:
-                feed[f"{name}{_LOD}"] = lod
+                feed[f"{name}{LOD}"] = lod
         missing = [name for name in self.right_feed_names if name not in feed]
         if missing:
             raise _refused(f"no tensor for feed {', '.join(map(repr, missing))}")
@@ -156,7 +147,7 @@ class ModelOp(Op):
         response = Response(log_id=self._request.log_id)
         output = response.outputs.add(engine_name=ENGINE_NAME)
         for name in self._wanted or self.right_fetch_names:
-            lod = fetch_data.get(f"{name}{_LOD}")
+            lod = fetch_data.get(f"{name}{LOD}")
             general_model.put_value(
                 output.tensor.add(), *self._written[name], fetch_data[name], lod
             )

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from pipeline.connecting import ModelServiceAddress, resolved
-from pipeline.engine.workers.supervision import Place
+from pipeline.engine.workers.supervision import Place, signal_name
 from pipeline.errors import InitError
 from pipeline.op import Op
 from pipeline.serve_arguments import READY
@@ -301,7 +301,7 @@ class _Process:
         self._life.close()
         self._child.stderr.close()
         self._log.close()
-        how = f"exited with code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
         self._on_end(how, self._log.last_line)
 
 
@@ -372,10 +372,3 @@ def _run(
         pass_fds=fds,
         start_new_session=True,  # Ctrl-C is for the server, whose requests still need us
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -29,7 +29,7 @@ from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
 from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.op import configure_op
-from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, read_model_conf
+from pipeline.predictors.model_conf import conf_beside
 from pipeline.serve_arguments import MODEL, READY, ServeSettings, read_arguments
 from pipeline.server import serve_until_signalled
 from pipeline.service import Outside, Service
@@ -81,7 +81,7 @@ def serve(settings: ServeSettings) -> None:
 
 
 def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
-    conf = _conf_beside(settings.model)
+    conf = conf_beside(settings.model)
     op = ModelOp(MODEL, conf, config.max_message_bytes, settings.client_conf)
     op.dynamic_shape_info = settings.dynamic_shapes
     graph = build_graph(AnswerOp(op))
@@ -97,11 +97,6 @@ def _make_folder(folder: Path | None) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InitError(f"--write_client_conf: {folder} cannot be made: {error}.") from error
-
-
-def _conf_beside(model: Path) -> ModelConf | None:
-    file = (model if model.is_dir() else model.parent) / SERVER_FILE
-    return read_model_conf(file) if file.is_file() else None
 
 
 def _listener(settings: ServeSettings) -> socket.socket:

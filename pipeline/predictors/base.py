@@ -17,12 +17,15 @@ from pipeline.errors import InitError
 Dim = int | str | None
 """One dimension of a tensor: fixed (int), dynamic with a name (str), or dynamic (None)."""
 
+TEXT = np.dtype(object)
+"""The dtype of tensors of text."""
+
 _SHOWN_FILES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output of a model. `dtype` object means text; `shape` None: any rank."""
+    """One input or output of a model. `dtype` is TEXT for text; `shape` None: any rank."""
 
     name: str
     dtype: np.dtype[Any]

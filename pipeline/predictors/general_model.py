@@ -14,12 +14,11 @@ from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorEr
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
 from pipeline.predictors.remote import RemoteModel
-from pipeline.predictors.signature import ModelSignature
+from pipeline.predictors.signature import LOD, ModelSignature, are_offsets, only_feed
 from pipeline.proto.baidu_std import WireError
 from pipeline.proto.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 
-_LOD = ".lod"
 _ANY_DTYPE = np.dtype(object)
 _SHOWN = 16
 
@@ -91,8 +90,8 @@ class GeneralModel:
             PayloadTypeError: a value is neither ndarray nor list of str, or cannot be sent.
         """
         fetched = self._signature.fetch(fetch)
-        arrays = self._signature.feed(feed, batch)
-        given = feed if isinstance(feed, Mapping) else feed[0]
+        given = only_feed(self._model, feed)
+        arrays = self._signature.feed(given, batch)
         request = Request(fetch_var_names=fetched, log_id=log_id % 2**64)
         for var in self._feeds:
             self._put(request.tensor.add(), var, arrays[var.alias], given)
@@ -128,7 +127,7 @@ class GeneralModel:
                 f"[{self._model}] feed {var.alias!r} is empty (shape {array.shape}), "
                 "which the model's server cannot take"
             )
-        lod_name = var.alias + _LOD
+        lod_name = var.alias + LOD
         lod = None
         if lod_name in feed and lod_name not in self.feed_names:
             lod = self._offsets(lod_name, feed[lod_name], array)
@@ -146,12 +145,11 @@ class GeneralModel:
         if offsets is None:
             return None
         length = len(array) if array.ndim else 0
-        whole = offsets.dtype.kind in "iu"
-        if whole and offsets[0] == 0 and offsets[-1] == length and (np.diff(offsets) >= 0).all():
+        if are_offsets(offsets, length):
             return offsets
         raise InputError(
             f"[{self._model}] feed {name!r} is {offsets[:_SHOWN].tolist()}: offsets ascend from 0 "
-            f"to the length of {name.removesuffix(_LOD)!r}, which is {length} "
+            f"to the length of {name.removesuffix(LOD)!r}, which is {length} "
             f"(shape {array.shape}; batch=False adds a first axis)"
         )
 
@@ -177,4 +175,4 @@ def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
     yield name, tensor_to_array(tensor)
     lod = lod_of(tensor)
     if lod is not None:
-        yield name + _LOD, lod
+        yield name + LOD, lod

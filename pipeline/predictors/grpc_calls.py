@@ -19,6 +19,7 @@ from pipeline.errors import (
     PipelineError,
     PredictorError,
     PredictorUnavailableError,
+    one_line,
 )
 from pipeline.predictors.remote import RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
@@ -29,7 +30,6 @@ _LOGGER = logging.getLogger(__name__)
 _FIRST_LOOK_S = 2.0  # for servers to answer at start, before a warning says that none does
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_SHOWN_CHARACTERS = 400
 
 _Question = TypeVar("_Question")
 _Answer = TypeVar("_Answer")
@@ -172,8 +172,7 @@ class GrpcChannel:
 
 def brief(error: grpc.RpcError) -> str:
     """What the server or gRPC says about an error, in one line short enough for an answer."""
-    text = " ".join(str(error.details()).split())
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return one_line(str(error.details()))
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:

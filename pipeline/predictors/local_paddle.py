@@ -13,20 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ClosedError, InitError, InputError, PredictorError
-from pipeline.predictors.base import Device, LocalModel
-from pipeline.predictors.model_conf import SERVER_FILE, read_model_conf
+from pipeline.errors import ClosedError, InitError, InputError, PredictorError, one_line
+from pipeline.predictors.base import TEXT, Device, LocalModel
+from pipeline.predictors.model_conf import conf_beside
 from pipeline.predictors.paddle_config import check_device, check_quantized, configure
 from pipeline.predictors.paddle_files import ModelFiles, find_weights
-from pipeline.predictors.paddle_interface import LOD, Interface, interface, offsets
+from pipeline.predictors.paddle_interface import Interface, interface, offsets
 from pipeline.predictors.paddle_manners import undisturbed
 from pipeline.predictors.paddle_program import read_program
-from pipeline.predictors.signature import refuse_unknown_arguments
+from pipeline.predictors.signature import LOD, only_feed, refuse_unknown_arguments
 
 _LOGGER = logging.getLogger(__name__)
-
-_SHOWN_CHARACTERS = 400
-_TEXT = np.dtype(object)
 
 # Paddle's errors: a stack of C++, a headline, then what the user can use.
 _BEFORE_SUMMARY = re.compile(r".*Error Message Summary:\s*-+", re.S)
@@ -76,7 +73,7 @@ class PaddlePredictor:
         if self._root is None:
             raise ClosedError(f"[{self.signature.model}] the predictor is closed")
         names = self.signature.fetch(fetch)
-        feed = self._face.by_alias(self._single(feed))
+        feed = self._face.by_alias(only_feed(self.signature.model, feed))
         arrays = self.signature.feed(feed, batch)
         self._refuse_empty(arrays)
         lods = {
@@ -100,7 +97,7 @@ class PaddlePredictor:
             first, *others = spec.shape or (None,)
             shape = (1 if first is None else first, *others) if spec.shape else ()
             fixed = tuple(dim for dim in shape if isinstance(dim, int))
-            if spec.dtype == _TEXT or len(fixed) < len(shape):
+            if spec.dtype == TEXT or len(fixed) < len(shape):
                 return
             arrays[spec.name] = np.zeros(fixed, spec.dtype)
         try:
@@ -122,11 +119,6 @@ class PaddlePredictor:
                     f"[{self.signature.model}] feed {name!r} is empty, its shape is "
                     f"{array.shape}: Paddle cannot be run on nothing, skip the call"
                 )
-
-    @staticmethod
-    def _single(feed: Any) -> Any:
-        """The dict of a list that holds only it; anything else is for the signature to refuse."""
-        return feed[0] if isinstance(feed, (list, tuple)) and len(feed) == 1 else feed
 
     @contextmanager
     def _runner(self) -> Iterator[_Runner]:
@@ -200,7 +192,7 @@ class _Runner:
 
 def _as_fed(array: np.ndarray) -> Any:
     """What Paddle takes: text as a list; of an array not in C order it mistakes the type."""
-    if array.dtype == _TEXT:
+    if array.dtype == TEXT:
         return array.reshape(-1).tolist()
     return array if array.flags.c_contiguous else array.copy()
 
@@ -220,8 +212,7 @@ def load(model: LocalModel, device: Device, paddle: Any = None) -> PaddlePredict
     path = Path(model.model_path)
     program = read_program(path)
     files = find_weights(path, program)
-    conf_file = path.parent / SERVER_FILE
-    conf = read_model_conf(conf_file) if conf_file.is_file() else None
+    conf = conf_beside(path)
     if paddle is None:
         paddle = _import_paddle(path.name)
     check_device(paddle, path.name, model, device)
@@ -268,5 +259,4 @@ def _refusals(files: ModelFiles) -> Iterator[None]:
 def brief(error: Exception) -> str:
     """One line of Paddle's error that is short enough for an answer and a log."""
     text = _BEFORE_SUMMARY.sub("", str(error))
-    text = " ".join(_PLACE_IN_PADDLE.sub("", text).split()) or type(error).__name__
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return one_line(_PLACE_IN_PADDLE.sub("", text)) or type(error).__name__

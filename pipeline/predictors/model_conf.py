@@ -73,6 +73,16 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
     )
 
 
+def conf_beside(model: Path) -> ModelConf | None:
+    """The server's configuration in a model's folder, or beside its file; None: there is none.
+
+    Raises:
+        InitError: as `read_model_conf`.
+    """
+    file = (model if model.is_dir() else model.parent) / SERVER_FILE
+    return read_model_conf(file) if file.is_file() else None
+
+
 def _file(path: Path, file_name: str) -> Path:
     file = path / file_name if path.is_dir() else path
     if not file.is_file():

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.errors import InitError
-from pipeline.predictors.onnx_tensors import ELEMENT_TYPES, TEXT
+from pipeline.predictors.base import TEXT
+from pipeline.predictors.onnx_tensors import ELEMENT_TYPES
 from pipeline.predictors.signature import ModelSignature
 
 Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], Sequence[np.ndarray]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_SHOWN_CHARACTERS = 400
+from pipeline.errors import one_line
+
 _LFS_POINTER = b"version https://git-lfs"
 
 _NO_MODEL = (
@@ -65,8 +66,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 def brief(error: Exception) -> str:
     """One line that is short enough for an answer and a log."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return one_line(str(error)) or type(error).__name__
 
 
 def why_it_does_not_load(path: Path, error: Exception) -> str:

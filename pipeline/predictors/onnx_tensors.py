@@ -8,9 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import TensorSpec
-
-TEXT = np.dtype(object)
+from pipeline.predictors.base import TEXT, TensorSpec
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),

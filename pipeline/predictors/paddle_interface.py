@@ -17,7 +17,7 @@ from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.paddle_program import Program
-from pipeline.predictors.signature import ModelSignature
+from pipeline.predictors.signature import LOD, ModelSignature, are_offsets
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -26,9 +26,6 @@ _FED = frozenset(
     for kind in ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64", "O")
 )
 """What `paddle.inference` takes from numpy, and text."""
-
-LOD = ".lod"
-"""The offsets of `x` are fed, and answered, under the name `x.lod`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +153,7 @@ def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
     except ValueError:  # lists of lists of unequal length
         found = np.empty(0, object)
     flat = found.reshape(-1)
-    is_right = (
-        flat.dtype.kind in "iu"
-        and flat.size > 0
-        and flat[0] == 0
-        and flat[-1] == rows
-        and not (flat[1:] < flat[:-1]).any()
-    )
-    if not is_right:
+    if not are_offsets(flat, rows):
         raise InputError(
             f"[{model}] feed {name + LOD!r} must be the starts of the sequences in {name!r}, "
             f"ascending, from 0 to its {rows} rows, but get {str(value)[:100]}"

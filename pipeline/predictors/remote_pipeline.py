@@ -11,13 +11,11 @@ from google.protobuf.message import DecodeError
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
 from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.remote import RemoteModel
-from pipeline.predictors.signature import only_feed, refuse_unknown_arguments
+from pipeline.predictors.signature import LOD, only_feed, refuse_unknown_arguments
 from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import own_ip
-
-_LOD_SUFFIX = ".lod"
 
 
 class PipelinePredictor:
@@ -110,7 +108,7 @@ def _names(fetch: Sequence[str] | None) -> Sequence[str]:
 
 
 def _with_batch_axis(name: str, value: Any) -> Any:
-    if str(name).endswith(_LOD_SUFFIX):
+    if str(name).endswith(LOD):
         return value
     if isinstance(value, np.ndarray):
         return value[np.newaxis]
@@ -135,7 +133,7 @@ def _results(response: Response, names: Sequence[str]) -> dict[str, Any]:
 
 def _is_lod(name: str, tensors: Any) -> bool:
     """Whether `name` is the LoD of a result, which comes with that result."""
-    return name.endswith(_LOD_SUFFIX) and name.removesuffix(_LOD_SUFFIX) in tensors
+    return name.endswith(LOD) and name.removesuffix(LOD) in tensors
 
 
 def _from_text(text: str) -> Any:

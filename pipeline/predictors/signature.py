@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from pipeline.errors import InitError, InputError, PayloadTypeError
-from pipeline.predictors.base import Dim, TensorSpec
+from pipeline.predictors.base import TEXT, Dim, TensorSpec
 
-_TEXT = np.dtype(object)
+LOD = ".lod"
+"""The level-of-detail offsets of `x` are fed, and answered, under the name `x.lod`."""
+
 _SHOWN_NAMES = 16
 _TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
 
@@ -114,7 +116,7 @@ class ModelSignature:
 
     def _adapted(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
         """`value` as an array of the input's dtype; its shape is not looked at."""
-        if spec.dtype == _TEXT:
+        if spec.dtype == TEXT:
             array = self._as_text(spec, value)
         elif isinstance(value, np.ndarray):
             array = self._as_numbers(spec, np.asarray(value))
@@ -175,14 +177,14 @@ class ModelSignature:
         ) from None
 
     def _refuse_type(self, spec: TensorSpec, value: object) -> NoReturn:
-        wanted = "np.ndarray or list[str]" if spec.dtype == _TEXT else "np.ndarray"
+        wanted = "np.ndarray or list[str]" if spec.dtype == TEXT else "np.ndarray"
         raise PayloadTypeError(
             f"[{self.model}] feed_batch must be npdata: the value of {spec.name!r} must be "
             f"{wanted}, but get {type(value)}"
         )
 
     def _refuse_dtype(self, spec: TensorSpec, value: np.ndarray) -> NoReturn:
-        wanted = "text" if spec.dtype == _TEXT else str(spec.dtype)
+        wanted = "text" if spec.dtype == TEXT else str(spec.dtype)
         raise InputError(
             f"[{self.model}] feed {spec.name!r} has dtype {value.dtype}, which is not cast to "
             f"the model's {wanted}: cast it in preprocess if that loses nothing"
@@ -222,6 +224,17 @@ def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
     return feed
 
 
+def are_offsets(flat: np.ndarray, rows: int) -> bool:
+    """Whether a 1-D array says where each sequence starts, and at last how many rows there are."""
+    return (
+        flat.dtype.kind in "iu"
+        and flat.size > 0
+        and bool(flat[0] == 0)
+        and bool(flat[-1] == rows)
+        and not (flat[1:] < flat[:-1]).any()  # a difference of unsigned numbers is never below 0
+    )
+
+
 def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
     """Let pass the arguments of older clients that change nothing here.
 
@@ -237,7 +250,7 @@ def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
 
 
 def _slot(spec: TensorSpec) -> _Slot:
-    dtype = None if spec.dtype == _TEXT else spec.dtype
+    dtype = None if spec.dtype == TEXT else spec.dtype
     if spec.shape is None:
         return _Slot(spec.name, dtype, _ANY_RANK, (), spec)
     fixed = tuple((axis, dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, int))

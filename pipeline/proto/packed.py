@@ -69,7 +69,7 @@ def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
     at = 0
     while at < len(wire) and wire[at] <= wanted and wire[at] & 7 == _LENGTH_DELIMITED:
         tag = wire[at]
-        length, at = _read_varint(wire, at + 1)
+        length, at = read_varint(wire, at + 1)
         if tag == wanted:
             return at if length == size else None
         at += length
@@ -85,11 +85,14 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(wire: bytes, at: int) -> tuple[int, int]:
-    """The number that starts at `at`, and the position behind it."""
+def read_varint(wire: bytes, at: int) -> tuple[int, int]:
+    """The number that starts at `at`, of some 64 bits, and the position behind it.
+
+    Raises IndexError where the bytes end before the number does.
+    """
     number = shift = 0
-    while wire[at] & 0x80:
-        number |= (wire[at] & 0x7F) << shift
+    while (byte := wire[at]) & 0x80 and shift < 63:
+        number |= (byte & 0x7F) << shift
         shift += 7
         at += 1
-    return number | wire[at] << shift, at + 1
+    return number | byte << shift, at + 1

@@ -182,6 +182,7 @@ def test_the_feed_is_left_as_it_is():
         ({"x": np.ones(3), "x.lod": [0, 2]}, InputError, "length of 'x', which is 3"),
         ({"x": np.ones(3), "x.lod": [1, 3]}, InputError, "ascend from 0"),
         ({"x": np.ones(3), "x.lod": [0, 2, 1, 3]}, InputError, "ascend from 0"),
+        ({"x": np.ones(3), "x.lod": np.array([0, 2, 1, 3], np.uint64)}, InputError, "ascend from"),
         ({"x": np.ones(3), "x.lod": [0.0, 3.0]}, InputError, "ascend from 0"),
         ({"x": np.ones(()), "x.lod": [0, 1]}, InputError, "which is 0"),
         ({"x": np.ones(3), "x.lod": [[0, 1], [2]]}, PayloadTypeError, "'x.lod' is no LoD"),

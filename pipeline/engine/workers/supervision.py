@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import dataclass
 
 STOPPED_S = 1.0  # a process that was stopped (SIGSTOP) may take so long to be continued
@@ -19,6 +20,14 @@ def restart_pause_s(failures: int) -> float:
     if failures < 2:
         return 0.0
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 2, 30))
+
+
+def signal_name(number: int) -> str:
+    """What a signal that ended a process is called."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from pipeline.engine.workers.supervision import signal_name
 from pipeline.engine.workers.zygote_main import MESSAGE_BYTES, Kill, Report, Request, Start
 
 _NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
@@ -27,14 +28,10 @@ def ending_of(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with exit code {code} (os._exit or sys.exit in user code)"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        return f"was killed by signal {-code}"
     if -code == signal.SIGKILL:
         return "was killed by SIGKILL (kill -9, or the system was out of memory)"
     cause = " (a native crash)" if -code in _NATIVE_CRASHES else ""
-    return f"was killed by {name}{cause}"
+    return f"was killed by {signal_name(-code)}{cause}"
 
 
 def reap(pid: int) -> None:
