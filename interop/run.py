@@ -14,8 +14,9 @@ from servers import HERE, Server, build_java
 
 from pipeline.errors import DeadlineError, PredictorError, PredictorUnavailableError
 from pipeline.predictors.brpc_channel import BrpcChannel
+from pipeline.predictors.general_model import GeneralModelPredictor
 from pipeline.predictors.remote import RemoteModel
-from pipeline.predictors.remote_brpc import BrpcPredictor, connect
+from pipeline.predictors.remote_brpc import connect
 
 CONF = HERE / "serving_client_conf.prototxt"
 CHECKS: list[Callable[[Bench], None]] = []
@@ -40,7 +41,7 @@ class Bench:
         self.server.kill()
 
 
-def predictor_to(*endpoints: str) -> BrpcPredictor:
+def predictor_to(*endpoints: str) -> GeneralModelPredictor:
     return connect(RemoteModel("interop", "brpc", endpoints, CONF))
 
 

@@ -5,16 +5,23 @@ Over which connection both travel is not known here: brpc and gRPC carry the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import EncodeError
 
 from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
 from pipeline.predictors.remote import RemoteModel
-from pipeline.predictors.signature import LOD, ModelSignature, are_offsets, only_feed
+from pipeline.predictors.signature import (
+    LOD,
+    ModelSignature,
+    are_offsets,
+    only_feed,
+    refuse_unknown_arguments,
+)
 from pipeline.proto.baidu_std import WireError
 from pipeline.proto.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
@@ -121,6 +128,10 @@ class GeneralModel:
             )
         return results
 
+    def too_large(self, why: Exception) -> InputError:
+        """For a request that cannot be encoded."""
+        return InputError(f"[{self._model}] the request is too large: {why}")
+
     def _put(self, tensor: Tensor, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> None:
         if not array.size:
             raise InputError(
@@ -168,6 +179,57 @@ class GeneralModel:
 
     def _bad_answer(self, what: str) -> PredictorError:
         return PredictorError(f"[{self._model}] the model's server answered {what}")
+
+
+class GeneralModelPredictor:
+    """A model on other servers as a `Predictor`, whichever way they are asked. Safe in threads.
+
+    Args:
+        messages: makes the requests and reads the responses.
+        ask: (an encoded `Request`, its log id, `deadline_s` of the call) -> the response.
+        close: lets go of the connections; calls under way finish.
+    """
+
+    def __init__(
+        self,
+        messages: GeneralModel,
+        ask: Callable[[bytes, int, float | None], Response],
+        close: Callable[[], None],
+    ) -> None:
+        self.feed_names = messages.feed_names
+        self.fetch_names = messages.fetch_names
+        self.close = close
+        self._messages = messages
+        self._ask = ask
+
+    def predict(
+        self,
+        feed: Any,
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+        *,
+        deadline_s: float | None = None,
+        **legacy: Any,
+    ) -> dict[str, Any]:
+        """Have the model run once: see `Predictor.predict`.
+
+        A request may reach a server twice, or two of them, when a connection breaks before the
+        answer.
+
+        Raises:
+            PredictorUnavailableError: no server could be reached, or none takes calls now.
+            DeadlineError: no answer in time.
+        """
+        if legacy:
+            refuse_unknown_arguments(legacy)
+            log_id = log_id or legacy.get("logid", 0)
+        request = self._messages.request(feed, fetch, batch, log_id)
+        try:
+            body = request.SerializeToString()
+        except (EncodeError, ValueError) as error:  # protobuf's limit of 2 GiB
+            raise self._messages.too_large(error) from error
+        return self._messages.result(self._ask(body, log_id, deadline_s), fetch)
 
 
 def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:

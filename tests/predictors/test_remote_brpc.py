@@ -27,8 +27,8 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.base import Predictor
+from pipeline.predictors.general_model import GeneralModelPredictor
 from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
-from pipeline.predictors.remote_brpc import BrpcPredictor
 from pipeline.proto.baidu_std import Frame
 from pipeline.proto.general_model_pb2 import Request, Response
 
@@ -61,9 +61,9 @@ def conf(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def predictor_to(*endpoints: str, conf: Path, **fields: Any) -> Iterator[BrpcPredictor]:
+def predictor_to(*endpoints: str, conf: Path, **fields: Any) -> Iterator[GeneralModelPredictor]:
     predictor = connect_remote_predictor(RemoteModel("rec", "brpc", endpoints, conf, **fields))
-    assert isinstance(predictor, BrpcPredictor)
+    assert isinstance(predictor, GeneralModelPredictor)
     try:
         yield predictor
     finally:

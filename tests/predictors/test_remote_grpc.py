@@ -22,8 +22,8 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
+from pipeline.predictors.general_model import GeneralModelPredictor
 from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
-from pipeline.predictors.remote_grpc import GrpcPredictor
 from pipeline.proto.baidu_std import SERVICE
 from pipeline.proto.general_model_pb2 import Request, Response
 
@@ -65,7 +65,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def connected(conf: Path | None, server: Any, **options: Any) -> Iterator[GrpcPredictor]:
+def connected(conf: Path | None, server: Any, **options: Any) -> Iterator[GeneralModelPredictor]:
     with peer(SERVICE, {"inference": server}) as there:
         model = RemoteModel("uci", "grpc", (there.endpoint,), conf, **options)
         predictor: Any = connect_remote_predictor(model)
@@ -80,6 +80,13 @@ def feed(rows: int = 1) -> dict[str, Any]:
         "x": np.arange(2 * rows, dtype=np.float32).reshape(rows, 2),
         "text": [f"é{row}" for row in range(rows)],
     }
+
+
+def test_the_former_name_of_the_log_id_counts(conf: Path):
+    server = Server()
+    with connected(conf, server) as predictor:
+        predictor.predict(feed(), logid=9)
+    assert [request.log_id for request in server.requests] == [9]
 
 
 def test_arrays_and_text_go_there_and_back(conf: Path):
