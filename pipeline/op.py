@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.proto import codec, pipeline_service_pb2
+from pipeline.tensors import Tensor
 
 if TYPE_CHECKING:
     from pipeline.config import OpConfig
@@ -72,6 +73,8 @@ class Op:
     concurrency_idx: int | None = None
     with_serving: bool = False
     in_a_graph: bool = False
+    input_tensors: Sequence[Tensor] = ()  # for the v2 protocol, see `tensors`
+    output_tensors: Sequence[Tensor] = ()
     is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
     pipeline_config: OpConfig
     concurrency: int
@@ -299,6 +302,10 @@ class RequestOp(Op):
     def has_tensors(self, request: Any) -> bool:
         """Whether the caller speaks tensors, and so is answered with tensors too."""
         return bool(getattr(request, "tensors", None))
+
+    def wants_profile(self, request: Any) -> bool:
+        """Whether the caller asked for a profile of its request."""
+        return PROFILE_KEY in getattr(request, "key", ())
 
     def proto_tensor_2_numpy(self, tensor: pipeline_service_pb2.Tensor) -> tuple[Any, Any]:
         """`(value, lod)` of one tensor; `lod` is a 1-D int32 array, or None."""

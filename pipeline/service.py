@@ -20,6 +20,8 @@ from pipeline.doors.grpc import GrpcDoor, pipeline_service
 from pipeline.doors.http import HttpDoor
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
+from pipeline.engine.request import InFlight
+from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
@@ -33,7 +35,6 @@ from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
 from pipeline.observe.logs import LogSession, RequestLog, configure_logs
 from pipeline.observe.records import LogsHome, replay_bytes
-from pipeline.observe.span import RequestSink, RequestSpan
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ class Service:
             config,
             functools.partial(self._workers_factory, loop),
             loop,
-            request_sinks=[_log_sink(self._request_log)],
+            watchers=self._watchers(self._request_log),
             screen=self._screen,
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
@@ -245,6 +246,15 @@ class Service:
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
 
+    def _watchers(self, log: RequestLog) -> Watchers:
+        def failed(request: InFlight, error: PipelineError) -> None:
+            log.failed(request.data_id, request.log_id, error)
+
+        def succeeded(request: InFlight) -> None:
+            log.succeeded(request.data_id, request.log_id)
+
+        return Watchers(on_failure=failed, on_success=succeeded if log.wants_successes else None)
+
     def _screen(self, request: Any) -> PipelineError | None:
         if self._name is None or not request.name or request.name == self._name:
             return None
@@ -305,15 +315,3 @@ def warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
             yield f"{config.source}: {key}: not acted on by this version"
     yield from unknown_ops(config, [op.name for op in graph.ops])
     yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})
-
-
-def _log_sink(log: RequestLog) -> RequestSink:
-    """Writes the request lines of the log."""
-
-    def sink(span: RequestSpan) -> None:
-        if span.error is None:
-            log.succeeded(span.data_id, span.log_id)
-        else:
-            log.failed(span.data_id, span.log_id, span.error)
-
-    return sink

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import selectors
 import time
@@ -17,8 +18,11 @@ from pipeline.engine.binding import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
 from pipeline.engine.stages import BatchRun
+from pipeline.engine.state import WorkersState
+from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
+from pipeline.observe.span import Journal, Rows
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 
@@ -127,6 +131,12 @@ class ScriptedWorkers:
             ScriptedWorker(bound, i) for i in range(self.op.pipeline_config.concurrency)
         ]
 
+    note = None
+
+    def state(self) -> WorkersState:
+        busy = sum(worker.job is not None for worker in self._workers)
+        return WorkersState("scripted", len(self._workers), len(self._workers), busy)
+
     @property
     def is_ready(self) -> bool:
         return len(self._workers) >= self.op.pipeline_config.concurrency
@@ -217,8 +227,9 @@ class Engine:
         for op in (graph.request_op, *graph.ops, graph.response_op):
             configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
         self.readiness: list[bool] = []
-        self.batch_spans: list[Any] = []
-        self.request_spans: list[Any] = []
+        self.journal = Journal([self])
+        self.turns: list[dict[str, int]] = []
+        self.requests: list[dict[str, int]] = []
         self.pools: dict[str, ScriptedWorkers] = {}
         times = service_s or {}
 
@@ -236,11 +247,19 @@ class Engine:
             settings,
             make_workers,
             loop,
-            [self.batch_spans.append],
-            [self.request_spans.append],
+            Watchers(self.journal, clock_ns=lambda: int(loop.time() * 1e9)),
             on_readiness=self.readiness.append,
             seal=seal,
         )
+
+    def watch(self, **told: Any) -> None:
+        """Add watchers, before the first request."""
+        self.executor._watchers = dataclasses.replace(self.executor._watchers, **told)
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        """The journal's sink."""
+        for rows, found in ((turns, self.turns), (requests, self.requests)):
+            found += [dict(zip(rows.dtype.names, row, strict=True)) for row in rows.tolist()]
 
     async def __aenter__(self) -> Engine:
         await self.executor.start()

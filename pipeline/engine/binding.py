@@ -43,6 +43,7 @@ class BoundOp:
         self.name = op.name
         self.worker = worker
         self.runs_process = runs_process(op)
+        self.has_model = op.client is not None
         self.attempts = max(1, op.pipeline_config.retry)
         self.timeout_s = op.pipeline_config.timeout_s
         self.jumps = op.is_jump_op()

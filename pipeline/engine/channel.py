@@ -18,7 +18,9 @@ class Item(msgspec.Struct, eq=False):
     """One request's turn at one Op: what the Op reads, joined.
 
     `generation` is that of the request when the item was made: it differs as soon as the
-    request was answered, cancelled or started again.
+    request was answered, cancelled or started again. `ready_at` is on the loop's
+    clock, which may be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed`
+    the inputs are for `process` itself.
     """
 
     request: InFlight
@@ -27,6 +29,8 @@ class Item(msgspec.Struct, eq=False):
     log_id: int
     inputs: dict[str, Any]
     ready_at: float
+    ready_ns: int = 0
+    is_feed: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -36,6 +40,11 @@ class Item(msgspec.Struct, eq=False):
     def deadline(self) -> float | None:
         """When its caller stops waiting, in `time.monotonic`; None: never."""
         return self.request.deadline
+
+    @property
+    def trace(self) -> str:
+        """The traceparent of its request; "" for none."""
+        return self.request.trace
 
 
 class Channel:
@@ -116,13 +125,19 @@ class Channel:
         """Forget the parts that still wait for others."""
         self._parts.pop(request, None)
 
-    def discard(self, request: InFlight) -> None:
-        """Forget everything of a request that was answered, or is started anew."""
+    def discard(self, request: InFlight) -> list[Item]:
+        """Forget everything of a request that was answered, or is started anew.
+
+        Returns what was ready of it.
+        """
         self.discard_parts(request)
         kept = [entry for entry in self._ready if entry[2].request is not request]
-        if len(kept) != len(self._ready):
-            heapq.heapify(kept)
-            self._ready = kept
+        if len(kept) == len(self._ready):
+            return []
+        dropped = [entry[2] for entry in self._ready if entry[2].request is request]
+        heapq.heapify(kept)
+        self._ready = kept
+        return dropped
 
 
 def first_error(inputs: dict[str, Any]) -> PipelineError | None:

@@ -60,6 +60,25 @@ def plan(samples: Mapping[int, Any]) -> list[Call]:
     return calls + merged
 
 
+def rows_brought(calls: Sequence[Call], samples: int) -> list[int]:
+    """How many rows each of a batch's samples brought, all its parts together; at least 1."""
+    rows = [0] * samples
+    for call in calls:
+        if call.spans:
+            for place, index in enumerate(call.samples):
+                rows[index] += call.spans[0][place]
+        elif call.samples:
+            rows[call.samples[0]] += _rows_of(call.feed)
+    return [max(1, count) for count in rows]
+
+
+def _rows_of(feed: Any) -> int:
+    """The length of the first array."""
+    if not isinstance(feed, dict):
+        return 1
+    return next((len(v) for v in feed.values() if isinstance(v, np.ndarray) and v.ndim), 1)
+
+
 def alone(call: Call, samples: Mapping[int, Any]) -> list[Call]:
     """A merged call taken apart: one call a sample."""
     return [Call(samples[index], [index]) for index in call.samples]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
 from pipeline.engine.channel import Channel, Item, first_error
 from pipeline.engine.parcel import opened
-from pipeline.engine.request import InFlight
+from pipeline.engine.request import InFlight, Route
 from pipeline.engine.stages import BatchRun
+from pipeline.engine.state import OpState
+from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import BatchSink, BatchSpan
+from pipeline.observe.span import NO_WORKER, Journal, Outcome
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
 
 _STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
 _STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
+
+_FROM_OUTSIDE = (Outcome.REJECTED, Outcome.CANCELED)  # no Op is the reason for these
 
 _SHORTEST_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
 
@@ -48,7 +53,8 @@ class OpDispatcher:
         make_workers: makes the Op's workers.
         router: takes the answers.
         loop: clock and timers.
-        batch_sinks: told of each batch.
+        index: the Op's place in the graph, by which the journal knows it.
+        watchers: who is told what happens.
         channel_size: requests that may be ready here before producers are held back; 0 = any.
     """
 
@@ -58,7 +64,8 @@ class OpDispatcher:
         make_workers: WorkersFactory,
         router: Router,
         loop: Loop,
-        batch_sinks: Sequence[BatchSink],
+        index: int = 0,
+        watchers: Watchers | None = None,
         channel_size: int = 0,
     ) -> None:
         config = op.pipeline_config
@@ -81,7 +88,10 @@ class OpDispatcher:
         self._attempts = max(1, config.retry)
         self._router = router
         self._loop = loop
-        self._batch_sinks = batch_sinks
+        self._index = index
+        self._journal = watchers.journal if watchers is not None else None
+        self._clock_ns = watchers.clock_ns if watchers is not None else time.monotonic_ns
+        self._batches = 0
         self._channel_size = channel_size
         self._items_running = 0
         self._cut_timer: Any = None
@@ -105,10 +115,19 @@ class OpDispatcher:
         if error is not None:
             self._router.deliver(self, request, error, jumped=False)
             return
+        self._queue(request, inputs)
+
+    def offer_alone(self, request: InFlight, route: Route) -> None:
+        """Take a request that is for this Op alone."""
+        self._queue(request, route.payload, route.feeds)
+
+    def _queue(self, request: InFlight, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now = self._loop.time()
+        ready_ns = self._clock_ns() if self._journal is not None else 0
         request.live += 1
+        generation, data_id, log_id = request.generation, request.data_id, request.log_id
         self.channel.push(
-            Item(request, request.generation, request.data_id, request.log_id, inputs, now)
+            Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed)
         )
         if self._policy.adaptive:
             self.load.arrived(now)
@@ -117,7 +136,9 @@ class OpDispatcher:
 
     def forget(self, request: InFlight) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
-        self.channel.discard(request)
+        dropped = self.channel.discard(request)
+        if dropped:
+            self._note_unfinished(dropped, Outcome.OTHER)
         if self.running and self._watch_timer is None:
             self._watch_in(_STUCK_AFTER_S)
 
@@ -125,6 +146,16 @@ class OpDispatcher:
     def is_full(self) -> bool:
         """Whether producers have to wait before they send more."""
         return bool(self._channel_size) and len(self.channel) >= self._channel_size
+
+    def state(self) -> OpState:
+        """How it stands."""
+        return OpState(
+            name=self.name,
+            joining=self.channel.waiting_for_parts,
+            queued=len(self.channel),
+            running=self._items_running,
+            workers=self.workers.state(),
+        )
 
     # Batches ----------------------------------------------------------------------------
 
@@ -141,8 +172,7 @@ class OpDispatcher:
         if runs:
             self._submit(runs)
         if channel and (outage := self.workers.outage) is not None:
-            for item in channel.pop(len(channel)):
-                self._pass_on(item, outage)
+            self._fail(channel.pop(len(channel)), outage, Outcome.OTHER)
         if was_full and not self.is_full:
             for producer in self.producers:
                 self._router.touch(producer)
@@ -208,11 +238,11 @@ class OpDispatcher:
             return
         self._forget_run(job)
         self.load.served((job.end_ns - job.start_ns) / 1e9)
+        if self._journal is not None:
+            self._note_batch(self._journal, worker, job)
         for item, outcome in zip(job.samples, job.outcomes, strict=False):
             if outcome is not None:
                 self._pass_on(item, outcome, job.jumped)
-        if self._batch_sinks:
-            self._record(worker, job)
         if self.channel and not self.is_touched:
             self._touch()
 
@@ -229,11 +259,18 @@ class OpDispatcher:
             self.running += 1
             self._items_running += len(run.samples)
         if runs:
+            self._note_unfinished([item for item in job.samples if item.is_over], Outcome.OTHER)
             self._submit(runs)
         else:
-            for item in job.samples:
-                self._pass_on(item, error)
+            is_timeout = isinstance(error, DeadlineError)
+            self._fail(job.samples, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._touch()
+
+    def _fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
+        """End items that no worker has an answer for."""
+        self._note_unfinished(items, outcome)
+        for item in items:
+            self._pass_on(item, error)
 
     def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         """Deliver one item's outcome, unless its request is over or was started anew."""
@@ -251,20 +288,50 @@ class OpDispatcher:
         self.running -= 1
         self._items_running -= len(run.samples)
 
-    def _record(self, worker: Worker, run: BatchRun) -> None:
-        span = BatchSpan(
-            op=self.name,
-            worker=worker.number,
-            data_ids=tuple(item.data_id for item in run.samples),
-            ready_ns=tuple(int(item.ready_at * 1e9) for item in run.samples),
-            start_ns=run.start_ns,
-            prepared_ns=run.prepared_ns,
-            processed_ns=run.processed_ns,
-            end_ns=run.end_ns,
-            failed=sum(isinstance(outcome, PipelineError) for outcome in run.outcomes),
-        )
-        for sink in self._batch_sinks:
-            sink(span)
+    # What is told of it -----------------------------------------------------------------
+
+    def _note_batch(self, journal: Journal, worker: Worker, run: BatchRun) -> None:
+        """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
+        self._batches += 1
+        rows, missed = run.rows, []
+        times = (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns, self._clock_ns())
+        for index, item in enumerate(run.samples):
+            outcome, request = run.outcomes[index], item.request
+            if outcome is None:  # it was over before it began
+                missed.append(item)
+                continue
+            is_failed = isinstance(outcome, PipelineError)
+            turn = (
+                self._index,
+                worker.number,
+                self._batches,
+                item.data_id,
+                rows[index] if rows else request.rows,
+                Outcome.BACKEND if is_failed else Outcome.OK,
+                item.ready_ns,
+                *times,
+            )
+            journal.turn(*turn)
+            if request.turns is not None:
+                request.turns.append(turn)
+            if not is_failed and item.generation == request.generation:
+                request.input_ns += run.prepared_ns - run.start_ns
+                request.infer_ns += run.processed_ns - run.prepared_ns
+                request.output_ns += run.end_ns - run.processed_ns
+        if missed:
+            self._note_unfinished(missed, Outcome.OTHER)
+        journal.fold_if_long()
+
+    def _note_unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
+        """Take down turns that came to nothing: as their request ended, or else as `outcome`."""
+        if self._journal is None:
+            return
+        now = self._clock_ns()
+        for item in items:
+            ended = item.request.outcome
+            reason = ended if ended in _FROM_OUTSIDE else outcome
+            ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
+            self._journal.turn(self._index, NO_WORKER, -1, *ends)
 
     # Timeouts ---------------------------------------------------------------------------
 
@@ -319,8 +386,7 @@ class OpDispatcher:
             return
         self._forget_run(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
-        for item in run.samples:
-            self._pass_on(item, error)
+        self._fail(run.samples, error, Outcome.OTHER)
         self._touch()
 
     def close(self) -> None:

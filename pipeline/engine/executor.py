@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,9 @@ from pipeline.engine.dispatcher import OpDispatcher, link
 from pipeline.engine.edge import Edge, EdgeJob
 from pipeline.engine.graph import Graph
 from pipeline.engine.parcel import Parcel, opened
-from pipeline.engine.request import InFlight
+from pipeline.engine.request import InFlight, Route
+from pipeline.engine.state import EngineState
+from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Worker, WorkersFactory
 from pipeline.errors import (
     ClosedError,
@@ -23,9 +24,12 @@ from pipeline.errors import (
     OverloadedError,
     PackageError,
     PipelineError,
+    error_from_wire,
 )
-from pipeline.observe.span import BatchSink, RequestSink, RequestSpan
-from pipeline.op import EXECUTOR_NAME, ResponseOp, pack_error, runs_on_the_loop
+from pipeline.observe.span import PIPELINE, Outcome
+from pipeline.op import EXECUTOR_NAME, PROFILE_KEY, Op, ResponseOp, pack_error, runs_on_the_loop
+from pipeline.predictors.note import ModelNote
+from pipeline.proto.pipeline_service_pb2 import Response
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
@@ -40,8 +44,7 @@ class DAGExecutor:
         config: of the service.
         make_workers: makes an Op's workers; given the callback that wakes the dispatcher.
         loop: the running event loop.
-        batch_sinks: told of every batch.
-        request_sinks: told of every request.
+        watchers: who is told what happens.
         screen: refuses a request before it is unpacked (a wrong service name, say).
         on_readiness: told on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.
@@ -54,8 +57,7 @@ class DAGExecutor:
         config: ServiceConfig,
         make_workers: Callable[[Callable[[], None]], WorkersFactory],
         loop: asyncio.AbstractEventLoop,
-        batch_sinks: Sequence[BatchSink] = (),
-        request_sinks: Sequence[RequestSink] = (),
+        watchers: Watchers | None = None,
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
         numbering: tuple[int, int] = (0, 1),
@@ -64,7 +66,8 @@ class DAGExecutor:
         self._graph = graph
         self._config = config
         self._loop = loop
-        self._request_sinks = request_sinks
+        self._watchers = watchers or Watchers()
+        self._clock_ns = self._watchers.clock_ns
         self._screen = screen
         self._seal = seal
         self._on_readiness = on_readiness
@@ -73,9 +76,12 @@ class DAGExecutor:
         self._response_op = graph.response_op
         factory = make_workers(self._pump)
         self.nodes = {
-            op: OpDispatcher(op, factory, self, loop, batch_sinks, config.dag.channel_size)
-            for op in graph.ops
+            op: OpDispatcher(
+                op, factory, self, loop, index, self._watchers, config.dag.channel_size
+            )
+            for index, op in enumerate(graph.ops)
         }
+        self._index_of = {op: index for index, op in enumerate(graph.ops)}
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
         self._last = self.nodes[graph.last_op]
@@ -138,6 +144,21 @@ class DAGExecutor:
         """Requests that wait to be let into the graph."""
         return len(self._waiting)
 
+    def state(self) -> EngineState:
+        """How it stands right now."""
+        return EngineState(
+            is_ready=self.is_ready,
+            inside=len(self._inside),
+            waiting=len(self._waiting),
+            accepted=self.accepted,
+            rejected=self.rejected,
+            ops=[node.state() for node in self.nodes.values()],
+        )
+
+    def note(self, op: Op) -> ModelNote | None:
+        """Of the model that the workers of an Op have loaded; None for none, or before that."""
+        return self.nodes[op].workers.note
+
     async def stop(self, grace_s: float) -> int:
         """Refuse new requests, let the others finish, answer what is left after `grace_s`.
 
@@ -171,33 +192,37 @@ class DAGExecutor:
 
     # In ---------------------------------------------------------------------------------
 
-    async def handle(self, raw: Any, timeout_s: float | None = None) -> Any:
+    async def handle(
+        self, raw: Any, timeout_s: float | None = None, route: Route | None = None
+    ) -> Any:
         """One request in, one response out; the one entry for every door.
 
         Args:
             raw: what `RequestOp.unpack_request_package` takes.
             timeout_s: the caller's own deadline, from now; the service's applies as well.
+            route: for a request that is not just for RequestOp and ResponseOp.
 
         Returns:
-            what `ResponseOp.pack_response_package` gives, for errors too.
+            what `ResponseOp.pack_response_package` gives, for errors too; or the ChannelData if
+            the route says so.
 
         Raises:
             OverloadedError: as many requests as allowed are inside and waiting.
         """
-        request = self._admit(raw, timeout_s)
+        request = self._admit(raw, timeout_s, route)
         try:
             return await request.answer
         except asyncio.CancelledError:
             self._drop(request)
             raise
 
-    def _admit(self, raw: Any, timeout_s: float | None) -> InFlight:
+    def _admit(self, raw: Any, timeout_s: float | None, route: Route | None) -> InFlight:
         data_id = self._next_id
         self._next_id = (data_id + self._id_step) % _LAST_ID
-        request = InFlight(raw, self._loop.create_future(), data_id, time.monotonic_ns())
+        request = InFlight(raw, self._loop.create_future(), data_id, self._clock_ns(), route)
         refusal = ClosedError("dag closed.") if self._is_closing else self._screen(raw)
         if refusal is not None:
-            request.answer.set_result(pack_error(ChannelData(request.data_id, 0, error=refusal)))
+            request.answer.set_result(self._refusal(request, refusal))
             return request
         has_room = not self._waiting and self._has_room()
         if not has_room and len(self._waiting) >= self._config.queue_size:
@@ -207,6 +232,11 @@ class DAGExecutor:
                 f"{len(self._waiting)} waiting (queue_size); try again later."
             )
         self.accepted += 1
+        if route is not None:
+            request.rows = route.rows
+        if self._watchers.begin_trace is not None:
+            traceparent = route.traceparent if route is not None else ""
+            request.trace = self._watchers.begin_trace(data_id, traceparent)
         if timeout_s is not None or self._config.timeout_s is not None:
             self._set_deadline(request, timeout_s)
         if has_room:
@@ -235,9 +265,15 @@ class DAGExecutor:
 
     def _enter(self, request: InFlight) -> None:
         self._inside.add(request)
-        if not self._unpacks_inline:
+        request.entered_ns = self._clock_ns()
+        if request.route is not None and request.route.payload is not None:
+            self._start(request, request.route.payload)
+        elif not self._unpacks_inline:
             self._unpackers.submit([EdgeJob(request, "unpack_request_package", request.raw)])
-            return
+        else:
+            self._unpack_inline(request)
+
+    def _unpack_inline(self, request: InFlight) -> None:
         try:
             self._begin(request, self._request_op.unpack_request_package(request.raw))
         except Exception as error:  # ours, on a caller's data: that caller is told
@@ -259,9 +295,20 @@ class DAGExecutor:
             return
         request.log_id = int(log_id or 0)
         request.as_tensors = self._request_op.has_tensors(request.raw)
+        if self._watchers.profile is not None and self._request_op.wants_profile(request.raw):
+            request.turns = []
+        self._start(request, payload)
+
+    def _start(self, request: InFlight, payload: Any) -> None:
+        """Send it into the graph, or to the only Op that it is for; also when it starts anew."""
+        request.begun_ns = self._clock_ns()
         if self._config.dag.retry > 1:
             request.payload, payload = payload, _own(payload)
-        self._send(request, self._entries, EXECUTOR_NAME, payload)
+        route = request.route
+        if route is not None and route.op is not None:
+            self.nodes[route.op].offer_alone(request, route)
+        else:
+            self._send(request, self._entries, EXECUTOR_NAME, payload)
 
     # Through ----------------------------------------------------------------------------
 
@@ -269,9 +316,9 @@ class DAGExecutor:
         """Pass an Op's answer on to its readers, or to those of the Ops it jumps to."""
         if self._has_jumps and isinstance(answer, PipelineError):
             self._finish(request, answer)  # joins may never see the parts that were jumped over
-        elif jumped:
+        elif jumped and (request.route is None or request.route.op is None):
             self._jump(source, request, answer)
-        elif source is self._last:
+        elif source is self._last or (request.route is not None and request.route.op is not None):
             self._finish(request, answer)
         else:
             self._send(request, source.successors, source.name, answer)
@@ -345,13 +392,16 @@ class DAGExecutor:
         """The last Op's payload, or an error: pack it."""
         if request.is_over:
             return
-        parcel, answer = answer, opened(answer, copy=not self._packs_inline)
+        is_read_here = self._packs_inline and request.is_packed
+        parcel, answer = answer, opened(answer, copy=not is_read_here)
         error = answer if isinstance(answer, PipelineError) else None
         if isinstance(error, DeadlineError) and self._restart(request):
             return
-        self._close(request, error)
+        self._close(request, error, Outcome.BACKEND)
         data = self._channel_data(request, None if error else answer, error)
-        if self._packs_inline and self._response_op.is_cheap_to_pack(data):
+        if not request.is_packed:
+            self._answer(request, data)
+        elif self._packs_inline and self._response_op.is_cheap_to_pack(data):
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
             job = EdgeJob(request, "pack_response_package", data)
@@ -364,17 +414,28 @@ class DAGExecutor:
             return False
         request.generation += 1
         request.live = 0
+        request.input_ns = request.infer_ns = request.output_ns = 0
         for node in self.nodes.values():
             node.forget(request)
-        self._send(request, self._entries, EXECUTOR_NAME, _own(request.payload))
+        self._start(request, request.payload)
         return True
 
     def _channel_data(
         self, request: InFlight, payload: Any, error: PipelineError | None
     ) -> ChannelData:
         return ChannelData(
-            request.data_id, request.log_id, payload, error, as_tensors=request.as_tensors
+            request.data_id,
+            request.log_id,
+            payload,
+            error,
+            as_tensors=request.as_tensors,
+            client_need_profile=request.turns is not None,
         )
+
+    def _refusal(self, request: InFlight, error: PipelineError) -> Any:
+        """The answer for an error that nobody's code is asked about."""
+        data = self._channel_data(request, None, error)
+        return pack_error(data) if request.is_packed else data
 
     def _pack_inline(self, op: ResponseOp, data: ChannelData) -> Any:
         try:
@@ -396,45 +457,65 @@ class DAGExecutor:
                 f"(data_id={request.data_id} log_id={request.log_id}) the request's deadline "
                 "passed before it was answered."
             ),
+            Outcome.REJECTED,
         )
 
-    def _end_now(self, request: InFlight, error: PipelineError) -> None:
+    def _end_now(
+        self, request: InFlight, error: PipelineError, outcome: Outcome = Outcome.OTHER
+    ) -> None:
         """Answer with `error` at once, without waiting for anybody's code."""
         if request.answer.done():
             return
-        self._abandon(request, error)
-        self._answer(request, pack_error(self._channel_data(request, None, error)))
+        self._abandon(request, error, outcome)
+        self._answer(request, self._refusal(request, error))
 
     def _drop(self, request: InFlight) -> None:
         """The caller went away."""
-        self._abandon(request, ClosedError("the caller cancelled the request"))
+        error = ClosedError("the caller cancelled the request")
+        self._abandon(request, error, Outcome.CANCELED)
+        if request.error is None:  # it was being packed
+            request.error, request.outcome = error, Outcome.CANCELED
         self._leave(request)
 
-    def _abandon(self, request: InFlight, error: PipelineError) -> None:
+    def _abandon(self, request: InFlight, error: PipelineError, outcome: Outcome) -> None:
         if not request.is_over:
-            self._close(request, error)
+            self._close(request, error, outcome)
             for node in self.nodes.values():
                 node.forget(request)
 
-    def _close(self, request: InFlight, error: PipelineError | None) -> None:
-        """From here on nothing that is still on its way counts for this request."""
+    def _close(self, request: InFlight, error: PipelineError | None, outcome: Outcome) -> None:
+        """From here on nothing that is still on its way counts for this request.
+
+        `outcome` is how it ends if there is an error.
+        """
         request.generation = InFlight.OVER
+        request.packing_ns = self._clock_ns()
+        if error is not None:
+            request.error, request.outcome = error, outcome
         for node in self._joins:
             node.channel.discard_parts(request)
-        if self._request_sinks:
-            span = RequestSpan(
-                request.data_id, request.log_id, request.start_ns, time.monotonic_ns(), error
-            )
-            for sink in self._request_sinks:
-                sink(span)
 
     def _answer(self, request: InFlight, response: Any) -> None:
         if not request.answer.done():
+            if type(response) is Response:
+                if response.err_no and request.error is None:
+                    request.outcome = Outcome.BACKEND
+                    request.error = error_from_wire(response.err_no, response.err_msg)
+                if request.turns is not None:
+                    self._add_profile(request, response)
             request.answer.set_result(response)
         self._leave(request)
 
+    def _add_profile(self, request: InFlight, response: Response) -> None:
+        assert self._watchers.profile is not None, "nobody collects turns without it"
+        request.end_ns = self._clock_ns()
+        response.key.append(PROFILE_KEY)
+        response.value.append(self._watchers.profile(request))
+
     def _leave(self, request: InFlight) -> None:
         """Give the request's place to the next one that waits."""
+        if not request.is_told:
+            self._watchers.tell(request, self._target(request))
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
         self._inside.discard(request)
@@ -443,6 +524,11 @@ class DAGExecutor:
             self._enter_waiting()
         if self._is_closing and not self._inside and not self._waiting:
             self._all_answered.set()
+
+    def _target(self, request: InFlight) -> int:
+        if request.route is None or request.route.op is None:
+            return PIPELINE
+        return self._index_of[request.route.op]
 
 
 def _package_error(error: Exception) -> PipelineError:

@@ -7,13 +7,41 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from pipeline.errors import PipelineError
+from pipeline.observe.span import Outcome
+from pipeline.op import Op
+
+
+class Route(msgspec.Struct, frozen=True):
+    """How a request comes in and goes out that is not just for RequestOp and ResponseOp.
+
+    Args:
+        op: this Op alone works on it; None: the whole graph.
+        payload: what the RequestOp would have returned, which is not asked then; with `op` its
+            `input_dicts`, or with `feeds` what its `process` is fed, without pre- and postprocess.
+        feeds: see `payload`.
+        packs: False: the answer is the ChannelData itself, the ResponseOp is not asked.
+        rows: samples that it brings.
+        traceparent: its caller's, as W3C Trace Context writes it; "" for none.
+    """
+
+    op: Op | None = None
+    payload: Any = None
+    feeds: bool = False
+    packs: bool = True
+    rows: int = 1
+    traceparent: str = ""
+
 
 class InFlight(msgspec.Struct, eq=False):
     """One request between the door and its answer.
 
     `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
-    whatever still carries an older number is dropped. `deadline` is in `time.monotonic`.
+    whatever still carries an older number is dropped. `deadline` is in `time.monotonic`. The
+    times are `time.monotonic_ns`, see `observe.span.REQUEST`; the last three are sums over its
+    turns. `turns` has these turns, where its caller asked for a profile. `trace` is its own
+    traceparent; "" if it is not traced. `is_told`: it is over, and all know it who want to.
     """
 
     OVER: ClassVar[int] = -1
@@ -22,14 +50,33 @@ class InFlight(msgspec.Struct, eq=False):
     answer: asyncio.Future[Any]
     data_id: int
     start_ns: int
+    route: Route | None = None
     log_id: int = 0
     generation: int = 0
     live: int = 0
+    rows: int = 1
     as_tensors: bool = False
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
     payload: Any = None
+    outcome: int = Outcome.OK
+    error: PipelineError | None = None
+    entered_ns: int = 0
+    begun_ns: int = 0
+    packing_ns: int = 0
+    end_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    turns: list[tuple[int, ...]] | None = None
+    trace: str = ""
+    is_told: bool = False
 
     @property
     def is_over(self) -> bool:
         return self.generation == self.OVER
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the ResponseOp makes its answer."""
+        return self.route is None or self.route.packs

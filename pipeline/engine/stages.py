@@ -17,7 +17,7 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.deadline import set_call_deadline
 from pipeline.engine.binding import BoundOp, coded_error
-from pipeline.engine.collate import Call, alone, distribute, plan
+from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought
 from pipeline.errors import (
     DeadlineError,
     PipelineError,
@@ -27,6 +27,7 @@ from pipeline.errors import (
     UserCodeError,
     WorkerDiedError,
 )
+from pipeline.tracing import call_trace, child, set_call_trace
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ class CallWatch(Protocol):
 class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
-    `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline and is_over.
+    `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, trace, is_feed
+    and is_over. `rows` has how many rows each of them fed to the model; empty: no model, or it
+    did not get that far.
     `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
@@ -63,6 +66,7 @@ class BatchRun(msgspec.Struct, eq=False):
     skipping: set[int] = set()
     states: dict[int, dict[str, Any]] = {}
     calls: list[Call] | None = None
+    rows: list[int] = []
     jumped: bool = False
     is_superseded: bool = False
     attempts: int = 0
@@ -98,6 +102,8 @@ class BatchRun(msgspec.Struct, eq=False):
         self._preprocess(op)
         self.prepared_ns = clock_ns()
         self.calls = self._plan(op)
+        if op.has_model:
+            self.rows = rows_brought(self.calls, len(self.samples))
 
     def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
         """The same run for another worker, after the running call exceeded its timeout.
@@ -156,6 +162,9 @@ class BatchRun(msgspec.Struct, eq=False):
         for index, sample in enumerate(self.samples):
             if sample.is_over:
                 continue
+            if sample.is_feed:
+                self.prepared[index] = sample.inputs
+                continue
             before = dict(op.state) if op.keeps_state and len(self.samples) > 1 else None
             try:
                 data, skip = op.preprocess(sample.inputs, sample.data_id, sample.log_id)
@@ -197,6 +206,7 @@ class BatchRun(msgspec.Struct, eq=False):
         while not call.done:
             call.attempts += 1
             set_call_deadline(self._deadline(op, call))
+            self._say_trace(op, call)
             watch.call_begins()
             try:
                 call.result = op.process(call.feed, self.samples[call.samples[0]].log_id)
@@ -210,6 +220,12 @@ class BatchRun(msgspec.Struct, eq=False):
             finally:
                 watch.call_ends()
                 set_call_deadline(None)
+
+    def _say_trace(self, op: BoundOp, call: Call) -> None:
+        """What the call goes on to ask belongs to the trace of its first traced sample."""
+        traces = [trace for index in call.samples if (trace := self.samples[index].trace)]
+        if traces or call_trace():
+            set_call_trace(child(traces[0], op.name, "process") if traces else "")
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """When nobody waits for the call any more, in `time.monotonic`; None: never."""
@@ -241,7 +257,7 @@ class BatchRun(msgspec.Struct, eq=False):
             if self.outcomes[index] is not None or index not in self.prepared:
                 continue
             data = fetched.get(index, self.prepared[index])
-            if isinstance(data, PipelineError):
+            if sample.is_feed or isinstance(data, PipelineError):
                 self.outcomes[index] = data
                 continue
             if index in self.states:

@@ -191,6 +191,11 @@ class RequestLog:
         self._second_end = float("-inf")
         self._failures = 0
 
+    @property
+    def wants_successes(self) -> bool:
+        """Whether `succeeded` may have anything to write."""
+        return bool(self._stride)
+
     def succeeded(self, data_id: int, log_id: int) -> None:
         """One request was answered."""
         if not self._stride or data_id % self._stride:

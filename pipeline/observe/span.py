@@ -1,42 +1,145 @@
-"""Span: what happened, when, to whom. One event; statistics, traces and logs are its readers."""
+"""What happened, when, to whom: rows of integers that all who look into a server read.
+
+A turn is one request's pass through one Op. The hot path appends numbers to a `Journal` (0.3 us);
+statistics, tracer, profiles, metrics and traces fold its rows later, many at a time, in numpy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+import logging
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
+
+_LOGGER = logging.getLogger(__name__)
+
+_MOST_BYTES = 96 * 1024  # of turns, 1024 of them, before they are folded
 
 
-class BatchSpan(msgspec.Struct, frozen=True):
-    """One batch on one worker of one Op. Times are `time.monotonic_ns`.
+class Outcome(enum.IntEnum):
+    """How a turn or a request ended. The failures are Triton's reasons for one."""
 
-    `start_ns` to `prepared_ns` is preprocess, to `processed_ns` process, to `end_ns`
-    postprocess. `ready_ns` has, for each request, when it could have started.
+    OK = 0
+    REJECTED = 1  # its time was over before it ran
+    CANCELED = 2  # the caller went away
+    BACKEND = 3  # user code or a model failed, or took too long
+    OTHER = 4  # a worker was lost, the server stops, the request failed elsewhere
+
+
+PIPELINE = -1
+"""`target` of a request that is for the whole graph."""
+
+NO_WORKER = -1
+"""`worker` of a turn that never ran; its `batch` is -1, its times are those of its end."""
+
+TURN = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "op",  # index in Graph.ops
+            "worker",
+            "batch",  # running number of the Op's batches; rows of a batch are neighbours
+            "data_id",
+            "rows",  # samples that the request brought: its batch size, >= 1
+            "outcome",
+            "ready_ns",  # could have started
+            "start_ns",  # preprocess of the batch
+            "prepared_ns",  # process
+            "processed_ns",  # postprocess
+            "end_ns",
+            "taken_ns",  # the event loop had the result
+        )
+    ]
+)
+"""One request's pass through one Op. Times are `time.monotonic_ns`, those of its whole batch."""
+
+REQUEST = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "data_id",
+            "target",  # PIPELINE, or the index of the only Op that it is for
+            "rows",
+            "outcome",
+            "code",  # err_no; 0 is none
+            "start_ns",  # admitted
+            "entered_ns",  # let into the graph; unpack
+            "begun_ns",  # at the first Ops; 0: never got there
+            "packing_ns",  # through the graph; pack
+            "end_ns",  # answered
+            "input_ns",  # sums over its turns that ended well: preprocess,
+            "infer_ns",  # process,
+            "output_ns",  # postprocess
+        )
+    ]
+)
+"""One request from its admission to its answer. Times are `time.monotonic_ns`."""
+
+Rows = npt.NDArray[Any]
+"""A one-dimensional structured array of TURN or REQUEST."""
+
+
+class Sink(Protocol):
+    """A reader of what happened, called on the event loop: it must not block.
+
+    It may keep the arrays, which are its own to read and nobody's to write. Turns come before the
+    end of their request, in the same call or an earlier one; but for those that outlive it.
     """
 
-    op: str
-    worker: int
-    data_ids: tuple[int, ...]
-    ready_ns: tuple[int, ...]
-    start_ns: int
-    prepared_ns: int
-    processed_ns: int
-    end_ns: int
-    failed: int
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        """Take in what happened since the last call; at least one of both is not empty."""
 
 
-class RequestSpan(msgspec.Struct, frozen=True):
-    """One request from its admission to its answer. Times are `time.monotonic_ns`."""
+class Journal:
+    """The rows since the last fold. Written and folded on the event loop only."""
 
-    data_id: int
-    log_id: int
-    start_ns: int
-    end_ns: int
-    error: Exception | None
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = list(sinks)
+        self._turns = _Table(TURN)
+        self._requests = _Table(REQUEST)
+        self.turn = self._turns.append
+        self.request = self._requests.append
+
+    def fold_if_long(self) -> None:
+        """Fold if that is due; called between batches, so that none is torn."""
+        if self._turns.size >= _MOST_BYTES:
+            self.fold()
+
+    def fold(self) -> None:
+        """Hand what there is to the sinks; costs nothing if there is nothing."""
+        if not self._turns.size and not self._requests.size:
+            return
+        turns, requests = self._turns.take(), self._requests.take()
+        for sink in self.sinks:
+            try:
+                sink.fold(turns, requests)
+            except Exception:  # who only looks on must not harm those who work
+                _LOGGER.exception("%s failed to take in what happened", type(sink).__name__)
 
 
-BatchSink = Callable[[BatchSpan], None]
-"""A reader of batch spans. Called on the event loop: it must not block."""
+class _Table:
+    """Rows as packed bytes: a third of the time of an `array`, a tenth of objects."""
 
-RequestSink = Callable[[RequestSpan], None]
-"""A reader of request spans. Called on the event loop: it must not block."""
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.size = 0
+        self._dtype = dtype
+        self._row_bytes = dtype.itemsize
+        self._pack = struct.Struct(f"{len(dtype)}q").pack_into
+        self._bytes = bytearray(_MOST_BYTES)
+
+    def append(self, *row: int) -> None:
+        """Take down the fields of a row, in order."""
+        if self.size + self._row_bytes > len(self._bytes):
+            self._bytes += bytes(len(self._bytes))
+        self._pack(self._bytes, self.size, *row)
+        self.size += self._row_bytes
+
+    def take(self) -> Rows:
+        """The rows, which are no longer here."""
+        rows = np.frombuffer(bytes(self._bytes[: self.size]), self._dtype)
+        self.size = 0
+        return rows

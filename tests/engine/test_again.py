@@ -20,6 +20,8 @@ LATE = DeadlineError("too long")
 class Sample:
     data_id: int
     is_over: bool = False
+    trace: str = ""
+    is_feed: bool = False
     log_id: int = 7
     inputs: dict[str, Any] = field(default_factory=dict)
 

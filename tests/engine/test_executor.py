@@ -670,24 +670,6 @@ def test_a_jump_that_starves_a_join_is_an_error_not_a_hang():
     run_virtual(main())
 
 
-# Spans ------------------------------------------------------------------------------------
-
-
-def test_every_batch_and_request_leaves_a_span():
-    async def main():
-        async with Engine(Fails("bad", [chain("a")]), None, {"a": 0.5}) as engine:
-            assert (await engine.ask()).err_no == 51
-        assert [(span.op, span.data_ids, span.failed) for span in engine.batch_spans] == [
-            ("a", (0,), 0),
-            ("bad", (0,), 1),
-        ]
-        assert engine.batch_spans[0].end_ns - engine.batch_spans[0].start_ns == pytest.approx(5e8)
-        (span,) = engine.request_spans
-        assert (span.data_id, span.error.code) == (0, 51)
-
-    run_virtual(main())
-
-
 # Processes ----------------------------------------------------------------------------------
 
 

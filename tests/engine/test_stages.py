@@ -26,6 +26,8 @@ class Sample:
     log_id: int = 0
     is_over: bool = False
     deadline: float | None = None
+    trace: str = ""
+    is_feed: bool = False
 
 
 class Watch:

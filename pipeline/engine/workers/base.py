@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import CallWatch
+from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
+from pipeline.predictors.note import ModelNote
 
 
 class Job(Protocol):
@@ -48,6 +50,13 @@ class Workers(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether jobs are taken, and all is well with every worker or soon will be."""
+
+    @property
+    def note(self) -> ModelNote | None:
+        """Of the model that the workers have loaded; None before, and for none."""
+
+    def state(self) -> WorkersState:
+        """How they stand."""
 
     @property
     def outage(self) -> PipelineError | None:

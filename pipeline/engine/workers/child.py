@@ -37,6 +37,7 @@ from pipeline.errors import (
 )
 from pipeline.event_loop import LoopThread
 from pipeline.op import Op
+from pipeline.predictors.note import note_of
 
 SendRecord = Callable[[bytes], None]
 
@@ -108,6 +109,8 @@ class OpenedSample(msgspec.Struct, eq=False):
     log_id: int
     inputs: dict[str, Any]
     deadline: float | None = None
+    trace: str = ""
+    is_feed: bool = False
     is_over: bool = False
     failure: PayloadTypeError | None = None
 
@@ -136,7 +139,7 @@ class WorkerMain:
                 except BaseException as error:  # user code: the server's start fails with it
                     link.send(Report(failure=_described(error)))
                     return
-                link.send(Report(is_ready=True))
+                link.send(Report(is_ready=True, note=note_of(bound.op.client)))
                 _Worker(link, bound, self.arena, region).run()
 
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
@@ -238,6 +241,7 @@ class _Worker:
             run.prepared_ns,
             run.processed_ns,
             run.end_ns,
+            run.rows,
         )
 
     def _open(self, sample: Sample) -> OpenedSample:
@@ -247,7 +251,7 @@ class _Worker:
         except PayloadTypeError as error:  # of users' classes: fails its own sample only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
             return OpenedSample(data_id, log_id, {}, is_over=True, failure=failure)
-        return OpenedSample(data_id, log_id, inputs, sample.deadline)
+        return OpenedSample(data_id, log_id, inputs, sample.deadline, sample.trace, sample.is_feed)
 
     def _outcome(self, outcome: Any) -> Outcome:
         if not isinstance(outcome, PipelineError):

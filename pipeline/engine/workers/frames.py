@@ -20,6 +20,7 @@ import msgspec
 
 from pipeline.engine.parcel import Sealed
 from pipeline.engine.workers.arena import Block
+from pipeline.predictors.note import ModelNote
 
 _LENGTH = struct.Struct("<Q")
 # Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may
@@ -30,13 +31,16 @@ _RECEIVE_BYTES = 64 * 1024
 class Sample(msgspec.Struct, array_like=True):
     """One request of a batch: `inputs` by the name of the Op that they come from.
 
-    `deadline` is in `time.monotonic`, which all processes of a machine share.
+    With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
+    which all processes of a machine share.
     """
 
     data_id: int
     log_id: int
     inputs: dict[str, Sealed]
     deadline: float | None = None
+    trace: str = ""
+    is_feed: bool = False
 
 
 class WireJob(msgspec.Struct, array_like=True):
@@ -75,7 +79,7 @@ class Outcome(msgspec.Struct, array_like=True):
 
 
 class Result(msgspec.Struct, array_like=True):
-    """What became of a job, sample by sample. Times are `time.monotonic_ns`."""
+    """What became of a job, sample by sample; see `BatchRun`."""
 
     number: int
     outcomes: list[Outcome]
@@ -84,13 +88,14 @@ class Result(msgspec.Struct, array_like=True):
     prepared_ns: int
     processed_ns: int
     end_ns: int
+    rows: list[int] = []
 
 
 class Report(msgspec.Struct, array_like=True):
     """From a worker.
 
-    `failure` is the traceback of a start that failed, `records` are log lines, `skipped` are the
-    numbers of jobs that were recalled.
+    `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
+    `records` are log lines, `skipped` are the numbers of jobs that were recalled.
     """
 
     is_ready: bool = False
@@ -98,6 +103,7 @@ class Report(msgspec.Struct, array_like=True):
     results: list[Result] = []
     records: list[bytes] = []
     skipped: list[int] = []
+    note: ModelNote | None = None
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from pipeline.engine.stages import BatchRun
+from pipeline.engine.state import WorkersState
 from pipeline.engine.workers.base import Owner, Worker
 from pipeline.engine.workers.process_worker import Family, ProcessWorker
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
+from pipeline.predictors.note import ModelNote
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ class ProcessWorkers:
         self._rescue_timer: asyncio.TimerHandle | None = None
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
+        self._launched = 0
+        self._note: ModelNote | None = None
         self._all_ended = asyncio.Event()
         self._is_stopped = False
 
@@ -72,6 +76,19 @@ class ProcessWorkers:
     def is_ready(self) -> bool:
         is_looping = any(place.is_looping for place in self._places)
         return self._is_started and bool(self._up) and not is_looping
+
+    @property
+    def note(self) -> ModelNote | None:
+        return self._note
+
+    def state(self) -> WorkersState:
+        return WorkersState(
+            kind="process",
+            wanted=len(self._places),
+            up=len(self._up),
+            busy=sum(bool(worker.sent) for worker in self._up),
+            restarts=max(0, self._launched - len(self._places)),
+        )
 
     @property
     def outage(self) -> PipelineError | None:
@@ -214,11 +231,13 @@ class ProcessWorkers:
             place.ended(f"could not be started: {error}", got_somewhere=False)
             self._start_anew(place, None, "")
             return
+        self._launched += 1
         self._alive.add(worker)
         self._all_ended.clear()
 
     def came_up(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
+        self._note = worker.note or self._note
         if worker.takes_jobs and worker not in self._up:
             self._watch_steadiness(worker.place)
             self._up.append(worker)

@@ -34,6 +34,7 @@ from pipeline.errors import (
     error_from_fields,
 )
 from pipeline.op import Op
+from pipeline.predictors.note import ModelNote
 
 _PICK_UP_S = 1.0  # an idle worker may take so long, beyond the Op's timeout, to take a job up
 _LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1  # of msgpack
@@ -93,6 +94,7 @@ class ProcessWorker:
         sent: the runs that it has and has not reported on, by the numbers of their jobs.
         is_up: whether it has reported that it is ready.
         is_leaving: whether it is about to end, for whatever reason: it gets no more jobs.
+        note: of the model that it has loaded.
         failure: the traceback if it could not start.
         cause: why it ended, if the system does not know better.
         finished: jobs that it has reported on.
@@ -108,6 +110,7 @@ class ProcessWorker:
         self.sent: dict[int, _Sent] = {}
         self.is_up = False
         self.is_leaving = False
+        self.note: ModelNote | None = None
         self.failure = ""
         self.cause = ""
         self.finished = 0
@@ -193,7 +196,7 @@ class ProcessWorker:
                 "another process: return a smaller one from unpack_request_package"
             )
         inputs = {n: self._sealed(n, part, parcels) for n, part in item.inputs.items()}
-        return Sample(item.data_id, item.log_id, inputs, item.deadline)
+        return Sample(item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed)
 
     def _sealed(self, maker: str, part: Any, parcels: list[Parcel]) -> Sealed:
         if isinstance(part, Parcel):
@@ -244,7 +247,7 @@ class ProcessWorker:
         for record in report.records:
             self._on_record(record)
         if report.is_ready:
-            self.is_up = True
+            self.is_up, self.note = True, report.note
             self._pool.came_up(self)
         elif report.failure:
             self.failure, self.cause = report.failure, self.cause or "failed to start"
@@ -270,6 +273,11 @@ class ProcessWorker:
         run.jumped = result.jumped
         run.start_ns, run.prepared_ns = result.start_ns, result.prepared_ns
         run.processed_ns, run.end_ns = result.processed_ns, result.end_ns
+        if result.rows:
+            rows = [1] * len(run.samples)
+            for index, count in zip(sent.indexes, result.rows, strict=True):
+                rows[index] = count
+            run.rows = rows
         self._pool.done(self, run)
 
     def _taken(self, outcome: Outcome) -> Parcel | PipelineError | None:

@@ -20,10 +20,12 @@ from queue import SimpleQueue
 from typing import cast
 
 from pipeline.engine.binding import BoundOp
+from pipeline.engine.state import WorkersState
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import Op
+from pipeline.predictors.note import ModelNote, note_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -140,6 +142,20 @@ class ThreadWorkers:
     @property
     def is_ready(self) -> bool:
         return len(self._workers) >= self._wanted
+
+    @property
+    def note(self) -> ModelNote | None:
+        return note_of(self._op.client)
+
+    def state(self) -> WorkersState:
+        return WorkersState(
+            kind="thread",
+            wanted=self._wanted,
+            up=len(self._workers),
+            busy=sum(worker.job is not None for worker in self._workers),
+            stuck=len(self._stuck),
+            restarts=self.replaced,
+        )
 
     @property
     def outage(self) -> PipelineError | None:

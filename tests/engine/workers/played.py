@@ -52,6 +52,8 @@ class Sample:
     log_id: int = 0
     is_over: bool = False
     deadline: float | None = None
+    trace: str = ""
+    is_feed: bool = False
 
 
 def run_of(*data_ids: int, **inputs: Any) -> BatchRun:

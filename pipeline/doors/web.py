@@ -1,0 +1,52 @@
+"""What the HTTP door serves besides requests to the pipeline: sites, found by path."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+JSON = b"application/json"
+TEXT = b"text/plain; charset=utf-8"
+
+
+class WebRequest(msgspec.Struct, frozen=True):
+    """One HTTP request.
+
+    `path` is decoded, `raw_path` as it came (a `%2F` is no `/` there), `headers` has lower-case
+    names; of several with one name the last counts. `read` gives the body, inflated, and
+    raises HttpError for one that is too large or damaged; `timeout_s` is the caller's
+    `Grpc-Timeout`.
+    """
+
+    method: str
+    path: str
+    raw_path: str
+    query: str
+    headers: Mapping[bytes, bytes]
+    read: Callable[[], Awaitable[bytes]]
+    timeout_s: float | None = None
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a WebRequest."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+Endpoint = Callable[[WebRequest], Awaitable[Reply]]
+"""Answers a request; it is cancelled if the caller goes away."""
+
+
+class Site(Protocol):
+    """Some paths of the HTTP port. Those of three parts, `/<name>/<method>`, are never asked for."""
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Who answers it; None: the path is not this site's."""
+
+
+Sites = Sequence[Site]

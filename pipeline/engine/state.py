@@ -1,0 +1,41 @@
+"""How an engine stands right now: numbers for metrics, pages and tests."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkersState(msgspec.Struct, frozen=True, array_like=True):
+    """The workers of one Op.
+
+    `wanted` are configured, `up` take jobs, `busy` of them have one. `stuck` threads were given up
+    and have not come back. `restarts` counts those that were replaced since the start.
+    """
+
+    kind: str
+    wanted: int
+    up: int
+    busy: int
+    stuck: int = 0
+    restarts: int = 0
+
+
+class OpState(msgspec.Struct, frozen=True, array_like=True):
+    """One Op: requests that wait for parts (`joining`), are ready (`queued`), are worked on."""
+
+    name: str
+    joining: int
+    queued: int
+    running: int
+    workers: WorkersState
+
+
+class EngineState(msgspec.Struct, frozen=True, array_like=True):
+    """The whole engine. `inside` the graph, `waiting` to be let in; the others are totals."""
+
+    is_ready: bool
+    inside: int
+    waiting: int
+    accepted: int
+    rejected: int
+    ops: list[OpState] = []

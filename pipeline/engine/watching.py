@@ -1,0 +1,61 @@
+"""Watchers: who is told what happens to the requests of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.engine.request import InFlight
+from pipeline.errors import ErrorCode, PipelineError
+from pipeline.observe.span import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """All are called on the event loop, and must not block.
+
+    `journal` takes down turns and requests. `on_failure` and `on_success` are called when a
+    request was answered; `profile` writes what a caller gets who asked for a profile;
+    `begin_trace` makes of (data id, the caller's traceparent or "") the request's own, or "".
+    """
+
+    journal: Journal | None = None
+    on_failure: Callable[[InFlight, PipelineError], None] = lambda request, error: None
+    on_success: Callable[[InFlight], None] | None = None
+    profile: Callable[[InFlight], str] | None = None
+    begin_trace: Callable[[int, str], str] | None = None
+    clock_ns: Callable[[], int] = time.monotonic_ns
+
+    def tell(self, request: InFlight, target: int) -> None:
+        """Say how a request ended, which was for `target`, see `span.REQUEST`."""
+        request.is_told = True
+        if self.journal is not None:
+            request.end_ns = request.end_ns or self.clock_ns()
+            self.journal.request(*request_row(request, target))
+        if request.error is not None:
+            self.on_failure(request, request.error)
+        elif self.on_success is not None:
+            self.on_success(request)
+
+
+def request_row(request: InFlight, target: int) -> tuple[int, ...]:
+    """The fields of `observe.span.REQUEST`."""
+    code = 0 if request.error is None else int(request.error.code)
+    if code.bit_length() > 63:
+        code = int(ErrorCode.PRODUCT_ERROR)
+    return (
+        request.data_id,
+        target,
+        request.rows,
+        request.outcome,
+        code,
+        request.start_ns,
+        request.entered_ns or request.end_ns,  # it may have ended while it waited
+        request.begun_ns,
+        request.packing_ns or request.end_ns,
+        request.end_ns,
+        request.input_ns,
+        request.infer_ns,
+        request.output_ns,
+    )

@@ -1,0 +1,86 @@
+"""Snapshot: all that one process of a server knows of itself, as it travels to the others.
+
+Numbers only grow, so that the snapshots of several processes add up.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipeline.engine.state import EngineState
+from pipeline.predictors.note import MemoryUse
+
+LATENCY_STEPS = 121
+"""Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer
+than the bucket before; the last one also all that took longer than its bound, 18 minutes."""
+
+
+class BatchCounters(msgspec.Struct, array_like=True):
+    """Executions of one batch size. Times in ns."""
+
+    count: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
+class ModelCounters(msgspec.Struct, array_like=True):
+    """One model, an Op or the whole pipeline: Triton's counters. Times in ns.
+
+    `fail_counts` has a number for each `Outcome` (that of OK stays 0). `batches` is by batch size.
+    `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS.
+    """
+
+    name: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success_count: int = 0
+    success_ns: int = 0
+    fail_counts: list[int] = msgspec.field(default_factory=lambda: [0] * 5)
+    fail_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    batches: dict[int, BatchCounters] = {}
+    latency: list[int] = msgspec.field(default_factory=lambda: [0] * LATENCY_STEPS)
+    queue_latency: list[int] = msgspec.field(default_factory=lambda: [0] * LATENCY_STEPS)
+    memory: list[MemoryUse] = []
+
+
+class RecentTurn(msgspec.Struct, frozen=True, array_like=True):
+    """One turn of a recent request. Times in ns from the request's start."""
+
+    op: str
+    outcome: int
+    rows: int
+    batch_requests: int
+    ready_ns: int
+    start_ns: int
+    prepared_ns: int
+    processed_ns: int
+    end_ns: int
+
+
+class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A recent request worth looking at: slow, or failed. `ended_ms` is since the epoch."""
+
+    data_id: int
+    log_id: int
+    ended_ms: int
+    took_ns: int
+    outcome: int
+    code: int
+    error: str
+    turns: list[RecentTurn]
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """What one process knows. The first of `models` is the pipeline, then its Ops in order."""
+
+    copy: int
+    engine: EngineState
+    models: list[ModelCounters]
+    slowest: list[RecentRequest] = []
+    failed: list[RecentRequest] = []

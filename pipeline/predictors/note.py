@@ -1,0 +1,57 @@
+"""ModelNote: what a worker tells the server of the model that it has loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.predictors.base import TEXT, TensorSpec
+
+
+class NotedTensor(msgspec.Struct, frozen=True, array_like=True):
+    """`dtype` is numpy's name of it, "" for text; `shape` has -1 for any size, None: any rank."""
+
+    name: str
+    dtype: str
+    shape: list[int] | None
+
+
+class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
+    """`kind` is Triton's: "CPU", "CPU_PINNED" or "GPU"; `id` the card's number."""
+
+    kind: str
+    id: int
+    byte_size: int
+
+
+class ModelNote(msgspec.Struct, frozen=True, array_like=True):
+    """One model: its engine, inputs and outputs, and the memory that loading it took."""
+
+    platform: str
+    inputs: list[NotedTensor]
+    outputs: list[NotedTensor]
+    memory: list[MemoryUse] = []
+
+
+def note_of(predictor: Any) -> ModelNote | None:
+    """What a predictor can tell; None if it has no signature, as remote ones may not."""
+    signature = getattr(predictor, "signature", None)
+    if signature is None:
+        return None
+    outputs = [spec for spec in signature.outputs if spec.name in signature.fetch_names]
+    return ModelNote(
+        platform=str(getattr(predictor, "platform", "")),
+        inputs=[_noted(spec) for spec in signature.inputs],
+        outputs=[_noted(spec) for spec in outputs],
+        memory=list(getattr(predictor, "memory_usage", ())),
+    )
+
+
+def _noted(spec: TensorSpec) -> NotedTensor:
+    dtype = "" if spec.dtype == TEXT else np.dtype(spec.dtype).name
+    shape = None
+    if spec.shape is not None:
+        shape = [size if isinstance(size, int) else -1 for size in spec.shape]
+    return NotedTensor(spec.name, dtype, shape)

@@ -1,0 +1,71 @@
+"""Tensor: what an Op says of its inputs and outputs, in the v2 protocol's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pipeline.errors import ConfigError
+
+DATATYPES = frozenset(
+    "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FP16 BF16 FP32 FP64 BYTES".split()
+)
+
+ANY = -1
+"""A dimension of any size."""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One input or output of an Op or of a pipeline.
+
+        class WordsOp(RequestOp):
+            input_tensors = [Tensor("words", "BYTES", (1,))]
+
+        class CombineOp(Op):
+            output_tensors = [Tensor("prediction", "FP32", (1,))]
+
+    A pipeline's inputs are those of its RequestOp, its outputs those of the Op that the
+    ResponseOp reads, or of the ResponseOp if it has any itself. An Op that reads several others
+    says for each input which of them gives it (`source`); callers know it as "source.name".
+
+    Args:
+        name: key in the dict that `preprocess` reads, or that `postprocess` returns.
+        datatype: one of DATATYPES. BYTES is text or bytes.
+        shape: with -1 for any size; without the batch if the Op has a `max_batch_size`.
+        source: name of the Op that gives an input.
+
+    Raises:
+        ConfigError: no such datatype, or a dimension below -1.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] = (ANY,)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.datatype not in DATATYPES:
+            known = ", ".join(sorted(DATATYPES))
+            raise ConfigError(f"Tensor {self.name!r}: datatype {self.datatype!r} is none of {known}")
+        if any(type(size) is not int or size < ANY for size in self.shape):
+            raise ConfigError(
+                f"Tensor {self.name!r}: shape {self.shape!r} must have sizes, or -1 for any"
+            )
+
+    @property
+    def full_name(self) -> str:
+        """What callers of the v2 protocol call it."""
+        return f"{self.source}.{self.name}" if self.source else self.name
+
+
+def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
+    """The Tensors that `op` lists as `input_tensors` or `output_tensors`; () if it lists none.
+
+    Scripts of old may use the names for something else: that is no declaration.
+    """
+    listed = getattr(op, attribute, ())
+    is_list = isinstance(listed, list | tuple)
+    if not is_list or not all(isinstance(item, Tensor) for item in listed):
+        return ()
+    return tuple(listed)
