@@ -1,26 +1,33 @@
-"""`python -m pipeline run web_server.py`: runs scripts written for Paddle Serving."""
+"""`python -m pipeline COMMAND`: runs scripts written for Paddle Serving, tells what servers do."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
+from pipeline.commands import WRONG_USAGE, analyse, run
 
 USAGE = """\
 usage: python -m pipeline run SCRIPT [ARGUMENT ...]
        python -m pipeline run -m MODULE [ARGUMENT ...]
+       python -m pipeline analyse FILE [--qps N] [--trace OUT] [--json]
+       python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
+       python -m pipeline check [--strict] FILE ...
 
-Run a script written for Paddle Serving's pipeline, unmodified, on this library: imports of
+run: run a script written for Paddle Serving's pipeline, unmodified, on this library: imports of
 paddle_serving_server, paddle_serving_server_gpu and paddle_serving_client are answered by
 `pipeline`, whether or not those packages are installed. Otherwise as `python SCRIPT`.
 
   -m MODULE   run a module that can be imported, as `python -m MODULE` does
-  -h, --help  show this text
+
+analyse: say where the time went, from what a server with `dag.use_profile: true` wrote to stderr.
+graph: print the graph of Ops that a script serves, without serving it.
+check: check config.yml files without starting anything.
+
+  -h, --help  show this text; after analyse, graph or check: their own
 
 docs/migration.md tells what differs. To serve a single model: python -m pipeline.serve --help
 """
-_WRONG_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,18 +36,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(given[:1] + given[1:2] * (given[:1] == ["run"])):
         sys.stdout.write(USAGE)
         return 0
-    if given[:1] != ["run"] or len(given) < 2 or (given[1] == "-m" and len(given) < 3):
+    command = _COMMANDS.get(given[0]) if given else None
+    if command is None or (given[0] == "run" and not _names_a_script(given[1:])):
         sys.stderr.write(USAGE)
-        return _WRONG_USAGE
-    try:
-        if given[1] == "-m":
-            run_module(given[2], given[3:])
-        else:
-            run_script(given[1], given[2:])
-    except ScriptNotFoundError as error:
-        sys.stderr.write(f"python -m pipeline run: {error}\n")
-        return _WRONG_USAGE
-    return 0
+        return WRONG_USAGE
+    return command(given[1:])
+
+
+def _names_a_script(arguments: Sequence[str]) -> bool:
+    return len(arguments) > (arguments[:1] == ["-m"])
+
+
+def _graph(arguments: Sequence[str]) -> int:
+    from pipeline.commands_graph import graph  # here: it loads the server
+
+    return graph(arguments)
+
+
+def _check(arguments: Sequence[str]) -> int:
+    from pipeline.commands_graph import check
+
+    return check(arguments)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "analyse": analyse,
+    "graph": _graph,
+    "check": _check,
+}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -12,6 +13,7 @@ from pipeline.errors import ClosedError, InitError
 from pipeline.proto.channels import MAX_MESSAGE_BYTES, channel_options, close_at_exit
 from pipeline.proto.messages import (
     INFERENCE_PATH,
+    PROFILE_KEY,
     CallOptions,
     PipelineResponse,
     cut_answer,
@@ -19,6 +21,7 @@ from pipeline.proto.messages import (
 )
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import grpc_target, own_ip
+from pipeline.tracing import call_metadata
 
 __all__ = ["AsyncPipelineClient", "PipelineClient", "PipelinePredictFuture", "PipelineResponse"]
 
@@ -29,6 +32,7 @@ class PipelinePredictFuture:
     def __init__(self, call: Any, options: CallOptions) -> None:
         self._call = call
         self._options = options
+        self._has_shown_profile = False
 
     def result(self, timeout: float | None = None) -> PipelineResponse:
         """Wait for the answer, at most `timeout` seconds.
@@ -36,7 +40,11 @@ class PipelinePredictFuture:
         Raises grpc.FutureTimeoutError when they have passed, grpc.FutureCancelledError after
         `cancel`, and grpc.RpcError when the call failed.
         """
-        return cut_answer(self._call.result(timeout), self._options)
+        answer = self._call.result(timeout)
+        if not self._has_shown_profile:
+            self._has_shown_profile = True
+            _show_profile(answer, self._options)
+        return cut_answer(answer, self._options)
 
     def done(self) -> bool:
         return bool(self._call.done())
@@ -47,6 +55,17 @@ class PipelinePredictFuture:
     def add_done_callback(self, callback: Callable[[PipelinePredictFuture], None]) -> None:
         """Call `callback` with this future, on a thread of gRPC's, once it is done."""
         self._call.add_done_callback(lambda _: callback(self))
+
+
+def _show_profile(answer: Response, options: CallOptions) -> None:
+    """Write the profile that was asked for to stdout, for a file that `Analyst` reads.
+
+    A server may give the request's own pair back, "1", which is no profile.
+    """
+    if options.profile and sys.stdout is not None:  # None: a program without a console
+        for key, value in zip(answer.key, answer.value, strict=False):
+            if key == PROFILE_KEY and "PROFILE" in value:
+                sys.stdout.write(value if value.endswith("\n") else value + "\n")
 
 
 class _Client:
@@ -87,7 +106,8 @@ class PipelineClient(_Client):
     """Calls a pipeline server over gRPC and waits, or hands out futures.
 
     `max_message_bytes` bounds what is sent and what is received in one message. One client may
-    be used by many threads at once. It prints nothing and leaves the caller's data alone.
+    be used by many threads at once. It leaves the caller's data alone, and writes nothing to stdout
+    but a profile that was asked for.
 
     >>> with PipelineClient() as client:
     ...     client.connect(["127.0.0.1:9998"])
@@ -153,8 +173,9 @@ class PipelineClient(_Client):
         request; a `log_id` that is not 0 stands above `logid`.
 
         `fetch` cuts the answer down to these results. `profile` asks the server for the times of
-        this request, which come as the result `pipeline.profile`. `timeout` is the deadline in
-        seconds, which the server is told; None waits for ever.
+        this request, which come as the result `pipeline.profile` and are written to stdout, as
+        lines that `Analyst` reads. `timeout` is the deadline in seconds, which the server is told;
+        None waits for ever.
 
         Raises TypeError for what cannot be sent, ClosedError before `connect`, and grpc.RpcError
         when the call fails (DEADLINE_EXCEEDED, UNAVAILABLE ...). An error of the application is
@@ -164,8 +185,11 @@ class PipelineClient(_Client):
         inference = self._connected()
         request = request_from_feed(feed_dict, options, self._own_ip)
         if asyn:
-            return PipelinePredictFuture(inference.future(request, timeout=timeout), options)
-        return cut_answer(inference(request, timeout=timeout), options)
+            call = inference.future(request, timeout=timeout, metadata=call_metadata())
+            return PipelinePredictFuture(call, options)
+        answer = inference(request, timeout=timeout, metadata=call_metadata())
+        _show_profile(answer, options)
+        return cut_answer(answer, options)
 
     def close(self) -> None:
         """End the connection and the calls under way. May be called again."""
@@ -213,7 +237,9 @@ class AsyncPipelineClient(_Client):
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         inference = self._connected()
         request = request_from_feed(feed_dict, options, self._own_ip)
-        return cut_answer(await inference(request, timeout=timeout), options)
+        answer = await inference(request, timeout=timeout, metadata=call_metadata())
+        _show_profile(answer, options)
+        return cut_answer(answer, options)
 
     async def close(self) -> None:
         """End the connection and the calls under way. May be called again."""

@@ -62,7 +62,7 @@ class TracerConfig(Struct, frozen=True, kw_only=True):
     """`dag.tracer`."""
 
     interval_s: Annotated[
-        float | None, Duration("s"), "Statistics go to pipeline.tracer this often, s; <= 0: never."
+        float | None, Duration("s"), "Figures go to pipeline.tracer this often, s; <= 0: never."
     ] = None
 
 
@@ -81,7 +81,7 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     ] = 1024
     retry: Annotated[Count, "Attempts for a request that timed out; 1: no second one."] = 1
     client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
-    use_profile: Annotated[bool, "Write PROFILE lines, which Analyst turns into a trace."] = False
+    use_profile: Annotated[bool, "Write PROFILE lines to stderr, for Analyst."] = False
     channel_size: Annotated[
         Size, "Requests that wait at an Op before its producers are held back; 0: any."
     ] = 0
@@ -195,6 +195,13 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     max_message_bytes: Annotated[
         int, Meta(ge=1, le=2**31 - 1), "Largest message, in and out, bytes."
     ] = 256 * 2**20
+    statistics: Annotated[
+        bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
+    ] = True
+    status_page: Annotated[bool, "Show how the server stands at GET /, to whoever asks."] = True
+    opentelemetry: Annotated[
+        bool, "Send traces, as the OTEL_* environment says; needs the extra otel."
+    ] = False
     stop_grace_period_s: Annotated[
         Millis, "Time that a stopping server gives its requests, ms."
     ] = 30.0

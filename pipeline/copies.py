@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline.allocator import keep_freed_memory
-from pipeline.config import ServiceConfig
+from pipeline.config import DagConfig, ServiceConfig
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.grpc import check_that_grpc_rests
 from pipeline.doors.listen import reserve
@@ -29,7 +29,9 @@ from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.event_loop import ends_before, loop_factory
+from pipeline.inquiry import Asker, Inquiries, Question, Reply
 from pipeline.observe.records import LogsHome, replay_bytes
+from pipeline.observing import SNAPSHOT, Past
 from pipeline.service import (
     Companion,
     CopyRole,
@@ -48,18 +50,24 @@ _FIRST, _REPLACEMENT = 0, 1  # the main functions that a copy can run
 
 
 class Order(msgspec.Struct, array_like=True):
-    """What a copy is told: whether the whole is ready, to stop, to answer what is left at once."""
+    """What a copy is told: whether the whole is ready, to stop, to answer what is left at once.
+
+    Or one of these alone: a `question` of one of the copies, the `reply` to one of its own.
+    """
 
     is_ready: bool = False
     stop: bool = False
     hurry: bool = False
+    question: Question | None = None
+    reply: Reply | None = None
 
 
 class Word(msgspec.Struct, array_like=True):
-    """What a copy tells: log records, or all of how it is.
+    """What a copy tells: all of how it is, or one of the last four alone.
 
     `shows_ready` is what its doors say. `failure` is why it could not start. With `is_over` it
-    has said everything, and ends when the server parts.
+    has said everything, and ends when the server parts. `records` are of its log, `question` is
+    for all copies, `reply` the answer to another's, `figures` its Snapshot, in case that it dies.
     """
 
     is_started: bool = False
@@ -68,6 +76,14 @@ class Word(msgspec.Struct, array_like=True):
     failure: str = ""
     is_over: bool = False
     records: list[bytes] = []
+    question: Question | None = None
+    reply: Reply | None = None
+    figures: bytes = b""
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it says nothing of how the copy is."""
+        return bool(self.records or self.question or self.reply or self.figures)
 
 
 # In a copy ----------------------------------------------------------------------------------
@@ -99,13 +115,15 @@ class _Copy:
     """One copy, in its own process."""
 
     def __init__(self, main: CopyMain, number: int) -> None:
-        role = CopyRole(number, self._tell_readiness, opens_late=main.is_replacement)
+        self._asker = Asker(lambda question: self._say(Word(question=question)))
+        role = CopyRole(number, self._tell_readiness, self._asker.ask, main.is_replacement)
         self.service = Service(main.name, main.graph, main.config, main.load_predictor, role)
         self._level = main.config.log.level
         self._word = Word()
         self._stop = asyncio.Event()
         self._parted = asyncio.Event()
         self._link: Link[Order] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self, sock: socket.socket) -> None:
         """Until the server says stop, or is gone."""
@@ -131,9 +149,29 @@ class _Copy:
             with startup_frozen():
                 self._word.is_started = True
                 self._tell()
+                self.service.observation.on_figures(
+                    lambda figures: self._say(Word(figures=figures))
+                )
                 await self._stop.wait()
 
     def _obey(self, order: Order) -> None:
+        if order.question is not None:
+            task = asyncio.ensure_future(self._answer(order.question))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif order.reply is not None:
+            self._asker.reply(order.reply)
+        else:
+            self._follow(order)
+
+    async def _answer(self, question: Question) -> None:
+        try:
+            answer = await self.service.observation.answer(question.text)
+        except InitError:  # it has not come so far
+            answer = b""
+        self._say(Word(reply=Reply(question.number, [answer])))
+
+    def _follow(self, order: Order) -> None:
         if order.stop:
             self._stop.set()
         if order.hurry:
@@ -152,8 +190,11 @@ class _Copy:
         self._tell()
 
     def _tell(self) -> None:
+        self._say(self._word)
+
+    def _say(self, word: Word) -> None:
         if self._link is not None:
-            self._link.send(framed(self._word))
+            self._link.send(framed(word))
 
 
 def _from_any_thread(loop: asyncio.AbstractEventLoop, link: Link[Order], frame: bytes) -> None:
@@ -173,12 +214,14 @@ def _described(error: Exception) -> str:
 class _RunningCopy:
     """One copy as the server sees it.
 
-    `word` is the last that it said of itself. `cause` is why we killed it, if we did.
+    `word` is the last that it said of itself, `figures` its last Snapshot. `cause` is why we
+    killed it, if we did.
     """
 
     def __init__(self, copies: Copies, place: Place, zygotes: Zygotes, main: int) -> None:
         self.place = place
         self.word = Word()
+        self.figures = b""
         self.cause = ""
         self._copies = copies
         self._told = Order()
@@ -193,15 +236,31 @@ class _RunningCopy:
             self._link.send(framed(order))
 
     def _heard(self, word: Word) -> None:
-        for record in word.records:
-            replay_bytes(record)
-        if word.records:
+        if word.is_aside:
+            self._heard_aside(word)
             return
         self.word = word
         if word.is_over:
             self._link.close()
             self._parted()
         self._copies.heard_of(self)
+
+    def _heard_aside(self, word: Word) -> None:
+        for record in word.records:
+            replay_bytes(record)
+        self.figures = word.figures or self.figures
+        if word.question is not None:
+            self._copies.inquiries.begin(self, word.question)
+        if word.reply is not None:
+            self._copies.inquiries.answered(self, word.reply)
+
+    def question(self, question: Question) -> None:
+        """Ask it."""
+        self._link.send(framed(Order(question=question)))
+
+    def reply(self, reply: Reply) -> None:
+        """Tell it what all copies say to a question of its own."""
+        self._link.send(framed(Order(reply=reply)))
 
     def _parted(self) -> None:
         """It has closed its socket, or we have: it is about to end."""
@@ -250,6 +309,12 @@ class Copies:
         self._running: set[_RunningCopy] = set()
         self._is_up = False
         self._order = Order()
+        self._past = Past()
+        self.inquiries = Inquiries(
+            lambda: [copy for copy in self._running if copy.word.is_started],
+            lambda copy, text: copy.figures if text == SNAPSHOT else b"",
+            lambda text: self._past.figures() if text == SNAPSHOT else [],
+        )
         self._stopping: asyncio.Task[None] | None = None
         self.rpc_port: int | None = None
         self.http_port: int | None = None
@@ -276,7 +341,7 @@ class Copies:
             self.rpc_port = self._reserve(self._config.rpc_port, "rpc_port")
             self.http_port = self._reserve(self._config.http_port, "http_port")
             config = msgspec.structs.replace(
-                self._config, rpc_port=self.rpc_port, http_port=self.http_port
+                self._config, rpc_port=self.rpc_port, http_port=self.http_port, dag=self._dag()
             )
             main = CopyMain(self._name, self._graph, config, self._load_predictor)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
@@ -284,6 +349,14 @@ class Copies:
         except BaseException:
             self._closing.close()
             raise
+
+    def _dag(self) -> DagConfig:
+        """`dag` with the port of the metrics, if there is one."""
+        dag = self._config.dag
+        if not dag.enable_prometheus:
+            return dag
+        port = self._reserve(dag.prometheus_port, "dag.prometheus_port")
+        return msgspec.structs.replace(dag, prometheus_port=port)
 
     def _reserve(self, port: int | None, key: str) -> int | None:
         if port is None:
@@ -331,6 +404,7 @@ class Copies:
         finally:
             for place in self._places:
                 place.set_timer(None)
+            self.inquiries.close()
             if self._companion is not None:
                 await self._companion.stop()
             _LOGGER.info("pipeline server stopped")
@@ -385,6 +459,8 @@ class Copies:
     def ended(self, copy: _RunningCopy) -> None:
         """A copy is gone: its callers see their connections close; another takes its place."""
         self._running.discard(copy)
+        self._past.add(copy.figures)
+        self.inquiries.left(copy)
         if not self._running:
             self._all_ended.set()
         word, place = copy.word, copy.place

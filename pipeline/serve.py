@@ -106,16 +106,16 @@ def _listener(settings: ServeSettings) -> socket.socket:
 
 
 def _doors(behind: Behind, listener: socket.socket, settings: ServeSettings) -> Mapping[str, Door]:
-    answer = answers_of(behind.handle)
+    answer = answers_of(behind.engine.handle)
     service, limit = grpc_service(answer), behind.config.max_message_bytes
     inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
     doors: dict[str, Door] = {
-        "relayed gRPC": GrpcDoor(service, f"unix-abstract:{inner}", 0, limit),
+        "relayed gRPC": GrpcDoor([service], f"unix-abstract:{inner}", 0, limit),
         "brpc and gRPC": OnePortDoor(answer, listener, limit, f"\0{inner}"),
     }
     if settings.grpc_port is not None:
         doors["gRPC"] = GrpcDoor(
-            service, settings.host, settings.grpc_port, limit, key="--grpc_port"
+            [service], settings.host, settings.grpc_port, limit, key="--grpc_port"
         )
     return doors
 

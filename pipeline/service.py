@@ -17,11 +17,14 @@ from pipeline.config import LogConfig, ServiceConfig, batch_fill_warnings, unkno
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door, OpenDoors
 from pipeline.doors.grpc import GrpcDoor, pipeline_service
+from pipeline.doors.grpc_v2 import inference_service
 from pipeline.doors.http import HttpDoor
+from pipeline.doors.http_v2 import InferenceSite
+from pipeline.doors.metrics import MetricsServer, MetricsSite
+from pipeline.doors.page import Page
+from pipeline.doors.web import Site
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
-from pipeline.engine.request import InFlight
-from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
@@ -33,8 +36,10 @@ from pipeline.engine.workers.supervision import KILLED_S
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.observe.logs import LogSession, RequestLog, configure_logs
+from pipeline.models import Models
+from pipeline.observe.logs import LogSession, RequestLog, configure_logs, log_folder
 from pipeline.observe.records import LogsHome, replay_bytes
+from pipeline.observing import Ask, Observation, Whole
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -48,27 +53,49 @@ class CopyRole:
     """What a Service is that shares its ports with others, see `copies`.
 
     `on_readiness` is told instead of the doors: what they say is up to all copies together.
-    One that `opens_late` opens its doors when it can answer: until then the system gives the
-    connections to the others.
+    `ask` puts a question to all of them. One that `opens_late` opens its doors when it can
+    answer: until then the system gives the connections to the others.
     """
 
     number: int
     on_readiness: Callable[[bool], None]
+    ask: Ask
     opens_late: bool = False
 
 
 def pipeline_doors(behind: Behind) -> Mapping[str, Door]:
     """gRPC and HTTP, as configured."""
     config, doors = behind.config, dict[str, Door]()
-    limit = config.max_message_bytes
+    handle, limit = behind.engine.handle, config.max_message_bytes
+    models = Models(behind.graph, behind.name, behind.engine, behind.whole, config.statistics)
     if config.rpc_port is not None:
-        service = pipeline_service(behind.handle)
-        doors["gRPC"] = GrpcDoor(service, config.host, config.rpc_port, limit, behind.is_shared)
+        services = [pipeline_service(handle, config.opentelemetry), inference_service(models)]
+        doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, behind.is_shared)
     if config.http_port is not None:
         doors["HTTP"] = HttpDoor(
-            behind.handle, config.host, config.http_port, limit, is_shared=behind.is_shared
+            handle,
+            config.host,
+            config.http_port,
+            limit,
+            is_shared=behind.is_shared,
+            sites=list(_sites(behind, models)),
+            takes_trace=config.opentelemetry,
         )
+    if config.dag.enable_prometheus:
+        metrics = MetricsSite(behind.whole, by_copy=config.copies > 0, predecessors=True)
+        port = config.dag.prometheus_port
+        doors["metrics"] = MetricsServer(metrics, config.host, port, behind.is_shared)
     return doors
+
+
+def _sites(behind: Behind, models: Models) -> Iterator[Site]:
+    """What is served on the HTTP port beside the pipeline."""
+    config = behind.config
+    yield InferenceSite(models)
+    yield MetricsSite(behind.whole, by_copy=config.copies > 0)
+    if config.status_page:
+        record = behind.record if config.statistics else None
+        yield Page(behind.name, behind.graph, behind.whole, record)
 
 
 def open_logs(log: LogConfig) -> LogSession:
@@ -122,6 +149,7 @@ class Service:
         self._grace_s = config.stop_grace_period_s
         self._doors: Mapping[str, Door] = {}
         self._request_log: RequestLog | None = None
+        self.observation = Observation(name, graph, config, copy.number if copy else None)
         self._telling: set[asyncio.Future[None]] = set()
         self._executor: DAGExecutor | None = None
 
@@ -179,17 +207,19 @@ class Service:
             await self._companion.start()
         self._lower_switch_interval()
         self._request_log = RequestLog(_LOGGER, config.log.request_sample)
+        self.observation.start(log_folder())
         self._executor = DAGExecutor(
             self._graph,
             config,
             functools.partial(self._workers_factory, loop),
             loop,
-            watchers=self._watchers(self._request_log),
+            watchers=self.observation.watchers(self._request_log),
             screen=self._screen,
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
             seal=self._family.memory.seal if self._family else None,
         )
+        self.observation.attach(self._executor)
         opens_late = self._copy is not None and self._copy.opens_late
         if not opens_late:
             await self._open_doors()
@@ -226,6 +256,7 @@ class Service:
             await door.stop(_DOOR_GRACE_S)
         if self._companion is not None:
             await self._companion.stop()
+        await self.observation.close()
         if self._request_log is not None:
             self._request_log.flush()
         if self._copy is None and self._was_up:
@@ -233,10 +264,22 @@ class Service:
         self._closing.close()
 
     async def _open_doors(self) -> None:
-        behind = Behind(self.executor.handle, self._config, is_shared=self._copy is not None)
+        whole = Whole(self._copy.ask if self._copy is not None else self._ask_only_me)
+        behind = Behind(
+            self._name,
+            self._graph,
+            self._config,
+            self.executor,
+            whole.snapshots,
+            whole.record,
+            is_shared=self._copy is not None,
+        )
         self._doors = self._outside.doors(behind)
         for door in self._doors.values():
             await door.start(self._is_shown_ready)
+
+    async def _ask_only_me(self, question: str, limit_s: float) -> list[bytes]:
+        return [await self.observation.answer(question)]
 
     def show_ready(self, is_ready: bool) -> None:
         """Say at the doors whether the server is ready."""
@@ -245,15 +288,6 @@ class Service:
             telling = asyncio.ensure_future(door.set_ready(is_ready))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
-
-    def _watchers(self, log: RequestLog) -> Watchers:
-        def failed(request: InFlight, error: PipelineError) -> None:
-            log.failed(request.data_id, request.log_id, error)
-
-        def succeeded(request: InFlight) -> None:
-            log.succeeded(request.data_id, request.log_id)
-
-        return Watchers(on_failure=failed, on_success=succeeded if log.wants_successes else None)
 
     def _screen(self, request: Any) -> PipelineError | None:
         if self._name is None or not request.name or request.name == self._name:
@@ -303,15 +337,7 @@ def described(name: str | None, doors: Mapping[str, int | None]) -> str:
 
 
 def warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
-    """What is odd about a configuration, or asks for what this version does not do."""
+    """What is odd about a configuration."""
     yield from config.warnings
-    asked = {
-        "dag.use_profile": config.dag.use_profile,
-        "dag.tracer.interval_s": config.dag.tracer.interval_s is not None,
-        "dag.enable_prometheus": config.dag.enable_prometheus,
-    }
-    for key, is_asked in asked.items():
-        if is_asked:
-            yield f"{config.source}: {key}: not acted on by this version"
     yield from unknown_ops(config, [op.name for op in graph.ops])
     yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})

@@ -467,6 +467,81 @@ def test_one_client_serves_many_threads(server: Server, client: PipelineClient):
     assert answers == list(range(200))
 
 
+# --- the profile ----------------------------------------------------------------------------
+
+PROFILE = (
+    "PROFILE\tpid:1\tprep#[a|0]_0:1 prep#[a|0]_1:2\n\nPROFILE\tpid:1\tcall_0#DAG_0:1 call_0#DAG_1:2"
+)
+
+
+def profiled(*values: str) -> Callable[[Request], Response]:
+    names = ["price", *["pipeline.profile"] * len(values)]
+    return lambda request: Response(key=names, value=["1", *values])
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_profile_that_was_asked_for_is_written_to_stdout(
+    server: Server, client: PipelineClient, capfd: pytest.CaptureFixture[str], end: str
+):
+    server.answer = profiled(PROFILE + end)
+    response = client.predict({}, profile=True, fetch=["price"])
+    assert capfd.readouterr() == (PROFILE + "\n", "")
+    assert "pipeline.profile" in response
+
+
+def test_the_profile_of_a_future_is_written_once_when_its_answer_is_taken(
+    server: Server, client: PipelineClient, capfd: pytest.CaptureFixture[str]
+):
+    server.answer = profiled(PROFILE)
+    future = client.predict({}, profile=True, asyn=True)
+    future.result()
+    future.result()
+    assert capfd.readouterr().out == PROFILE + "\n"
+
+
+def test_the_asyncio_client_writes_the_profile(server: Server, capfd: pytest.CaptureFixture[str]):
+    server.answer = profiled(PROFILE)
+
+    async def call() -> None:
+        async with AsyncPipelineClient() as client:
+            client.connect([server.endpoint])
+            await client.predict({}, profile=True)
+
+    asyncio.run(call())
+    assert capfd.readouterr().out == PROFILE + "\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "values", "written"),
+    [
+        (False, [PROFILE], ""),
+        (True, [], ""),
+        (True, ["1"], ""),
+        (True, ["1", PROFILE], PROFILE + "\n"),
+    ],
+)
+def test_nothing_else_is_written(
+    server: Server,
+    client: PipelineClient,
+    capfd: pytest.CaptureFixture[str],
+    asked: bool,
+    values: list[str],
+    written: str,
+):
+    """The predecessor's server gives the request's own pair back, before the profile."""
+    server.answer = profiled(*values)
+    client.predict({}, profile=asked)
+    assert capfd.readouterr().out == written
+
+
+def test_a_program_without_a_console_is_answered(
+    server: Server, client: PipelineClient, monkeypatch: pytest.MonkeyPatch
+):
+    server.answer = profiled(PROFILE)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert client.predict({}, profile=True)["price"] == 1
+
+
 # --- connecting and closing -----------------------------------------------------------------
 
 

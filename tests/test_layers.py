@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "observe.span", "compat", "deadline"),
+    ("errors", "data", "observe.span", "compat", "deadline", "tensors", "tracing"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
@@ -23,15 +23,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("op", "predictors", "local_service_handler", "model_ops"),
     ("engine",),
     ("observe",),
+    ("models",),
     ("doors",),
     ("serve_arguments",),
+    ("inquiry", "observing"),
     ("connecting", "model_services", "service", "copies", "server", "web_service"),
     ("serve",),
-    ("dropin", "__main__"),
+    ("dropin", "drawing", "commands", "commands_graph", "__main__"),
 )
 # Rules that are stricter than the layers: nothing of the package but this.
 ONLY: dict[str, set[str]] = {
-    "client": {"errors", "data", "proto"},
+    "client": {"errors", "data", "proto", "tracing"},
     "compat": {"errors", "data", "compat"},
     "channel": {"errors", "data", "compat"},
     "error_catch": {"errors", "data", "compat"},
@@ -40,18 +42,23 @@ ONLY: dict[str, set[str]] = {
     "deadline": {"errors"},
     "observe.span": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
-    "op": {"errors", "data", "observe.span", "proto"},  # config for its types only
-    "predictors": {"errors", "data", "deadline", "proto", "config", "predictors"},
+    "op": {"errors", "data", "observe.span", "proto", "tensors"},  # config for its types only
+    "predictors": {"errors", "data", "deadline", "proto", "config", "predictors", "tracing"},
+    "tensors": {"errors"},
+    "tracing": set(),
 }
 # Third-party packages that are used in these places and nowhere else.
 AT_HOME: dict[str, set[str]] = {
     "grpc": {
         "client",
         "doors.grpc",
+        "doors.grpc_v2",
         "predictors.grpc_calls",
         "proto.pipeline_service_pb2_grpc",
     },
     "grpc_health": {"doors.grpc"},
+    "opentelemetry": {"observe.otel"},
+    "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"doors.grpc"},
     "uvicorn": {"doors.http", "doors.http_connection"},
     "httptools": {"doors.http_connection"},

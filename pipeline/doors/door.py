@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.config import ServiceConfig
+from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.graph import Graph
+from pipeline.engine.request import Route
+from pipeline.observe.snapshot import Snapshot
 
-Handle = Callable[[Any, float | None], Awaitable[Any]]
-"""`DAGExecutor.handle`: (request, seconds that the caller gives) -> response."""
+
+class Handle(Protocol):
+    """`DAGExecutor.handle`: (request, seconds that the caller gives, route) -> response."""
+
+    def __call__(
+        self, raw: Any, timeout_s: float | None = None, route: Route | None = None
+    ) -> Awaitable[Any]: ...
 
 
 class Door(Protocol):
@@ -33,10 +42,18 @@ class Door(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What is behind the doors of a server. `is_shared`: other processes listen there too."""
+    """What is behind the doors of a server, which is called `name`.
 
-    handle: Handle
+    `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
+    `observe.recent`. `is_shared`: other processes listen there too.
+    """
+
+    name: str | None
+    graph: Graph
     config: ServiceConfig
+    engine: DAGExecutor
+    whole: Callable[[], Awaitable[list[Snapshot]]]
+    record: Callable[[float], Awaitable[list[bytes]]]
     is_shared: bool = False
 
 

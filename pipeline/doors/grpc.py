@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pipeline.doors.door import Handle
 from pipeline.doors.listen import bind
+from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -50,33 +51,49 @@ class GrpcError(Exception):
         self.status = status
 
 
+class GrpcCall(Protocol):
+    """What a method may know of the call that it answers."""
+
+    def time_left(self) -> float | None:
+        """Seconds that the caller gives; None: it did not say."""
+
+    def header(self, name: str) -> str:
+        """The caller's metadata of this name, of several the last; "" for none."""
+
+
+Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
+"""Bytes of a request -> bytes of the answer. Raises GrpcError."""
+
+Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]
+"""Bytes of the requests, as they come -> bytes of the answers. Raises GrpcError."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """What a GrpcDoor serves.
-
-    Args:
-        name: the full one, package and service.
-        methods: what can be called; all are answered alike.
-        answer: (bytes of a request, seconds that its caller gives) -> bytes of the answer.
-            Raises GrpcError.
-    """
+    """What a GrpcDoor serves: the full name, package and service, and the methods by theirs."""
 
     name: str
-    methods: tuple[str, ...]
-    answer: Callable[[bytes, float | None], Awaitable[bytes]]
+    methods: Mapping[str, Unary]
+    streams: Mapping[str, Stream] = field(default_factory=dict)
 
 
-def pipeline_service(handle: Handle) -> GrpcService:
-    """`PipelineService`, for a handle that answers a Request with a Response."""
+def pipeline_service(handle: Handle, takes_trace: bool = False) -> GrpcService:
+    """`PipelineService`, for a handle that answers a Request with a Response.
 
-    async def inference(message: bytes, timeout_s: float | None) -> bytes:
+    With `takes_trace` it is told the caller's traceparent.
+    """
+
+    async def inference(message: bytes, call: GrpcCall) -> bytes:
         try:
             request = pipeline_service_pb2.Request.FromString(message)
         except DecodeError as error:
             text = f"not a Request: {error}"
             raise GrpcError(grpc.StatusCode.INVALID_ARGUMENT, text) from error
+        asked: tuple[Any, ...] = (request, call.time_left())
+        if takes_trace:
+            asked += (Route(traceparent=call.header("traceparent")),)
         try:
-            response = await handle(request, timeout_s)
+            response = await handle(*asked)
         except OverloadedError as error:
             raise grpc_error(error) from error
         if not isinstance(response, pipeline_service_pb2.Response):
@@ -86,7 +103,7 @@ def pipeline_service(handle: Handle) -> GrpcService:
             )
         return response.SerializeToString()
 
-    return GrpcService(SERVICE, ("inference",), inference)
+    return GrpcService(SERVICE, {"inference": inference})
 
 
 _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
@@ -105,10 +122,10 @@ def grpc_error(error: PipelineError) -> GrpcError:
 
 
 class GrpcDoor:
-    """Serves `service` at `host:port`.
+    """Serves `services` at `host:port`.
 
     Args:
-        service: what is served.
+        services: what is served.
         host: address to bind; "::" for IPv6 and IPv4; "unix-abstract:<name>" for a socket of
             Linux's that has neither port nor file.
         port: 0 for any free one, see `port` after `start`.
@@ -119,7 +136,7 @@ class GrpcDoor:
 
     def __init__(
         self,
-        service: GrpcService,
+        services: Sequence[GrpcService],
         host: str,
         port: int,
         max_message_bytes: int,
@@ -128,7 +145,7 @@ class GrpcDoor:
     ) -> None:
         self.port = port
         self._is_shared = is_shared
-        self._service = service
+        self._services = services
         self._host = host
         self._key = key
         self._max_message_bytes = max_message_bytes
@@ -163,14 +180,12 @@ class GrpcDoor:
                 ("grpc.so_reuseport", int(self._is_shared)),
             ]
         )
-        # Bytes in and out: gRPC would log each broken message with a traceback.
-        method: grpc.RpcMethodHandler[bytes, bytes]
-        method = grpc.unary_unary_rpc_method_handler(self._answer, None, None)
-        name = self._service.name
-        methods = dict.fromkeys(self._service.methods, method)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+        for service in self._services:
+            handler = grpc.method_handlers_generic_handler(service.name, _handlers(service))
+            server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        ours = [service.name for service in self._services]
+        names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         self.port = self._listen(server)
         self._server = server
@@ -201,14 +216,15 @@ class GrpcDoor:
                 await self._open()
 
     async def set_ready(self, ready: bool) -> None:
-        """Tell the health service, for the server as a whole and for our service."""
+        """Tell the health service, for the server as a whole and for our services."""
         status = (
             health_pb2.HealthCheckResponse.SERVING
             if ready
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
         await self._health.set("", status)
-        await self._health.set(self._service.name, status)
+        for service in self._services:
+            await self._health.set(service.name, status)
 
     async def close(self, grace_s: float) -> None:
         """Stop accepting at once; what still runs after `grace_s` ends. Does not wait for it."""
@@ -230,16 +246,62 @@ class GrpcDoor:
         if self._leaving is not None and self._leaving is not asyncio.current_task():
             await self._leaving
 
-    async def _answer(self, message: bytes, context: _Context) -> bytes:
+
+class _Call:
+    """A call, as its method may know it."""
+
+    __slots__ = ("_context", "time_left")
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self.time_left = context.time_remaining
+
+    def header(self, name: str) -> str:
+        value: str | bytes = ""
+        for key, found in self._context.invocation_metadata() or ():
+            value = found if key == name else value
+        return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _handlers(service: GrpcService) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    """Bytes in and out: gRPC would log each broken message with a traceback."""
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        name: grpc.unary_unary_rpc_method_handler(_answering(name, method), None, None)
+        for name, method in service.methods.items()
+    }
+    for name, stream in service.streams.items():
+        answering = _streaming(name, stream)
+        handlers[name] = grpc.stream_stream_rpc_method_handler(answering, None, None)
+    return handlers
+
+
+def _answering(name: str, method: Unary) -> Any:
+    async def answer(message: bytes, context: _Context) -> bytes:
         try:
-            return await self._service.answer(message, context.time_remaining())
-        except GrpcError as error:
-            status, text = error.status, str(error)
-        except Exception as error:  # a bug of ours: that caller is told
-            _LOGGER.exception("inference failed", exc_info=error)
-            status, text = grpc.StatusCode.INTERNAL, "internal error of the server"
-        await context.abort(status, text)
-        raise AssertionError("abort raises")
+            return await method(message, _Call(context))
+        except Exception as error:
+            await _abort(name, error, context)
+            raise AssertionError("abort raises") from error
+
+    return answer
+
+
+def _streaming(name: str, stream: Stream) -> Any:
+    async def answer(messages: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
+        try:
+            async for message in stream(messages, _Call(context)):
+                yield message
+        except Exception as error:
+            await _abort(name, error, context)
+
+    return answer
+
+
+async def _abort(name: str, error: Exception, context: _Context) -> None:
+    if isinstance(error, GrpcError):
+        await context.abort(error.status, str(error))
+    _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours: that caller is told
+    await context.abort(grpc.StatusCode.INTERNAL, "internal error of the server")
 
 
 class _NoFarewells(logging.Filter):

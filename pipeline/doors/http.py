@@ -1,4 +1,4 @@
-"""HttpDoor: `POST /<name>/<method>` in proto3 JSON, and health, as a raw ASGI app on uvicorn."""
+"""HttpDoor: `POST /<name>/<method>` in proto3 JSON, health and sites; raw ASGI on uvicorn."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from pipeline.doors.http_connection import (
     error_body,
 )
 from pipeline.doors.listen import BACKLOG, bind
+from pipeline.doors.web import JSON, Reply, Sites, WebRequest
+from pipeline.engine.request import Route
 from pipeline.errors import (
     NoServiceError,
     NotImplementedByOpError,
@@ -40,31 +42,45 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _PATIENCE_S = 60.0
+_WINDOW_BITS = {
+    b"gzip": zlib.MAX_WBITS | 16,
+    b"x-gzip": zlib.MAX_WBITS | 16,
+    b"deflate": zlib.MAX_WBITS,
+}
 _TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class HttpDoor:
-    """Serves `handle` at `host:port`.
+    """Serves `handle` at `host:port`, and beside it whatever sites there are.
 
     Args:
-        handle: answers a Request with a Response.
+        handle: answers a Request with a Response; None: there are only sites.
         host: address to bind; "::" for IPv6 and IPv4.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
         patience_s: for a request to arrive, from its first byte to its last.
         is_shared: whether other processes of this server listen on the port too.
+        sites: asked in turn for every path but `/<name>/<method>`.
+        takes_trace: whether `handle` is told the caller's traceparent.
+        key: the configuration key of the port, to name in an error.
     """
 
     def __init__(
         self,
-        handle: Handle,
+        handle: Handle | None,
         host: str,
         port: int,
         max_message_bytes: int,
         patience_s: float = _PATIENCE_S,
         is_shared: bool = False,
+        sites: Sites = (),
+        takes_trace: bool = False,
+        key: str = "http_port",
     ) -> None:
         self.port = port
+        self._sites = sites
+        self._takes_trace = takes_trace
+        self._key = key
         self._is_shared = is_shared
         self._handle = handle
         self._is_ready = False
@@ -80,7 +96,7 @@ class HttpDoor:
         """Bind and listen. InitError names an address that is in use."""
         self._is_ready = is_ready
         self._loop = asyncio.get_running_loop()
-        self._socket = bind(self._host, self.port, "http_port", self._is_shared)
+        self._socket = bind(self._host, self.port, self._key, self._is_shared)
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self,
@@ -133,12 +149,22 @@ class HttpDoor:
         connection: HttpConnection = scope.pop(CONNECTION)  # left there it would be a cycle
         connection.cycle_served = receive.__self__  # type: ignore[attr-defined]  # of uvicorn's
         headers: tuple[Header, ...] = ()
+        content_type = JSON
         try:
-            target = self._target(scope)
-            if target is None:
+            parts = scope["path"].split("/")
+            if len(parts) != 3 or not parts[1] or not parts[2] or self._handle is None:
+                reply = await self._visit(scope, connection, receive)
+                status, body, headers = reply.status, reply.body, reply.headers
+                content_type = reply.content_type
+            elif parts[1] == "health":
                 status, body = self._health(scope)
+            elif scope["method"] != "POST":
+                raise _not_allowed(scope["method"], b"POST")
             else:
-                status, body = await self._infer(scope["headers"], connection, receive, *target)
+                _, name, method = parts
+                status, body = await self._infer(
+                    scope["headers"], connection, receive, name, method
+                )
         except HttpError as error:
             status, body, headers = error.status, error_body(error.error), error.headers
         except _CallerLeftError:
@@ -148,20 +174,31 @@ class HttpDoor:
             status, body = 500, error_body(UserCodeError("internal error of the server"))
         if connection.is_receiving:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
-        await connection.answer(status, headers, body)
+        await connection.answer(status, headers, body, content_type)
 
-    def _target(self, scope: Message) -> tuple[str, str] | None:
-        """(name, method) of an inference; None for a health probe."""
-        parts = scope["path"].split("/")
-        if len(parts) != 3 or not parts[1] or not parts[2]:
-            raise HttpError(
-                404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
-            )
-        if parts[1] == "health":
-            return None
-        if scope["method"] != "POST":
-            raise _not_allowed(scope["method"], b"POST")
-        return parts[1], parts[2]
+    async def _visit(self, scope: Message, connection: HttpConnection, receive: Receive) -> Reply:
+        """The answer of one of the sites."""
+        encoding, timeout_s, length, _ = _relevant(scope["headers"])
+
+        async def read() -> bytes:
+            return await self._body(connection, receive, encoding, length)
+
+        request = WebRequest(
+            method=scope["method"],
+            path=scope["path"],
+            raw_path=scope["raw_path"].decode("latin-1"),
+            query=scope["query_string"].decode("latin-1"),
+            headers=dict(scope["headers"]),
+            read=read,
+            timeout_s=timeout_s,
+        )
+        for site in self._sites:
+            if (endpoint := site.endpoint(request)) is not None:
+                with _cancelled_if_left(connection, self._loop):
+                    return await endpoint(request)
+        raise HttpError(
+            404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
+        )
 
     def _health(self, scope: Message) -> tuple[int, bytes]:
         method, probe = scope["method"], scope["path"].rpartition("/")[2]
@@ -181,7 +218,22 @@ class HttpDoor:
         name: str,
         method: str,
     ) -> tuple[int, bytes]:
-        encoding, timeout_s, length = _relevant(headers)
+        encoding, timeout_s, length, traceparent = _relevant(headers)
+        body = await self._body(connection, receive, encoding, length)
+        try:
+            request = jsonpb.request_from_json(body, name, method)
+        except PipelineError as error:
+            raise HttpError(400, error) from error
+        del body
+        route = Route(traceparent=traceparent) if self._takes_trace else None
+        with _cancelled_if_left(connection, self._loop):
+            response = await self._answer(request, timeout_s, route)
+        return 200, jsonpb.response_to_json(response)
+
+    async def _body(
+        self, connection: HttpConnection, receive: Receive, encoding: bytes, length: int
+    ) -> bytes:
+        """The body of a request, unpacked."""
         if length > self._max_bytes:
             raise self._too_large()
         message = await receive()
@@ -190,29 +242,17 @@ class HttpDoor:
             body = await self._rest(message, receive, connection)
         if len(body) > self._max_bytes:
             raise self._too_large()
-        if encoding:
-            body = self._decompressed(body, encoding)
-        try:
-            request = jsonpb.request_from_json(body, name, method)
-        except PipelineError as error:
-            raise HttpError(400, error) from error
-        del body, message
-        return 200, jsonpb.response_to_json(await self._answer(connection, request, timeout_s))
+        return self._decompressed(body, encoding) if encoding else body
 
     async def _answer(
-        self, connection: HttpConnection, request: Any, timeout_s: float | None
+        self, request: Any, timeout_s: float | None, route: Route | None
     ) -> pipeline_service_pb2.Response:
-        connection.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel
+        assert self._handle is not None
         try:
-            response = await self._handle(request, timeout_s)
+            asked = (request, timeout_s) if route is None else (request, timeout_s, route)
+            response = await self._handle(*asked)
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"1")) from error
-        except asyncio.CancelledError:
-            if connection.has_left:
-                raise _CallerLeftError from None
-            raise
-        finally:
-            connection.task = None
         if not isinstance(response, pipeline_service_pb2.Response):
             raise HttpError(
                 500,
@@ -245,26 +285,43 @@ class HttpDoor:
         return HttpError(413, error)
 
     def _decompressed(self, body: bytes, encoding: bytes) -> bytes:
-        if encoding not in (b"gzip", b"x-gzip"):
-            error = PackageError(f"unsupported content-encoding {encoding!r}: send gzip or none")
-            raise HttpError(415, error)
-        unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        if encoding not in _WINDOW_BITS:
+            text = f"unsupported content-encoding {encoding!r}: send gzip, deflate or none"
+            raise HttpError(415, PackageError(text))
+        name = encoding.removeprefix(b"x-").decode()
+        unpacker = zlib.decompressobj(wbits=_WINDOW_BITS[encoding])
         try:
             unpacked = unpacker.decompress(body, self._max_bytes + 1)
         except zlib.error as error:
-            raise HttpError(400, PackageError(f"the body is not valid gzip: {error}")) from error
+            raise HttpError(400, PackageError(f"the body is not valid {name}: {error}")) from error
         if len(unpacked) > self._max_bytes:
             raise self._too_large()
         if not unpacker.eof:
-            raise HttpError(400, PackageError("the body is cut short: incomplete gzip data"))
+            raise HttpError(400, PackageError(f"the body is cut short: incomplete {name} data"))
         if unpacker.unused_data:
-            behind = PackageError("there is data behind the end of the gzip data: send one member")
-            raise HttpError(400, behind)
+            text = f"there is data behind the end of the {name} data: send one member"
+            raise HttpError(400, PackageError(text))
         return unpacked
 
 
 class _CallerLeftError(Exception):
     """There is nobody to answer."""
+
+
+@contextlib.contextmanager
+def _cancelled_if_left(
+    connection: HttpConnection, loop: asyncio.AbstractEventLoop
+) -> Iterator[None]:
+    """What runs meanwhile is cancelled, and nobody answered, when the caller leaves."""
+    connection.task = asyncio.current_task(loop)  # without the loop it asks the kernel
+    try:
+        yield
+    except asyncio.CancelledError:
+        if connection.has_left:
+            raise _CallerLeftError from None
+        raise
+    finally:
+        connection.task = None
 
 
 class _Server(uvicorn.Server):
@@ -275,9 +332,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int]:
-    """(content-encoding, timeout in s, content-length, 0 if not said) of a request."""
-    encoding, timeout_s, length = b"", None, 0
+def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int, str]:
+    """(content-encoding, timeout in s, content-length, traceparent) of a request, if said."""
+    encoding, timeout_s, length, traceparent = b"", None, 0, ""
     for name, value in headers:
         if name == b"content-length":
             length = int(value)
@@ -285,7 +342,9 @@ def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int]:
             encoding = b"" if value.lower() == b"identity" else value.lower()
         elif name == b"grpc-timeout":
             timeout_s = _timeout(value)
-    return encoding, timeout_s, length
+        elif name == b"traceparent":
+            traceparent = value.decode("latin-1")
+    return encoding, timeout_s, length, traceparent
 
 
 def _timeout(value: bytes) -> float:

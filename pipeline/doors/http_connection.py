@@ -12,6 +12,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.data import ChannelData
+from pipeline.doors.web import JSON
 from pipeline.errors import DeadlineError, PackageError, PipelineError
 from pipeline.op import pack_error
 from pipeline.proto import jsonpb
@@ -24,7 +25,7 @@ CONNECTION = "pipeline.connection"
 Header = tuple[bytes, bytes]
 CLOSE: Header = (b"connection", b"close")
 
-_JSON_OF_LENGTH = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_TYPE_AND_LENGTH = b"content-type: %b\r\ncontent-length: %d\r\n\r\n"
 _MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
 _LINGER_S = 5.0  # for a caller that still sends to see the answer to what it began
 
@@ -189,7 +190,9 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.write(self._packet(error.status, (CLOSE,), error_body(error.error)))
         self.transport.close()
 
-    async def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+    async def answer(
+        self, status: int, headers: tuple[Header, ...], body: bytes, content_type: bytes = JSON
+    ) -> None:
         """Answer the request that is served: what uvicorn's `send` does, in one packet.
 
         uvicorn writes head and body apart and looks at every header; on loopback a packet costs
@@ -205,7 +208,8 @@ class HttpConnection(HttpToolsProtocol):
         elif not cycle.keep_alive:
             headers = (*headers, CLOSE)
         cycle.response_started = True
-        self.transport.write(self._packet(status, headers, body, cycle.scope["method"] == "HEAD"))
+        is_head = cycle.scope["method"] == "HEAD"
+        self.transport.write(self._packet(status, headers, body, content_type, is_head))
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
@@ -213,12 +217,17 @@ class HttpConnection(HttpToolsProtocol):
         cycle.on_response()
 
     def _packet(
-        self, status: int, headers: tuple[Header, ...], body: bytes, is_head: bool = False
+        self,
+        status: int,
+        headers: tuple[Header, ...],
+        body: bytes,
+        content_type: bytes = JSON,
+        is_head: bool = False,
     ) -> bytes:
         head = [_status_line(status)]
         for name, value in (*self.server_state.default_headers, *headers):
             head += (name, b": ", value, b"\r\n")
-        head.append(_JSON_OF_LENGTH % len(body))
+        head.append(_TYPE_AND_LENGTH % (content_type, len(body)))
         if not is_head:
             head.append(body)
         return b"".join(head)

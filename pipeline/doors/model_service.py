@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from pipeline.doors.door import Handle
-from pipeline.doors.grpc import GrpcService, grpc_error
+from pipeline.doors.grpc import GrpcCall, GrpcService, grpc_error
 from pipeline.errors import PipelineError, error_from_wire
 from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std
@@ -31,10 +31,11 @@ def answers_of(handle: Handle) -> Answer:
 def grpc_service(answer: Answer) -> GrpcService:
     """The service for a GrpcDoor."""
 
-    async def call(message: bytes, timeout_s: float | None) -> bytes:
+    async def answered(message: bytes, call: GrpcCall) -> bytes:
         try:
-            return await answer(ModelCall(message, log_id=log_id_of(message)), timeout_s)
+            asked = ModelCall(message, log_id=log_id_of(message))
+            return await answer(asked, call.time_left())
         except PipelineError as error:
             raise grpc_error(error) from error
 
-    return GrpcService(baidu_std.SERVICE, METHODS, call)
+    return GrpcService(baidu_std.SERVICE, dict.fromkeys(METHODS, answered))

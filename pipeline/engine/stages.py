@@ -27,7 +27,7 @@ from pipeline.errors import (
     UserCodeError,
     WorkerDiedError,
 )
-from pipeline.tracing import call_trace, child, set_call_trace
+from pipeline.tracing import call_trace, child, first_of, set_call_trace
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -223,9 +223,9 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def _say_trace(self, op: BoundOp, call: Call) -> None:
         """What the call goes on to ask belongs to the trace of its first traced sample."""
-        traces = [trace for index in call.samples if (trace := self.samples[index].trace)]
-        if traces or call_trace():
-            set_call_trace(child(traces[0], op.name, "process") if traces else "")
+        trace = first_of(self.samples[index].trace for index in call.samples)
+        if trace or call_trace():
+            set_call_trace(child(trace, op.name, "process") if trace else "")
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """When nobody waits for the call any more, in `time.monotonic`; None: never."""

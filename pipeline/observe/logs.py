@@ -43,13 +43,18 @@ def configure_logs(
         InitError: the folder or a file cannot be written.
     """
     if directory is None:
-        directory = Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
+        directory = log_folder()
     files = LogFiles(
         Path(os.path.realpath(directory)), _level_number(level), max_bytes, backup_count
     )
     session = LogSession(files, _OPEN)
     _OPEN.add(session)
     return session
+
+
+def log_folder() -> Path:
+    """Where a server logs to that is told nothing else."""
+    return Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
 
 
 class LogSession:

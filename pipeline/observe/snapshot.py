@@ -15,6 +15,10 @@ LATENCY_STEPS = 121
 than the bucket before; the last one also all that took longer than its bound, 18 minutes."""
 
 
+NO_COPY = -1
+"""`Snapshot.copy` of what copies counted that are no more; it has no engine's state."""
+
+
 class BatchCounters(msgspec.Struct, array_like=True):
     """Executions of one batch size. Times in ns."""
 

@@ -95,10 +95,15 @@ class Sink(Protocol):
 
 
 class Journal:
-    """The rows since the last fold. Written and folded on the event loop only."""
+    """The rows since the last fold. Written and folded on the event loop only.
+
+    Attributes:
+        folds: how many there were that had anything in them.
+    """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = list(sinks)
+        self.folds = 0
         self._turns = _Table(TURN)
         self._requests = _Table(REQUEST)
         self.turn = self._turns.append
@@ -113,6 +118,7 @@ class Journal:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
         if not self._turns.size and not self._requests.size:
             return
+        self.folds += 1
         turns, requests = self._turns.take(), self._requests.take()
         for sink in self.sinks:
             try:
@@ -128,7 +134,7 @@ class _Table:
         self.size = 0
         self._dtype = dtype
         self._row_bytes = dtype.itemsize
-        self._pack = struct.Struct(f"{len(dtype)}q").pack_into
+        self._pack = struct.Struct(f"{dtype.itemsize // 8}q").pack_into
         self._bytes = bytearray(_MOST_BYTES)
 
     def append(self, *row: int) -> None:

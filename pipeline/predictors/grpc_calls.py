@@ -24,6 +24,7 @@ from pipeline.errors import (
 from pipeline.predictors.remote import RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.targets import grpc_target
+from pipeline.tracing import call_metadata
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -150,11 +151,16 @@ class GrpcChannel:
         self.close = self._channel.close
 
     def method(self, path: str, waits: bool = False) -> Method:
-        """The method at `path`; with `waits` it waits for a server that is down to come up."""
+        """The method at `path`; with `waits` it waits for a server that is down to come up.
+
+        The server is told of which trace the running call is.
+        """
         call: Any = self._channel.unary_unary(path)
         if not waits:
-            return lambda request, time_s: call(request, timeout=time_s)
-        return lambda request, time_s: call(request, timeout=time_s, wait_for_ready=True)
+            return lambda request, time_s: call(request, timeout=time_s, metadata=call_metadata())
+        return lambda request, time_s: call(
+            request, timeout=time_s, wait_for_ready=True, metadata=call_metadata()
+        )
 
     def warn_if_down(self) -> None:
         """Connect now rather than at the first call, and log it when no server is there."""

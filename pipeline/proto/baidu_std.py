@@ -65,6 +65,15 @@ class WireError(ValueError):
     """The bytes are not what the format allows; the text says what is wrong with them."""
 
 
+class Trace(NamedTuple):
+    """Where a call belongs: ids of its trace, its own span and the span above. brpc has 64 bits
+    for each; of a longer id the low ones travel."""
+
+    trace_id: int
+    span_id: int
+    parent_span_id: int
+
+
 class Frame(NamedTuple):
     """One message as it travelled: `body` is still compressed where `meta.compress_type` says so.
 
@@ -86,20 +95,30 @@ def request_meta(
     log_id: int = 0,
     timeout_ms: int = 0,
     service: str = SERVICE,
+    trace: Trace | None = None,
 ) -> RpcMeta:
     """The meta of a call of `service`'s `method`; 0 leaves `log_id` and `timeout_ms` out.
 
-    `log_id` may be any 64-bit number: one above 2**63 travels as the negative of the same bits.
+    Ids may be any 64-bit number: one above 2**63 travels as the negative of the same bits.
     """
     meta = RpcMeta(correlation_id=correlation_id)
     request = meta.request
     request.service_name = service
     request.method_name = method
     if log_id:
-        request.log_id = (log_id + 2**63) % 2**64 - 2**63
+        request.log_id = _signed(log_id)
     if timeout_ms:
         request.timeout_ms = min(timeout_ms, 2**31 - 1)
+    if trace is not None:
+        request.trace_id = _signed(trace.trace_id)
+        request.span_id = _signed(trace.span_id)
+        request.parent_span_id = _signed(trace.parent_span_id)
     return meta
+
+
+def _signed(bits: int) -> int:
+    """The low 64 bits as a signed number."""
+    return (bits + 2**63) % 2**64 - 2**63
 
 
 def response_meta(correlation_id: int, code: int = 0, text: str = "") -> RpcMeta:

@@ -1,69 +1,65 @@
-"""Tensors of the v2 inference protocol: numpy arrays to messages and back.
+"""The v2 inference protocol's requests, responses and tensors: numpy to messages and back.
 
-The raw form is what is written; both forms are read. Nothing is allocated by a size that a peer
-states before it is compared with the data that did arrive.
+Tensors are written raw and read in both forms. The arrays' own bytes are those of
+`inference_v2_raw`, whose names are here too.
 """
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Iterable, MutableSequence, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from typing import Any
 
-import ml_dtypes
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.inference_v2_pb2 import (
+    InferParameter,
     InferTensorContents,
     ModelInferRequest,
     ModelInferResponse,
 )
-from pipeline.proto.npy import MAX_DIMENSIONS
+from pipeline.proto.inference_v2_raw import (
+    BYTES,
+    DATATYPES,
+    Array,
+    array_to_raw,
+    datatype_of,
+    known_dtype,
+    object_array,
+    raw_to_array,
+    shaped,
+    size_of,
+    with_text,
+)
 
 __all__ = [
     "DATATYPES",
     "SERVICE",
+    "Array",
+    "InferRequest",
+    "InferResponse",
+    "RequestedOutput",
     "add_tensor",
     "array_to_raw",
+    "check_input_parameters",
+    "check_output_parameters",
     "contents_to_array",
     "datatype_of",
     "raw_to_array",
+    "refuse_twice",
+    "request_from_message",
+    "response_to_message",
     "tensors_to_arrays",
     "with_text",
 ]
 
-Array = npt.NDArray[Any]
 InferTensor = ModelInferRequest.InferInputTensor | ModelInferResponse.InferOutputTensor
+Parameters = dict[str, bool | int | float | str]
 
 SERVICE = "inference.GRPCInferenceService"
 """The path of its methods: f"/{SERVICE}/ModelInfer" and so on."""
 
-_BYTES = np.dtype(object)
-DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "BOOL": np.dtype(np.bool_),
-        "INT8": np.dtype(np.int8),
-        "INT16": np.dtype(np.int16),
-        "INT32": np.dtype(np.int32),
-        "INT64": np.dtype(np.int64),
-        "UINT8": np.dtype(np.uint8),
-        "UINT16": np.dtype(np.uint16),
-        "UINT32": np.dtype(np.uint32),
-        "UINT64": np.dtype(np.uint64),
-        "FP16": np.dtype(np.float16),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
-        "FP32": np.dtype(np.float32),
-        "FP64": np.dtype(np.float64),
-        "BYTES": _BYTES,
-    }
-)
-"""The protocol's datatypes; BYTES elements are objects: `bytes` of any length."""
-
-_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _CONTENTS: dict[str, tuple[str, np.dtype[Any]]] = {
     "BOOL": ("bool_contents", np.dtype(np.bool_)),
     "INT8": ("int_contents", np.dtype(np.int32)),
@@ -76,55 +72,141 @@ _CONTENTS: dict[str, tuple[str, np.dtype[Any]]] = {
     "UINT64": ("uint64_contents", np.dtype(np.uint64)),
     "FP32": ("fp32_contents", np.dtype(np.float32)),
     "FP64": ("fp64_contents", np.dtype(np.float64)),
-    "BYTES": ("bytes_contents", _BYTES),
+    "BYTES": ("bytes_contents", BYTES),
 }
-_LENGTH = struct.Struct("<I")  # of one element, before it, in the raw form of BYTES
-_MAX_LENGTH = 2**32 - 1
+_UNSERVED = {
+    "shared_memory_region": "shared memory is not served here: send and take the data themselves",
+    "classification": "the classification extension is not served here: take the tensor itself",
+}
+"""Parameters of a tensor that may not be passed over: the answer would be a wrong one."""
 
 
-# --- numpy to wire --------------------------------------------------------------------------
+class RequestedOutput(msgspec.Struct, frozen=True):
+    """An output that a request asks for, and how it wants it."""
+
+    name: str
+    parameters: Parameters = {}
 
 
-def datatype_of(dtype: np.dtype[Any]) -> str:
-    """The protocol's name of a dtype; text and objects of any kind are BYTES.
+class InferRequest(msgspec.Struct, frozen=True):
+    """What a caller asks of a model; BYTES inputs are object arrays of `bytes`.
 
-    Raises PayloadTypeError for a dtype that the protocol lacks, such as complex64.
+    `model_version` is "" where the choice is the server's. No `outputs` means all of them.
     """
-    if dtype.kind in "OSU":
-        return "BYTES"
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = {}
+    inputs: dict[str, Array] = {}
+    outputs: list[RequestedOutput] = []
+
+
+class InferResponse(msgspec.Struct, frozen=True):
+    """What a model answers, its outputs in the order in which they are written."""
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = {}
+    outputs: dict[str, Array] = {}
+
+
+# --- requests and responses -----------------------------------------------------------------
+
+
+def request_from_message(message: ModelInferRequest) -> InferRequest:
+    """The request that came as a message; its arrays can be written to.
+
+    Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
+    protocol and for one that needs an extension which is not served.
+    """
+    for tensor in message.inputs:
+        check_input_parameters(tensor.name, tensor.parameters)
+    refuse_twice("input", [tensor.name for tensor in message.inputs])
+    outputs = [
+        RequestedOutput(output.name, _from_parameters(output.parameters))
+        for output in message.outputs
+    ]
+    for output in outputs:
+        check_output_parameters(output)
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        id=message.id,
+        parameters=_from_parameters(message.parameters),
+        inputs=tensors_to_arrays(message.inputs, message.raw_input_contents),
+        outputs=outputs,
+    )
+
+
+def response_to_message(response: InferResponse) -> ModelInferResponse:
+    """The response as a message, its tensors raw.
+
+    Raises PayloadTypeError, with the name of the tensor or parameter, for what the protocol
+    cannot carry.
+    """
+    message = ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for name, value in response.parameters.items():
+        _set_parameter(message.parameters[name], name, value)
+    for name, array in response.outputs.items():
+        add_tensor(message.outputs, message.raw_output_contents, name, array)
+    return message
+
+
+def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
+    """Raise PackageError if the input asks, by a parameter, for what is not served."""
+    for key in parameters:
+        if key in _UNSERVED:
+            raise PackageError(f"input {name!r} has the parameter {key!r}: {_UNSERVED[key]}")
+
+
+def check_output_parameters(output: RequestedOutput) -> None:
+    """Raise PackageError if an output is asked for in a way that is not served."""
+    for key, value in output.parameters.items():
+        if key in _UNSERVED and value != 0:  # a classification of 0 classes is none
+            raise PackageError(
+                f"output {output.name!r} has the parameter {key!r}: {_UNSERVED[key]}"
+            )
+
+
+def refuse_twice(what: str, names: Sequence[str]) -> None:
+    """Raise PackageError if a name is there twice."""
+    if len(set(names)) < len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise PackageError(f"{what} {twice!r} is there twice")
+
+
+def _from_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
+    found: Parameters = {}
+    for name, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise PackageError(f"parameter {name!r} has no value")
+        found[name] = getattr(parameter, kind)
+    return found
+
+
+def _set_parameter(parameter: InferParameter, name: str, value: bool | int | float | str) -> None:
     try:
-        return _NAMES[dtype.newbyteorder("=")]
-    except KeyError:
-        raise PayloadTypeError(
-            f"dtype {dtype} has no datatype in the v2 protocol: convert the array first"
-        ) from None
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int):
+            if value < 2**63:
+                parameter.int64_param = value
+            else:
+                parameter.uint64_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        else:
+            parameter.string_param = value
+    except (TypeError, ValueError, UnicodeError) as error:  # a type, a size, a lone surrogate
+        raise PayloadTypeError(f"parameter {name!r} of a response: {error}") from None
 
 
-def array_to_raw(array: Array) -> bytes:
-    """The elements as they stand in `raw_input_contents` and `raw_output_contents`.
-
-    Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
-    """
-    if datatype_of(array.dtype) == "BYTES":
-        parts: list[bytes] = []
-        for element in array.ravel().tolist():
-            data = _element_bytes(element)
-            parts += (_LENGTH.pack(len(data)), data)
-        return b"".join(parts)
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def _element_bytes(element: object) -> bytes:
-    if isinstance(element, str):
-        try:
-            return element.encode()
-        except UnicodeEncodeError as error:
-            raise PayloadTypeError(f"{element[:32]!r} has no UTF-8 form: {error.reason}") from None
-    if not isinstance(element, bytes):
-        raise PayloadTypeError(f"an element of BYTES is str or bytes, not {type(element).__name__}")
-    if len(element) > _MAX_LENGTH:
-        raise PayloadTypeError(f"an element of BYTES has {len(element)} bytes, 4 GiB is too long")
-    return element
+# --- tensors ----------------------------------------------------------------------------------
 
 
 def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, array: Array) -> None:
@@ -138,9 +220,6 @@ def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, ar
         raise PayloadTypeError(f"tensor {name!r}: {error}") from None
     tensors.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
     raw_contents.append(raw)
-
-
-# --- wire to numpy --------------------------------------------------------------------------
 
 
 def tensors_to_arrays(
@@ -168,107 +247,27 @@ def tensors_to_arrays(
     return arrays
 
 
-def raw_to_array(datatype: str, shape: Sequence[int], raw: bytes) -> Array:
-    """The array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
-
-    Raises PackageError for an unknown datatype and for data that does not fit the shape.
-    """
-    dtype = _known(datatype)
-    if dtype == _BYTES:
-        return _objects(list(_elements(raw, _size(shape))), shape)
-    size = _size(shape)
-    if len(raw) != size * dtype.itemsize:
-        raise PackageError(
-            f"{datatype} of shape {list(shape)} takes {size * dtype.itemsize} bytes, "
-            f"but {len(raw)} came"
-        )
-    if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
-        return _shaped(np.frombuffer(raw, np.uint8) != 0, shape)
-    flat = np.frombuffer(raw, dtype.newbyteorder("<"))
-    return _shaped(flat.astype(dtype), shape)
-
-
-def _elements(raw: bytes, count: int) -> Iterable[bytes]:
-    """The `count` elements of BYTES in their raw form."""
-    at = 0
-    for index in range(count):
-        start = at + _LENGTH.size
-        if start > len(raw):
-            raise PackageError(f"BYTES ends after {index} of {count} elements")
-        at = start + _LENGTH.unpack_from(raw, at)[0]
-        if at > len(raw):
-            raise PackageError(f"element {index} of BYTES needs {at - len(raw)} bytes more")
-        yield raw[start:at]
-    if at != len(raw):
-        raise PackageError(f"{len(raw) - at} bytes follow the last element of BYTES")
-
-
 def contents_to_array(datatype: str, shape: Sequence[int], contents: InferTensorContents) -> Array:
     """The array of one tensor that is not raw; of BYTES, an object array of `bytes`.
 
     Raises PackageError for FP16 and BF16, which have no field, for an unknown datatype, and for
     data that does not fit the datatype or the shape.
     """
-    dtype = _known(datatype)
+    dtype = known_dtype(datatype)
     if datatype not in _CONTENTS:
         raise PackageError(f"{datatype} has no contents: it travels raw only")
     field, field_dtype = _CONTENTS[datatype]
     elements = getattr(contents, field)
-    size = _size(shape)
+    size = size_of(shape)
     if len(elements) != size:
         raise PackageError(
             f"{datatype} of shape {list(shape)} has {size} elements, "
             f"but {field} holds {len(elements)}"
         )
-    if dtype == _BYTES:
-        return _objects(list(elements), shape)
+    if dtype == BYTES:
+        return object_array(list(elements), shape)
     wide = np.fromiter(elements, field_dtype, count=size)
     flat = wide.astype(dtype, copy=False)
     if flat is not wide and not np.array_equal(flat, wide):
         raise PackageError(f"{field} holds {wide.min()} to {wide.max()}, too much for {datatype}")
-    return _shaped(flat, shape)
-
-
-def with_text(array: Array) -> Array:
-    """The array; of BYTES, one in which each element that is UTF-8 has become a `str`.
-
-    Decided for each element, so that a sample's type does not depend on the rest of its batch.
-    """
-    if array.dtype != _BYTES:
-        return array
-    return _objects([_text(element) for element in array.ravel().tolist()], array.shape)
-
-
-def _text(element: bytes) -> str | bytes:
-    try:
-        return element.decode()
-    except UnicodeDecodeError:
-        return element
-
-
-def _known(datatype: str) -> np.dtype[Any]:
-    dtype = DATATYPES.get(datatype)
-    if dtype is None:
-        raise PackageError(f"datatype {datatype!r} is none of {', '.join(DATATYPES)}")
-    return dtype
-
-
-def _size(shape: Sequence[int]) -> int:
-    if len(shape) > MAX_DIMENSIONS:
-        raise PackageError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
-    if any(size < 0 for size in shape):
-        raise PackageError(f"shape {list(shape)} has a negative dimension")
-    return math.prod(shape)
-
-
-def _shaped(flat: Array, shape: Sequence[int]) -> Array:
-    try:
-        return flat.reshape(tuple(shape))
-    except ValueError as error:
-        raise PackageError(f"no array has the shape {list(shape)}: {error}") from None
-
-
-def _objects(elements: Sequence[str | bytes], shape: Sequence[int]) -> Array:
-    flat = np.empty(len(elements), object)
-    flat[:] = elements
-    return _shaped(flat, shape)
+    return shaped(flat, shape)

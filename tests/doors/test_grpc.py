@@ -304,7 +304,7 @@ def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
 
 @contextlib.asynccontextmanager
 async def door_and_channel(handle):
-    door = GrpcDoor(pipeline_service(handle), "127.0.0.1", 0, LIMIT)
+    door = GrpcDoor([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
     await door.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:

@@ -18,6 +18,9 @@ from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
 from pipeline.doors.http import HttpDoor
+from pipeline.doors.http_connection import HttpError
+from pipeline.doors.web import Reply
+from pipeline.errors import PackageError
 from pipeline.proto import pipeline_service_pb2
 
 LIMIT = 100_000
@@ -209,7 +212,7 @@ def test_any_error_reaches_the_caller(where, code, text, told):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "*", "/svc", "/svc/", "/svc/prediction/", "/svc/prediction/x", "//prediction", "///"],
+    ["*", "/svc", "/svc/", "/svc/prediction/", "/svc/prediction/x", "//prediction", "///"],
 )
 @pytest.mark.parametrize("method", ["POST", "GET"])
 def test_other_paths_are_not_found(echo, method, path):
@@ -225,7 +228,7 @@ def test_other_methods_are_not_allowed(echo, method):
 
 def test_head_is_answered_without_a_body_and_the_connection_goes_on(echo):
     with connect(echo) as connection:
-        for path, status in (("/svc/prediction", 405), ("/health/live", 200), ("/", 404)):
+        for path, status in (("/svc/prediction", 405), ("/health/live", 200), ("/svc", 404)):
             connection.send(request(method="HEAD", path=path))
             answer = connection.answer("HEAD")
             assert (answer.status, answer.body) == (status, b"")
@@ -321,10 +324,16 @@ def test_identity_is_no_encoding(echo):
     assert pairs_of(ask(echo, request(body_of(a="1"), "Content-Encoding: identity"))) == {"a": "1"}
 
 
-@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "\xe9"])
+def test_deflate_is_read_as_well(echo):
+    packed = zlib.compress(body_of(a="1" * 1000))
+    answer = ask(echo, request(packed, "Content-Encoding: deflate"))
+    assert pairs_of(answer) == {"a": "1" * 1000}
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "\xe9"])
 def test_other_encodings_are_refused(echo, encoding):
     answer = ask(echo, request(b"{}", f"Content-Encoding: {encoding}"))
-    assert_refused(answer, 415, 8000, "send gzip or none")
+    assert_refused(answer, 415, 8000, "send gzip, deflate or none")
 
 
 @pytest.mark.parametrize(
@@ -697,8 +706,12 @@ def test_a_pack_method_that_gives_no_response_is_an_internal_error():
 class Door:
     """An HttpDoor on its own, in a loop of the test's, for a `handle` of the test's."""
 
-    def __init__(self, handle, patience_s: float = 60.0) -> None:
-        self._door = HttpDoor(handle, "127.0.0.1", 0, LIMIT, patience_s)
+    def __init__(self, handle, patience_s: float = 60.0, sites=()) -> None:
+        self._door = HttpDoor(handle, "127.0.0.1", 0, LIMIT, patience_s, sites=sites)
+
+    @property
+    def port(self) -> int:
+        return self._door.port
 
     async def __aenter__(self) -> Door:
         await self._door.start()
@@ -721,6 +734,68 @@ class Door:
         finally:
             writer.close()
             await writer.wait_closed()
+
+
+class Shelf:
+    """A site of one path, whose answer says what it was asked."""
+
+    def endpoint(self, request):
+        return self.answer if request.path == "/shelf/of a/b" else None
+
+    async def answer(self, request):
+        if request.method == "DELETE":
+            raise HttpError(410, PackageError("gone"))
+        told = [request.raw_path, request.query, request.headers[b"x-mine"].decode()]
+        body = ",".join(told).encode() + b"," + await request.read()
+        return Reply(201, body, b"text/plain", ((b"x-site", b"yes"),))
+
+
+def test_a_site_answers_for_its_own_paths():
+    head = "Connection: close\r\nX-Mine: 1\r\n"
+
+    async def test():
+        async with Door(answers_at_once, sites=[Shelf()]) as door:
+            return [
+                await door.talk(
+                    f"{line} HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 4\r\n\r\nbody".encode()
+                )
+                for line in ("PUT /shelf/of%20a/b?q=1", "DELETE /shelf/of%20a/b", "GET /")
+            ]
+
+    ours, gone, nobody = asyncio.run(test())
+    assert ours.startswith(b"HTTP/1.1 201 Created\r\n")
+    assert b"content-type: text/plain\r\n" in ours
+    assert b"x-site: yes\r\n" in ours
+    assert ours.endswith(b"\r\n\r\n/shelf/of%20a/b,q=1,1,body")
+    assert gone.startswith(b"HTTP/1.1 410 ")
+    assert nobody.startswith(b"HTTP/1.1 404 ")
+
+
+def test_what_a_site_does_ends_when_its_caller_leaves():
+    class Waits:
+        def __init__(self):
+            self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+
+        def endpoint(self, request):
+            return self.answer
+
+        async def answer(self, request):
+            self.begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+
+    async def test():
+        site = Waits()
+        async with Door(answers_at_once, sites=[site]) as door:
+            _, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(site.begun.wait(), 30)
+            writer.close()
+            await asyncio.wait_for(site.cancelled.wait(), 30)
+
+    asyncio.run(test())
 
 
 async def answers_at_once(request, timeout_s):

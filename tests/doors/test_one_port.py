@@ -68,7 +68,7 @@ async def echo(call: ModelCall, timeout_s: float | None) -> bytes:
 async def opened(answer: Answer = echo, patience_s: float = 60.0) -> AsyncIterator[OnePortDoor]:
     """The door, and the one for gRPC behind it."""
     inner = f"pipeline-test-{random.getrandbits(64):x}"
-    grpc_door = GrpcDoor(grpc_service(answer), f"unix-abstract:{inner}", 0, LIMIT)
+    grpc_door = GrpcDoor([grpc_service(answer)], f"unix-abstract:{inner}", 0, LIMIT)
     door = OnePortDoor(answer, bind("127.0.0.1", 0, "port"), LIMIT, f"\0{inner}", patience_s)
     await grpc_door.start(True)
     await door.start()

@@ -28,6 +28,7 @@ from pipeline.errors import (
 from pipeline.predictors.brpc_channel import BrpcChannel
 from pipeline.predictors.endpoints import MAX_TIMEOUTS
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, pack, request_meta
+from pipeline.tracing import TraceContext, format_traceparent, set_call_trace
 
 SOON_S = 0.05
 
@@ -75,6 +76,25 @@ def test_a_call_may_have_all_the_time_in_the_world() -> None:
     with PlayedServer() as server, channel_to(server) as channel:
         assert ask(channel, b"any time", math.inf) == b"any time"
         assert server.requests[0].meta.request.timeout_ms > 0
+
+
+def test_a_server_is_told_of_the_trace_and_gets_a_span_of_its_own() -> None:
+    trace_id, span_id = 2**127 + 2**63 + 5, 2**64 - 7
+    recorded = TraceContext(trace_id, span_id, True)
+    try:
+        with PlayedServer() as server, channel_to(server) as channel:
+            for context in (recorded, recorded._replace(is_sampled=False)):
+                set_call_trace(format_traceparent(context))
+                ask(channel)
+            set_call_trace("")
+            ask(channel)
+    finally:
+        set_call_trace("")
+    told, *others = [frame.meta.request for frame in server.requests]
+    assert told.trace_id == 5 - 2**63, "the low 64 bits"
+    assert told.parent_span_id == -7
+    assert told.span_id not in (0, -7), "a brpc server takes it for its own span"
+    assert not any(meta.HasField("trace_id") or meta.HasField("span_id") for meta in others)
 
 
 def test_servers_take_turns() -> None:

@@ -24,6 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.remote import RemoteModel
+from pipeline.tracing import TraceContext, format_traceparent, set_call_trace
 
 SERVICE = "test.Service"
 PATH = f"/{SERVICE}/ask"
@@ -278,6 +279,27 @@ def test_long_answers_are_taken():
     size = 20 * 1024 * 1024
     with peer(SERVICE, {"ask": lambda *_: bytes(size)}) as server, asking(server.endpoint) as ask:
         assert len(ask()) == size
+
+
+# --- what goes along --------------------------------------------------------------------------
+
+
+def test_the_server_is_told_of_which_trace_the_call_is():
+    seen: list[str | None] = []
+
+    def note(request: bytes, context: Any) -> bytes:
+        seen.append(dict(context.invocation_metadata()).get("traceparent"))
+        return request
+
+    trace = format_traceparent(TraceContext(5, 7, True))
+    with peer(SERVICE, {"ask": note}) as server, asking(server.endpoint) as ask:
+        ask()
+        set_call_trace(trace)
+        try:
+            ask()
+        finally:
+            set_call_trace("")
+    assert seen == [None, trace]
 
 
 # --- start and end --------------------------------------------------------------------------

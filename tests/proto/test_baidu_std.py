@@ -21,6 +21,7 @@ from pipeline.proto.baidu_std import (
     Compression,
     Frame,
     FrameReader,
+    Trace,
     WireError,
     compress,
     decompress,
@@ -174,6 +175,12 @@ def test_a_log_id_of_64_bits_keeps_its_bits():
     assert request_meta("m", 1, log_id=2**64 - 1).request.log_id == -1
     assert request_meta("m", 1, log_id=2**63).request.log_id == -(2**63)
     assert not request_meta("m", 1).request.HasField("log_id")
+
+
+def test_a_trace_travels_as_the_low_64_bits_of_its_ids():
+    request = request_meta("m", 1, trace=Trace(2**64 + 3, 2**63, 2**64 - 1)).request
+    assert (request.trace_id, request.span_id, request.parent_span_id) == (3, -(2**63), -1)
+    assert not request_meta("m", 1).request.HasField("trace_id")
 
 
 def test_a_timeout_longer_than_the_field_is_the_longest():

@@ -3,8 +3,8 @@
 from pipeline import compat
 from pipeline.client import PipelineClient
 from pipeline.dropin.server.pipeline import logger
-from pipeline.dropin.server.pipeline.analyse import Analyst
 from pipeline.local_service_handler import LocalServiceHandler
+from pipeline.observe.analyst import Analyst
 from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.server import PipelineServer
 

@@ -1,10 +1,5 @@
 """`paddle_serving_server.pipeline.analyse`."""
 
-from pipeline.dropin.absent import absent
-
-_ADVICE = "statistics and profiles do not exist yet (docs/limits.md)"
-
-Analyst = absent("Analyst", __name__, _ADVICE)
-OpAnalyst = absent("OpAnalyst", __name__, _ADVICE)
+from pipeline.observe.analyst import Analyst, OpAnalyst
 
 __all__ = ["Analyst", "OpAnalyst"]

@@ -1,0 +1,81 @@
+"""The pipelines that Triton's clients are pointed at: `python servers.py numbers|echo HTTP GRPC`."""
+
+import sys
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.errors import ProductError
+from pipeline.tensors import Tensor
+
+LONGEST_BATCH = 8
+NO_GOOD = 2**31 - 1  # the number that the Op "sum" refuses
+PAIR = [Tensor("A", "INT32", (16,)), Tensor("B", "INT32", (16,))]
+
+
+class PairOp(RequestOp):
+    input_tensors = PAIR
+    max_batch_size = LONGEST_BATCH
+
+
+class SumOp(Op):
+    input_tensors = PAIR
+    output_tensors = [Tensor("SUM", "INT32", (16,))]
+    max_batch_size = LONGEST_BATCH
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (inputs,) = input_dicts.values()
+        if (inputs["A"] == NO_GOOD).any():
+            raise ProductError(51, "this number is no good")
+        return {"SUM": inputs["A"] + inputs["B"]}, False, None, ""
+
+
+class DifferenceOp(Op):
+    input_tensors = PAIR
+    output_tensors = [Tensor("DIFFERENCE", "INT32", (16,))]
+    max_batch_size = LONGEST_BATCH
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (inputs,) = input_dicts.values()
+        return {"DIFFERENCE": inputs["A"] - inputs["B"]}, False, None, ""
+
+
+class BothOp(Op):
+    input_tensors = [
+        Tensor("SUM", "INT32", (16,), source="sum"),
+        Tensor("DIFFERENCE", "INT32", (16,), source="difference"),
+    ]
+    output_tensors = [Tensor("SUM", "INT32", (16,)), Tensor("DIFFERENCE", "INT32", (16,))]
+    max_batch_size = LONGEST_BATCH
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        outputs = {name: value for one in input_dicts.values() for name, value in one.items()}
+        return outputs, False, None, ""
+
+
+class EchoOp(Op):
+    """Declares nothing: it takes what comes, and gives it back."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (inputs,) = input_dicts.values()
+        return dict(inputs), False, None, ""
+
+
+def numbers() -> ResponseOp:
+    read = PairOp()
+    parts = [SumOp(name="sum", input_ops=[read]), DifferenceOp(name="difference", input_ops=[read])]
+    return ResponseOp(input_ops=[BothOp(name="both", input_ops=parts)])
+
+
+def echo() -> ResponseOp:
+    return ResponseOp(input_ops=[EchoOp(name="same", input_ops=[RequestOp()])])
+
+
+def main() -> None:
+    name, http_port, rpc_port = sys.argv[1], *map(int, sys.argv[2:])
+    server = PipelineServer(name=name)
+    server.set_response_op({"numbers": numbers, "echo": echo}[name]())
+    server.prepare_server(yml_dict={"http_port": http_port, "rpc_port": rpc_port})
+    server.run_server()
+
+
+if __name__ == "__main__":
+    main()

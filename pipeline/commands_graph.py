@@ -1,0 +1,246 @@
+"""`python -m pipeline graph SCRIPT` and `... check FILE`: a look at what is not started."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from pipeline import config as configuration
+from pipeline.config import REQUEST_OP, ServiceConfig, load_config, resolve_op
+from pipeline.connecting import resolved
+from pipeline.drawing import FORMATS, drawing_of
+from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.server import PipelineServer
+from pipeline.yaml_source import KeyPath, read_yaml
+
+GRAPH_USAGE = """\
+usage: python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
+       python -m pipeline graph [--format text|mermaid|dot] -m MODULE [ARGUMENT ...]
+
+Print the graph of the server that a script runs. The script is executed as by `python -m pipeline
+run` up to where its server would start: no worker, no model and no port is opened. What it prints
+goes to stderr. The option may also stand behind SCRIPT; behind `--` everything is the script's.
+
+  --format F  text (the default), mermaid, or dot for Graphviz
+  -m MODULE   a module that can be imported, as `python -m MODULE` runs it
+  -h, --help  show this text
+"""
+CHECK_USAGE = """\
+usage: python -m pipeline check [--strict] FILE ...
+
+Check configuration files without starting a server. Everything that is wrong is printed, a line
+for each mistake; the exit status is 1 if there is any. What is merely odd is a warning: unknown
+keys, model files that are not there, batches that can never be full.
+
+  --strict    exit with 1 if there are warnings
+  -h, --help  show this text
+
+Constructor arguments of Ops, and which Ops there are, stand in the script: see
+`python -m pipeline graph`.
+"""
+_WRONG = 1
+_WRONG_USAGE = 2
+
+
+# graph ------------------------------------------------------------------------------------
+
+
+class _GraphArguments(Struct, frozen=True):
+    format: str
+    is_module: bool
+    script: str
+    arguments: Sequence[str]
+
+
+def graph(arguments: Sequence[str]) -> int:
+    """Run `python -m pipeline graph` with these arguments; the exit status."""
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        sys.stdout.write(GRAPH_USAGE)
+        return 0
+    given = _graph_arguments(arguments)
+    if given is None:
+        sys.stderr.write(GRAPH_USAGE)
+        return _WRONG_USAGE
+    try:
+        server = _server_of(given)
+    except ScriptNotFoundError as error:
+        return _graph_fails(str(error), _WRONG_USAGE)
+    except PipelineError as error:
+        return _graph_fails(f"{_place(error)}{type(error).__name__}: {error}")
+    if server is None or server._graph is None:
+        return _graph_fails(
+            f"{given.script} ended without running a server. Its last call must be run_server() "
+            "of a PipelineServer, or run_service() of a WebService."
+        )
+    drawing = drawing_of(server._graph, server.name or given.script)
+    sys.stdout.write(FORMATS[given.format](drawing))
+    for warning in _graph_warnings(server):
+        sys.stderr.write(f"warning: {warning}\n")
+    return 0
+
+
+def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments | None:
+    """None if they are wrong."""
+    rest, form, words = list(arguments), "text", []
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            words += rest
+            break
+        if word == "--format":
+            form = rest.pop(0) if rest else ""
+        elif word.startswith("--format="):
+            form = word.removeprefix("--format=")
+        else:
+            words.append(word)
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
+    if form not in FORMATS or not words or words[0].startswith("-"):
+        return None
+    return _GraphArguments(form, is_module, words[0], words[1:])
+
+
+def _server_of(given: _GraphArguments) -> PipelineServer | None:
+    """The first server that the script would have run; what the script raises goes through."""
+    run = run_module if given.is_module else run_script
+    with _nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
+        try:
+            run(given.script, given.arguments)
+        except _StoppedError:
+            pass
+        except SystemExit as end:
+            if not servers and end.code:
+                raise
+    return servers[0] if servers else None
+
+
+class _StoppedError(BaseException):
+    """Ends the script where its server would start; no `except Exception` of its holds it up."""
+
+
+@contextlib.contextmanager
+def _nothing_starts() -> Iterator[list[PipelineServer]]:
+    """Servers that would start are noted down instead."""
+    servers: list[PipelineServer] = []
+
+    def stop(server: PipelineServer) -> None:
+        servers.append(server)
+        raise _StoppedError
+
+    name = "_new_service"  # on the way of each manner in which a server can start
+    original = getattr(PipelineServer, name)
+    setattr(PipelineServer, name, stop)
+    try:
+        yield servers
+    finally:
+        setattr(PipelineServer, name, original)
+
+
+def _graph_warnings(server: PipelineServer) -> list[str]:
+    """What is odd beyond what `prepare_server` has logged."""
+    graph, config = server._graph, server._config
+    if graph is None or config is None:
+        return []
+    ops = {op.name: op.pipeline_config for op in graph.ops}
+    return [
+        *configuration.unknown_ops(config, list(ops)),
+        *configuration.batch_fill_warnings(config, ops),
+    ]
+
+
+def _graph_fails(text: str, status: int = _WRONG) -> int:
+    sys.stderr.write(f"python -m pipeline graph: {text}\n")
+    return status
+
+
+def _place(error: BaseException) -> str:
+    """`web_server.py:12: ` of the line outside this library that led to an error."""
+    ours = f"{Path(__file__).resolve().parent}{os.sep}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((ours, "<")):
+            return f"{os.path.relpath(frame.filename)}:{frame.lineno}: "
+    return ""
+
+
+# check ------------------------------------------------------------------------------------
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Run `python -m pipeline check` with these arguments; the exit status."""
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        sys.stdout.write(CHECK_USAGE)
+        return 0
+    files = [word for word in arguments if word != "--strict"]
+    if not files or any(word.startswith("-") for word in files):
+        sys.stderr.write(CHECK_USAGE)
+        return _WRONG_USAGE
+    is_strict = len(files) < len(arguments)
+    return max(_check_file(file, is_strict) for file in files)
+
+
+def _check_file(file: str, is_strict: bool) -> int:
+    errors: list[str] = []
+    with _warnings_of_the_configuration() as warnings:
+        try:
+            config = load_config(file)
+        except ConfigError as error:
+            errors = str(error).split("\n")
+        else:
+            warnings += _warnings_about(config, file)
+    lines = [f"error: {line}" for line in errors] + [f"warning: {line}" for line in warnings]
+    counts = [_count(len(errors), "error")] * bool(errors)
+    counts += [_count(len(warnings), "warning")] * bool(warnings)
+    sys.stdout.write("\n".join([*lines, f"{file}: {', '.join(counts) or 'ok'}", ""]))
+    return _WRONG if errors or (warnings and is_strict) else 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@contextlib.contextmanager
+def _warnings_of_the_configuration() -> Iterator[list[str]]:
+    """Collects them where they are logged, which is all that is left of them after an error."""
+    warnings: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warnings.append(record.getMessage())
+
+    logger = logging.getLogger(configuration.__name__)
+    collector, propagates = Collector(logging.WARNING), logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
+    try:
+        yield warnings
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(collector)
+
+
+def _warnings_about(config: ServiceConfig, file: str) -> Iterator[str]:
+    """What a server would find when it starts."""
+    ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
+    yield from configuration.batch_fill_warnings(config, ops)
+    source, folder = read_yaml(file), Path(file).resolve().parent
+    for path, named in _files_named(config):
+        if not resolved(folder, named).exists():
+            yield f"{source.place(path)}: no such file or folder: {named}"
+
+
+def _files_named(config: ServiceConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Keys and values of the files that Ops need to start."""
+    for name, op in config.op.items():
+        if op.client_config:
+            yield ("op", name, "client_config"), op.client_config
+        model = op.local_service_conf.model_config
+        if model and not op.server_endpoints:
+            yield ("op", name, "local_service_conf", "model_config"), model

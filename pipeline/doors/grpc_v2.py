@@ -1,0 +1,175 @@
+"""The v2 inference protocol over gRPC: `inference.GRPCInferenceService`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from pipeline.doors.grpc import GrpcCall, GrpcError, GrpcService, Stream, Unary
+from pipeline.errors import PipelineError
+from pipeline.models import Kind, Models, V2Error, v2_error
+from pipeline.models.config import config_message, metadata_message
+from pipeline.observe.statistics import fill_statistics
+from pipeline.proto import inference_v2_pb2 as pb
+from pipeline.proto.inference_v2 import SERVICE, request_from_message, response_to_message
+
+_AHEAD = 64  # requests of one stream that are read before the first of them is answered
+_FINAL = "triton_final_response"
+_NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
+
+_Request = TypeVar("_Request", bound=Message)
+
+
+def inference_service(models: Models) -> GrpcService:
+    """The service for a GrpcDoor."""
+    calls = _Calls(models)
+    methods: Mapping[str, Unary] = {
+        "ServerLive": _unary(pb.ServerLiveRequest, calls.server_live),
+        "ServerReady": _unary(pb.ServerReadyRequest, calls.server_ready),
+        "ModelReady": _unary(pb.ModelReadyRequest, calls.model_ready),
+        "ServerMetadata": _unary(pb.ServerMetadataRequest, calls.server_metadata),
+        "ModelMetadata": _unary(pb.ModelMetadataRequest, calls.model_metadata),
+        "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
+        "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
+        "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
+        "RepositoryModelLoad": _refuse_loading,
+        "RepositoryModelUnload": _refuse_loading,
+        "ModelInfer": _unary(pb.ModelInferRequest, calls.model_infer),
+    }
+    streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
+    return GrpcService(SERVICE, methods, streams)
+
+
+class _Calls:
+    """The methods, message in and message out. They raise V2Error and PipelineError."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def server_live(self, request: Any, call: GrpcCall) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(self, request: Any, call: GrpcCall) -> Message:
+        return pb.ServerReadyResponse(ready=await self._models.is_ready())
+
+    async def model_ready(self, request: pb.ModelReadyRequest, call: GrpcCall) -> Message:
+        is_ready = await self._models.is_model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=is_ready)
+
+    async def server_metadata(self, request: Any, call: GrpcCall) -> Message:
+        return pb.ServerMetadataResponse(**self._models.server_metadata())
+
+    async def model_metadata(self, request: pb.ModelMetadataRequest, call: GrpcCall) -> Message:
+        return metadata_message(self._models.metadata(request.name, request.version))
+
+    async def model_config(self, request: pb.ModelConfigRequest, call: GrpcCall) -> Message:
+        config = self._models.config(request.name, request.version)
+        return pb.ModelConfigResponse(config=config_message(config))
+
+    async def model_statistics(self, request: pb.ModelStatisticsRequest, call: GrpcCall) -> Message:
+        response = pb.ModelStatisticsResponse()
+        fill_statistics(await self._models.statistics(request.name, request.version), response)
+        return response
+
+    async def repository_index(self, request: pb.RepositoryIndexRequest, call: GrpcCall) -> Message:
+        found = await self._models.index(request.ready)
+        models = [pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in found]
+        return pb.RepositoryIndexResponse(models=models)
+
+    async def model_infer(
+        self, message: pb.ModelInferRequest, call: GrpcCall
+    ) -> pb.ModelInferResponse:
+        request = request_from_message(message)
+        traceparent = call.header("traceparent")
+        response = await self._models.infer(request, call.time_left(), traceparent)
+        return response_to_message(response)
+
+    async def model_stream_infer(
+        self, messages: AsyncIterator[bytes], call: GrpcCall
+    ) -> AsyncIterator[bytes]:
+        """Answers in the order of the requests, which are worked on side by side."""
+        order: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(_AHEAD)
+        running: set[asyncio.Future[bytes]] = set()
+
+        async def read() -> None:
+            try:
+                async for message in messages:
+                    task = asyncio.ensure_future(self._stream_answer(message, call))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                    await order.put(task)
+            except Exception as error:  # whatever it is: the stream ends with it, in its turn
+                failed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+                failed.set_exception(error)
+                await order.put(failed)
+            else:
+                await order.put(None)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (answer := await order.get()) is not None:
+                yield await answer
+        finally:
+            left: list[asyncio.Future[Any]] = [reader, *running]
+            for unfinished in left:
+                unfinished.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _stream_answer(self, message: bytes, call: GrpcCall) -> bytes:
+        """One answer of a stream; an error is one too, and the stream goes on.
+
+        Ours is a single answer to each request, and so the final one.
+        """
+        request_id = ""
+        try:
+            request = _parsed(pb.ModelInferRequest, message)
+            request_id = request.id
+            answer = pb.ModelStreamInferResponse(
+                infer_response=await self.model_infer(request, call)
+            )
+        except (V2Error, PipelineError) as error:
+            answer = pb.ModelStreamInferResponse(error_message=str(_v2(error)))
+            answer.infer_response.id = request_id
+        answer.infer_response.parameters[_FINAL].bool_param = True
+        return answer.SerializeToString()
+
+
+def _unary(
+    kind: type[_Request], answer: Callable[[_Request, GrpcCall], Awaitable[Message]]
+) -> Unary:
+    """`answer` from bytes to bytes, with gRPC's statuses for errors."""
+
+    async def method(message: bytes, call: GrpcCall) -> bytes:
+        try:
+            response = await answer(_parsed(kind, message), call)
+        except (V2Error, PipelineError) as error:
+            failure = _v2(error)
+            raise GrpcError(_status_of(failure.kind), str(failure)) from error
+        return response.SerializeToString()
+
+    return method
+
+
+async def _refuse_loading(message: bytes, call: GrpcCall) -> bytes:
+    raise GrpcError(grpc.StatusCode.UNAVAILABLE, _NO_LOADING)
+
+
+def _parsed(kind: type[_Request], message: bytes) -> _Request:
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        name = kind.DESCRIPTOR.name
+        raise V2Error(Kind.INVALID, f"the message is no {name}: {error}") from error
+
+
+def _v2(error: V2Error | PipelineError) -> V2Error:
+    return error if isinstance(error, V2Error) else v2_error(error)
+
+
+def _status_of(kind: Kind) -> grpc.StatusCode:
+    status: grpc.StatusCode = grpc.StatusCode[kind.grpc_status]
+    return status

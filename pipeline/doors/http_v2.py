@@ -1,0 +1,225 @@
+"""The v2 inference protocol over HTTP: the paths below `/v2`, as Triton answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from pipeline.doors.http_connection import HttpError
+from pipeline.doors.web import TEXT, Endpoint, Reply, WebRequest
+from pipeline.errors import PackageError, PipelineError
+from pipeline.models import Kind, Models, V2Error, v2_error
+from pipeline.observe.statistics import stats_json
+from pipeline.proto.inference_v2_json import binary_names, read_request, write_response
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_BINARY = b"application/octet-stream"
+_NAME = r"(?P<name>[^/]+)"
+_VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
+_NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
+
+_QUICK_BYTES = 64 * 1024  # of an answer: they are packed on the event loop
+_LEVEL = 1  # of zlib: tensors gain little by more
+_WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+
+
+class _Asked(NamedTuple):
+    """A request, with the model's name and version in its path."""
+
+    web: WebRequest
+    name: str
+    version: str
+
+
+_Answer = Callable[[_Asked], Awaitable[Reply]]
+
+
+class InferenceSite:
+    """`/v2` and all that is below it.
+
+    Args:
+        models: who is asked.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        model = rf"/v2/models/{_NAME}{_VERSION}"
+        # The first that matches: a model called "stats" can be asked for with its version.
+        routes: list[tuple[str, str, _Answer]] = [
+            (r"/v2", "GET", self._server),
+            (r"/v2/health/live", "GET", self._live),
+            (r"/v2/health/ready", "GET", self._ready),
+            (r"/v2/models/stats", "GET", self._statistics),
+            (rf"{model}/stats", "GET", self._statistics),
+            (rf"{model}/ready", "GET", self._model_ready),
+            (rf"{model}/config", "GET", self._config),
+            (rf"{model}/infer", "POST", self._infer),
+            (model, "GET", self._metadata),
+            (r"/v2/repository/index", "POST", self._index),
+            (rf"/v2/repository/models/{_NAME}/(?:load|unload)", "POST", self._load),
+        ]
+        self._routes = [(re.compile(path), method, answer) for path, method, answer in routes]
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Who answers it; of paths below `/v2` all, also those that are none."""
+        path = request.raw_path
+        if path != "/v2" and not path.startswith("/v2/"):
+            return None
+        for pattern, method, answer in self._routes:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                names = {key: unquote(value or "") for key, value in match.groupdict().items()}
+                return _guarded(answer if request.method == method else _refuse_method, names)
+        return _guarded(_refuse_path, {})
+
+    # Descriptions and states ------------------------------------------------------------
+
+    async def _server(self, asked: _Asked) -> Reply:
+        return _json(self._models.server_metadata())
+
+    async def _live(self, asked: _Asked) -> Reply:
+        return Reply()
+
+    async def _ready(self, asked: _Asked) -> Reply:
+        return Reply(200 if await self._models.is_ready() else 400)
+
+    async def _model_ready(self, asked: _Asked) -> Reply:
+        if await self._models.is_model_ready(asked.name, asked.version):
+            return Reply()
+        return _failed(400, "Model version not ready")
+
+    async def _metadata(self, asked: _Asked) -> Reply:
+        return _json(self._models.metadata(asked.name, asked.version))
+
+    async def _config(self, asked: _Asked) -> Reply:
+        return _json(self._models.config(asked.name, asked.version))
+
+    async def _statistics(self, asked: _Asked) -> Reply:
+        counters = await self._models.statistics(asked.name, asked.version)
+        return Reply(body=stats_json(counters))
+
+    async def _index(self, asked: _Asked) -> Reply:
+        return _json(await self._models.index(_wants_ready(await asked.web.read())))
+
+    async def _load(self, asked: _Asked) -> Reply:
+        raise V2Error(Kind.UNAVAILABLE, _NO_LOADING)
+
+    # Inference --------------------------------------------------------------------------
+
+    async def _infer(self, asked: _Asked) -> Reply:
+        web = asked.web
+        raw_input = self._models.raw_input(asked.name, asked.version)  # 404 before it is read
+        body = await web.read()
+        request = read_request(
+            body,
+            _header_length(web),
+            model_name=asked.name,
+            model_version=asked.version,
+            raw_input=raw_input,
+        )
+        del body
+        traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
+        response = await self._models.infer(request, web.timeout_s, traceparent)
+        body, length = write_response(response, binary_names(request, response.outputs))
+        headers, content_type = [], b"application/json"
+        if length is not None:
+            content_type = _BINARY
+            headers.append((_HEADER_LENGTH, b"%d" % length))
+        encoding = _accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
+        if encoding:
+            body = await _packed(body, encoding)
+            headers.append((b"content-encoding", encoding.encode()))
+        return Reply(200, body, content_type, tuple(headers))
+
+
+def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
+    """`answer` in whose replies errors have the protocol's form."""
+
+    async def endpoint(request: WebRequest) -> Reply:
+        asked = _Asked(request, names.get("name", ""), names.get("version", ""))
+        try:
+            return await answer(asked)
+        except HttpError as error:  # of reading the body
+            return _failed(error.status, str(error), error.headers)
+        except PipelineError as error:
+            failure = v2_error(error)
+        except V2Error as error:
+            failure = error
+        headers = ((b"retry-after", b"1"),) if failure.kind is Kind.UNAVAILABLE else ()
+        return _failed(failure.kind.http_status, str(failure), headers)
+
+    return endpoint
+
+
+async def _refuse_method(asked: _Asked) -> Reply:
+    return _failed(405, "Method Not Allowed")
+
+
+async def _refuse_path(asked: _Asked) -> Reply:
+    return Reply(404, orjson.dumps({"error": "Not Found"}), TEXT)
+
+
+def _json(value: Any) -> Reply:
+    return Reply(body=orjson.dumps(value))
+
+
+def _failed(status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    return Reply(status, orjson.dumps({"error": text}), headers=headers)
+
+
+def _wants_ready(body: bytes) -> bool:
+    """What a question for the repository's index says: nothing, or `{"ready": true}`."""
+    if not body.strip():
+        return False
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise PackageError(f"the request is no JSON: {error}") from error
+    only_ready = fields.get("ready", False) if isinstance(fields, dict) else None
+    if not isinstance(only_ready, bool):
+        raise PackageError('the request must be a JSON object; its "ready" is true or false')
+    return only_ready
+
+
+def _header_length(web: WebRequest) -> int | None:
+    text = web.headers.get(_HEADER_LENGTH)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 18:
+        raise PackageError(
+            f"Inference-Header-Content-Length {text.decode('latin-1')!r} is no number of bytes"
+        )
+    return int(text)
+
+
+def _accepted(header: str) -> str:
+    """The encoding that a caller takes its answer in, of those that are there; "": as it is."""
+    weights: dict[str, float] = {}
+    for entry in header.lower().split(","):
+        name, _, weight = entry.partition(";")
+        weights[name.strip()] = _weight(weight)
+    found = max(_WINDOW_BITS, key=lambda name: weights.get(name, weights.get("*", 0.0)))
+    return found if weights.get(found, weights.get("*", 0.0)) > 0 else ""
+
+
+def _weight(text: str) -> float:
+    """`q=0.5`, if there is any."""
+    match = re.fullmatch(r"\s*q=([01](?:\.[0-9]{0,3})?)\s*", text)
+    return float(match[1]) if match else 1.0
+
+
+async def _packed(body: bytes, encoding: str) -> bytes:
+    if len(body) > _QUICK_BYTES:
+        return await asyncio.to_thread(_compress, body, encoding)
+    return _compress(body, encoding)
+
+
+def _compress(body: bytes, encoding: str) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    return packer.compress(body) + packer.flush()

@@ -1,0 +1,207 @@
+"""Page: `GET /` shows a server at work; the figures behind it and a trace to take home."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from pipeline.doors.http_connection import HttpError
+from pipeline.doors.page_layout import layout_of
+from pipeline.doors.page_status import Title, status_of
+from pipeline.doors.web import Endpoint, Reply, WebRequest
+from pipeline.engine.graph import Graph
+from pipeline.errors import (
+    NoServiceError,
+    NotImplementedByOpError,
+    OverloadedError,
+    PackageError,
+)
+from pipeline.observe.chrome_trace import Event, events, trace_json
+from pipeline.observe.recent import read_recording
+from pipeline.observe.snapshot import Snapshot
+
+Whole = Callable[[], Awaitable[list[Snapshot]]]
+Record = Callable[[float], Awaitable[list[bytes]]]
+
+_SECONDS, _LEAST_SECONDS, _MOST_SECONDS = "3", 0.1, 30.0
+_MOST_RECORDINGS = 2  # at a time; each may hold some 20 MB while its trace is made
+_FRESH_S = 0.4  # pages that are open at the same time share a status: they ask once a second
+_STATIC = Path(__file__).with_name("static")
+_TYPES = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+# Everything comes from this server, nothing is inline, and nobody may put it into a frame.
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SAFE = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
+
+
+class Page:
+    """A Site: `/`, its files, `/status.json` and `/trace.json?seconds=3`.
+
+    Args:
+        name: of the service; None shows it as "pipeline".
+        graph: what is drawn.
+        whole: asks all copies of the server for their snapshots.
+        record: records seconds of turns in all copies, see `Recording.record`; None: there are
+            no turns to record.
+        clock: `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        graph: Graph,
+        whole: Whole,
+        record: Record | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name or "pipeline"
+        self._graph = graph
+        self._op_names = [op.name for op in graph.ops]
+        self._whole = whole
+        self._record = record
+        self._clock = clock
+        self._status_body = b""
+        self._status_from_s = float("-inf")
+        self._asking = asyncio.Lock()
+        self._recordings = 0
+        self._paths: dict[str, Endpoint] = {
+            "/status.json": self._status,
+            "/trace.json": self._trace,
+        }
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Who answers it; None: the path is not the page's."""
+        found = self._paths.get(request.path)
+        if found is None and request.path in _files():
+            found = _file
+        if found is not None and request.method not in ("GET", "HEAD"):
+            return _not_allowed
+        return found
+
+    # Status -----------------------------------------------------------------------------
+
+    async def _status(self, request: WebRequest) -> Reply:
+        async with self._asking:
+            if self._clock() - self._status_from_s > _FRESH_S:
+                snapshots = await self._whole()
+                status = status_of(self._title, snapshots, time.time_ns() // 10**6)
+                self._status_body = msgspec.json.encode(status)
+                self._status_from_s = self._clock()
+        return Reply(body=self._status_body, headers=_ALWAYS_NEW)
+
+    @functools.cached_property
+    def _title(self) -> Title:
+        return Title(self._name, _version(), self._record is not None, layout_of(self._graph))
+
+    # Trace ------------------------------------------------------------------------------
+
+    async def _trace(self, request: WebRequest) -> Reply:
+        if self._record is None:
+            off = NoServiceError("nothing is recorded here: set `statistics: True`")
+            raise HttpError(404, off)
+        seconds = _seconds(request.query)
+        if request.method == "HEAD":
+            return Reply(headers=_ALWAYS_NEW)
+        if self._recordings >= _MOST_RECORDINGS:
+            busy = OverloadedError(f"{_MOST_RECORDINGS} recordings are being made: try again later")
+            raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
+        self._recordings += 1
+        try:
+            recordings = await self._record(seconds)
+            body, is_cut = await asyncio.to_thread(_to_trace, recordings, self._op_names)
+        finally:
+            self._recordings -= 1
+        name = b'attachment; filename="pipeline_trace.json"'
+        cut = ((b"x-trace-cut", b"true"),) if is_cut else ()
+        headers = ((b"content-disposition", name), *cut, *_ALWAYS_NEW)
+        return Reply(body=body, headers=headers)
+
+
+def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes, bool]:
+    """(the file that the viewers open, whether there was more than it has)."""
+    found: list[Event] = []
+    is_cut = False
+    for packed in recordings:
+        recorded = read_recording(packed)
+        copy = recorded.copy if len(recordings) > 1 else None
+        found += events(recorded.turns, recorded.requests, names, copy)
+        is_cut |= recorded.is_cut
+    return trace_json(found), is_cut
+
+
+def _seconds(query: str) -> float:
+    """`seconds` of the query."""
+    text = urllib.parse.parse_qs(query, keep_blank_values=True).get("seconds", [_SECONDS])[-1]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        allowed = f"from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}"
+        raise HttpError(400, PackageError(f"seconds={text[:40]!r}: send a number {allowed}"))
+    return seconds
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+class _File(msgspec.Struct, frozen=True):
+    body: bytes
+    content_type: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    tag: bytes
+
+
+@functools.cache
+def _files() -> dict[str, _File]:
+    """The page's files by path. They are small, and read once: at the first question."""
+    found = {f"/{path.name}": _read(path) for path in _STATIC.iterdir() if path.suffix in _TYPES}
+    found["/"] = found.pop("/page.html")
+    return found
+
+
+def _read(path: Path) -> _File:
+    body = path.read_bytes()
+    tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:16].encode()
+    headers = ((b"cache-control", b"no-cache"), (b"etag", tag), *_SAFE)
+    return _File(body, _TYPES[path.suffix], headers, tag)
+
+
+async def _file(request: WebRequest) -> Reply:
+    file = _files()[request.path]
+    if request.headers.get(b"if-none-match") == file.tag:
+        return Reply(304, b"", file.content_type, file.headers)
+    return Reply(200, file.body, file.content_type, file.headers)
+
+
+async def _not_allowed(request: WebRequest) -> Reply:
+    error = NotImplementedByOpError(f"method {request.method} is not allowed here: use GET, HEAD")
+    raise HttpError(405, error, (b"allow", b"GET, HEAD"))
+
+
+def _version() -> str:
+    try:
+        return metadata.version("pipeline-serving")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return ""

@@ -1,0 +1,233 @@
+"""What `GET /status.json` says: the snapshots of all copies added up, under readable names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pipeline.doors.page_layout import Layout
+from pipeline.engine.state import EngineState, OpState, WorkersState
+from pipeline.observe.recent import MOST_FAILED, MOST_SLOW
+from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentTurn, Snapshot
+from pipeline.observe.span import Outcome
+from pipeline.observe.statistics import merge
+
+_FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.OK]
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """What an Op or the pipeline did since the start; see ModelCounters. Times in ns.
+
+    `failed` is by outcome, `batches` the executions by batch size. The stages' times are of each
+    request; `busy_ns` is what the executions took, however many requests were in one. The
+    histograms are without the empty buckets at their end.
+    """
+
+    succeeded: int
+    failed: dict[str, int]
+    requests: int
+    executions: int
+    queue_ns: int
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+    busy_ns: int
+    batches: dict[int, int]
+    latency: list[int]
+    queue_latency: list[int]
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """See WorkersState."""
+
+    kind: str
+    wanted: int
+    up: int
+    busy: int
+    stuck: int
+    restarts: int
+
+
+class OpStatus(msgspec.Struct, frozen=True):
+    """One Op: how it stands right now, and what it did."""
+
+    name: str
+    joining: int
+    queued: int
+    running: int
+    workers: Workers
+    counters: Counters
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """See RecentTurn. Times in ns from the request's start."""
+
+    op: str
+    outcome: str
+    rows: int
+    batch_requests: int
+    ready_ns: int
+    start_ns: int
+    prepared_ns: int
+    processed_ns: int
+    end_ns: int
+
+
+class Request(msgspec.Struct, frozen=True):
+    """See RecentRequest. `data_id` and `log_id` are text: JavaScript's numbers are too small."""
+
+    copy: int
+    data_id: str
+    log_id: str
+    ended_ms: int
+    took_ns: int
+    outcome: str
+    code: int
+    error: str
+    turns: list[Turn]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Everything that the page shows.
+
+    `time_ms` is since the epoch. `copies` are those that answered; 1 if there are none. The
+    totals `accepted` and `rejected` are of these, `pipeline` and `ops` also have what copies
+    counted that have been replaced.
+    """
+
+    name: str
+    version: str
+    time_ms: int
+    copies: int
+    is_ready: bool
+    can_record: bool
+    inside: int
+    waiting: int
+    accepted: int
+    rejected: int
+    graph: Layout
+    pipeline: Counters
+    ops: list[OpStatus]
+    slowest: list[Request]
+    failed: list[Request]
+
+
+class Title(msgspec.Struct, frozen=True):
+    """What does not change from one status to the next."""
+
+    name: str
+    version: str
+    can_record: bool
+    graph: Layout
+
+
+def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Status:
+    """The whole server, of which each copy that answered gave a snapshot."""
+    names = [box.name for box in title.graph.boxes[1:-1]]
+    living = [snapshot for snapshot in snapshots if snapshot.copy != NO_COPY]
+    engine = _added([snapshot.engine for snapshot in living], names)
+    uncounted = [ModelCounters("") for _ in range(1 + len(names))]  # with `statistics: False`
+    merged = merge(snapshot.models for snapshot in snapshots) or uncounted
+    pipeline, *models = [_counters(model) for model in merged]
+    slowest = [_request(s.copy, request) for s in living for request in s.slowest]
+    failed = [_request(s.copy, request) for s in living for request in s.failed]
+    return Status(
+        name=title.name,
+        version=title.version,
+        time_ms=time_ms,
+        copies=len(living),
+        is_ready=engine.is_ready,
+        can_record=title.can_record,
+        inside=engine.inside,
+        waiting=engine.waiting,
+        accepted=engine.accepted,
+        rejected=engine.rejected,
+        graph=title.graph,
+        pipeline=pipeline,
+        ops=[_op(state, counted) for state, counted in zip(engine.ops, models, strict=True)],
+        slowest=sorted(slowest, key=lambda request: -request.took_ns)[:MOST_SLOW],
+        failed=sorted(failed, key=lambda request: -request.ended_ms)[:MOST_FAILED],
+    )
+
+
+def _added(engines: Sequence[EngineState], names: Sequence[str]) -> EngineState:
+    nobody = [OpState(name, 0, 0, 0, WorkersState("", 0, 0, 0)) for name in names]
+    return EngineState(
+        is_ready=bool(engines) and all(engine.is_ready for engine in engines),
+        inside=sum(engine.inside for engine in engines),
+        waiting=sum(engine.waiting for engine in engines),
+        accepted=sum(engine.accepted for engine in engines),
+        rejected=sum(engine.rejected for engine in engines),
+        ops=[_added_op(ops) for ops in zip(*(engine.ops for engine in engines), strict=True)]
+        or nobody,
+    )
+
+
+def _added_op(ops: Sequence[OpState]) -> OpState:
+    return OpState(
+        name=ops[0].name,
+        joining=sum(op.joining for op in ops),
+        queued=sum(op.queued for op in ops),
+        running=sum(op.running for op in ops),
+        workers=_added_workers([op.workers for op in ops]),
+    )
+
+
+def _added_workers(workers: Sequence[WorkersState]) -> WorkersState:
+    return WorkersState(
+        kind=workers[0].kind,
+        wanted=sum(each.wanted for each in workers),
+        up=sum(each.up for each in workers),
+        busy=sum(each.busy for each in workers),
+        stuck=sum(each.stuck for each in workers),
+        restarts=sum(each.restarts for each in workers),
+    )
+
+
+def _op(state: OpState, counters: Counters) -> OpStatus:
+    workers = Workers(**msgspec.structs.asdict(state.workers))
+    return OpStatus(state.name, state.joining, state.queued, state.running, workers, counters)
+
+
+def _counters(model: ModelCounters) -> Counters:
+    return Counters(
+        succeeded=model.success_count,
+        failed={outcome.name.lower(): model.fail_counts[outcome] for outcome in _FAILURES},
+        requests=model.inference_count,
+        executions=model.execution_count,
+        queue_ns=model.queue_ns,
+        input_ns=model.input_ns,
+        infer_ns=model.infer_ns,
+        output_ns=model.output_ns,
+        busy_ns=sum(b.input_ns + b.infer_ns + b.output_ns for b in model.batches.values()),
+        batches={size: batch.count for size, batch in sorted(model.batches.items())},
+        latency=_without_end(model.latency),
+        queue_latency=_without_end(model.queue_latency),
+    )
+
+
+def _without_end(histogram: Iterable[int]) -> list[int]:
+    counts = list(histogram)
+    while counts and not counts[-1]:
+        counts.pop()
+    return counts
+
+
+def _request(copy: int, request: RecentRequest) -> Request:
+    return Request(
+        copy=copy,
+        data_id=str(request.data_id),
+        log_id=str(request.log_id),
+        ended_ms=request.ended_ms,
+        took_ns=request.took_ns,
+        outcome=Outcome(request.outcome).name.lower(),
+        code=request.code,
+        error=request.error,
+        turns=[_turn(turn) for turn in request.turns],
+    )
+
+
+def _turn(turn: RecentTurn) -> Turn:
+    fields = msgspec.structs.asdict(turn)
+    return Turn(**fields | {"outcome": Outcome(turn.outcome).name.lower()})

@@ -1,0 +1,122 @@
+// Recent requests: a line each, and behind it the way of the request through the Ops.
+
+import { arrange, make, say } from "./page_dom.js";
+import { ago, duration } from "./page_figures.js";
+
+const STAGES = [
+  ["queue", "queue", "ready_ns", "start_ns"],
+  ["input", "preprocess", "start_ns", "prepared_ns"],
+  ["infer", "process", "prepared_ns", "processed_ns"],
+  ["output", "postprocess", "processed_ns", "end_ns"],
+];
+const EDGES = { "@unpack": "RequestOp", "@pack": "ResponseOp" };
+const WHY = {
+  rejected: "its time was over before it ran",
+  canceled: "the caller went away",
+  backend: "an Op failed or took too long",
+  other: "a worker was lost, or the server stops",
+};
+
+export class RequestsView {
+  #parent;
+  #none;
+  #known = new Map();
+
+  constructor(parent, none) {
+    this.#parent = parent;
+    this.#none = none;
+  }
+
+  /** Show these requests; one that somebody reads stays, though it is no longer among them. */
+  show(requests, now_ms) {
+    const shown = new Map(requests.map((request) => [keyOf(request), request]));
+    const keys = [...shown.keys()];
+    for (const child of this.#parent.children) {
+      const { key } = child.dataset;
+      if (child.open && !shown.has(key)) {
+        shown.set(key, this.#known.get(key));
+        keys.push(key);
+      }
+    }
+    this.#known = shown;
+    arrange(this.#parent, keys, (key) => row(shown.get(key)));
+    for (const child of this.#parent.children) {
+      say(child.querySelector(".when"), ago(now_ms, shown.get(child.dataset.key).ended_ms));
+    }
+    this.#none.hidden = keys.length > 0;
+  }
+}
+
+const keyOf = (request) => `${request.copy} ${request.data_id} ${request.ended_ms}`;
+
+function row(request) {
+  const root = make("details", request.outcome === "ok" ? "" : "failed");
+  const about = why(request);
+  const reason = make("span", "why", about);
+  reason.title = about;
+  root.append(make("summary", "", make("b", "", duration(request.took_ns)), reason, make("span", "when")));
+  root.addEventListener("toggle", () => {
+    if (root.open && root.children.length === 1) root.append(path(request));
+  });
+  return root;
+}
+
+function why(request) {
+  if (request.outcome !== "ok") return request.error || WHY[request.outcome] || request.outcome;
+  const parts = request.turns.flatMap((turn) => parted(turn));
+  const longest = parts.reduce((most, part) => (part.ns > most.ns ? part : most), { ns: -1 });
+  return longest.ns > 0 ? `${duration(longest.ns)} of it: ${longest.text}` : "";
+}
+
+/** The stages of a turn that took time. */
+function parted(turn) {
+  const edge = EDGES[turn.op];
+  return STAGES.map(([name, label, from, to]) => ({
+    name,
+    from: turn[from],
+    ns: turn[to] - turn[from],
+    label: edge ? (name === "queue" ? "waiting to be let in" : label) : label,
+    text: edge ? (name === "queue" ? "waiting to be let in" : edge) : `${label} of ${turn.op}`,
+  })).filter((part) => part.ns > 0);
+}
+
+function path(request) {
+  const root = make("div", "path");
+  if (request.error) root.append(make("p", "error", request.error));
+  const whole = Math.max(request.took_ns, 1);
+  for (const turn of request.turns) root.append(track(turn, whole));
+  const axis = make("p", "axis", make("span", "", "0"), make("span", "", duration(whole / 2)),
+    make("span", "", duration(whole)));
+  root.append(make("div", "turn", make("span"), axis, make("span")), make("p", "more", identity(request)));
+  return root;
+}
+
+function track(turn, whole) {
+  const parts = parted(turn);
+  const bar = make("span", "track");
+  for (const part of parts) {
+    const piece = make("i", part.name);
+    piece.style.left = `${(100 * part.from) / whole}%`;
+    piece.style.width = `${(100 * part.ns) / whole}%`;
+    bar.append(piece);
+  }
+  const isWell = turn.outcome === "ok";
+  const root = make("div", isWell ? "turn" : "turn bad", make("span", "", EDGES[turn.op] ?? turn.op), bar,
+    make("span", "", duration(turn.end_ns - turn.ready_ns)));
+  const batch = turn.op in EDGES ? [] : turn.batch_requests
+    ? [`in a batch of ${turn.batch_requests}`] : ["it never ran"];
+  root.title = [...(isWell ? [] : [turn.outcome]), ...parts.map((part) => `${part.label} ${duration(part.ns)}`),
+    ...batch].join(", ");
+  bar.setAttribute("role", "img");
+  bar.setAttribute("aria-label", root.title);
+  return root;
+}
+
+function identity(request) {
+  const known = [`data id ${request.data_id}`];
+  if (request.log_id !== "0") known.push(`log id ${request.log_id}`);
+  if (request.code) known.push(`err_no ${request.code}`);
+  if (request.copy) known.push(`copy ${request.copy}`);
+  known.push(new Date(request.ended_ms).toLocaleTimeString());
+  return known.join(" · ");
+}

@@ -1,0 +1,222 @@
+"""Drawings of a graph: as text with rails, as Mermaid, as DOT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from pipeline.config import OpConfig
+from pipeline.engine.graph import Graph
+from pipeline.op import Op, RequestOp, ResponseOp
+
+
+class Node(Struct, frozen=True):
+    """An Op as it is drawn; `details` are short texts. The edges of a graph are not `is_op`."""
+
+    name: str
+    details: tuple[str, ...]
+    is_op: bool
+
+
+class Drawing(Struct, frozen=True):
+    """Nodes, each after those that it reads, by their places in `nodes`.
+
+    `jumps` are (from, to, the name of the Op in whose place it answers).
+    """
+
+    title: str
+    nodes: Sequence[Node]
+    edges: Sequence[tuple[int, int]]
+    jumps: Sequence[tuple[int, int, str]]
+
+    def readers(self, number: int) -> list[int]:
+        return [to for source, to in self.edges if source == number]
+
+
+def drawing_of(graph: Graph, title: str) -> Drawing:
+    """What there is to draw of a graph; settings are shown if its Ops have been configured."""
+    ops = (graph.request_op, *graph.ops, graph.response_op)
+    places = {op: place for place, op in enumerate(ops)}
+    edges = [(places[source], places[op]) for op in ops for source in _inputs(op)]
+    jumps = [
+        (places[op], places[reader], target.name)
+        for op in graph.ops
+        for target in op.get_jump_to_ops()
+        for reader in ops
+        if target in reader.get_input_ops()
+    ]
+    return Drawing(title, [_node(op) for op in ops], edges, jumps)
+
+
+def _inputs(op: Op) -> list[Op]:
+    return list(dict.fromkeys(op.get_input_ops()))
+
+
+def _node(op: Op) -> Node:
+    kind = type(op).__name__
+    if isinstance(op, RequestOp | ResponseOp):
+        return Node("request" if isinstance(op, RequestOp) else "response", (kind,), is_op=False)
+    config: OpConfig | None = getattr(op, "pipeline_config", None)
+    own = (kind,) if type(op) is not Op else ()
+    return Node(op.name, (*own, *(_settings(config) if config else ())), is_op=True)
+
+
+def _settings(config: OpConfig) -> Iterator[str]:
+    """What differs from the default, and the number of workers."""
+    several = "" if config.concurrency == 1 else "es" if config.workers == "process" else "s"
+    yield f"{config.concurrency} {config.workers or 'worker'}{several}"
+    if config.batch_size > 1:
+        wait = config.auto_batching_timeout_s
+        yield f"batch up to {config.batch_size}" + (f" within {_ms(wait)}" if wait else "")
+    if config.timeout_s is not None:
+        yield f"timeout {_ms(config.timeout_s)}"
+    if config.retry > 1:
+        yield f"{config.retry} attempts"
+    local = config.local_service_conf
+    if config.server_endpoints:
+        yield f"{config.client_type or 'brpc'} {', '.join(config.server_endpoints)}"
+    elif local.model_config is not None:
+        by = "" if local.client_type == "local_predictor" else f" over {local.client_type}"
+        yield f"{local.model_config}{by}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms"
+
+
+# Text -------------------------------------------------------------------------------------
+
+
+def as_text(drawing: Drawing) -> str:
+    """A line for each Op, beside rails that lead to those that read it."""
+    rails = _Rails()
+    for number in range(len(drawing.nodes)):
+        rails.add(number, drawing.readers(number))
+    width = max(len(row) for row, _ in rails.rows)
+    names = max(len(node.name) for node in drawing.nodes)
+    lines = [drawing.title, ""]
+    for row, place in rails.rows:
+        told = "" if place is None else _line(drawing, place, names)
+        lines.append(f"{row:{width}}  {told}".rstrip())
+    lines += [""] * bool(drawing.jumps)
+    for source, to, over in drawing.jumps:
+        lines.append(
+            f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, "
+            f"in the place of {over}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _line(drawing: Drawing, number: int, width: int) -> str:
+    node = drawing.nodes[number]
+    inputs = [drawing.nodes[source].name for source, to in drawing.edges if to == number]
+    reads = [f"reads {', '.join(inputs)}"] if inputs else []
+    return f"{node.name:{width}}  {'; '.join([*node.details, *reads])}"
+
+
+class _Rails:
+    """Rows of rails: a lane for each edge, from an Op down to the one that reads it."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int | None]] = []
+        self._lanes: list[int | None] = []
+
+    def add(self, number: int, readers: Sequence[int]) -> None:
+        """Put an Op below all that it reads."""
+        ends = [lane for lane, to in enumerate(self._lanes) if to == number]
+        home = ends[0] if ends else self._free(-1)
+        for lane in ends[1:]:
+            self._lanes[lane] = None
+        if len(ends) > 1:
+            self._join(home, ends[1:], "╯", "┴")
+        self._lanes[home] = number
+        self._row({home: "●"}, number)
+        if not readers:
+            self._lanes[home] = None
+            return
+        self._lanes[home] = readers[0]
+        begun = [self._begin(home, reader) for reader in readers[1:]]
+        if begun:
+            self._join(home, sorted(begun), "╮", "┬")
+
+    def _begin(self, home: int, reader: int) -> int:
+        lane = self._free(home)
+        self._lanes[lane] = reader
+        return lane
+
+    def _free(self, after: int) -> int:
+        """The first lane right of `after` that is not in use."""
+        for lane in range(after + 1, len(self._lanes)):
+            if self._lanes[lane] is None:
+                return lane
+        self._lanes.append(None)
+        return len(self._lanes) - 1
+
+    def _join(self, home: int, lanes: Sequence[int], last: str, middle: str) -> None:
+        """A row that ties `lanes`, which are right of `home`, to it."""
+        marks = {lane: last if lane == lanes[-1] else middle for lane in lanes}
+        self._row({home: "├", **marks}, None, (home, lanes[-1]))
+
+    def _row(
+        self, marks: Mapping[int, str], number: int | None, across: tuple[int, int] = (0, 0)
+    ) -> None:
+        row = ""
+        for lane, to in enumerate(self._lanes):
+            is_within = across[0] <= lane < across[1]
+            empty = "─" if across[0] < lane < across[1] else " "
+            row += marks.get(lane, empty if to is None else "│") + ("─" if is_within else " ")
+        self.rows.append((row.rstrip(), number))
+
+
+# Other programs' languages ----------------------------------------------------------------
+
+
+def as_mermaid(drawing: Drawing) -> str:
+    """A Mermaid flowchart, as Markdown renders it in many places."""
+    lines = ["flowchart LR"]
+    for number, node in enumerate(drawing.nodes):
+        left, right = ("[", "]") if node.is_op else ("([", "])")
+        label = "<br>".join(map(_mermaid_text, (node.name, *node.details)))
+        lines.append(f'    n{number}{left}"{label}"{right}')
+    lines += [f"    n{source} --> n{to}" for source, to in drawing.edges]
+    lines += [
+        f'    n{source} -.->|"instead of {_mermaid_text(over)}"| n{to}'
+        for source, to, over in drawing.jumps
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _mermaid_text(text: str) -> str:
+    """Letters, digits and what is harmless, all else as Mermaid's entities."""
+    return "".join(
+        char if char.isalnum() or char in " _-./:,@" else f"#{ord(char)};" for char in text
+    )
+
+
+def as_dot(drawing: Drawing) -> str:
+    """A digraph in Graphviz' language."""
+    lines = [f"digraph {_dot_text(drawing.title)} {{", "    rankdir=LR;", "    node [shape=box];"]
+    for number, node in enumerate(drawing.nodes):
+        label = _dot_text("\n".join((node.name, *node.details)))
+        shape = "" if node.is_op else ", shape=oval"
+        lines.append(f"    n{number} [label={label}{shape}];")
+    lines += [f"    n{source} -> n{to};" for source, to in drawing.edges]
+    lines += [
+        f"    n{source} -> n{to} [style=dashed, label={_dot_text(f'instead of {over}')}];"
+        for source, to, over in drawing.jumps
+    ]
+    return "\n".join([*lines, "}", ""])
+
+
+def _dot_text(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+FORMATS: Mapping[str, Callable[[Drawing], str]] = {
+    "text": as_text,
+    "mermaid": as_mermaid,
+    "dot": as_dot,
+}
+"""What draws, by the name of its format."""

@@ -1,0 +1,222 @@
+"""Models: everything that the v2 protocol asks of a server, whatever the door."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from pipeline.engine.graph import Graph
+from pipeline.engine.request import Route
+from pipeline.errors import PipelineError
+from pipeline.models import config
+from pipeline.models.config import VERSION
+from pipeline.models.errors import Kind, V2Error, v2_error
+from pipeline.models.interface import Interface
+from pipeline.models.model import Model, OpModel, PipelineModel
+from pipeline.models.parameters import timeout_of
+from pipeline.models.values import arrays_of, payload_of
+from pipeline.observe.snapshot import ModelCounters, Snapshot
+from pipeline.observe.statistics import (
+    StatisticsError,
+    merge,
+    model_names,
+    select,
+    version_number,
+)
+from pipeline.op import Op
+from pipeline.predictors.note import ModelNote
+from pipeline.proto.inference_v2 import InferRequest, InferResponse
+from pipeline.proto.inference_v2_json import RawInput
+
+_EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters")
+_STATISTICS = "statistics"
+_SERVER = "pipeline-serving"
+
+Whole = Callable[[], Awaitable[list[Snapshot]]]
+"""Asks all copies of the server: a Snapshot of each."""
+
+
+class Engine(Protocol):
+    """The part of `DAGExecutor` that is asked here."""
+
+    async def handle(
+        self, raw: Any, timeout_s: float | None = None, route: Route | None = None
+    ) -> Any: ...
+
+    def note(self, op: Op) -> ModelNote | None: ...
+
+
+class Models:
+    """The pipeline and its Ops as models of version "1".
+
+    The methods that take a model's name, and a version that may be "", raise V2Error for those
+    that are not there.
+
+    Args:
+        graph: its Ops are configured.
+        service_name: of the server; the pipeline is called like it.
+        engine: answers the requests.
+        whole: describes the server in all its copies.
+        has_statistics: False if they are switched off.
+
+    Raises:
+        ConfigError: what an Op declares of its inputs does not fit the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        service_name: str | None,
+        engine: Engine,
+        whole: Whole,
+        has_statistics: bool = True,
+    ) -> None:
+        self._engine = engine
+        self._whole = whole
+        self._has_statistics = has_statistics
+        name, op_names = model_names(service_name, [op.name for op in graph.ops])
+        ops = [
+            OpModel(op_name, op, engine.note)
+            for op_name, op in zip(op_names, graph.ops, strict=True)
+        ]
+        pipeline = PipelineModel(name, graph, ops)
+        models: list[Model] = [pipeline, *ops]
+        self._models = {model.name: model for model in models}
+
+    # Descriptions -----------------------------------------------------------------------
+
+    def server_metadata(self) -> dict[str, Any]:
+        """Name, version and extensions, in the words of ServerMetadataResponse."""
+        extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else [])]
+        library = importlib.import_module(__name__.partition(".")[0])
+        return {"name": _SERVER, "version": library.__version__, "extensions": extensions}
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """One model's, in the words of ModelMetadataResponse."""
+        model = self._model(name, version)
+        return config.metadata_of(model.name, model.platform, model.interface)
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """One model's configuration, in the words of ModelConfig."""
+        return self._model(name, version).config()
+
+    def raw_input(self, name: str, version: str = "") -> RawInput | None:
+        """The one input of a model, for requests that are only data; None for one with more."""
+        interface = self._model(name, version).interface
+        if interface.inputs is None or len(interface.inputs) != 1:
+            return None
+        (slot,) = interface.inputs
+        _, *shape = slot.full_shape(batches=True)
+        batch = (1,) if interface.batches else ()
+        return RawInput(slot.name, slot.datatype, (*batch, *shape))
+
+    # States -----------------------------------------------------------------------------
+
+    async def is_ready(self) -> bool:
+        """Whether all copies of the server take requests."""
+        return _all_ready(await self._whole())
+
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether all copies take requests for this model; False for one that is not there."""
+        try:
+            model = self._model(name, version)
+        except V2Error:
+            return False
+        return _is_ready(model, await self._whole())
+
+    async def index(self, only_ready: bool = False) -> list[dict[str, str]]:
+        """All models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""
+        snapshots = await self._whole()
+        found = []
+        for name in sorted(self._models):
+            is_ready = _is_ready(self._models[name], snapshots)
+            if is_ready or not only_ready:
+                state = "READY" if is_ready else "UNAVAILABLE"
+                found.append({"name": name, "version": VERSION, "state": state})
+        return found
+
+    async def statistics(self, name: str = "", version: str = "") -> list[ModelCounters]:
+        """The counters of one model, or ("") of all, sorted by name."""
+        if not self._has_statistics:
+            raise V2Error(Kind.UNSUPPORTED, "the statistics are switched off: statistics: False")
+        counters = merge(snapshot.models for snapshot in await self._whole())
+        try:
+            return select(counters, name, version)
+        except StatisticsError as error:
+            raise V2Error(Kind.INVALID, str(error)) from error
+
+    # Inference --------------------------------------------------------------------------
+
+    async def infer(
+        self, request: InferRequest, timeout_s: float | None = None, traceparent: str = ""
+    ) -> InferResponse:
+        """Run the pipeline, or one Op alone.
+
+        Args:
+            timeout_s: the caller's deadline, from now; a `timeout` among the request's
+                parameters, in microseconds, applies as well.
+            traceparent: the caller's, see `tracing`; "" for none.
+
+        Raises:
+            V2Error: with Triton's texts, for what does not fit the model; and for whatever the
+                request ended in.
+        """
+        model = self._model(request.model_name, request.model_version)
+        wanted = [output.name for output in request.outputs]
+        # The description may change while the model runs: its workers may load it just then.
+        interface = model.interface
+        try:
+            rows, limit_s = _checked(request, model.name, interface, wanted)
+            raw, route = model.routed(request, rows, traceparent)
+            limits = [limit for limit in (timeout_s, limit_s) if limit is not None]
+            answer = await self._engine.handle(raw, min(limits, default=None), route)
+            outputs = arrays_of(payload_of(answer, interface), interface, model.name, wanted)
+        except PipelineError as error:
+            raise v2_error(error) from error
+        return InferResponse(model.name, VERSION, request.id, {}, outputs)
+
+    # Names ------------------------------------------------------------------------------
+
+    def _model(self, name: str, version: str) -> Model:
+        unknown = f"Request for unknown model: '{name}'"
+        model = self._models.get(name)
+        if model is None:
+            raise V2Error(Kind.NOT_FOUND, f"{unknown} is not found")
+        try:
+            number = version_number(version)
+        except StatisticsError as error:
+            raise V2Error(Kind.INVALID, str(error)) from error
+        if number is not None and str(number) != VERSION:
+            raise V2Error(Kind.NOT_FOUND, f"{unknown} version {number} is not found")
+        return model
+
+
+def _checked(
+    request: InferRequest, model: str, interface: Interface, wanted: list[str]
+) -> tuple[int, float | None]:
+    """(samples, seconds of its own) of a request that fits the model; else raises V2Error."""
+    try:
+        limit_s = timeout_of(request.parameters)
+        interface.check_outputs(model, wanted)
+        return interface.check_inputs(model, request.inputs), limit_s
+    except V2Error as error:
+        about = f"[request id: {request.id or '<id_unknown>'}]"
+        raise V2Error(error.kind, f"{about} {error}") from None
+
+
+def _all_ready(snapshots: list[Snapshot]) -> bool:
+    return bool(snapshots) and all(snapshot.engine.is_ready for snapshot in snapshots)
+
+
+def _is_ready(model: Model, snapshots: list[Snapshot]) -> bool:
+    """Whether a model takes requests in all copies: one Op may while another does not."""
+    if model.op is None:
+        return _all_ready(snapshots)
+    states = [
+        state
+        for snapshot in snapshots
+        for state in snapshot.engine.ops
+        if state.name == model.op.name
+    ]
+    return bool(states) and all(state.workers.up for state in states)

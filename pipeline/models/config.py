@@ -1,0 +1,144 @@
+"""How models are described: metadata and configurations, as JSON and as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf import json_format
+
+from pipeline.config import OpConfig
+from pipeline.engine.graph import Graph
+from pipeline.models.interface import Interface, Slot
+from pipeline.op import Op
+from pipeline.proto.inference_v2_pb2 import ModelConfig, ModelMetadataResponse
+from pipeline.tensors import ANY, declared
+
+VERSION = "1"
+"""Of every model."""
+
+_LATEST = -1  # as a version
+
+
+class OpConfigForm(NamedTuple):
+    """What the configuration of an Op as a model is made of."""
+
+    name: str
+    platform: str
+    interface: Interface
+    settings: OpConfig
+
+
+def metadata_of(name: str, platform: str, interface: Interface) -> dict[str, Any]:
+    """The metadata of a model, in the words of ModelMetadataResponse."""
+    return {
+        "name": name,
+        "versions": [VERSION],
+        "platform": platform,
+        "inputs": _metadata_slots(interface.inputs, interface.batches),
+        "outputs": _metadata_slots(interface.outputs, interface.batches),
+    }
+
+
+def metadata_message(metadata: Mapping[str, Any]) -> ModelMetadataResponse:
+    """The same as a message."""
+    return json_format.ParseDict(dict(metadata), ModelMetadataResponse())
+
+
+def config_message(config: Mapping[str, Any]) -> ModelConfig:
+    """A configuration, which came from this module, as a message."""
+    return json_format.ParseDict(dict(config), ModelConfig())
+
+
+def config_of_op(form: OpConfigForm) -> dict[str, Any]:
+    """The configuration of an Op as a model, in the words of ModelConfig."""
+    settings = form.settings
+    config = _config_of(form.name, form.platform, form.interface)
+    config["instance_group"] = [_instance_group(form.name, settings)]
+    if settings.batch_size > 1:
+        config["dynamic_batching"] = {
+            "preferred_batch_size": [settings.batch_size],
+            "max_queue_delay_microseconds": _micros(settings.auto_batching_timeout_s),
+            "preserve_ordering": False,
+        }
+    return config
+
+
+def config_of_pipeline(
+    name: str, interface: Interface, steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The configuration of the whole graph, an ensemble of its Ops."""
+    config = _config_of(name, "ensemble", interface)
+    config["ensemble_scheduling"] = {"step": list(steps)}
+    return config
+
+
+def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
+    """One Op as a step of the ensemble.
+
+    The maps have what it declares. A tensor between Ops is called "<Op that gives it>.<name>";
+    the first Ops' inputs and the last Op's outputs are those of the pipeline.
+    """
+    producers = [producer.name for producer in op.get_input_ops()]
+    input_map = {}
+    for tensor in declared(op, "input_tensors"):
+        source = tensor.source or producers[0]
+        is_outside = source == graph.request_op.name
+        input_map[tensor.full_name] = tensor.name if is_outside else f"{source}.{tensor.name}"
+    is_last = op is graph.last_op and not declared(graph.response_op, "output_tensors")
+    output_map = {
+        tensor.name: tensor.name if is_last else f"{op.name}.{tensor.name}"
+        for tensor in declared(op, "output_tensors")
+    }
+    return {
+        "model_name": model,
+        "model_version": _LATEST,
+        "input_map": input_map,
+        "output_map": output_map,
+    }
+
+
+def _config_of(name: str, platform: str, interface: Interface) -> dict[str, Any]:
+    return {
+        "name": name,
+        "platform": platform,
+        "backend": "python" if platform == "python" else "",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": interface.max_batch_size,
+        "input": [{**_config_slot(slot), "optional": False} for slot in interface.inputs or ()],
+        "output": [_config_slot(slot) for slot in interface.outputs or ()],
+        "instance_group": [],
+        "default_model_filename": "",
+        "parameters": {},
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+    }
+
+
+def _metadata_slots(slots: Iterable[Slot] | None, batches: bool) -> list[dict[str, Any]]:
+    return [
+        {"name": slot.name, "datatype": slot.datatype, "shape": slot.full_shape(batches)}
+        for slot in slots or ()
+    ]
+
+
+def _config_slot(slot: Slot) -> dict[str, Any]:
+    datatype = "STRING" if slot.datatype == "BYTES" else slot.datatype
+    dims = [ANY] if slot.shape is None else list(slot.shape)
+    return {"name": slot.name, "data_type": f"TYPE_{datatype}", "dims": dims}
+
+
+def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
+    """The Op's workers. They take turns on its cards, which is not what Triton's would do."""
+    devices = settings.local_service_conf.devices
+    cards = [int(card) for card in devices.split(",")] if devices.strip() else []
+    return {
+        "name": f"{name}_0",
+        "kind": "KIND_GPU" if cards else "KIND_CPU",
+        "count": settings.concurrency,
+        "gpus": cards,
+    }
+
+
+def _micros(seconds: float | None) -> int:
+    return round((seconds or 0.0) * 1e6)

@@ -1,0 +1,63 @@
+"""V2Error: an answer of the v2 protocol that is an error, and what our own errors become there."""
+
+from __future__ import annotations
+
+import enum
+
+from pipeline.errors import (
+    ErrorCode,
+    PipelineError,
+    PredictorUnavailableError,
+    ProductError,
+)
+
+
+class Kind(enum.Enum):
+    """Why: (HTTP status, name of the gRPC status), by Triton's table."""
+
+    INVALID = (400, "INVALID_ARGUMENT")
+    NOT_FOUND = (404, "NOT_FOUND")
+    INTERNAL = (500, "INTERNAL")
+    UNSUPPORTED = (501, "UNIMPLEMENTED")
+    UNAVAILABLE = (503, "UNAVAILABLE")
+
+    @property
+    def http_status(self) -> int:
+        return self.value[0]
+
+    @property
+    def grpc_status(self) -> str:
+        return self.value[1]
+
+
+class V2Error(Exception):
+    """A request that is answered with an error of the v2 protocol."""
+
+    def __init__(self, kind: Kind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+# Triton knows no deadline that passed: to it, too late is unavailable.
+_KINDS: dict[int, Kind] = {
+    ErrorCode.CLOSED_ERROR: Kind.UNAVAILABLE,
+    ErrorCode.OVERLOADED: Kind.UNAVAILABLE,
+    ErrorCode.TIMEOUT: Kind.UNAVAILABLE,
+    ErrorCode.NO_SERVICE: Kind.NOT_FOUND,
+    ErrorCode.NOT_IMPLEMENTED: Kind.UNSUPPORTED,
+    ErrorCode.INPUT_PARAMS_ERROR: Kind.INVALID,
+    ErrorCode.RPC_PACKAGE_ERROR: Kind.INVALID,
+}
+
+
+def v2_error(error: PipelineError) -> V2Error:
+    """`error` for a caller of the v2 protocol, found by its code.
+
+    A product's own error is about what its caller sent; its code, which has no other place here,
+    stands before its text.
+    """
+    if isinstance(error, ProductError):
+        return V2Error(Kind.INVALID, f"[{error.code}] {error}")
+    if isinstance(error, PredictorUnavailableError):
+        return V2Error(Kind.UNAVAILABLE, str(error))
+    return V2Error(_KINDS.get(error.code, Kind.INTERNAL), str(error))

@@ -1,0 +1,180 @@
+"""Interface: the inputs and outputs of a model, and whether what comes and goes fits them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PayloadTypeError
+from pipeline.models.errors import Kind, V2Error
+from pipeline.predictors.note import ModelNote, NotedTensor
+from pipeline.proto.inference_v2 import datatype_of
+from pipeline.tensors import ANY, Tensor
+
+Array = npt.NDArray[Any]
+
+_LEAST_BATCH = 4  # what a model takes at least that takes a batch of any size, as in Triton
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One input or output. `shape` is without the batch; None: of any rank."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] | None
+
+    def full_shape(self, batches: bool) -> list[int]:
+        """As the caller of a model sees it, which `batches`."""
+        shape = [ANY] if self.shape is None else list(self.shape)
+        return [ANY, *shape] if batches else shape
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """A model's side that callers see.
+
+    Args:
+        inputs: None: whatever a caller sends.
+        outputs: None: whatever the model answers.
+        max_batch_size: 0: what comes is one sample; else the first dimension of every input and
+            output is the batch.
+    """
+
+    inputs: tuple[Slot, ...] | None = None
+    outputs: tuple[Slot, ...] | None = None
+    max_batch_size: int = 0
+
+    @property
+    def batches(self) -> bool:
+        return self.max_batch_size > 0
+
+    def check_inputs(self, model: str, inputs: Mapping[str, Array]) -> int:
+        """How many samples came. Raises V2Error for inputs that are not the model's."""
+        if self.inputs is None:
+            return 1
+        self._check_names(model, self.inputs, inputs)
+        for slot in self.inputs:
+            self._check_input(model, slot, inputs[slot.name])
+        return self._batch_of(model, inputs) if self.batches and inputs else 1
+
+    def check_outputs(self, model: str, wanted: Iterable[str]) -> None:
+        """Raise V2Error for an output that the model does not have."""
+        if self.outputs is None:
+            return
+        known = {slot.name for slot in self.outputs}
+        for name in wanted:
+            if name not in known:
+                raise no_such_output(model, name)
+
+    def _check_names(self, model: str, slots: Sequence[Slot], inputs: Mapping[str, Array]) -> None:
+        known = [slot.name for slot in slots]
+        for name in inputs:
+            if name not in known:
+                raise _refused(f"unexpected inference input '{name}' for model '{model}'")
+        missing = [name for name in known if name not in inputs]
+        if missing:
+            raise _refused(
+                f"expected {len(known)} inputs but got {len(inputs)} inputs for model '{model}'. "
+                f"Got input(s) {_listed(inputs)}, but missing required input(s) "
+                f"{_listed(missing)}. Please provide all required input(s)."
+            )
+
+    def _check_input(self, model: str, slot: Slot, array: Array) -> None:
+        datatype = datatype_of(array.dtype)
+        if datatype != slot.datatype:
+            raise _refused(
+                f"inference input '{slot.name}' data-type is '{datatype}', but model '{model}' "
+                f"expects '{slot.datatype}'"
+            )
+        expected = slot.full_shape(self.batches)
+        if slot.shape is not None and not fits(array.shape, expected):
+            raise _refused(
+                f"unexpected shape for input '{slot.name}' for model '{model}'. "
+                f"Expected {_dims(expected)}, got {_dims(array.shape)}"
+            )
+
+    def _batch_of(self, model: str, inputs: Mapping[str, Array]) -> int:
+        sizes = {name: len(array) for name, array in inputs.items()}
+        batch = next(iter(sizes.values()))
+        for name, size in sizes.items():
+            if size != batch:
+                raise _refused(
+                    f"input '{name}' batch size does not match other inputs for '{model}'"
+                )
+        if batch > self.max_batch_size:
+            raise _refused(
+                f"inference request batch-size must be <= {self.max_batch_size} for '{model}'"
+            )
+        if not batch:
+            raise _refused(f"inference request batch-size must be >= 1 for '{model}'")
+        return batch
+
+
+def no_such_output(model: str, name: str) -> V2Error:
+    return _refused(f"unexpected inference output '{name}' for model '{model}'")
+
+
+def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether `shape` is `expected`, in which -1 is any size."""
+    return len(shape) == len(expected) and all(
+        wanted in (ANY, size) for size, wanted in zip(shape, expected, strict=True)
+    )
+
+
+def slots_of(tensors: Sequence[Tensor]) -> tuple[Slot, ...] | None:
+    """What an Op declares; None if it declares nothing."""
+    slots = tuple(Slot(tensor.full_name, tensor.datatype, tensor.shape) for tensor in tensors)
+    return slots or None
+
+
+def interface_of(
+    note: ModelNote, batch_size: int, fetch: Sequence[str] | None = None, most: int = 0
+) -> Interface | None:
+    """The interface of a model that a worker has loaded.
+
+    It takes batches if the first dimension of all its inputs and outputs may be of any size.
+
+    Args:
+        batch_size: of the Op.
+        fetch: the outputs that the Op fetches; None: all.
+        most: the batch size that the Op says itself; 0: it says none.
+
+    Returns:
+        None for a model with a tensor that the protocol has no datatype for.
+    """
+    outputs = [noted for noted in note.outputs if not fetch or noted.name in fetch]
+    batches = bool(note.inputs) and all(map(_is_batched, (*note.inputs, *outputs)))
+    try:
+        return Interface(
+            tuple(_slot(noted, batches) for noted in note.inputs),
+            tuple(_slot(noted, batches) for noted in outputs),
+            (most or max(_LEAST_BATCH, batch_size)) if batches else 0,
+        )
+    except PayloadTypeError:
+        return None
+
+
+def _is_batched(noted: NotedTensor) -> bool:
+    return noted.shape is not None and noted.shape[:1] == [ANY]
+
+
+def _slot(noted: NotedTensor, batches: bool) -> Slot:
+    datatype = datatype_of(np.dtype(noted.dtype)) if noted.dtype else "BYTES"
+    shape = None if noted.shape is None else tuple(noted.shape[1:] if batches else noted.shape)
+    return Slot(noted.name, datatype, shape)
+
+
+def _refused(text: str) -> V2Error:
+    return V2Error(Kind.INVALID, text)
+
+
+def _listed(names: Iterable[str]) -> str:
+    quoted = ",".join(f"'{name}'" for name in names)
+    return f"[{quoted}]"
+
+
+def _dims(shape: Iterable[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,191 @@
+"""What the v2 protocol calls a model: the whole pipeline, or one of its Ops alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pipeline.engine.graph import Graph
+from pipeline.engine.request import Route
+from pipeline.errors import ConfigError
+from pipeline.models.config import OpConfigForm, config_of_op, config_of_pipeline, step_of
+from pipeline.models.errors import Kind, V2Error
+from pipeline.models.interface import Interface, interface_of, slots_of
+from pipeline.models.values import request_of, values_of
+from pipeline.op import Op, overrides
+from pipeline.predictors.note import ModelNote
+from pipeline.proto.inference_v2 import InferRequest, with_text
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.tensors import Tensor, declared
+
+NoteOf = Callable[[Op], ModelNote | None]
+"""`DAGExecutor.note`: of the model that an Op's workers have loaded."""
+
+_EMPTY = Request()  # for what looks at a request that has not come as one
+
+
+class Model(Protocol):
+    """One model of the server."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def op(self) -> Op | None:
+        """None: the whole pipeline."""
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def interface(self) -> Interface: ...
+
+    def config(self) -> dict[str, Any]:
+        """Its configuration, in the words of ModelConfig."""
+
+    def routed(self, request: InferRequest, rows: int, traceparent: str) -> tuple[Request, Route]:
+        """How a request comes to the engine whose inputs fit. Raises V2Error, PipelineError."""
+
+
+class PipelineModel:
+    """The whole graph; to its callers it is what Triton calls an ensemble.
+
+    Its inputs are what the RequestOp declares; its outputs what the ResponseOp declares or, if
+    that declares nothing, the last Op.
+    """
+
+    op: Op | None = None
+    platform = "ensemble"
+
+    def __init__(self, name: str, graph: Graph, steps: Sequence[Model]) -> None:
+        self.name = name
+        self._graph = graph
+        self._steps = steps
+        read, write = graph.request_op, graph.response_op
+        outputs = declared(write, "output_tensors") or declared(graph.last_op, "output_tensors")
+        self.interface = Interface(
+            slots_of(declared(read, "input_tensors")), slots_of(outputs), max_batch_size_of(read)
+        )
+        self._unpacks = overrides(read, "unpack_request_package")
+        self._packs = overrides(write, "pack_response_package")
+
+    def config(self) -> dict[str, Any]:
+        steps = [
+            step_of(model.name, model.op, self._graph)
+            for model in self._steps
+            if model.op is not None
+        ]
+        return config_of_pipeline(self.name, self.interface, steps)
+
+    def routed(self, request: InferRequest, rows: int, traceparent: str) -> tuple[Request, Route]:
+        values = values_of(request.inputs, self.interface)
+        raw, payload = _EMPTY, None
+        if self._unpacks:
+            raw = request_of(values, request.id)
+        else:
+            payload = values
+        return raw, Route(payload=payload, packs=self._packs, rows=rows, traceparent=traceparent)
+
+
+class OpModel:
+    """One Op alone.
+
+    If it declares its inputs, the Op as a whole: they come to `preprocess`. Else, if its workers
+    have loaded a model, that model: its inputs come to `process`.
+
+    Raises:
+        ConfigError: what the Op declares does not fit the graph.
+    """
+
+    def __init__(self, name: str, op: Op, note_of: NoteOf) -> None:
+        self.name = name
+        self.op: Op = op
+        self._note_of = note_of
+        self._inputs = declared(op, "input_tensors")
+        self._producers = [producer.name for producer in op.get_input_ops()]
+        _check_sources(op, self._inputs, self._producers)
+        self._noted: ModelNote | None = None
+        self._of_note: Interface | None = None
+        self._declared: Interface | None = None
+        if self._inputs:
+            outputs = slots_of(declared(op, "output_tensors"))
+            self._declared = Interface(slots_of(self._inputs), outputs, max_batch_size_of(op))
+
+    @property
+    def platform(self) -> str:
+        note = self._note_of(self.op)
+        return (note.platform if note else "") or "python"
+
+    @property
+    def interface(self) -> Interface:
+        return self._declared or self._own or Interface()
+
+    @property
+    def _own(self) -> Interface | None:
+        """That of the model that its workers have loaded."""
+        note = self._note_of(self.op)
+        if note is not self._noted:
+            self._noted, self._of_note = note, None if note is None else self._read(note)
+        return self._of_note
+
+    def _read(self, note: ModelNote) -> Interface | None:
+        config = self.op.pipeline_config
+        fetch = config.fetch_list or config.local_service_conf.fetch_list
+        return interface_of(note, config.batch_size, fetch, max_batch_size_of(self.op))
+
+    def config(self) -> dict[str, Any]:
+        form = OpConfigForm(self.name, self.platform, self.interface, self.op.pipeline_config)
+        return config_of_op(form)
+
+    def routed(self, request: InferRequest, rows: int, traceparent: str) -> tuple[Request, Route]:
+        if self._declared is not None:
+            payload: Any = self._input_dicts(values_of(request.inputs, self._declared))
+        elif self._own is not None:
+            payload = {name: with_text(array) for name, array in request.inputs.items()}
+        else:
+            raise V2Error(
+                Kind.INVALID,
+                f"model '{self.name}' cannot be asked by itself: neither does the Op "
+                f"{self.op.name!r} declare input_tensors, nor have its workers loaded a model "
+                "that tells its inputs. Give its class "
+                "input_tensors = [Tensor(name, datatype, shape)], or ask the pipeline",
+            )
+        feeds = self._declared is None
+        route = Route(self.op, payload, feeds, packs=False, rows=rows, traceparent=traceparent)
+        return _EMPTY, route
+
+    def _input_dicts(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What `preprocess` reads: the values by the Op that would give them, and by name."""
+        inputs: dict[str, dict[str, Any]] = {producer: {} for producer in self._producers}
+        for tensor in self._inputs:
+            source = tensor.source or self._producers[0]
+            inputs[source][tensor.name] = values[tensor.full_name]
+        return inputs
+
+
+def max_batch_size_of(op: Op) -> int:
+    """What the Op says of itself; 0 if it says nothing."""
+    most = getattr(op, "max_batch_size", 0)
+    return most if type(most) is int and most > 0 else 0
+
+
+def _check_sources(op: Op, inputs: Sequence[Tensor], producers: Sequence[str]) -> None:
+    seen = set()
+    for tensor in inputs:
+        what = f"Op {op.name!r}: input_tensors: {tensor.name!r}"
+        if tensor.full_name in seen:
+            raise ConfigError(f"{what} is there twice")
+        seen.add(tensor.full_name)
+        if tensor.source and tensor.source not in producers:
+            raise ConfigError(
+                f"{what} has the source {tensor.source!r}, but the Op reads {_names(producers)}"
+            )
+        if not tensor.source and len(producers) > 1:
+            raise ConfigError(
+                f"{what} has no source, and the Op reads {_names(producers)}: say which of them "
+                "gives it, Tensor(..., source=<name>)"
+            )
+
+
+def _names(producers: Sequence[str]) -> str:
+    return ", ".join(map(repr, producers))

@@ -1,0 +1,49 @@
+"""The parameters of an inference request: those that mean something, and those that may not be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.models.errors import Kind, V2Error
+
+_MICROS = 1e-6
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "an unsigned 64-bit integer or a string"),
+    "sequence_start": ((bool,), "a boolean"),
+    "sequence_end": ((bool,), "a boolean"),
+    "priority": ((int,), "an unsigned 64-bit integer"),
+    "timeout": ((int,), "an unsigned 64-bit integer"),
+    "binary_data_output": ((bool,), "a boolean"),
+    "triton_enable_empty_final_response": ((bool,), "a boolean"),
+}
+"""The protocol's own names, with what they may hold. Sequences and priorities are for models that
+know them: to the others, which ours are, they say nothing."""
+
+
+def timeout_of(parameters: Mapping[str, object]) -> float | None:
+    """The seconds that `timeout`, which is in microseconds, leaves a request; None: no limit.
+
+    Raises V2Error for a parameter of the protocol's own with a value of another kind, and for a
+    name that is reserved.
+    """
+    for name, value in parameters.items():
+        if name in _KINDS:
+            _check_kind(name, value)
+        elif name == "headers" or name.startswith("triton_"):
+            raise V2Error(
+                Kind.INVALID,
+                f"parameter '{name}' is reserved: a parameter of one's own may be called neither "
+                "'headers' nor 'triton_...'",
+            )
+    micros = parameters.get("timeout", 0)
+    assert isinstance(micros, int)
+    return micros * _MICROS if micros else None
+
+
+def _check_kind(name: str, value: object) -> None:
+    kinds, wanted = _KINDS[name]
+    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    # In a message a number of 64 bits may come in the field of the signed ones.
+    is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
+    if not fits or is_negative:
+        raise V2Error(Kind.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")

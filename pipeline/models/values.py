@@ -1,0 +1,223 @@
+"""Arrays of the v2 protocol as what Ops read, and what Ops answer as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.data import ChannelData
+from pipeline.errors import PackageError, PayloadTypeError, PipelineError, error_from_wire
+from pipeline.models.errors import Kind, V2Error, v2_error
+from pipeline.models.interface import Interface, Slot, fits, no_such_output
+from pipeline.op import PROFILE_KEY
+from pipeline.proto.array_text import text_to_numpy
+from pipeline.proto.codec import decode_tensors, numpy_to_tensor
+from pipeline.proto.inference_v2 import DATATYPES, datatype_of, with_text
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+
+Array = npt.NDArray[Any]
+
+_BYTES = "BYTES"
+_MOST_LOG_ID = 2**63 - 1
+
+
+# --- in -------------------------------------------------------------------------------------
+
+
+def values_of(inputs: Mapping[str, Array], interface: Interface) -> dict[str, Any]:
+    """What an Op, or the first Ops of a pipeline, read: one value an input.
+
+    Numbers stay arrays. Text that is one element, and could not be more, is a `str`, or `bytes`
+    if it is no UTF-8; text in one dimension is a list of them, in more an object array.
+    """
+    slots = {slot.name: slot for slot in interface.inputs or ()}
+    return {
+        name: _value(array, _is_single(slots.get(name), interface.batches))
+        for name, array in inputs.items()
+    }
+
+
+def _is_single(slot: Slot | None, batches: bool) -> bool:
+    """Whether there can be no more than one element, as far as anybody knows."""
+    if slot is None:
+        return not batches
+    return not batches and slot.shape is not None and all(size == 1 for size in slot.shape)
+
+
+def _value(array: Array, is_single: bool) -> Any:
+    if array.dtype != object:
+        return array
+    text = with_text(array)
+    if is_single and text.size == 1:
+        return text.item()
+    return text.tolist() if text.ndim == 1 else text
+
+
+def request_of(values: Mapping[str, Any], request_id: str) -> Request:
+    """The Request that says the same to a RequestOp of the user's own.
+
+    Text of one element becomes a pair, all else a tensor; a request's id that is a number is its
+    log id. Raises PayloadTypeError for what has no place in a Request.
+    """
+    request = Request(logid=_log_id(request_id))
+    for name, value in values.items():
+        if isinstance(value, str):
+            request.key.append(name)
+            request.value.append(value)
+        else:
+            request.tensors.append(numpy_to_tensor(name, value))
+    return request
+
+
+def _log_id(request_id: str) -> int:
+    if not (request_id.isascii() and request_id.isdigit()) or len(request_id) > 19:
+        return 0
+    number = int(request_id)
+    return number if number <= _MOST_LOG_ID else 0
+
+
+# --- out ------------------------------------------------------------------------------------
+
+
+def payload_of(answer: object, interface: Interface) -> Mapping[str, Any]:
+    """The values in what the engine answered: a ChannelData, or what a ResponseOp made of it.
+
+    Raises V2Error for the error in its place, and for what is no answer.
+    """
+    if isinstance(answer, ChannelData):
+        if answer.error is not None:
+            raise v2_error(answer.error)
+        if not isinstance(answer.payload, Mapping):
+            raise _broken(f"the model answered with {_kind(answer.payload)}, not with a dict")
+        return answer.payload
+    if not isinstance(answer, Response):
+        raise _broken(f"pack_response_package returned {_kind(answer)}, not a Response")
+    if answer.err_no:
+        raise v2_error(error_from_wire(answer.err_no, answer.err_msg))
+    numeric = {slot.name for slot in interface.outputs or () if slot.datatype != _BYTES}
+    values: dict[str, Any] = {}
+    for name, text in zip(answer.key, answer.value, strict=False):
+        values[name] = _number(text) if name in numeric else text
+    values.pop(PROFILE_KEY, None)
+    try:
+        values.update(decode_tensors(answer.tensors))
+    except PackageError as error:
+        raise _broken(str(error)) from error
+    return values
+
+
+def _number(text: str) -> Any:
+    """The number or array that `text` stands for; the text itself if it is none."""
+    try:
+        return text_to_numpy(text)
+    except PackageError:
+        return text
+
+
+def arrays_of(
+    payload: Mapping[str, Any], interface: Interface, model: str, wanted: Sequence[str]
+) -> dict[str, Array]:
+    """The outputs: those that are `wanted`, or all.
+
+    Raises V2Error: one is not there, is of no type that the protocol has, or not what its Op
+    declares.
+    """
+    slots = {slot.name: slot for slot in interface.outputs or ()}
+    names = wanted or list(slots) or [str(name) for name in payload]
+    by_name = {str(name): value for name, value in payload.items()}
+    outputs = {}
+    for name in names:
+        if name not in by_name:
+            if name not in slots:
+                raise no_such_output(model, name)
+            raise _broken(f"model '{model}' did not answer with its output '{name}'")
+        try:
+            array = array_of(by_name[name])
+            outputs[name] = (
+                array if name not in slots else _as_declared(array, slots[name], interface)
+            )
+        except (PipelineError, TypeError, ValueError, OverflowError) as error:
+            raise _broken(f"output '{name}' of model '{model}': {error}") from error
+    return outputs
+
+
+def array_of(value: object) -> Array:
+    """One value of an Op's answer as an array with at least one dimension; text as objects.
+
+    Raises TypeError, ValueError, PayloadTypeError: the protocol has no form for it.
+    """
+    if isinstance(value, str | bytes):
+        return _objects([value])
+    if isinstance(value, bytearray | memoryview):
+        return _objects([bytes(value)])
+    if isinstance(value, list | tuple):
+        array = _from_list(value)
+    elif isinstance(value, np.ndarray | np.generic | bool | int | float):
+        array = np.asarray(value)
+    else:
+        raise TypeError(f"{_kind(value)} is neither array, number, text nor a list of them")
+    if array.dtype.kind in "USO":
+        array = _text(array)
+    datatype_of(array.dtype)
+    return array if array.ndim else array.reshape(1)
+
+
+def _from_list(value: Sequence[Any]) -> Array:
+    # First as objects: of text numpy would make an array with room for the longest in every
+    # place, and of text among numbers more text.
+    objects = np.array(value, dtype=object)
+    if any(isinstance(element, str | bytes) for element in objects.flat):
+        return objects
+    return np.array(value)
+
+
+def _text(array: Array) -> Array:
+    elements = array.astype(object)
+    for element in elements.flat:
+        if not isinstance(element, str | bytes):
+            raise TypeError(f"{_kind(element)} among its elements is neither number nor text")
+    return elements
+
+
+def _objects(elements: Sequence[str | bytes]) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
+
+def _as_declared(array: Array, slot: Slot, interface: Interface) -> Array:
+    """`array` in the datatype and shape that its Op declares. Raises PayloadTypeError."""
+    if slot.shape is not None and array.size == 1 and _is_single(slot, interface.batches):
+        array = array.reshape(slot.shape)
+    expected = slot.full_shape(interface.batches)
+    if slot.shape is not None and not fits(array.shape, expected):
+        raise PayloadTypeError(f"its shape is {list(array.shape)}, but {expected} is declared")
+    return _in_datatype(array, slot.datatype)
+
+
+def _in_datatype(array: Array, datatype: str) -> Array:
+    found = datatype_of(array.dtype)
+    if found == datatype:
+        return array
+    dtype = DATATYPES[datatype]
+    if not array.size:
+        return np.empty(array.shape, dtype)
+    is_text = _BYTES in (found, datatype)
+    if is_text or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise PayloadTypeError(f"it is {found}, but {datatype} is declared")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise PayloadTypeError(f"it has numbers that {datatype}, which is declared, cannot hold")
+    return cast
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _broken(text: str) -> V2Error:
+    return V2Error(Kind.INTERNAL, text)

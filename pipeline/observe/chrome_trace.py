@@ -1,0 +1,325 @@
+"""Turns and requests as Chrome trace events, which chrome://tracing and ui.perfetto.dev draw.
+
+The format is the "Trace Event Format": a process for the requests and one for each Op, a thread
+for each worker, slices ("B" to "E") for batches and their stages, arrows ("s", "t", "f") that
+follow a request through the Ops, counters ("C") of the requests that wait in each channel.
+
+Slices are not "X" with a duration: Perfetto drops those that overlap, as rounded sums do. Of events
+of the same time the order is what counts, so arrows stand right behind the "B" of their slice.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from pipeline.observe.span import NO_WORKER, Outcome, Rows
+
+Event = dict[str, Any]
+
+_COPY_IDS = 2**40  # data ids of one copy; JavaScript's numbers hold 8191 copies of them
+_LANE_STEP = 100_000  # more than an Op has workers, whose further lanes are numbered beyond
+_MOST_IDS = 64  # data ids that one slice lists
+_STAGES = (
+    ("preprocess", "start_ns", "prepared_ns"),
+    ("process", "prepared_ns", "processed_ns"),
+    ("postprocess", "processed_ns", "end_ns"),
+)
+_PARTS = (
+    ("wait", "start_ns", "entered_ns"),
+    ("unpack", "entered_ns", "begun_ns"),
+    ("graph", "begun_ns", "packing_ns"),
+    ("pack", "packing_ns", "end_ns"),
+)
+
+
+def events(
+    turns: Rows,
+    requests: Rows,
+    names: Sequence[str],
+    copy: int | None = None,
+    zero_ns: int = 0,
+) -> list[Event]:
+    """Trace events of what happened; `trace_json` makes a file of them.
+
+    Several copies of a server make one trace: concatenate the lists, each with its `copy`.
+    It takes some 50 us a turn: for more than a few thousand, call it off the event loop.
+
+    Args:
+        turns: rows of TURN; those of a batch are neighbours. Times that are not known are -1.
+        requests: rows of REQUEST; may be empty, or lack some of the turns' requests.
+        names: of the Ops, by the index that is in `turns`.
+        copy: number of the server's copy, for its processes' names; None if there is only one.
+        zero_ns: the time that is 0 in the trace, see `first_time_ns`.
+
+    Returns:
+        dicts of plain str, int, float, list: `ph`, `pid`, `tid`, `ts` in microseconds of the
+        rows' clock, `name`, `cat`, `id`, `args`.
+    """
+    return _Tracer(names, copy, zero_ns).events(turns, requests)
+
+
+def first_time_ns(turns: Rows, requests: Rows) -> int:
+    """The earliest time that is known; 0 if there is none. Doubles hold small times exactly."""
+    columns = [turns["ready_ns"], turns["start_ns"], requests["start_ns"], requests["entered_ns"]]
+    times = np.concatenate(columns)
+    return int(times[times > 0].min(initial=np.iinfo(np.int64).max)) if (times > 0).any() else 0
+
+
+def trace_json(found: Sequence[Event]) -> bytes:
+    """The file that the viewers open: a JSON list, an event a line."""
+    return b"[" + b",\n".join(map(orjson.dumps, found)) + b"]\n"
+
+
+class _Tracer:
+    """Numbers the processes: the requests' first, then the Ops', copy by copy from 1 on."""
+
+    def __init__(self, names: Sequence[str], copy: int | None, zero_ns: int) -> None:
+        self._names = names
+        self._first_pid = 1 + (copy or 0) * (len(names) + 1)
+        self._first_id = (copy or 0) * _COPY_IDS
+        self._prefix = "" if copy is None else f"copy {copy}: "
+        self._zero_ns = zero_ns
+        self._slices: list[Event] = []
+        self._ways: dict[int, list[Event]] = {}  # by data id: its arrow's ends, among the slices
+
+    def events(self, turns: Rows, requests: Rows) -> list[Event]:
+        self._add_requests(requests)
+        has_times = (turns["start_ns"] > 0) & (turns["end_ns"] >= turns["start_ns"])
+        ran = turns[(turns["worker"] != NO_WORKER) & has_times]
+        for batches in _by_worker(ran, split_batches(ran)):
+            self._add_worker(ran, batches)
+        for data_id, points in self._ways.items():
+            self._join(data_id, points)
+        return [
+            *self._process_names(turns, requests),
+            *filter(None, self._slices),
+            *self._never_ran(turns[turns["worker"] == NO_WORKER]),
+            *self._depths(turns, requests),
+        ]
+
+    def _us(self, time_ns: int) -> float:
+        return (time_ns - self._zero_ns) / 1e3
+
+    def _pid(self, op: int) -> int:
+        return self._first_pid + 1 + op
+
+    def _process_names(self, turns: Rows, requests: Rows) -> Iterator[Event]:
+        used = {int(op) for op in np.unique(turns["op"])}
+        if requests.size:
+            yield from self._process(self._first_pid, "requests")
+        for op, name in enumerate(self._names):
+            if op in used:
+                yield from self._process(self._pid(op), f"Op {name}")
+
+    def _process(self, pid: int, name: str) -> Iterator[Event]:
+        yield _meta("process_name", pid, 0, name=self._prefix + name)
+        yield _meta("process_sort_index", pid, 0, sort_index=pid)
+
+    # Slices -----------------------------------------------------------------------------------
+
+    def _add_requests(self, requests: Rows) -> None:
+        """Requests overlap: each is drawn in the first lane that is free."""
+        starts = first_known(requests["start_ns"], requests["entered_ns"], requests["begun_ns"])
+        ends = first_known(requests["end_ns"], requests["packing_ns"])
+        known = np.flatnonzero((starts > 0) & (ends >= starts))
+        known = known[np.argsort(starts[known], kind="stable")]
+        starts, ends = starts[known], ends[known]
+        lanes = _lanes(starts.tolist(), ends.tolist())
+        for lane in range(max(lanes, default=-1) + 1):
+            name = f"lane {lane + 1}"
+            self._slices.append(_meta("thread_name", self._first_pid, 1 + lane, name=name))
+        times = zip(starts.tolist(), ends.tolist(), strict=True)
+        for number, lane, (start, end) in zip(known.tolist(), lanes, times, strict=True):
+            place = {"pid": self._first_pid, "tid": 1 + lane}
+            self._add_request(_plain(requests[number]), place, start, end)
+
+    def _add_request(self, row: dict[str, int], place: Event, start_ns: int, end_ns: int) -> None:
+        name = f"request {row['data_id']}"
+        ending = _ending(row["outcome"], err_no=row["code"])
+        self._slices.append(self._begin(place, name, start_ns) | ending)
+        self._add_parts(place, row, _PARTS, (start_ns, end_ns), ("graph", "pack"))
+        self._slices.append(self._end(place, end_ns))
+
+    def _add_worker(self, ran: Rows, batches: Sequence[tuple[int, int]]) -> None:
+        """`batches` are those of one worker, by their start."""
+        first = [number for number, _ in batches]
+        lanes = _lanes(ran["start_ns"][first].tolist(), ran["end_ns"][first].tolist())
+        pid, worker = self._pid(int(ran["op"][first[0]])), int(ran["worker"][first[0]])
+        for lane in range(max(lanes) + 1):
+            name = f"worker {worker}" + f" ({lane + 1})" * bool(lane)
+            self._slices.append(_meta("thread_name", pid, _tid(worker, lane), name=name))
+        for (start, stop), lane in zip(batches, lanes, strict=True):
+            self._add_batch(ran[start:stop], {"pid": pid, "tid": _tid(worker, lane)})
+
+    def _add_batch(self, batch: Rows, place: Event) -> None:
+        row, ids = _plain(batch[0]), batch["data_id"].tolist()
+        waits = (batch["start_ns"] - batch["ready_ns"])[batch["ready_ns"] > 0]
+        known = {"batch": row["batch"], "rows": int(batch["rows"].sum())}
+        name = f"batch of {len(ids)}" if max(ids) >= 0 else "batch"
+        about: Event = {"requests": ids[:_MOST_IDS]} if max(ids) >= 0 else {}
+        about |= {name: value for name, value in known.items() if value >= 0}
+        if waits.size:
+            about["longest_wait_us"] = int(waits.max()) / 1e3
+        outcome = int(batch["outcome"].max())  # one that failed colours the batch
+        self._slices.append(self._begin(place, name, row["start_ns"]) | _ending(outcome, **about))
+        for data_id in ids:
+            self._add_point(place, data_id, row["start_ns"])
+        self._add_parts(place, row, _STAGES, (row["start_ns"], row["end_ns"]))
+        self._slices.append(self._end(place, row["end_ns"]))
+
+    def _add_parts(
+        self,
+        place: Event,
+        row: dict[str, int],
+        parts: Iterable[tuple[str, str, str]],
+        within: tuple[int, int],
+        points: Sequence[str] = (),
+    ) -> None:
+        """The slices inside a slice, as far as their times are known; an arrow to some of them."""
+        reached = max(1, within[0])
+        for name, start, end in parts:
+            if reached <= row[start] <= row[end] <= within[1]:
+                self._slices.append(self._begin(place, name, row[start]))
+                if name in points:
+                    self._add_point(place, row["data_id"], row[start])
+                self._slices.append(self._end(place, row[end]))
+                reached = row[end]
+
+    def _add_point(self, place: Event, data_id: int, time_ns: int) -> None:
+        """Where a request's arrow begins, ends or comes by; `_join` makes it one."""
+        if data_id >= 0:
+            point = {**place, "ts": self._us(time_ns)}
+            self._slices.append(point)
+            self._ways.setdefault(data_id, []).append(point)
+
+    def _begin(self, place: Event, name: str, time_ns: int) -> Event:
+        return {"ph": "B", "name": name, **place, "ts": self._us(time_ns)}
+
+    def _end(self, place: Event, time_ns: int) -> Event:
+        return {"ph": "E", **place, "ts": self._us(time_ns)}
+
+    def _join(self, data_id: int, points: list[Event]) -> None:
+        """Make arrows of a request's points: from its own row to its batches in turn, and back."""
+        points.sort(key=lambda point: float(point["ts"]))
+        if len({(point["pid"], point["tid"]) for point in points}) < 2:
+            for point in points:
+                point.clear()
+            return
+        ways = ["s", *["t"] * (len(points) - 2), "f"]
+        for point, way in zip(points, ways, strict=True):
+            point |= {"ph": way, "name": "request", "cat": "request"}
+            point |= {"id": self._first_id + data_id}
+            if way != "s":
+                point["bp"] = "e"  # to the slice around it, not to the next one
+
+    def _never_ran(self, turns: Rows) -> Iterator[Event]:
+        for number in range(turns.size):
+            row = _plain(turns[number])
+            if row["end_ns"] > 0:
+                yield {
+                    "ph": "i",
+                    "s": "p",  # a mark across the Op's rows
+                    "name": f"request {row['data_id']} never ran",
+                    "pid": self._pid(row["op"]),
+                    "tid": 0,
+                    "ts": self._us(row["end_ns"]),
+                } | _ending(row["outcome"])
+
+    def _depths(self, turns: Rows, requests: Rows) -> Iterator[Event]:
+        for op in np.unique(turns["op"]).tolist():
+            waited = turns[(turns["op"] == op) & (turns["ready_ns"] > 0)]
+            times, depths = depth(waited["ready_ns"], waited["start_ns"])
+            yield from self._counter(self._pid(op), "channel", "waiting", times, depths)
+        whole = requests[(requests["entered_ns"] > 0) & (requests["end_ns"] > 0)]
+        times, depths = depth(whole["entered_ns"], whole["end_ns"])
+        yield from self._counter(self._first_pid, "requests", "inside", times, depths)
+
+    def _counter(self, pid: int, name: str, what: str, times: Any, counts: Any) -> Iterator[Event]:
+        common = {"ph": "C", "name": name, "pid": pid, "tid": 0}
+        for time_ns, count in zip(times.tolist(), counts.tolist(), strict=True):
+            yield {**common, "ts": self._us(time_ns), "args": {what: count}}
+
+
+def split_batches(ran: Rows) -> list[tuple[int, int]]:
+    """`(first, stop)` of the rows of each batch; a row whose batch is not known is one."""
+    if not ran.size:
+        return []
+    new = np.zeros(ran.size, bool)
+    new[0] = True
+    for field in ("op", "worker", "batch"):
+        new[1:] |= ran[field][1:] != ran[field][:-1]
+    new |= ran["batch"] < 0
+    bounds = [*np.flatnonzero(new).tolist(), ran.size]
+    return list(itertools.pairwise(bounds))
+
+
+def depth(
+    arrivals: npt.NDArray[np.int64], departures: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many are there, from when on: (times, counts), without two of the same time."""
+    times = np.concatenate([arrivals, departures])
+    steps = np.repeat(np.array([1, -1], np.int64), [arrivals.size, departures.size])
+    order = np.argsort(times, kind="stable")
+    times, counts = times[order], np.cumsum(steps[order])
+    last = np.append(times[1:] != times[:-1], True)[: times.size]
+    return times[last], counts[last]
+
+
+def _by_worker(ran: Rows, batches: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """The batches of each worker of each Op, by their start."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for first, stop in batches:
+        key = (int(ran["op"][first]), int(ran["worker"][first]))
+        found.setdefault(key, []).append((first, stop))
+    for key in sorted(found):
+        yield sorted(found[key], key=lambda batch: int(ran["start_ns"][batch[0]]))
+
+
+def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """The first free lane for each of the intervals, which are in the order of their starts.
+
+    Slices of one row of a trace must not overlap.
+    """
+    free: list[int] = []
+    taken: list[tuple[int, int]] = []  # (until when, lane)
+    lanes = []
+    for start, end in zip(starts, ends, strict=True):
+        while taken and taken[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(taken)[1])
+        lane = heapq.heappop(free) if free else len(taken)
+        heapq.heappush(taken, (end, lane))
+        lanes.append(lane)
+    return lanes
+
+
+def _tid(worker: int, lane: int) -> int:
+    return 1 + worker + lane * _LANE_STEP
+
+
+def _plain(row: Any) -> dict[str, int]:
+    return dict(zip(row.dtype.names, row.item(), strict=True))
+
+
+def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Of each row the first time that is known; -1 if there is none."""
+    found = np.full(columns[0].shape, -1, np.int64)
+    for column in reversed(columns):
+        found = np.where(column > 0, column, found)
+    return found
+
+
+def _ending(outcome: int, **about: Any) -> Event:
+    if outcome <= Outcome.OK:  # -1 is not known
+        return {"args": about}
+    return {"args": {"outcome": Outcome(outcome).name, **about}, "cname": "terrible"}
+
+
+def _meta(kind: str, pid: int, tid: int, **about: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": about}

@@ -1,0 +1,391 @@
+"""PROFILE lines: what happened, as text that the predecessor's tools and ours read.
+
+A line has four fields between tabs: `PROFILE`, `pid:<pid>`, the predecessor's events
+(`prep#[<op>|<worker>]_0:<epoch us> ..._1:<us> midp#... postp#...`, or those of a request), and one
+that only we write: the same rows complete, as JSON. A line without any event, of a turn that never
+ran, begins with `PROFILE-NONE`: the predecessor's reader fails on a line that has no event.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TextIO
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import utf8_text
+from pipeline.observe.background import Background
+from pipeline.observe.span import PIPELINE, REQUEST, TURN, Outcome, Rows
+
+_LOGGER = logging.getLogger(__name__)
+
+_MARK = "PROFILE\tpid:"
+_MARK_OF_NONE = "PROFILE-NONE\tpid:"
+_PIECE_CHARS = 4096  # what a pipe takes at once: lines of several processes are not mixed
+_PIECES_LIMIT = 64  # folds that may wait for whoever reads stderr
+
+_TURN_TIMES = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
+_REQUEST_FIELDS = len(REQUEST.names or ())
+_REQUEST_TIMES = ("start_ns", "entered_ns", "begun_ns", "packing_ns", "end_ns")
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch"):
+    """Fourth field: the requests of one batch, or those that ended together without one."""
+
+    op: str
+    worker: Int64
+    batch: Int64
+    times: tuple[Int64, Int64, Int64, Int64, Int64]  # start, prepared, processed, end, taken; ns
+    requests: list[tuple[Int64, Int64, Int64, Int64]]  # data_id, rows, outcome, ready in ns
+
+
+class _RequestLine(msgspec.Struct, tag_field="kind", tag="request"):
+    """Fourth field: one request. `op` is its target, None the pipeline."""
+
+    op: str | None
+    data_id: Int64
+    row: tuple[Int64, ...]  # the fields of REQUEST from `rows` on
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_BatchLine | _RequestLine).decode
+
+
+# --- lines out of rows ----------------------------------------------------------------------------
+
+
+def epoch_offset_ns() -> int:
+    """What to add to a `time.monotonic_ns` of about now for the time since the epoch."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+def profile_lines(
+    turns: Rows, requests: Rows, names: Sequence[str], offset_ns: int = 0
+) -> Iterator[str]:
+    """The lines of TURN and REQUEST rows, each with its line break: a line a batch or request.
+
+    Args:
+        turns: rows of one batch are neighbours.
+        requests: any rows; also those still under way, whose times to come are 0.
+        names: those of the Ops, by the index that the rows give.
+        offset_ns: added to all times that are known: `epoch_offset_ns()` for those of a journal.
+    """
+    pid = os.getpid()
+    names = [utf8_text(name) for name in names]
+    rows = _moved(turns, _TURN_TIMES, offset_ns).tolist()
+    for shared, batch in itertools.groupby(rows, key=_shared_fields):
+        op, worker, number, start, prepared, processed, end, taken = shared
+        parts = [(row[3], row[4], row[5], row[6]) for row in batch]
+        times = (start, prepared, processed, end, taken)
+        line = _BatchLine(names[op], worker, number, times, parts)
+        yield _line(pid, _batch_events(line), line)
+    for data_id, target, *row in _moved(requests, _REQUEST_TIMES, offset_ns).tolist():
+        name = None if target == PIPELINE else names[target]
+        yield _line(pid, _request_events(data_id, row), _RequestLine(name, data_id, tuple(row)))
+
+
+def profile_text(
+    request: Sequence[int], turns: Sequence[Sequence[int]], names: Sequence[str]
+) -> str:
+    """What a client that asked for its profile is answered: the lines of its own rows.
+
+    Args:
+        request: the fields of its REQUEST row, in this process's `time.monotonic_ns`; those to
+            come are 0.
+        turns: the fields of its TURN rows.
+        names: those of the Ops.
+    """
+    rows = np.array([tuple(turn) for turn in turns], TURN)
+    requests = np.array([tuple(request)], REQUEST)
+    return "".join(profile_lines(rows, requests, names, epoch_offset_ns()))
+
+
+def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
+    """The rows with their times moved; 0 and -1, which stand for unknown ones, stay."""
+    if not offset_ns:
+        return rows
+    moved = rows.copy()
+    for name in times:
+        column = moved[name]
+        column[column > 0] += offset_ns
+    return moved
+
+
+def _shared_fields(row: tuple[int, ...]) -> tuple[int, ...]:
+    """What a turn has in common with those of its batch: op, worker, batch, times from start on."""
+    return row[:3] + row[7:]
+
+
+def _line(pid: int, events: list[tuple[str, int, int]], data: _BatchLine | _RequestLine) -> str:
+    mark = _MARK if events else _MARK_OF_NONE
+    pairs = " ".join(f"{name}_0:{begin} {name}_1:{end}" for name, begin, end in events)
+    return f"{mark}{pid}\t{pairs}\t{_encode(data).decode()}\n"
+
+
+def _batch_events(line: _BatchLine) -> list[tuple[str, int, int]]:
+    start, prepared, processed, end, _ = line.times
+    if line.batch < 0:
+        return []
+    tag = f"#[{_quoted(line.op)}|{line.worker}]"
+    return _known(
+        ("prep" + tag, start, prepared), ("midp" + tag, prepared, processed),
+        ("postp" + tag, processed, end),
+    )  # fmt: skip
+
+
+def _request_events(data_id: int, row: Sequence[int]) -> list[tuple[str, int, int]]:
+    _, _, _, _, entered, begun, packing, end = row[:8]
+    return _known(
+        (f"prepack_{data_id}#@DAGExecutor", entered, begun),
+        (f"call_{data_id}#DAG", begun, packing),
+        (f"postpack_{data_id}#@DAGExecutor", packing, end),
+    )
+
+
+def _known(*spans: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+    """Those of which both ends are known, in us."""
+    return [(name, begin // 1000, end // 1000) for name, begin, end in spans if 0 < begin <= end]
+
+
+def _quoted(name: str) -> str:
+    """`name` without what separates the parts of an event, as in a URL."""
+    return "".join(
+        quote(char, safe="") if char.isspace() or char in "%:#|[]" else char for char in name
+    )
+
+
+# --- rows out of lines ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What PROFILE lines tell. Times are ns since the epoch, unknown ones 0 or -1.
+
+    Attributes:
+        turns: TURN rows in the order of their lines; `op` is an index into `names`.
+        requests: REQUEST rows; `target` is such an index, or PIPELINE.
+        names: those of the Ops, in the order in which they appear.
+        turn_pids: int64 [len(turns)], the process of each turn's engine: what tells the copies of
+            a server apart, whose workers and batches have the same numbers.
+        request_pids: int64 [len(requests)].
+        damaged: lines that began as a PROFILE line and could not be read.
+
+    The predecessor's lines tell of batches, not of their requests: such a turn has -1 as data_id,
+    rows, ready_ns and taken_ns, its `batch` is made up. Of a request they do not tell how it ended:
+    an answered one counts as OK.
+    """
+
+    turns: Rows
+    requests: Rows
+    names: tuple[str, ...]
+    turn_pids: npt.NDArray[np.int64]
+    request_pids: npt.NDArray[np.int64]
+    damaged: int = 0
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read the PROFILE lines of a file, ours and the predecessor's; all other lines are skipped.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return parse_profile(file)
+
+
+def parse_profile(lines: Iterable[str]) -> Profile:
+    """As `read_profile`, from lines, with or without their line breaks."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(line)
+    return reader.profile()
+
+
+# Something may stand before the mark: text that another writer did not end with a line break.
+_LINE = re.compile(r"PROFILE(?:-NONE)?\tpid:(\d{1,18})\t([^\t]*)(?:\t(.*))?\Z", re.DOTALL)
+_MARKS = re.compile(r"PROFILE(?:-NONE)?\tpid:")
+_STAGE = re.compile(r"(prep|midp|postp)#\[(.{1,255}?)\|(\d{1,9})\]_([01]):(\d{1,16})(?!\d)")
+_STEP = re.compile(r"(prepack|call|postpack)_(\d{1,18})#\S{1,255}?_([01]):(\d{1,16})(?!\d)")
+_PLACES = {"prep": 0, "midp": 2, "postp": 4, "prepack": 0, "call": 2, "postpack": 4}
+_LATEST_US = 2**63 // 1000 - 1
+_UNKNOWN = -1
+
+Stamps = list[int]
+"""Begin and end of three spans, in ns; -1: unknown."""
+
+
+class _Reader:
+    """Collects the rows of lines."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[int, ...]] = []
+        self._requests: list[tuple[int, ...]] = []
+        self._turn_pids: list[int] = []
+        self._request_pids: list[int] = []
+        self._names: dict[str, int] = {}
+        self._old_requests: dict[tuple[int, int], Stamps] = {}
+        self._old_batches = 0
+        self._damaged = 0
+
+    def profile(self) -> Profile:
+        for (pid, data_id), stamps in self._old_requests.items():
+            self._requests.append(_old_request(data_id, stamps))
+            self._request_pids.append(pid)
+        return Profile(
+            np.array(self._turns, TURN),
+            np.array(self._requests, REQUEST),
+            tuple(self._names),
+            np.array(self._turn_pids, np.int64),
+            np.array(self._request_pids, np.int64),
+            self._damaged,
+        )
+
+    def read(self, line: str) -> None:
+        marks = list(_MARKS.finditer(line))
+        self._damaged += max(0, len(marks) - 1)  # lines that another one has cut into
+        if not marks:
+            return
+        found = _LINE.match(line.rstrip("\r\n"), marks[-1].start())
+        if found is None:
+            self._damaged += 1
+            return
+        pid, events, data = int(found[1]), found[2], found[3]
+        is_read = self._read_data(pid, data) if data else self._read_events(pid, events)
+        self._damaged += not is_read
+
+    def _read_data(self, pid: int, data: str) -> bool:
+        try:
+            line = _decode(data)
+        except (msgspec.MsgspecError, UnicodeError):
+            return False
+        if isinstance(line, _BatchLine):
+            self._add_batch(pid, line)
+        elif len(line.row) == _REQUEST_FIELDS - 2:
+            target = PIPELINE if line.op is None else self._index(line.op)
+            self._requests.append((line.data_id, target, *line.row))
+            self._request_pids.append(pid)
+        else:
+            return False
+        return True
+
+    def _add_batch(self, pid: int, line: _BatchLine) -> None:
+        op = self._index(line.op)
+        for data_id, rows, outcome, ready in line.requests:
+            self._turns.append(
+                (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
+            )
+            self._turn_pids.append(pid)
+
+    def _index(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _read_events(self, pid: int, events: str) -> bool:
+        """Read the predecessor's events; False if none is there."""
+        turns: list[tuple[tuple[str, int], Stamps]] = []
+        for stage, op, worker, end, text in _STAGE.findall(events):
+            if stage == "prep" and end == "0":
+                turns.append(((op, int(worker)), [_UNKNOWN] * 6))
+            if turns and turns[-1][0] == (op, int(worker)):
+                turns[-1][1][_PLACES[stage] + int(end)] = _nanoseconds(text)
+        for (op, number), stamps in turns:
+            self._turns.append(self._old_turn(op, number, stamps))
+            self._turn_pids.append(pid)
+        steps = _STEP.findall(events)
+        for step, data_id, end, text in steps:
+            stamps = self._old_requests.setdefault((pid, int(data_id)), [_UNKNOWN] * 6)
+            place = _PLACES[step] + int(end)
+            if end == "1" or stamps[place] == _UNKNOWN:  # a retry began earlier and ends later
+                stamps[place] = _nanoseconds(text)
+        return bool(turns or steps or not events.strip())
+
+    def _old_turn(self, op: str, worker: int, stamps: Stamps) -> tuple[int, ...]:
+        """A TURN row. The instants between two stages go to preprocess and postprocess."""
+        start, prep_end, prepared, processed, _, end = stamps
+        is_whole = end != _UNKNOWN
+        self._old_batches += 1
+        return (
+            self._index(op), worker, self._old_batches - 1, _UNKNOWN, _UNKNOWN,
+            Outcome.OK if is_whole else Outcome.BACKEND,
+            _UNKNOWN, start, prepared if prepared != _UNKNOWN else prep_end, processed,
+            end if is_whole else max(stamps), _UNKNOWN,
+        )  # fmt: skip
+
+
+def _old_request(data_id: int, stamps: Stamps) -> tuple[int, ...]:
+    entered, _, begun, packing, _, end = stamps
+    return (
+        data_id, PIPELINE, _UNKNOWN, Outcome.OK, 0,
+        entered if entered != _UNKNOWN else begun, entered, begun, packing,
+        end if end != _UNKNOWN else packing, _UNKNOWN, _UNKNOWN, _UNKNOWN,
+    )  # fmt: skip
+
+
+def _nanoseconds(microseconds: str) -> int:
+    return min(int(microseconds), _LATEST_US) * 1000
+
+
+# --- the sink -------------------------------------------------------------------------------------
+
+
+class ProfileWriter:
+    """A Sink that writes the lines of all that happens to stderr: `dag.use_profile`.
+
+    Formatting and writing are done by a thread: whoever reads stderr may be slow.
+
+    Args:
+        names: those of the Ops, in graph order.
+        stream: where to write instead of `sys.stderr`.
+    """
+
+    def __init__(self, names: Sequence[str], stream: TextIO | None = None) -> None:
+        self._names = list(names)
+        self._stream = stream
+        self._background = Background("profile", _PIECES_LIMIT)
+        self._is_broken = False
+
+    def start(self) -> None:
+        self._background.start()
+
+    def close(self) -> None:
+        """Write what was taken in, end the thread. May be called again."""
+        self._background.close()
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        offset_ns = epoch_offset_ns()
+        self._background.submit(lambda: self._write(turns, requests, offset_ns))
+
+    def _write(self, turns: Rows, requests: Rows, offset_ns: int) -> None:
+        stream: Any = sys.stderr if self._stream is None else self._stream
+        if self._is_broken or stream is None:
+            return
+        try:
+            for piece in _pieces(profile_lines(turns, requests, self._names, offset_ns)):
+                stream.write(piece)
+                stream.flush()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._is_broken = True
+            _LOGGER.error("dag.use_profile: no more PROFILE lines, stderr failed: %s", error)
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """The lines in pieces that are written at once."""
+    piece = ""
+    for line in lines:
+        if piece and len(piece) + len(line) > _PIECE_CHARS:
+            yield piece
+            piece = ""
+        piece += line
+    if piece:
+        yield piece

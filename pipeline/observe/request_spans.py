@@ -1,0 +1,228 @@
+"""The spans that the rows of a recorded request become: itself, its turns at Ops, their stages.
+
+Their ids follow from the request's (`pipeline.tracing.child`): workers send that of `process` to
+the servers they call, long before the span is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline.observe.span import NO_WORKER, PIPELINE, Outcome
+from pipeline.tracing import TraceContext, child_id
+
+_MOST_LINKS = 127  # of one span; collectors drop more than 128
+_STAGES = ("queue", "preprocess", "process", "postprocess")
+
+Value = str | int
+
+
+class TurnRow(NamedTuple):
+    """A row of TURN."""
+
+    op: int
+    worker: int
+    batch: int
+    data_id: int
+    rows: int
+    outcome: int
+    ready_ns: int
+    start_ns: int
+    prepared_ns: int
+    processed_ns: int
+    end_ns: int
+    taken_ns: int
+
+
+class RequestRow(NamedTuple):
+    """A row of REQUEST."""
+
+    data_id: int
+    target: int
+    rows: int
+    outcome: int
+    code: int
+    start_ns: int
+    entered_ns: int
+    begun_ns: int
+    packing_ns: int
+    end_ns: int
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+
+
+class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One span. Times are ns since the epoch; `error` is "" if it went well.
+
+    `parent` is the span above; `is_entry`: the request's own, whose parent, if any, is the
+    caller's. `links` are spans of other traces that had to do with this one.
+    """
+
+    name: str
+    context: TraceContext
+    parent: TraceContext | None
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value]
+    is_entry: bool = False
+    error: str = ""
+    events: Sequence[tuple[str, int]] = ()
+    links: Sequence[TraceContext] = ()
+
+
+class Traced(msgspec.Struct, eq=False):
+    """A request that is recorded. `wall_ns`: what makes wall clock of its times."""
+
+    context: TraceContext
+    traceparent: str
+    parent: TraceContext | None
+    wall_ns: int
+    error: str = ""
+    turns: dict[tuple[int, bool], int] = {}
+
+    def child(self, op: str, stage: str, turn: int) -> TraceContext:
+        """The span that `pipeline.tracing.child` names."""
+        span_id = int(child_id(self.traceparent, op, stage, turn), 16)
+        return TraceContext(self.context.trace_id, span_id, True)
+
+    def number(self, row: TurnRow) -> int:
+        """How many turns it had at the Op before; those that never ran are counted apart.
+
+        For a worker takes what it runs for the first.
+        """
+        key = (row.op, row.worker != NO_WORKER)
+        number = self.turns.get(key, 0)
+        self.turns[key] = number + 1
+        return number
+
+
+class TracedTurn(NamedTuple):
+    """A turn of a recorded request, in the batch number `run`, which had `size` requests."""
+
+    traced: Traced
+    run: int
+    size: int
+    row: TurnRow
+
+
+class RequestSpans:
+    """Makes the spans.
+
+    Args:
+        pipeline_name: what the requests' own spans are called.
+        names: of the Ops, in the graph's order.
+    """
+
+    def __init__(self, pipeline_name: str, names: Sequence[str]) -> None:
+        self._pipeline_name = pipeline_name
+        self._names = names
+
+    def of_turns(self, turns: Iterable[TracedTurn]) -> Iterator[SpanRecord]:
+        """Each turn and its stages. Those of a batch are neighbours, and their `process` linked.
+
+        Each with that of the first, whose `traceparent` a remote server got, and that with all.
+        """
+        for _, members in groupby(turns, key=lambda turn: turn.run):
+            batch = list(members)
+            numbers = [turn.traced.number(turn.row) for turn in batch]
+            first, *others = (
+                turn.traced.child(self._names[turn.row.op], "process", number)
+                for turn, number in zip(batch, numbers, strict=True)
+            )
+            links = [others[:_MOST_LINKS], *([first] for _ in others)]
+            for turn, number, linked in zip(batch, numbers, links, strict=True):
+                yield from self._of_turn(turn, number, linked)
+
+    def _of_turn(
+        self, turn: TracedTurn, number: int, links: list[TraceContext]
+    ) -> Iterator[SpanRecord]:
+        traced, row = turn.traced, turn.row
+        op, wall_ns = self._names[row.op], traced.wall_ns
+        end_ns = max(row.taken_ns, row.end_ns)
+        whole = traced.child(op, "missed" if row.worker == NO_WORKER else "", number)
+        yield SpanRecord(
+            name=op,
+            context=whole,
+            parent=traced.context,
+            start_ns=min(row.ready_ns or end_ns, end_ns) + wall_ns,
+            end_ns=end_ns + wall_ns,
+            attributes=_of_batch(op, turn),
+            error=_text_of(row.outcome),
+        )
+        for stage, start_ns, stage_end_ns in _stages(row):
+            yield SpanRecord(
+                name=f"{op} {stage}",
+                context=traced.child(op, stage, number),
+                parent=whole,
+                start_ns=start_ns + wall_ns,
+                end_ns=stage_end_ns + wall_ns,
+                attributes={"pipeline.op": op, "pipeline.stage": stage},
+                links=links if stage == "process" else (),
+            )
+
+    def of_request(self, traced: Traced, row: RequestRow) -> SpanRecord:
+        """The request as a whole."""
+        attributes: dict[str, Value] = {
+            "pipeline.data_id": row.data_id,
+            "pipeline.rows": row.rows,
+        }
+        if row.code:
+            attributes["pipeline.err_no"] = row.code
+        name = self._pipeline_name
+        if row.target != PIPELINE:
+            name = f"{name} {self._names[row.target]}"
+        moments = (
+            ("let into the graph", row.entered_ns),
+            ("unpacked", row.begun_ns),
+            ("through the graph", row.packing_ns),
+        )
+        return SpanRecord(
+            name=name,
+            context=traced.context,
+            parent=traced.parent,
+            start_ns=row.start_ns + traced.wall_ns,
+            end_ns=row.end_ns + traced.wall_ns,
+            attributes=_with_error(attributes, row.outcome),
+            is_entry=True,
+            error=_text_of(row.outcome, traced.error),
+            events=[  # it did not get as far as to those that are 0 or at its end
+                (text, time_ns + traced.wall_ns)
+                for text, time_ns in moments
+                if 0 < time_ns < row.end_ns
+            ],
+        )
+
+
+def _stages(row: TurnRow) -> Iterator[tuple[str, int, int]]:
+    """(stage, start, end) of those that took place; of a lost worker not all are known."""
+    if row.worker == NO_WORKER:
+        return
+    times = (row.ready_ns, row.start_ns, row.prepared_ns, row.processed_ns, row.end_ns)
+    for stage, start_ns, end_ns in zip(_STAGES, times, times[1:], strict=False):
+        if 0 < start_ns <= end_ns:
+            yield stage, start_ns, end_ns
+
+
+def _of_batch(op: str, turn: TracedTurn) -> dict[str, Value]:
+    row = turn.row
+    attributes: dict[str, Value] = {"pipeline.op": op, "pipeline.rows": row.rows}
+    if row.worker != NO_WORKER:
+        attributes["pipeline.worker"] = row.worker
+        attributes["pipeline.batch"] = row.batch
+        attributes["pipeline.batch_requests"] = turn.size
+    return _with_error(attributes, row.outcome)
+
+
+def _with_error(attributes: dict[str, Value], outcome: int) -> dict[str, Value]:
+    if outcome != Outcome.OK:
+        attributes["error.type"] = Outcome(outcome).name
+    return attributes
+
+
+def _text_of(outcome: int, error: str = "") -> str:
+    return "" if outcome == Outcome.OK else error or Outcome(outcome).name

@@ -1,0 +1,288 @@
+"""What a tracer writes: the interval it is about, the block's layout, and the files it goes to."""
+
+from __future__ import annotations
+
+import json
+import logging.handlers
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.config import LogConfig, ServiceConfig
+from pipeline.engine.graph import Graph
+from pipeline.errors import InitError, utf8_text
+from pipeline.observe.span import PIPELINE, Outcome, Rows
+
+PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
+STAGES = ("in", "prep", "midp", "postp", "out")
+
+_BUSY = ("prep", "midp", "postp")
+_MOST_LATENCIES = 2**18  # that are kept exactly; of more, every second, then every fourth ...
+_MOST_ERRORS = 1000  # data ids in one block
+_NS_PER_MS = 1e6
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TracerFiles:
+    """Where a tracer writes.
+
+    `trace` is rotated at `max_bytes`, `backup_count` old ones are kept; 0 of either: never rotated.
+    `benchmark` is replaced by each block, as YAML; None: there is none.
+    """
+
+    trace: Path
+    max_bytes: int = 512_000_000
+    backup_count: int = 5
+    benchmark: Path | None = None
+
+
+def tracer_files(
+    directory: Path,
+    log: LogConfig,
+    copy: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> TracerFiles:
+    """The files of a server that logs to `directory`.
+
+    Args:
+        log: a quarter of the `backup_count` old files are kept, as ever.
+        copy: the number of a server's copy: each has files of its own, since two processes that
+            rotate one file lose what they write.
+        environ: `FLAGS_profile_pipeline=1` asks for `benchmark.log` in the working folder.
+    """
+    suffix = "" if copy is None else f".copy{copy}"
+    wanted = environ.get("FLAGS_profile_pipeline", "0").strip() not in ("", "0")
+    return TracerFiles(
+        directory / f"pipeline.tracer{suffix}",
+        log.max_bytes,
+        (log.backup_count + 3) // 4,
+        Path(f"benchmark.log{suffix}").absolute() if wanted else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TracedGraph:
+    """What the blocks say of the graph. `names` and `producers` (names of input Ops) are by Op.
+
+    `channel_size` is the limit of an Op's channel, 0: none; `worker_num` the server's, 0: its own
+    choice.
+    """
+
+    names: Sequence[str]
+    producers: Sequence[Sequence[str]]
+    worker_num: int
+    channel_size: int = 0
+
+    @classmethod
+    def of(cls, graph: Graph, config: ServiceConfig) -> TracedGraph:
+        """That of a server."""
+        return cls(
+            [op.name for op in graph.ops],
+            [[source.name for source in op.get_input_ops()] for op in graph.ops],
+            config.worker_num or 0,
+            config.dag.channel_size,
+        )
+
+
+@dataclass(slots=True)
+class OpInterval:
+    """One Op in one interval: sums over batches in which a request succeeded, in ns."""
+
+    count: int = 0
+    sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
+
+    def mean_ms(self, stage: str) -> float:
+        return self.sums[stage] / self.count / _NS_PER_MS
+
+    @property
+    def idle(self) -> float:
+        """The part of its time that a worker spent on nothing of the user's."""
+        total = sum(self.sums.values())
+        return 1 - sum(self.sums[stage] for stage in _BUSY) / total if total else 0.0
+
+
+class Interval:
+    """What ended in one interval. Requests count whose target is the whole pipeline."""
+
+    def __init__(self, op_count: int, started_s: float) -> None:
+        self.started_s = started_s
+        self.ops = [OpInterval() for _ in range(op_count)]
+        self.queries = 0
+        self.failures = 0
+        self.failed_ids: list[int] = []  # the first _MOST_ERRORS
+        self.latency_sum_ns = 0
+        self._latencies: list[Ints] = []
+        self._kept = 0
+        self._stride = 1
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.queries and not any(op.count for op in self.ops)
+
+    def add_requests(self, requests: Rows) -> None:
+        requests = requests[requests["target"] == PIPELINE]
+        failed = requests["data_id"][requests["outcome"] != Outcome.OK]
+        latencies = requests["end_ns"] - requests["start_ns"]
+        self.queries += len(requests)
+        self.failures += len(failed)
+        self.failed_ids += failed[: _MOST_ERRORS - len(self.failed_ids)].tolist()
+        self.latency_sum_ns += int(latencies.sum())
+        self._keep(latencies)
+
+    def _keep(self, latencies: Ints) -> None:
+        self._latencies.append(latencies[:: self._stride])
+        self._kept += len(self._latencies[-1])
+        if self._kept > _MOST_LATENCIES:
+            thinned = np.concatenate(self._latencies)[::2]
+            self._latencies, self._kept = [thinned], len(thinned)
+            self._stride *= 2
+
+    def percentiles_ms(self) -> dict[int, float]:
+        """Of the latencies, as the predecessor takes them: sorted[n * p // 100]."""
+        latencies = np.sort(np.concatenate(self._latencies))
+        return {p: int(latencies[len(latencies) * p // 100]) / _NS_PER_MS for p in PERCENTILES}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One interval of `length_s` seconds, and how many requests wait at each Op at its end."""
+
+    interval: Interval
+    length_s: float
+    graph: TracedGraph
+    sizes: Mapping[str, int]
+
+    def lines(self) -> Iterator[str]:
+        """What goes to `pipeline.tracer`, without times and line breaks."""
+        yield "==================== TRACER ======================"
+        for name, op in self._ops():
+            yield f"Op({_one_line(name)}):"
+            for stage in STAGES:
+                yield f"\t{stage}[{round(op.mean_ms(stage), 4)} ms]"
+            yield f"\tidle[{round(op.idle, 4)}]"
+        if self.interval.queries:
+            yield from self._request_lines()
+        yield from self._channel_lines()
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """What goes to `benchmark.log`: means in ms by Op, and `DAG`."""
+        found: dict[str, dict[str, float]] = {
+            name: {"count": op.count, **{stage: op.mean_ms(stage) for stage in STAGES}}
+            for name, op in self._ops()
+        }
+        if self.interval.queries:
+            latencies = {str(p): ms for p, ms in self.interval.percentiles_ms().items()}
+            found["DAG"] = {
+                "query_count": self.interval.queries,
+                "qps": self._qps,
+                "succ": self._succeeded,
+                "avg": self._mean_ms,
+                **latencies,
+            }
+        return found
+
+    def _ops(self) -> Iterator[tuple[str, OpInterval]]:
+        for name, op in zip(self.graph.names, self.interval.ops, strict=True):
+            if op.count:
+                yield name, op
+
+    @property
+    def _qps(self) -> float:
+        return self.interval.queries / self.length_s
+
+    @property
+    def _succeeded(self) -> float:
+        return 1 - self.interval.failures / self.interval.queries
+
+    @property
+    def _mean_ms(self) -> float:
+        return self.interval.latency_sum_ns / self.interval.queries / _NS_PER_MS
+
+    def _request_lines(self) -> Iterator[str]:
+        interval = self.interval
+        failed = ", ".join(map(str, interval.failed_ids))
+        if interval.failures > len(interval.failed_ids):
+            failed += ", ..."
+        yield "DAGExecutor:"
+        yield f"\tQuery count[{interval.queries}]"
+        yield f"\tQPS[{round(self._qps, 4)} q/s]"
+        yield f"\tSucc[{round(self._succeeded, 6)}]"
+        yield f"\tError req[{failed}]"
+        yield "\tLatency:"
+        yield f"\t\tave[{round(self._mean_ms, 4)} ms]"
+        for percent, latency_ms in interval.percentiles_ms().items():
+            yield f"\t\t.{percent}[{round(latency_ms, 4)} ms]"
+
+    def _channel_lines(self) -> Iterator[str]:
+        graph = self.graph
+        yield f"Channel (server worker num[{graph.worker_num}]):"
+        for number, (name, producers) in enumerate(zip(graph.names, graph.producers, strict=True)):
+            ends = _one_line(f"In: {list(producers)}, Out: {[name]}")
+            size = self.sizes.get(name, 0)
+            yield f"\tchl{number}({ends}) size[{size}/{graph.channel_size}]"
+
+
+class TracerOutput:
+    """The files. Opened and closed by the owner, written by the thread."""
+
+    def __init__(self, files: TracerFiles) -> None:
+        self._files = files
+        self._handler: logging.handlers.RotatingFileHandler | None = None
+
+    def open(self) -> None:
+        path, count = self._files.trace, self._files.backup_count
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handler = logging.handlers.RotatingFileHandler(
+                path,
+                maxBytes=self._files.max_bytes if count else 0,
+                backupCount=count,
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
+        except OSError as error:
+            raise InitError(
+                f"dag.tracer: cannot write {path}: {error.strerror or error}: "
+                "set SERVING_LOG_PATH to a folder that can be written"
+            ) from error
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+
+    def write(self, block: Block) -> None:
+        if self._handler is not None:
+            now = time.time()
+            for line in block.lines():
+                self._handler.handle(_record(line, now))
+        if self._files.benchmark is not None:
+            text = "\n".join(_yaml_lines(block.figures())) + "\n"
+            self._files.benchmark.write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self._handler.close()
+            self._handler = None
+
+
+def _record(line: str, created: float) -> logging.LogRecord:
+    record = logging.LogRecord("pipeline.tracer", logging.INFO, __file__, 0, line, None, None)
+    record.created, record.msecs = created, created % 1 * 1000 // 1
+    return record
+
+
+def _yaml_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """YAML by hand: names as JSON writes them, floats without exponent, which YAML 1.1 misreads."""
+    for name, values in figures.items():
+        yield f"{json.dumps(utf8_text(name))}:"
+        for key, value in values.items():
+            shown = f"{value:.6f}" if isinstance(value, float) else value
+            yield f"  {key!r}: {shown}" if key.isdecimal() else f"  {key}: {shown}"
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")

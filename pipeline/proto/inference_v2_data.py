@@ -1,0 +1,151 @@
+"""A tensor's `data` in the v2 protocol's JSON: lists to numpy arrays and back."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.inference_v2_raw import (
+    BYTES,
+    Array,
+    datatype_of,
+    known_dtype,
+    object_array,
+    shaped,
+    size_of,
+)
+from pipeline.proto.npy import MAX_DIMENSIONS
+
+__all__ = ["array_to_data", "data_to_array", "shown"]
+
+_BINARY_ONLY = {"FP16", "BF16"}
+_TAKES: dict[str, tuple[set[type], str]] = {
+    "b": ({bool}, "true or false"),
+    "i": ({int}, "whole numbers"),
+    "u": ({int}, "whole numbers"),
+    "f": ({float, int}, "numbers"),
+}
+_SHOWN = 40  # characters of a value in an error's text
+
+
+# --- JSON to numpy --------------------------------------------------------------------------
+
+
+def data_to_array(datatype: str, shape: list[int], data: list[Any]) -> Array:
+    """The array of a datatype and shape with the elements of `data`, flat or in nested lists.
+
+    Raises PackageError, which says what is wrong with which element.
+    """
+    dtype = known_dtype(datatype)
+    size = size_of(shape)
+    flat = _flat(data)
+    if len(flat) != size:
+        raise PackageError(
+            f"{datatype} of shape {shape} has {size} elements, but 'data' holds {len(flat)}"
+        )
+    if datatype in _BINARY_ONLY:
+        raise PackageError(f"{datatype} has no JSON form: send it as binary data")
+    if dtype == BYTES:
+        return object_array(_utf8(flat), shape)
+    return shaped(_numbers(flat, datatype, dtype), shape)
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    """The elements, which may stand in lists of lists; lists side by side have one length."""
+    for _ in range(MAX_DIMENSIONS):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) > 1:
+            raise PackageError("'data' has lists and elements side by side")
+        if len(set(map(len, data))) > 1:
+            raise PackageError("'data' has lists of different lengths side by side")
+        data = list(chain.from_iterable(data))
+    raise PackageError(f"'data' has lists in more than {MAX_DIMENSIONS} levels")
+
+
+def _utf8(flat: list[Any]) -> list[bytes]:
+    _check_types(flat, {str}, "BYTES takes strings")
+    return [element.encode() for element in flat]  # orjson reads no string without UTF-8 form
+
+
+def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
+    types, text = _TAKES[dtype.kind]
+    _check_types(flat, types, f"{datatype} takes {text}")
+    if not flat:
+        return np.empty(0, dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        for extreme in (min(flat), max(flat)):
+            if not limits.min <= extreme <= limits.max:
+                raise PackageError(f"'data' holds {shown(extreme)}, which no {datatype} can be")
+        return np.array(flat, dtype)
+    if dtype.kind == "f":
+        return _floats(flat, datatype, dtype)
+    return np.array(flat, dtype)
+
+
+def _floats(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
+    wide = np.array(flat, np.float64)
+    if dtype == np.float64:
+        return wide
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(dtype)
+    lost = np.isinf(narrow) & np.isfinite(wide)
+    if lost.any():
+        raise PackageError(f"'data' holds {wide[lost][0]}, which no {datatype} can be")
+    return narrow
+
+
+def _check_types(flat: list[Any], types: set[type], text: str) -> None:
+    if set(map(type, flat)) <= types:
+        return
+    index, element = next(pair for pair in enumerate(flat) if type(pair[1]) not in types)
+    raise PackageError(f"{text}, but element {index} of 'data' is {shown(element)}")
+
+
+# --- numpy to JSON --------------------------------------------------------------------------
+
+
+def array_to_data(array: Array) -> Any:
+    """The elements as `orjson.dumps` takes them with OPT_SERIALIZE_NUMPY, flat.
+
+    Raises PackageError, which says what to ask for instead, for elements with no JSON form, and
+    PayloadTypeError for a dtype or an element that the protocol lacks.
+    """
+    datatype = datatype_of(array.dtype)
+    if datatype in _BINARY_ONLY:
+        raise PackageError(f"{datatype} has no JSON form: ask for it with 'binary_data'")
+    if datatype == "BYTES":
+        return [_text(element) for element in array.ravel().tolist()]
+    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).ravel()
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        return orjson.Fragment(json.dumps(flat.tolist(), separators=(",", ":")))
+    return flat
+
+
+def _text(element: object) -> str:
+    if isinstance(element, str):
+        return element
+    if not isinstance(element, bytes):
+        raise PayloadTypeError(f"an element of BYTES is str or bytes, not {type(element).__name__}")
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        raise PackageError(
+            "it has bytes that are no UTF-8, so no JSON form: ask for it with 'binary_data'"
+        ) from None
+
+
+def shown(value: Any) -> str:
+    """A value of parsed JSON for an error's text, short whatever its size."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, str):
+        value = value[:_SHOWN] + "..." if len(value) > _SHOWN else value
+    return json.dumps(value)

@@ -1,0 +1,195 @@
+"""Arrays of the v2 inference protocol as bytes: its datatypes, and the raw form of a tensor.
+
+Nothing is allocated by a size that a peer states before it is compared with the data that did
+arrive.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.npy import MAX_DIMENSIONS
+
+__all__ = [
+    "BYTES",
+    "DATATYPES",
+    "Array",
+    "array_to_raw",
+    "datatype_of",
+    "known_dtype",
+    "object_array",
+    "raw_to_array",
+    "shaped",
+    "size_of",
+    "with_text",
+]
+
+Array = npt.NDArray[Any]
+
+BYTES = np.dtype(object)
+"""The dtype of arrays of BYTES."""
+
+DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "INT8": np.dtype(np.int8),
+        "INT16": np.dtype(np.int16),
+        "INT32": np.dtype(np.int32),
+        "INT64": np.dtype(np.int64),
+        "UINT8": np.dtype(np.uint8),
+        "UINT16": np.dtype(np.uint16),
+        "UINT32": np.dtype(np.uint32),
+        "UINT64": np.dtype(np.uint64),
+        "FP16": np.dtype(np.float16),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "FP32": np.dtype(np.float32),
+        "FP64": np.dtype(np.float64),
+        "BYTES": BYTES,
+    }
+)
+"""The protocol's datatypes; BYTES elements are objects: `bytes` of any length."""
+
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+_LENGTH = struct.Struct("<I")  # of one element, before it, in the raw form of BYTES
+_MAX_LENGTH = 2**32 - 1
+
+
+# --- numpy to wire --------------------------------------------------------------------------
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """The protocol's name of a dtype; text and objects of any kind are BYTES.
+
+    Raises PayloadTypeError for a dtype that the protocol lacks, such as complex64.
+    """
+    if dtype.kind in "OSU":
+        return "BYTES"
+    try:
+        return _NAMES[dtype.newbyteorder("=")]
+    except KeyError:
+        raise PayloadTypeError(
+            f"dtype {dtype} has no datatype in the v2 protocol: convert the array first"
+        ) from None
+
+
+def array_to_raw(array: Array) -> bytes:
+    """The elements as they stand in `raw_input_contents` and `raw_output_contents`.
+
+    Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
+    """
+    if datatype_of(array.dtype) == "BYTES":
+        parts: list[bytes] = []
+        for element in array.ravel().tolist():
+            data = _element_bytes(element)
+            parts += (_LENGTH.pack(len(data)), data)
+        return b"".join(parts)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _element_bytes(element: object) -> bytes:
+    if isinstance(element, str):
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadTypeError(f"{element[:32]!r} has no UTF-8 form: {error.reason}") from None
+    if not isinstance(element, bytes):
+        raise PayloadTypeError(f"an element of BYTES is str or bytes, not {type(element).__name__}")
+    if len(element) > _MAX_LENGTH:
+        raise PayloadTypeError(f"an element of BYTES has {len(element)} bytes, 4 GiB is too long")
+    return element
+
+
+# --- wire to numpy --------------------------------------------------------------------------
+
+
+def raw_to_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> Array:
+    """The array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
+
+    Raises PackageError for an unknown datatype and for data that does not fit the shape.
+    """
+    dtype = known_dtype(datatype)
+    if dtype == BYTES:
+        return object_array(list(_elements(raw, size_of(shape))), shape)
+    size = size_of(shape)
+    if len(raw) != size * dtype.itemsize:
+        raise PackageError(
+            f"{datatype} of shape {list(shape)} takes {size * dtype.itemsize} bytes, "
+            f"but {len(raw)} came"
+        )
+    if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
+        return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
+    flat = np.frombuffer(raw, dtype.newbyteorder("<"))
+    return shaped(flat.astype(dtype), shape)
+
+
+def _elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
+    """The `count` elements of BYTES in their raw form."""
+    at = 0
+    for index in range(count):
+        start = at + _LENGTH.size
+        if start > len(raw):
+            raise PackageError(f"BYTES ends after {index} of {count} elements")
+        at = start + _LENGTH.unpack_from(raw, at)[0]
+        if at > len(raw):
+            raise PackageError(f"element {index} of BYTES needs {at - len(raw)} bytes more")
+        yield bytes(raw[start:at])
+    if at != len(raw):
+        raise PackageError(f"{len(raw) - at} bytes follow the last element of BYTES")
+
+
+def with_text(array: Array) -> Array:
+    """The array; of BYTES, one in which each element that is UTF-8 has become a `str`.
+
+    Decided for each element, so that a sample's type does not depend on the rest of its batch.
+    """
+    if array.dtype != BYTES:
+        return array
+    return object_array([_text(element) for element in array.ravel().tolist()], array.shape)
+
+
+def _text(element: bytes) -> str | bytes:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element
+
+
+def known_dtype(datatype: str) -> np.dtype[Any]:
+    """The dtype of a datatype's arrays. Raises PackageError for a name that is none."""
+    dtype = DATATYPES.get(datatype)
+    if dtype is None:
+        raise PackageError(f"datatype {datatype!r} is none of {', '.join(DATATYPES)}")
+    return dtype
+
+
+def size_of(shape: Sequence[int]) -> int:
+    """How many elements a shape has. Raises PackageError for one that no array can have."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise PackageError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
+    if any(size < 0 for size in shape):
+        raise PackageError(f"shape {list(shape)} has a negative dimension")
+    return math.prod(shape)
+
+
+def shaped(flat: Array, shape: Sequence[int]) -> Array:
+    """The elements in their shape. Raises PackageError for a shape that no array can have."""
+    try:
+        return flat.reshape(tuple(shape))
+    except ValueError as error:
+        raise PackageError(f"no array has the shape {list(shape)}: {error}") from None
+
+
+def object_array(elements: Sequence[str | bytes], shape: Sequence[int]) -> Array:
+    """An array of BYTES, its elements the very objects that are given."""
+    flat = np.empty(len(elements), object)
+    flat[:] = elements
+    return shaped(flat, shape)

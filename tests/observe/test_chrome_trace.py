@@ -1,0 +1,253 @@
+"""Traces: what stands in them, and that viewers find slices nested and arrows whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from played_service import (
+    MS,
+    PlayedOp,
+    never_ran,
+    play,
+    request,
+    requests_of,
+    turn,
+    turns_of,
+)
+
+from pipeline.observe.chrome_trace import depth, events, first_time_ns, split_batches, trace_json
+from pipeline.observe.span import REQUEST, TURN, Outcome
+
+NAMES = ["words", "bow"]
+
+
+def of_kind(found: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in found if event["ph"] in kinds]
+
+
+def slices(found: list[dict[str, Any]]) -> list[tuple[str, Any, float, float, int]]:
+    """(name, row, begin, end, depth) of all slices; fails where they are not nested."""
+    is_open = defaultdict(list)
+    last: dict[Any, float] = {}
+    done = []
+    for event in of_kind(found, "B", "E"):
+        row = (event["pid"], event["tid"])
+        assert event["ts"] >= last.get(row, event["ts"]), "time runs backwards in a row"
+        last[row] = event["ts"]
+        if event["ph"] == "B":
+            is_open[row].append(event)
+        else:
+            begin = is_open[row].pop()
+            done.append((begin["name"], row, begin["ts"], event["ts"], len(is_open[row])))
+    assert not any(is_open.values())
+    return done
+
+
+def names_of(found: list[dict[str, Any]], kind: str) -> dict[Any, str]:
+    return {
+        (event["pid"], event["tid"]) if kind == "thread_name" else event["pid"]: event["args"][
+            "name"
+        ]
+        for event in of_kind(found, "M")
+        if event["name"] == kind
+    }
+
+
+def test_a_batch_is_a_slice_of_its_worker_with_its_stages_inside():
+    rows = turns_of(turn(1, 7, worker=3), turn(1, 8, worker=3, ready_ns=MS // 2))
+    found = events(rows, requests_of(), NAMES)
+    assert names_of(found, "process_name") == {3: "Op bow"}
+    assert names_of(found, "thread_name") == {(3, 4): "worker 3"}
+    row = (3, 4)
+    assert sorted(slices(found), key=lambda item: (item[4], item[2])) == [
+        ("batch of 2", row, 2000.0, 5000.0, 0),
+        ("preprocess", row, 2000.0, 3000.0, 1),
+        ("process", row, 3000.0, 4000.0, 1),
+        ("postprocess", row, 4000.0, 5000.0, 1),
+    ]
+    (batch,) = [event for event in found if event.get("name") == "batch of 2"]
+    assert batch["args"] == {
+        "requests": [7, 8], "batch": 1, "rows": 2, "longest_wait_us": 1500.0,
+    }  # fmt: skip
+
+
+def test_arrows_follow_a_request_from_its_own_row_through_the_ops_and_back():
+    rows = turns_of(
+        turn(0, 7, ready_ns=1 * MS, start_ns=2 * MS, end_ns=3 * MS),
+        turn(1, 7, ready_ns=3 * MS, start_ns=4 * MS, end_ns=5 * MS),
+    )
+    found = events(rows, requests_of(request(7)), NAMES)
+    arrows = of_kind(found, "s", "t", "f")
+    assert {(arrow["id"], arrow["cat"], arrow["name"]) for arrow in arrows} == {
+        (7, "request", "request")
+    }
+    assert sorted((arrow["ts"], arrow["ph"], arrow["pid"]) for arrow in arrows) == [
+        (1000.0, "s", 1),
+        (2000.0, "t", 2),
+        (4000.0, "t", 3),
+        (6000.0, "f", 1),
+    ]
+    assert all(arrow["bp"] == "e" for arrow in of_kind(found, "t", "f"))
+
+
+def test_an_arrow_stands_right_behind_the_begin_of_the_slice_that_it_is_for():
+    found = events(turns_of(turn()), requests_of(request()), NAMES)
+    behind = [
+        (before["name"], event["ph"])
+        for before, event in itertools.pairwise(found)
+        if event["ph"] in "stf"
+    ]
+    assert behind == [("graph", "s"), ("pack", "f"), ("batch of 1", "t")]
+
+
+def test_without_the_request_arrows_join_its_turns():
+    alone = events(turns_of(turn(0)), requests_of(), NAMES)
+    assert of_kind(alone, "s", "t", "f") == []
+    both = events(turns_of(turn(0), turn(1, start_ns=4 * MS)), requests_of(), NAMES)
+    assert [event["ph"] for event in of_kind(both, "s", "t", "f")] == ["s", "f"]
+
+
+def test_a_request_without_turns_has_no_arrows():
+    found = events(turns_of(), requests_of(request()), NAMES)
+    assert of_kind(found, "s", "t", "f") == []
+    assert [name for name, *_ in slices(found)] == ["wait", "unpack", "graph", "pack", "request 7"]
+
+
+def test_requests_that_overlap_are_in_lanes():
+    rows = requests_of(
+        request(1, start_ns=1, end_ns=100),
+        request(2, start_ns=50, end_ns=200),
+        request(3, start_ns=100, end_ns=300),
+    )
+    found = events(turns_of(), rows, NAMES)
+    lanes = {name: row[1] for name, row, *_ in slices(found) if name.startswith("request")}
+    assert lanes == {"request 1": 1, "request 2": 2, "request 3": 1}
+
+
+def test_batches_of_one_worker_that_overlap_are_drawn_apart():
+    """Coroutines of one worker run at the same time."""
+    rows = turns_of(turn(data_id=1, batch=1), turn(data_id=2, batch=2, start_ns=3 * MS))
+    found = events(rows, requests_of(), NAMES)
+    assert sorted(names_of(found, "thread_name").values()) == ["worker 0", "worker 0 (2)"]
+    assert len({row for _, row, *_ in slices(found)}) == 2
+
+
+def test_counters_tell_how_many_wait_and_how_many_are_inside():
+    rows = turns_of(
+        turn(data_id=1, batch=1, ready_ns=1000, start_ns=2000),
+        turn(data_id=2, batch=2, ready_ns=1000, start_ns=5000),
+        turn(data_id=3, batch=3, ready_ns=2000, start_ns=8000),
+    )
+    found = of_kind(events(rows, requests_of(request()), NAMES), "C")
+    counts = {"channel": [], "requests": []}
+    for event in found:
+        ((_, count),) = event["args"].items()
+        counts[event["name"]].append((event["ts"], count))
+    assert counts["channel"] == [(1.0, 2), (2.0, 2), (5.0, 1), (8.0, 0)]
+    assert counts["requests"] == [(750.0, 1), (7000.0, 0)]
+
+
+def test_a_turn_that_never_ran_is_a_mark():
+    (mark,) = of_kind(events(turns_of(never_ran(1, 9)), requests_of(), NAMES), "i")
+    assert (mark["name"], mark["pid"], mark["ts"]) == ("request 9 never ran", 3, 3000.0)
+    assert mark["args"] == {"outcome": "REJECTED"}
+
+
+def test_what_failed_says_how_and_is_marked():
+    rows = turns_of(turn(data_id=1), turn(data_id=2, outcome=int(Outcome.BACKEND)))
+    found = events(rows, requests_of(request(2, outcome=int(Outcome.BACKEND), code=6000)), NAMES)
+    failed = {event["name"]: event["args"] for event in found if event.get("cname") == "terrible"}
+    assert failed["batch of 2"]["outcome"] == "BACKEND"
+    assert failed["request 2"] == {"outcome": "BACKEND", "err_no": 6000}
+
+
+def test_copies_of_a_server_are_processes_of_their_own():
+    rows, requests = turns_of(turn()), requests_of(request())
+    first, second = (events(rows, requests, NAMES, copy) for copy in (0, 1))
+    assert names_of(first, "process_name") == {1: "copy 0: requests", 2: "copy 0: Op words"}
+    assert names_of(second, "process_name") == {4: "copy 1: requests", 5: "copy 1: Op words"}
+    ids = [{event["id"] for event in found if "id" in event} for found in (first, second)]
+    assert ids[0] != ids[1]
+
+
+def test_times_are_counted_from_where_it_is_said():
+    rows, requests = turns_of(turn()), requests_of(request())
+    assert first_time_ns(rows, requests) == MS // 2
+    assert first_time_ns(turns_of(), requests_of()) == 0
+    found = events(rows, requests, NAMES, zero_ns=first_time_ns(rows, requests))
+    assert min(event["ts"] for event in found if "ts" in event) == 0.0
+
+
+def test_what_the_predecessors_lines_do_not_tell_is_left_out():
+    unknown = {"data_id": -1, "rows": -1, "ready_ns": -1, "taken_ns": -1, "outcome": 0}
+    found = events(turns_of(turn(**unknown)), requests_of(), NAMES)
+    assert [name for name, *_ in slices(found)] == ["preprocess", "process", "postprocess", "batch"]
+    assert of_kind(found, "C", "s", "t", "f", "i") == []
+
+
+def test_the_file_is_a_json_list_with_an_event_a_line():
+    found = events(turns_of(turn()), requests_of(request()), ["wörds </script>"])
+    text = trace_json(found)
+    assert json.loads(text) == found
+    assert len(text.splitlines()) == len(found)
+    assert json.loads(trace_json([])) == []
+
+
+def test_a_whole_service_has_a_row_for_each_worker_and_an_arrow_for_each_hop():
+    ops = [PlayedOp(0.1, 1.0, concurrency=2), PlayedOp(0.2, 4.0, 0.5, batch_size=4)]
+    turns, requests = play(ops, clients=9, count=50)
+    found = events(turns, requests, NAMES)
+    assert set(names_of(found, "thread_name").values()) >= {"worker 0", "worker 1", "lane 9"}
+    assert len(of_kind(found, "s")) == len(of_kind(found, "f")) >= 50
+    batches = [name for name, *_ in slices(found) if name.startswith("batch")]
+    assert len(batches) == len(split_batches(turns))
+
+
+times = st.integers(-1, 40)
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 1)] * 2, st.integers(-1, 3), *[times] * 9), max_size=20),
+    st.lists(st.tuples(st.integers(-1, 9), *[st.just(-1)] * 4, *[times] * 8), max_size=20),
+)
+def test_slices_are_nested_and_arrows_whole_whatever_the_rows_say(turns, requests):
+    turns = [(*row[:5], abs(row[5]) % 5, *row[6:]) for row in turns]
+    found = events(np.array(turns, TURN), np.array(requests, REQUEST), NAMES)
+    slices(found)
+    ends = defaultdict(list)
+    for event in of_kind(found, "s", "t", "f"):
+        ends[event["id"]].append((event["ts"], event["ph"]))
+    for points in ends.values():
+        assert sorted(kind for _, kind in points if kind != "t") == ["f", "s"]
+        assert min(points)[0] == dict(map(reversed, points))["s"]
+    json.loads(trace_json(found))
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=30))
+def test_depth_is_how_many_have_come_and_not_gone(stays):
+    pairs = np.array([(start, start + length) for start, length in stays], np.int64).reshape(-1, 2)
+    times, counts = depth(pairs[:, 0], pairs[:, 1])
+    expected = [int(((pairs[:, 0] <= now) & (pairs[:, 1] > now)).sum()) for now in times]
+    assert counts.tolist() == expected
+    assert len(set(times.tolist())) == len(times)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ([], []),
+        ([(0, 0, 1), (0, 0, 1), (0, 1, 1)], [(0, 2), (2, 3)]),
+        ([(0, 0, 1), (0, 0, 2), (1, 0, 2)], [(0, 1), (1, 2), (2, 3)]),
+        ([(0, 0, -1), (0, 0, -1)], [(0, 1), (1, 2)]),
+    ],
+)
+def test_batches_are_neighbours_with_the_same_op_worker_and_number(fields, expected):
+    rows = turns_of(*(turn(op, worker=worker, batch=batch) for op, worker, batch in fields))
+    assert split_batches(rows) == expected

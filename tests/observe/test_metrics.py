@@ -1,0 +1,284 @@
+"""Metrics: that the text says what the snapshots say, in a form that Prometheus reads."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.engine.state import EngineState, OpState, WorkersState
+from pipeline.observe.metrics import render, render_predecessor
+from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
+from pipeline.observe.span import Outcome
+from pipeline.predictors.note import MemoryUse
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(text: bytes) -> Series:
+    """{(name, labels): value} as Prometheus would have them, each told once."""
+    series: Series = {}
+    for family in text_string_to_metric_families(text.decode()):
+        assert family.type != "unknown", family
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in series
+            series[key] = sample.value
+    return series
+
+
+def value(text: bytes, name: str, **labels: str) -> float:
+    """Of the line with this name and these labels."""
+    as_text = ",".join(f'{key}="{labels[key]}"' for key in sorted(labels))
+    start = f"{name}{{{as_text}}} " if labels else f"{name} "
+    (line,) = [line for line in text.decode().splitlines() if line.startswith(start)]
+    return float(line.rpartition(" ")[2])
+
+
+def engine(*ops: OpState) -> EngineState:
+    return EngineState(True, inside=3, waiting=2, accepted=50, rejected=4, ops=list(ops))
+
+
+def op_state(name: str, workers: WorkersState | None = None) -> OpState:
+    return OpState(name, 5, 6, 7, workers or WorkersState("thread", 4, 3, 2, 1, 9))
+
+
+def counters(name: str, **more: int) -> ModelCounters:
+    return ModelCounters(name, **more)  # type: ignore[arg-type]
+
+
+def snapshot(copy: int = 0, **more: int) -> Snapshot:
+    models = [counters("svc", **more), counters("a", **more)]
+    return Snapshot(copy, engine(op_state("a")), models)
+
+
+# Triton's ---------------------------------------------------------------------------------
+
+
+def test_the_counters_of_triton_have_its_names_types_and_labels():
+    text = render(
+        [
+            snapshot(
+                success_count=7,
+                inference_count=20,
+                execution_count=3,
+                success_ns=9_999,
+                queue_ns=1_000,
+                input_ns=2_000,
+                infer_ns=3_999,
+                output_ns=4_000,
+            )
+        ]
+    )
+    expected = {
+        "nv_inference_request_success": 7,
+        "nv_inference_count": 20,
+        "nv_inference_exec_count": 3,
+        "nv_inference_request_duration_us": 9,
+        "nv_inference_queue_duration_us": 1,
+        "nv_inference_compute_input_duration_us": 2,
+        "nv_inference_compute_infer_duration_us": 3,
+        "nv_inference_compute_output_duration_us": 4,
+    }
+    for name, number in expected.items():
+        assert f"# TYPE {name} counter\n".encode() in text
+        for model in ("svc", "a"):
+            assert value(text, name, model=model, version="1") == number
+    assert b"nv_inference_count_total" not in text
+    read(text)
+
+
+def test_every_reason_of_a_failure_is_told_from_the_start():
+    model = counters("svc")
+    model.fail_counts[Outcome.BACKEND] = 3
+    text = render([Snapshot(0, engine(), [model])])
+    failures = {
+        reason: value(text, "nv_inference_request_failure", model="svc", reason=reason, version="1")
+        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    }
+    assert failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 3, "OTHER": 0}
+    assert b'reason="OK"' not in text
+
+
+def test_requests_are_pending_before_the_pipeline_or_in_an_ops_channel():
+    text = render([snapshot()])
+    name = "nv_inference_pending_request_count"
+    assert value(text, name, model="svc", version="1") == 2
+    assert value(text, name, model="a", version="1") == 6
+
+
+# Ours -------------------------------------------------------------------------------------
+
+
+def test_the_state_of_the_engine_is_told():
+    text = render([snapshot()])
+    assert value(text, "pipeline_ready") == 1
+    assert value(text, "pipeline_requests", state="inside") == 3
+    assert value(text, "pipeline_requests", state="waiting") == 2
+    assert value(text, "pipeline_requests_accepted_total") == 50
+    assert value(text, "pipeline_requests_rejected_total") == 4
+    states = ("joining", "queued", "running")
+    requests = [value(text, "pipeline_op_requests", model="a", state=state) for state in states]
+    assert requests == [5, 6, 7]
+    assert value(text, "pipeline_op_worker_restarts_total", model="a") == 9
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        (WorkersState("thread", 4, 3, 2, 1), {"idle": 1, "busy": 2, "missing": 1, "stuck": 1}),
+        (WorkersState("process", 2, 2, 0), {"idle": 2, "busy": 0, "missing": 0, "stuck": 0}),
+        # While one is being replaced there may be more than configured, or busy ones that left.
+        (WorkersState("process", 1, 2, 0), {"idle": 2, "busy": 0, "missing": 0, "stuck": 0}),
+        (WorkersState("process", 1, 0, 1), {"idle": 0, "busy": 1, "missing": 1, "stuck": 0}),
+    ],
+)
+def test_each_worker_is_counted_in_one_state(workers, expected):
+    text = render([Snapshot(0, engine(op_state("a", workers)), [counters("svc"), counters("a")])])
+    found = {
+        state: value(text, "pipeline_op_workers", kind=workers.kind, model="a", state=state)
+        for state in expected
+    }
+    assert found == expected
+
+
+def test_memory_is_told_where_it_is_known():
+    model = counters("a")
+    model.memory = [MemoryUse("GPU", 1, 2**30)]
+    text = render([Snapshot(0, engine(op_state("a")), [counters("svc"), model])])
+    assert value(text, "pipeline_model_memory_bytes", device="1", kind="GPU", model="a") == 2**30
+    assert b"pipeline_model_memory_bytes" not in render([snapshot()])
+
+
+def test_an_op_goes_by_its_name_as_a_model():
+    models = [counters("a"), counters("a.op")]
+    text = render([Snapshot(0, engine(op_state("a")), models)])
+    assert value(text, "pipeline_op_worker_restarts_total", model="a.op") == 9
+
+
+def test_without_statistics_there_is_the_state_of_the_engine():
+    text = render([Snapshot(0, engine(op_state("a")), [])])
+    assert value(text, "pipeline_op_requests", model="a", state="queued") == 6
+    assert b"nv_inference_count" not in text
+    assert b"duration" not in text
+    assert render_predecessor([Snapshot(0, engine(op_state("a")), [])]) == b""
+    read(text)
+
+
+# Histograms -------------------------------------------------------------------------------
+
+
+def bucket_of(ns: int) -> int:
+    """Where the latency is counted, by the definition of LATENCY_STEPS."""
+    return next(
+        (i for i in range(LATENCY_STEPS - 1) if ns <= 1000 * 2 ** (i / 4)), LATENCY_STEPS - 1
+    )
+
+
+@given(st.lists(st.integers(0, 4 * 10**12), max_size=50))
+def test_a_latency_histogram_counts_each_request_once_and_below_its_bound(latencies):
+    model = counters("svc", success_count=len(latencies), success_ns=sum(latencies))
+    for latency in latencies:
+        model.latency[bucket_of(latency)] += 1
+    text = render([Snapshot(0, engine(), [model])])
+    name = "pipeline_request_duration_seconds"
+    buckets = {
+        float(dict(labels)["le"]): count
+        for (found, labels), count in read(text).items()
+        if found == f"{name}_bucket"
+    }
+    assert buckets == {
+        bound: sum(latency <= bound * 1e9 + 0.5 for latency in latencies) for bound in buckets
+    }
+    assert len(buckets) == 21
+    assert value(text, f"{name}_count", model="svc") == len(latencies)
+    assert math.isclose(value(text, f"{name}_sum", model="svc"), sum(latencies) / 1e9)
+
+
+def test_the_time_in_the_queue_has_a_histogram_of_its_own():
+    model = counters("svc", queue_ns=2_000_000)
+    model.queue_latency[bucket_of(2_000_000)] = 1
+    text = render([Snapshot(0, engine(), [model])])
+    name = "pipeline_queue_duration_seconds"
+    assert value(text, f"{name}_bucket", le="0.001024", model="svc") == 0
+    assert value(text, f"{name}_bucket", le="0.002048", model="svc") == 1
+    assert value(text, f"{name}_sum", model="svc") == 0.002
+
+
+def test_batches_are_counted_by_their_size():
+    model = counters("svc")
+    model.batches = {1: BatchCounters(5), 3: BatchCounters(2), 5000: BatchCounters(1)}
+    text = render([Snapshot(0, engine(), [model])])
+    bounds = ("1.0", "2.0", "4.0", "1024.0", "+Inf")
+    found = [value(text, "pipeline_batch_size_bucket", le=le, model="svc") for le in bounds]
+    assert found == [5, 5, 7, 7, 8]
+    assert value(text, "pipeline_batch_size_sum", model="svc") == 5 + 6 + 5000
+
+
+# Several processes ------------------------------------------------------------------------
+
+
+def test_each_of_several_processes_has_its_own_series():
+    text = render([snapshot(0, success_count=1), snapshot(1, success_count=2)], by_copy=True)
+    name = "nv_inference_request_success"
+    found = [value(text, name, copy=copy, model="svc", version="1") for copy in ("0", "1")]
+    assert found == [1, 2]
+    read(text)
+    both = render_predecessor([snapshot(0), snapshot(1, success_count=2)], by_copy=True)
+    assert value(both, "pd_query_request_success_total", copy="1") == 2
+
+
+def test_a_process_that_is_missing_takes_only_its_own_series_away():
+    series = read(render([snapshot(0), snapshot(1)], by_copy=True))
+    without = read(render([snapshot(1)], by_copy=True))
+    gone = {key for key in series if key not in without}
+    assert all(("copy", "0") in labels for _, labels in gone)
+    assert set(without) == set(series) - gone
+
+
+# Paddle Serving's -------------------------------------------------------------------------
+
+
+def test_the_five_counters_of_the_predecessor():
+    pipeline = counters("svc", success_count=6, success_ns=9_000_999, inference_count=99)
+    pipeline.fail_counts[Outcome.BACKEND] = 2
+    pipeline.fail_counts[Outcome.REJECTED] = 1
+    ops = [
+        counters("a", inference_count=6, infer_ns=1_500),
+        counters("b", inference_count=5, infer_ns=2_600),
+    ]
+    text = render_predecessor([Snapshot(0, engine(), [pipeline, *ops])])
+    assert read(text) == {
+        ("pd_query_request_success_total", frozenset()): 6,
+        ("pd_query_request_failure_total", frozenset()): 3,
+        ("pd_inference_count_total", frozenset()): 11,
+        ("pd_query_request_duration_us_total", frozenset()): 9_000,
+        ("pd_inference_duration_us_total", frozenset()): 4,
+    }
+    assert b"# TYPE pd_inference_count_total counter" in text
+
+
+# The form ---------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_any_name_of_an_op_survives(name):
+    snapshots = [Snapshot(0, engine(op_state(name)), [counters("svc"), counters(name)])]
+    text = render(snapshots)
+    names = {
+        line.count("\n") for line in text.decode().split("\n") if line.startswith("# TYPE nv_")
+    }
+    assert names == {0}
+    # The parser of the tests splits lines where Python does; Prometheus' does at \n only.
+    if not any(len(f"a{char}b".splitlines()) > 1 for char in name) and name == name.strip():
+        assert {dict(labels).get("model") for _, labels in read(text)} >= {"svc", name}
+
+
+def test_the_package_does_not_load_the_library_that_writes_metrics():
+    program = "import sys, pipeline; pipeline.Op; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

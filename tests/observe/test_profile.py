@@ -1,0 +1,471 @@
+"""PROFILE lines, from rows to text and back, and the predecessor's own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from doubles import Engine, answers, chain, run_virtual
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.watching import request_row
+from pipeline.observe.profile import (
+    Profile,
+    ProfileWriter,
+    parse_profile,
+    profile_lines,
+    profile_text,
+    read_profile,
+)
+from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.op import PROFILE_KEY
+
+NO_TURNS = np.array([], TURN)
+NO_REQUESTS = np.array([], REQUEST)
+US = 1_000
+
+
+def turn(op: int = 0, batch: int = 1, data_id: int = 7, outcome: int = 0, **other: int) -> Any:
+    fields = {
+        "op": op, "worker": 2, "batch": batch, "data_id": data_id, "rows": 1, "outcome": outcome,
+        "ready_ns": 500, "start_ns": 1_000, "prepared_ns": 2_000, "processed_ns": 30_999,
+        "end_ns": 31_500, "taken_ns": 32_000,
+    }  # fmt: skip
+    return tuple((fields | other).values())
+
+
+def never_ran(op: int = 0, data_id: int = 7, at: int = 900) -> Any:
+    return (op, NO_WORKER, -1, data_id, 1, Outcome.REJECTED, 500, at, at, at, at, at)
+
+
+def request(data_id: int = 7, target: int = PIPELINE, **other: int) -> Any:
+    fields = {
+        "data_id": data_id, "target": target, "rows": 3, "outcome": 0, "code": 0,
+        "start_ns": 100, "entered_ns": 1_000, "begun_ns": 2_000, "packing_ns": 40_000,
+        "end_ns": 41_000, "input_ns": 1_000, "infer_ns": 28_999, "output_ns": 501,
+    }  # fmt: skip
+    return tuple((fields | other).values())
+
+
+def turns_of(*rows: Any) -> Rows:
+    return np.array(list(rows), TURN)
+
+
+def requests_of(*rows: Any) -> Rows:
+    return np.array(list(rows), REQUEST)
+
+
+def same(found: Rows, expected: Rows) -> bool:
+    return found.dtype == expected.dtype and found.tolist() == expected.tolist()
+
+
+# --- the predecessor's reader, as its tools do it -------------------------------------------------
+
+
+def old_events(text: str) -> list[tuple[str, str, str, str, int]]:
+    """(pid, name, thread, phase, us) as the predecessor's Analyst takes a file apart."""
+    found = []
+    for line in text.splitlines():
+        fields = line.strip().split("\t")
+        if fields[0] != "PROFILE" or len(fields) < 3:
+            continue
+        for event in fields[2].split(" "):
+            name, stamp = event.split(":")
+            base, phase = name.rsplit("_", 1)
+            step, thread = base.split("#")
+            found.append((fields[1].split(":")[1], step, thread, phase, int(stamp)))
+    return found
+
+
+def test_the_predecessors_reader_finds_the_stages_of_a_batch_once():
+    text = "".join(profile_lines(turns_of(turn(), turn(data_id=8)), NO_REQUESTS, ["bow"]))
+    pid = str(os.getpid())
+    assert old_events(text) == [
+        (pid, "prep", "[bow|2]", "0", 1),
+        (pid, "prep", "[bow|2]", "1", 2),
+        (pid, "midp", "[bow|2]", "0", 2),
+        (pid, "midp", "[bow|2]", "1", 30),
+        (pid, "postp", "[bow|2]", "0", 30),
+        (pid, "postp", "[bow|2]", "1", 31),
+    ]
+
+
+def test_the_predecessors_reader_finds_the_steps_of_a_request():
+    text = "".join(profile_lines(NO_TURNS, requests_of(request()), []))
+    assert [event[1:] for event in old_events(text)] == [
+        ("prepack_7", "@DAGExecutor", "0", 1),
+        ("prepack_7", "@DAGExecutor", "1", 2),
+        ("call_7", "DAG", "0", 2),
+        ("call_7", "DAG", "1", 40),
+        ("postpack_7", "@DAGExecutor", "0", 40),
+        ("postpack_7", "@DAGExecutor", "1", 41),
+    ]
+
+
+names_of_any_kind = st.lists(st.text(max_size=6), min_size=1, max_size=3, unique=True)
+numbers = st.integers(-(2**63), 2**63 - 1)
+times = st.integers(0, 2**62)
+
+
+@st.composite
+def rows_and_names(draw: st.DrawFn) -> tuple[Rows, Rows, list[str]]:
+    names = draw(names_of_any_kind)
+    op = st.integers(0, len(names) - 1)
+    small = st.integers(-1, 2)  # rows that look like those of one batch, and are not
+    turn_fields = st.tuples(op, small, small, numbers, numbers, numbers, *[times | small] * 6)
+    request_fields = st.tuples(numbers, op | st.just(PIPELINE), *[numbers] * 3, *[times] * 5,
+                               *[numbers] * 3)  # fmt: skip
+    turns = draw(st.lists(turn_fields, max_size=6))
+    return turns_of(*turns), requests_of(*draw(st.lists(request_fields, max_size=4))), names
+
+
+def renamed(rows: Rows, field: str, names: Any) -> list[Any]:
+    """The rows with the name instead of its index."""
+    place = (rows.dtype.names or ()).index(field)
+    return [
+        (*row[:place], None if row[place] == PIPELINE else names[row[place]], *row[place + 1 :])
+        for row in rows.tolist()
+    ]
+
+
+@given(rows_and_names())
+def test_what_is_written_is_read(made: tuple[Rows, Rows, list[str]]):
+    turns, requests, names = made
+    text = "".join(profile_lines(turns, requests, names))
+    found = parse_profile(text.split("\n"))
+    assert renamed(found.turns, "op", found.names) == renamed(turns, "op", names)
+    assert renamed(found.requests, "target", found.names) == renamed(requests, "target", names)
+    assert set(found.turn_pids.tolist()) <= {os.getpid()}
+    assert (len(found.turn_pids), len(found.request_pids)) == (len(turns), len(requests))
+    assert not found.damaged
+
+
+@given(rows_and_names())
+def test_the_predecessors_reader_can_read_whatever_is_written(
+    made: tuple[Rows, Rows, list[str]],
+):
+    text = "".join(profile_lines(*made))
+    begun: dict[tuple[str, ...], int] = {}
+    for *name, phase, stamp in old_events(text):  # raises where it would fail
+        key = tuple(map(str, name))
+        if phase == "0":
+            assert key not in begun
+            begun[key] = stamp
+        else:
+            assert begun.pop(key) <= stamp
+    assert not begun
+
+
+def test_times_that_are_known_are_moved_to_the_epoch():
+    turns = turns_of(turn(taken_ns=0))
+    requests = requests_of(request(begun_ns=0, packing_ns=-1))
+    found = parse_profile(profile_lines(turns, requests, ["bow"], offset_ns=10**18))
+    assert same(found.turns, turns_of(
+        turn(ready_ns=10**18 + 500, start_ns=10**18 + 1_000, prepared_ns=10**18 + 2_000,
+             processed_ns=10**18 + 30_999, end_ns=10**18 + 31_500, taken_ns=0)
+    ))  # fmt: skip
+    assert found.requests[0][["start_ns", "begun_ns", "packing_ns", "end_ns"]].tolist() == (
+        10**18 + 100, 0, -1, 10**18 + 41_000,
+    )  # fmt: skip
+    assert turns.tolist() == [turn(taken_ns=0)], "the sinks share the rows"
+
+
+def test_a_turn_that_never_ran_is_hidden_from_the_predecessor():
+    turns = turns_of(never_ran(data_id=1), never_ran(data_id=2), never_ran(data_id=3, at=901))
+    text = "".join(profile_lines(turns, NO_REQUESTS, ["bow"]))
+    assert text.count("\n") == 2
+    assert old_events(text) == []
+    assert same(parse_profile(text.split("\n")).turns, turns)
+
+
+def test_a_request_that_never_got_in_has_no_events_and_is_read():
+    requests = requests_of(request(begun_ns=0, outcome=Outcome.REJECTED, code=6000, packing_ns=0))
+    text = "".join(profile_lines(NO_TURNS, requests, []))
+    assert old_events(text) == []
+    assert same(parse_profile(text.split("\n")).requests, requests)
+
+
+# --- what a client is answered --------------------------------------------------------------------
+
+
+def test_the_profile_of_one_request_has_its_turns_and_itself():
+    before = time.time_ns()
+    start = time.monotonic_ns()
+    own = request(start_ns=start, entered_ns=start, begun_ns=start, packing_ns=start, end_ns=0)
+    text = profile_text(own, [turn(op=1, start_ns=start), turn(op=0)], ["bow", "cnn"])
+    found = parse_profile(text.split("\n"))
+    assert text.endswith("\n")
+    assert found.names == ("cnn", "bow")
+    assert found.turns["data_id"].tolist() == [7, 7]
+    assert before - 10**9 <= found.requests["start_ns"][0] <= time.time_ns() + 10**9
+    assert found.requests["end_ns"].tolist() == [0]
+
+
+def test_the_profile_of_a_request_without_turns_is_its_own_line():
+    found = parse_profile(profile_text(request(), [], []).split("\n"))
+    assert (len(found.turns), len(found.requests)) == (0, 1)
+
+
+# --- the predecessor's lines ----------------------------------------------------------------------
+
+OLD_OP = (
+    "PROFILE\tpid:3187\tprep#[uci|1]_0:1795000000000100 prep#[uci|1]_1:1795000000000200 "
+    "midp#[uci|1]_0:1795000000000203 midp#[uci|1]_1:1795000000000700 "
+    "postp#[uci|1]_0:1795000000000704 postp#[uci|1]_1:1795000000000750 \n"
+)
+OLD_EXECUTOR = (
+    "\nPROFILE\tpid:3180\tprepack_5#@DAGExecutor_0:1795000000000010 "
+    "prepack_5#@DAGExecutor_1:1795000000000050 call_5#{dag}_0:1795000000000055 "
+    "call_5#{dag}_1:1795000000000800 postpack_5#@DAGExecutor_0:1795000000000802 "
+    "postpack_5#@DAGExecutor_1:1795000000000820 \n"
+)
+
+
+def old_profile(text: str) -> Profile:
+    return parse_profile(io.StringIO(text))
+
+
+def test_an_op_line_of_the_predecessor_is_a_turn():
+    found = old_profile(OLD_OP)
+    second = 1_795_000_000_000_000 * US
+    assert found.turns.tolist() == [
+        (0, 1, 0, -1, -1, Outcome.OK, -1, second + 100 * US, second + 203 * US, second + 700 * US,
+         second + 750 * US, -1)
+    ]  # fmt: skip
+    assert (found.names, found.turn_pids.tolist(), found.damaged) == (("uci",), [3187], 0)
+
+
+@pytest.mark.parametrize("dag", ["DAG", "DAG-5"])
+def test_an_executor_line_of_the_predecessor_is_a_request(dag: str):
+    found = old_profile(OLD_EXECUTOR.format(dag=dag))
+    second = 1_795_000_000_000_000 * US
+    assert found.requests.tolist() == [
+        (5, PIPELINE, -1, Outcome.OK, 0, second + 10 * US, second + 10 * US, second + 55 * US,
+         second + 800 * US, second + 820 * US, -1, -1, -1)
+    ]  # fmt: skip
+    assert found.request_pids.tolist() == [3180]
+
+
+def test_a_request_of_the_predecessor_may_be_told_on_several_lines():
+    whole = OLD_EXECUTOR.format(dag="DAG")
+    head, *events = re.split(r"(?=prepack_|call_|postpack_)", whole.strip())
+    lines = [f"{head}{event}" for event in events]
+    assert same(parse_profile(lines).requests, old_profile(whole).requests)
+
+
+def test_batches_of_the_predecessor_that_failed_stand_before_the_one_that_did_not():
+    line = OLD_OP.replace(
+        "\tprep", "\tprep#[uci|1]_0:10 prep#[uci|1]_1:20 prep#[uci|1]_0:30 "
+        "prep#[uci|1]_1:40 midp#[uci|1]_0:41 midp#[uci|1]_1:50 prep", 1,
+    )  # fmt: skip
+    turns = old_profile(line).turns
+    assert turns["outcome"].tolist() == [Outcome.BACKEND, Outcome.BACKEND, Outcome.OK]
+    assert turns["batch"].tolist() == [0, 1, 2]
+    assert turns[["start_ns", "prepared_ns", "processed_ns", "end_ns"]].tolist()[:2] == [
+        (10 * US, 20 * US, -1, 20 * US),
+        (30 * US, 41 * US, 50 * US, 50 * US),
+    ]
+
+
+def test_the_names_of_the_predecessor_are_taken_as_they_are():
+    line = OLD_OP.replace("uci", "my_op %20: a|b #1")
+    assert old_profile(line).names == ("my_op %20: a|b #1",)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_other_lines_are_skipped_and_both_kinds_are_read(tmp_path: Path):
+    ours = "".join(profile_lines(turns_of(turn()), requests_of(request()), ["bow"]))
+    text = f"INFO started\n{OLD_OP}progress: 50%{ours}\tPROFILING\n\xff"
+    file = tmp_path / "profile.txt"
+    file.write_bytes(text.encode("latin-1") + b"\xfe\n")
+    found = read_profile(file)
+    assert (found.names, len(found.turns), len(found.requests)) == (("uci", "bow"), 2, 1)
+    assert found.damaged == 0
+
+
+def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        read_profile(tmp_path / "none.txt")
+
+
+def test_lines_with_windows_breaks_are_read():
+    (line,) = profile_lines(turns_of(turn()), NO_REQUESTS, ["bow"])
+    assert len(parse_profile([line.replace("\n", "\r\n")]).turns) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "PROFILE\tpid:",
+        "PROFILE\tpid:12",
+        "PROFILE\tpid:12\tunet_pre_0:17 unet_pre_1:18",
+        'PROFILE\tpid:12\t\t{"kind":"batch"',
+        'PROFILE\tpid:12\t\t{"kind":"batch"}',
+        'PROFILE\tpid:12\t\t{"kind":"request","op":null,"data_id":1,"row":[1,2]}',
+        'PROFILE\tpid:12\t\t{"kind":"request","op":null,"data_id":1,"row":['
+        + "1e999," * 10
+        + "1]}",
+        'PROFILE\tpid:12\t\t{"kind":"other"}',
+        "PROFILE\tpid:12\t\t" + "[" * 100_000,
+        "PROFILE\tpid:12\t\t" + '{"kind":"request","op":null,"data_id":' + "9" * 5_000 + "}",
+        "PROFILE\tpid:" + "9" * 5_000 + "\t\t{}",
+    ],
+)
+def test_a_damaged_line_is_counted(line: str):
+    found = parse_profile([line])
+    assert (len(found.turns), len(found.requests), found.damaged) == (0, 0, 1)
+
+
+def test_a_line_that_another_one_has_cut_into_is_counted_and_the_other_one_read():
+    (line,) = profile_lines(turns_of(turn()), NO_REQUESTS, ["bow"])
+    found = parse_profile([line[:40] + line])
+    assert (len(found.turns), found.damaged) == (1, 1)
+
+
+@given(st.text(alphabet=st.sampled_from('PROFILE\tpid:1#[]|_0{}",prmdoscalk n-9')))
+def test_no_text_stops_the_reader(text: str):
+    parse_profile([f"PROFILE\tpid:1\t{text}", text])
+
+
+def test_times_beyond_what_a_row_holds_are_cut():
+    line = "PROFILE\tpid:1\tprep#[a|0]_0:9999999999999999 prep#[a|0]_1:9999999999999999"
+    assert old_profile(line).turns["start_ns"][0] > 9e18
+
+
+# --- the sink -------------------------------------------------------------------------------------
+
+
+def test_the_sink_writes_what_it_is_given_in_order():
+    stream = io.StringIO()
+    writer = ProfileWriter(["bow"], stream)
+    writer.start()
+    writer.fold(turns_of(turn(batch=1), turn(batch=2)), NO_REQUESTS)
+    writer.fold(NO_TURNS, requests_of(request()))
+    writer.close()
+    writer.close()
+    found = parse_profile(stream.getvalue().split("\n"))
+    assert found.turns["batch"].tolist() == [1, 2]
+    assert found.requests["data_id"].tolist() == [7]
+    now = time.time_ns() - time.monotonic_ns()
+    assert abs(int(found.turns["start_ns"][0]) - now) < 10**12, "ns since the epoch"
+
+
+def test_the_sink_writes_to_what_stderr_is_when_it_writes(capfd: pytest.CaptureFixture[str]):
+    writer = ProfileWriter(["bow"])
+    writer.start()
+    writer.fold(turns_of(turn()), NO_REQUESTS)
+    writer.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(f"PROFILE\tpid:{os.getpid()}\tprep#[bow|2]_0:")
+
+
+class Pieces(io.StringIO):
+    """Keeps the pieces that were written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return len(text)
+
+
+def test_lines_are_written_whole_in_pieces_that_a_pipe_takes_at_once():
+    stream = Pieces()
+    writer = ProfileWriter(["bow"], stream)
+    writer.start()
+    writer.fold(turns_of(*(turn(batch=n) for n in range(100))), NO_REQUESTS)
+    writer.close()
+    assert 2 < len(stream.pieces) < 50
+    assert all(len(piece) <= 4096 and piece.endswith("\n") for piece in stream.pieces)
+    assert len(parse_profile("".join(stream.pieces).split("\n")).turns) == 100
+
+
+def test_a_reader_that_is_slow_does_not_hold_up_who_folds():
+    stopped, go_on = threading.Event(), threading.Event()
+
+    class Slow(Pieces):
+        def flush(self) -> None:
+            stopped.set()
+            go_on.wait()
+
+    stream = Slow()
+    writer = ProfileWriter(["bow"], stream)
+    writer.start()
+    writer.fold(turns_of(turn()), NO_REQUESTS)
+    stopped.wait()
+    for _ in range(1_000):
+        writer.fold(turns_of(turn()), NO_REQUESTS)
+    go_on.set()
+    writer.close()
+    assert 1 < len(stream.pieces) < 1_000
+
+
+def test_a_stream_that_is_closed_is_told_once(caplog: pytest.LogCaptureFixture):
+    stream = io.StringIO()
+    stream.close()
+    writer = ProfileWriter(["bow"], stream)
+    writer.start()
+    for _ in range(3):
+        writer.fold(turns_of(turn()), NO_REQUESTS)
+    writer.close()
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "no more PROFILE lines" in record.getMessage()
+
+
+# --- with an engine -------------------------------------------------------------------------------
+
+
+def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
+    async def calls() -> None:
+        async with Engine(chain("a", "b")) as engine:
+            engine.watch(
+                profile=lambda request: profile_text(
+                    request_row(request, PIPELINE), request.turns or [], ["a", "b"]
+                )
+            )
+            others = [engine.ask() for _ in range(3)]
+            answer = await engine.ask(**{PROFILE_KEY: "1"})
+            await asyncio.gather(*others)
+        texts = [text for key, text in answers(answer).items() if key == PROFILE_KEY]
+        (found,) = [parse_profile(text.split("\n")) for text in texts]
+        (data_id,) = found.requests["data_id"].tolist()
+        assert found.turns["data_id"].tolist() == [data_id] * 2
+        assert [found.names[op] for op in found.turns["op"]] == ["a", "b"]
+        assert found.turns["outcome"].tolist() == [Outcome.OK] * 2
+
+    run_virtual(calls())
+
+
+def test_what_an_engine_has_taken_down_is_written_and_read():
+    stream = io.StringIO()
+
+    async def calls() -> None:
+        writer = ProfileWriter(["a", "b"], stream)
+        writer.start()
+        async with Engine(chain("a", "b")) as engine:
+            engine.journal.sinks.append(writer)
+            await asyncio.gather(*(engine.ask() for _ in range(5)))
+            engine.journal.fold()
+            writer.close()
+            found = parse_profile(stream.getvalue().split("\n"))
+            assert len(engine.turns) == 10
+            for field in ("op", "worker", "batch", "data_id", "rows", "outcome"):
+                assert found.turns[field].tolist() == [row[field] for row in engine.turns]
+            assert sorted(found.requests["data_id"]) == [0, 1, 2, 3, 4]
+
+    run_virtual(calls())

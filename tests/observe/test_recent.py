@@ -1,0 +1,296 @@
+"""Recent and Recording: which requests are kept, with which turns, and what a recording holds."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from doubles import run_virtual
+from hypothesis import given
+from hypothesis import strategies as st
+from played_page import MS, never_ran, request, rows, turn
+
+from pipeline.observe.recent import (
+    MOST_FAILED,
+    MOST_RECORDED,
+    MOST_SLOW,
+    PACK,
+    UNPACK,
+    Recent,
+    Recorded,
+    Recording,
+    batch_sizes,
+    read_recording,
+)
+from pipeline.observe.span import REQUEST, TURN, Outcome
+
+S = 10**9
+EMPTY = rows(TURN), rows(REQUEST)
+
+
+class Clock:
+    """Says what it is told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000 * S
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def recent(clock: Clock) -> Recent:
+    return Recent(["a", "b"], clock_ns=clock, wall_ns=lambda: clock.now_ns + 5000 * S)
+
+
+def fold(recent: Recent, turns=(), requests=()) -> None:
+    recent.fold(rows(TURN, *turns), rows(REQUEST, *requests))
+
+
+def ids(requests) -> list[int]:
+    return [kept.data_id for kept in requests]
+
+
+# The slowest ------------------------------------------------------------------------------
+
+
+def test_a_slow_request_has_its_turns_in_the_order_they_began_between_unpacking_and_packing(
+    recent, clock
+):
+    at = clock.now_ns
+    turns = [
+        turn(7, 1, at=at + 5 * MS, queue=MS, stages=(MS, 2 * MS, 3 * MS)),
+        turn(7, 0, at=at + 2 * MS, stages=(0, 3 * MS, 0)),
+    ]
+    fold(recent, turns, [request(7, at=at, took=20 * MS, waited=MS, unpacked=MS, packed=4 * MS)])
+    (kept,) = recent.slowest()
+    assert (kept.data_id, kept.took_ns, kept.outcome) == (7, 20 * MS, Outcome.OK)
+    assert kept.ended_ms == (clock.now_ns + 20 * MS + 5000 * S) // MS
+    times = [
+        (t.op, *(ns // MS for ns in (t.ready_ns, t.start_ns, t.processed_ns, t.end_ns)))
+        for t in kept.turns
+    ]
+    assert times == [
+        (UNPACK, 0, 1, 2, 2),
+        ("a", 2, 2, 5, 5),
+        ("b", 5, 6, 9, 12),
+        (PACK, 16, 16, 20, 20),
+    ]
+
+
+def test_the_slowest_are_kept_and_no_more_than_there_is_room_for(recent, clock):
+    for first in range(0, 100, 25):
+        took = range(first, first + 25)
+        fold(recent, requests=[request(ms, at=clock.now_ns, took=ms * MS) for ms in took])
+    assert ids(recent.slowest()) == list(range(99, 99 - MOST_SLOW, -1))
+
+
+@given(st.lists(st.lists(st.integers(0, 10**6), max_size=30), max_size=8))
+def test_whatever_comes_in_whatever_folds_the_slowest_are_found(folds):
+    recent = Recent([], clock_ns=lambda: S)
+    for took in folds:
+        if took:
+            fold(recent, requests=[request(0, at=S, took=ns) for ns in took])
+    slowest = sorted((ns for took in folds for ns in took), reverse=True)[:MOST_SLOW]
+    assert [kept.took_ns for kept in recent.slowest()] == slowest
+
+
+def test_a_slow_request_is_forgotten_after_a_minute_and_the_next_slowest_is_there(recent, clock):
+    fold(recent, requests=[request(1, at=clock.now_ns - 9 * S, took=9 * S)])
+    clock.now_ns += 30 * S
+    fold(recent, requests=[request(n, at=clock.now_ns - n * MS, took=n * MS) for n in range(2, 14)])
+    assert ids(recent.slowest()) == [1, *range(13, 13 - MOST_SLOW + 1, -1)]
+    clock.now_ns += 31 * S
+    assert ids(recent.slowest()) == list(range(13, 13 - MOST_SLOW, -1))
+    clock.now_ns += 60 * S
+    assert recent.slowest() == []
+
+
+def test_failed_requests_are_not_among_the_slowest(recent, clock):
+    fold(
+        recent,
+        requests=[
+            request(1, at=clock.now_ns, took=9 * MS, outcome=Outcome.REJECTED),
+            request(2, at=clock.now_ns, took=MS),
+        ],
+    )
+    assert ids(recent.slowest()) == [2]
+    assert ids(recent.failures()) == [1]
+
+
+# Turns ------------------------------------------------------------------------------------
+
+
+def test_turns_of_earlier_folds_are_found(recent, clock):
+    at = clock.now_ns
+    fold(recent, [turn(1, 0, at=at), turn(2, 0, at=at)])
+    fold(recent, [turn(2, 1, at=at + MS)], [request(2, at=at, took=3 * MS)])
+    fold(recent, [turn(1, 1, at=at + MS)], [request(1, at=at, took=9 * MS)])
+    for kept in recent.slowest():
+        assert [t.op for t in kept.turns] == [UNPACK, "a", "b"]
+
+
+def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(recent, clock):
+    fold(recent, [turn(0, 0, at=clock.now_ns)])
+    for first in range(1, 40_001, 1000):
+        numbers = range(first, first + 1000)
+        fold(
+            recent,
+            [turn(n, 0, at=clock.now_ns) for n in numbers],
+            [request(n, at=clock.now_ns, took=MS) for n in numbers],
+        )
+    fold(recent, requests=[request(0, at=clock.now_ns, took=S)])
+    slowest = recent.slowest()[0]
+    assert [t.op for t in slowest.turns] == [UNPACK, "a"]
+    assert sum(len(found.turns) for found in recent._turns._kept) < 20_000
+
+
+def test_the_requests_of_a_batch_are_counted(recent, clock):
+    at = clock.now_ns
+    batch = [turn(n, 0, at=at, batch=5) for n in range(3)]
+    other = [turn(n, 0, at=at, batch=6) for n in (3, 4)]
+    lost = never_ran(5, 0, at=at, end=at + MS, outcome=Outcome.OTHER)
+    fold(recent, [*batch, *other, lost], [request(n, at=at, took=MS) for n in range(6)])
+    sizes = {kept.data_id: kept.turns[1].batch_requests for kept in recent.slowest()}
+    assert sizes == {0: 3, 1: 3, 2: 3, 3: 2, 4: 2, 5: 0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=20))
+def test_neighbours_of_a_batch_count_each_other(batches):
+    turns = [
+        turn(0, op, at=0, batch=number)
+        for number, (op, size) in enumerate(batches)
+        for _ in range(size)
+    ]
+    expected = [size for _, size in batches for _ in range(size)]
+    assert batch_sizes(rows(TURN, *turns)).tolist() == expected
+
+
+def test_an_op_that_runs_again_and_again_does_not_fill_the_memory(recent, clock):
+    turns = [turn(1, 0, at=clock.now_ns + n) for n in range(500)]
+    fold(recent, turns, [request(1, at=clock.now_ns, took=S)])
+    assert len(recent.slowest()[0].turns) < 110
+
+
+# Failures ---------------------------------------------------------------------------------
+
+
+def test_a_failed_request_says_why_whether_that_is_known_before_or_after_its_row(recent, clock):
+    recent.failed(1, 11, ValueError("before"))
+    for number in (1, 2):
+        failed = request(number, at=clock.now_ns, took=MS, outcome=Outcome.BACKEND, code=3)
+        fold(recent, [turn(number, 0, at=clock.now_ns, outcome=Outcome.BACKEND)], [failed])
+    recent.failed(2, 22, "after")
+    assert [(f.data_id, f.log_id, f.error, f.code) for f in recent.failures()] == [
+        (2, 22, "after", 3),
+        (1, 11, "before", 3),
+    ]
+    assert [t.outcome for t in recent.failures()[0].turns] == [Outcome.OK, Outcome.BACKEND]
+
+
+def test_the_last_failures_are_kept_for_as_long_as_it_takes(recent, clock):
+    for number in range(2 * MOST_FAILED):
+        failed = request(number, at=clock.now_ns, took=MS, outcome=Outcome.OTHER)
+        fold(recent, requests=[failed])
+    clock.now_ns += 10_000 * S
+    assert ids(recent.failures()) == list(range(2 * MOST_FAILED - 1, MOST_FAILED - 1, -1))
+
+
+def test_texts_of_errors_are_cut_and_do_not_pile_up(recent, clock):
+    for number in range(10_000):
+        recent.failed(number, 0, "x" * 10_000)
+    failed = request(9_999, at=clock.now_ns, took=MS, outcome=Outcome.BACKEND)
+    fold(recent, requests=[failed])
+    assert recent.failures()[0].error == "x" * 500
+    assert len(recent._errors) < 1000
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_request_that_failed_on_its_way_has_no_packing(recent, clock, begun):
+    at = clock.now_ns
+    row = request(1, at=at, took=5 * MS, waited=MS, outcome=Outcome.REJECTED)
+    fields = dict(zip(REQUEST.names, row, strict=True))
+    fields |= {"begun_ns": begun and at + 2 * MS, "packing_ns": at + 5 * MS}
+    fold(recent, requests=[tuple(fields.values())])
+    (unpacking,) = recent.failures()[0].turns
+    assert unpacking.op == UNPACK
+    assert unpacking.end_ns == (2 * MS if begun else 5 * MS)
+    assert unpacking.outcome == (Outcome.OK if begun else Outcome.REJECTED)
+
+
+# Recording --------------------------------------------------------------------------------
+
+
+def test_a_recording_has_what_ends_while_it_runs():
+    async def main() -> None:
+        recording = Recording(copy=3)
+        pending = [[turn(1, 0, at=0)]]
+
+        def fold() -> None:
+            while pending:
+                recording.fold(rows(TURN, *pending.pop()), rows(REQUEST))
+
+        recorded = asyncio.ensure_future(recording.record(2.0, fold))
+        await asyncio.sleep(1.0)
+        assert pending == [], "what happened before is not recorded"
+        recording.fold(rows(TURN, turn(2, 0, at=0)), rows(REQUEST, request(2, at=0, took=5)))
+        pending.append([turn(3, 0, at=0)])
+        found = read_recording(await recorded)
+        recording.fold(rows(TURN, turn(4, 0, at=0)), rows(REQUEST))
+        assert (found.copy, found.is_cut) == (3, False)
+        assert found.turns["data_id"].tolist() == [2, 3]
+        assert found.requests["data_id"].tolist() == [2]
+
+    run_virtual(main())
+
+
+def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
+    async def main() -> None:
+        recording = Recording()
+        long = asyncio.ensure_future(recording.record(3.0, lambda: None))
+        given_up = asyncio.ensure_future(recording.record(3.0, lambda: None))
+        await asyncio.sleep(1.0)
+        given_up.cancel()
+        short = asyncio.ensure_future(recording.record(1.0, lambda: None))
+        for number in range(3):
+            recording.fold(rows(TURN, turn(number, 0, at=0)), rows(REQUEST))
+            await asyncio.sleep(0.7)
+        counts = [len(read_recording(await each).turns) for each in (long, short)]
+        assert counts == [3, 1]
+        assert recording._tapes == []
+
+    run_virtual(main())
+
+
+def test_a_recording_is_cut_where_no_viewer_could_show_more():
+    async def main() -> None:
+        recording = Recording()
+        recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
+        await asyncio.sleep(0.5)
+        for _ in range(3):
+            recording.fold(np.zeros(MOST_RECORDED // 2, TURN), rows(REQUEST))
+        found = read_recording(await recorded)
+        assert (len(found.turns), found.is_cut) == (MOST_RECORDED, True)
+
+    run_virtual(main())
+
+
+@given(st.integers(0, 2**40), st.booleans(), st.binary(max_size=3), st.binary(max_size=3))
+def test_what_is_recorded_is_read_again(copy, is_cut, turns, requests):
+    async def main() -> Recorded:
+        recording = Recording(copy)
+        recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
+        await asyncio.sleep(0.5)
+        size = MOST_RECORDED + 1 if is_cut else len(turns)
+        recording.fold(np.ones(size, TURN), np.ones(len(requests), REQUEST))
+        return read_recording(await recorded)
+
+    found = run_virtual(main())
+    assert (found.copy, found.is_cut, len(found.requests)) == (copy, is_cut, len(requests))
+    assert (found.turns == np.ones(len(found.turns), TURN)).all()

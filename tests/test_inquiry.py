@@ -1,0 +1,99 @@
+"""Questions that go to all copies of a server: who answers, who does not, and who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from doubles import run_virtual, settle
+
+from pipeline.inquiry import Asker, Inquiries, Question, Reply
+
+
+class Copy:
+    """A member that is asked; the test answers for it."""
+
+    def __init__(self, name: str) -> None:
+        self.figures = f"last of {name}".encode()
+        self.asked: list[Question] = []
+        self.replies: list[Reply] = []
+
+    def question(self, question: Question) -> None:
+        self.asked.append(question)
+
+    def reply(self, reply: Reply) -> None:
+        self.replies.append(reply)
+
+
+def inquiries_of(*copies: Copy, past: tuple[bytes, ...] = ()) -> Inquiries:
+    return Inquiries(lambda: copies, lambda copy, text: copy.figures, lambda text: list(past))
+
+
+def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
+    async def main():
+        one, two = Copy("one"), Copy("two")
+        inquiries = inquiries_of(one, two, past=(b"past",))
+        inquiries.begin(one, Question(7, "how", 1.0))
+        assert [copy.asked[0].text for copy in (one, two)] == ["how", "how"]
+        inquiries.answered(two, Reply(two.asked[0].number, [b"2"]))
+        assert one.replies == []
+        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        (reply,) = one.replies
+        assert (reply.number, sorted(reply.answers)) == (7, [b"1", b"2", b"past"])
+        assert two.replies == []
+
+    run_virtual(main())
+
+
+def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
+    async def main():
+        one, two = Copy("one"), Copy("two")
+        inquiries = inquiries_of(one, two)
+        inquiries.begin(one, Question(0, "how", 1.0))
+        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        await asyncio.sleep(1.5)
+        (reply,) = one.replies
+        assert sorted(reply.answers) == [b"1", b"last of two"]
+        inquiries.answered(two, Reply(two.asked[0].number, [b"late"]))
+        assert len(one.replies) == 1
+
+    run_virtual(main())
+
+
+def test_nobody_waits_for_a_copy_that_is_gone():
+    async def main():
+        one, two = Copy("one"), Copy("two")
+        inquiries = inquiries_of(one, two)
+        inquiries.begin(one, Question(0, "how", 1.0))
+        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.left(two)
+        assert [reply.answers for reply in one.replies] == [[b"1"]]
+
+    run_virtual(main())
+
+
+def test_an_answer_counts_once_and_an_empty_one_not_at_all():
+    async def main():
+        one, two = Copy("one"), Copy("two")
+        inquiries = inquiries_of(one, two)
+        inquiries.begin(one, Question(0, "how", 1.0))
+        for _ in range(2):
+            inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.answered(two, Reply(two.asked[0].number, [b""]))
+        assert [reply.answers for reply in one.replies] == [[b"1"]]
+
+    run_virtual(main())
+
+
+def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gone():
+    async def main():
+        sent: list[Question] = []
+        asker = Asker(sent.append)
+        first = asyncio.ensure_future(asker.ask("a", 1.0))
+        second = asyncio.ensure_future(asker.ask("b", 1.0))
+        await settle()
+        asker.reply(Reply(sent[1].number, [b"b"]))
+        assert await second == [b"b"]
+        assert await first == []
+        asker.reply(Reply(sent[0].number, [b"too late"]))
+
+    run_virtual(main())
