@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipeline.observe.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.server import PipelineServer
+    from pipeline.tensors import Tensor
     from pipeline.web_service import WebService
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ _HOME = {
     "RequestOp": "pipeline.op",
     "ResponseOp": "pipeline.op",
     "PipelineServer": "pipeline.server",
+    "Tensor": "pipeline.tensors",
     "WebService": "pipeline.web_service",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "ProductError",
     "RequestOp",
     "ResponseOp",
+    "Tensor",
     "WebService",
 ]
 

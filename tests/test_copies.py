@@ -13,6 +13,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from doubles import client_of, http, post, server_for, wait_until
@@ -21,6 +22,7 @@ from pipeline import Op, PipelineServer, RequestOp
 from pipeline.doors.grpc import check_that_grpc_rests
 from pipeline.doors.listen import bind, reserve
 from pipeline.errors import InitError
+from pipeline.observe.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -407,3 +409,56 @@ def test_all_copies_may_end_at_once():
 
         wait_until(both_are_new)
         wait_until(lambda: readiness(server) == 200)
+
+
+# What is known of the whole -----------------------------------------------------------------
+
+
+def counted(server: PipelineServer, name: str) -> int:
+    """Successes of a model, by the copy that happens to be asked."""
+    (model,) = http(server, "GET", f"/v2/models/{name}/stats")[2]["model_stats"]
+    return int(model["inference_stats"]["success"]["count"])
+
+
+def told(server: PipelineServer) -> int:
+    """Successes of the pipeline that the copies have told the server of."""
+    snapshots = [
+        msgspec.msgpack.decode(copy.figures, type=Snapshot)
+        for copy in server._service._running
+        if copy.figures
+    ]
+    return sum(snapshot.models[0].success_count for snapshot in snapshots)
+
+
+def test_statistics_are_of_all_copies_and_outlive_one_that_is_killed():
+    with server_for(Who("who", [RequestOp()]), **TWO) as server:
+        answers = [pairs(server) for _ in range(40)]
+        assert len({answer["pid"] for answer in answers}) == 2
+        assert [counted(server, name) for name in ("svc", "who") for _ in range(8)] == [40] * 16
+        wait_until(lambda: told(server) == 40)
+        victim = int(answers[0]["pid"])
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: victim not in {copy.child.pid for copy in server._service._running})
+        assert {counted(server, "svc") for _ in range(8)} == {40}
+        wait_until(lambda: len(server._service._running) == 2)
+        pairs(server)
+        assert {counted(server, "svc") for _ in range(8)} == {41}
+
+
+def test_a_trace_is_recorded_in_all_copies():
+    with server_for(Who("who", [RequestOp()]), **TWO) as server:
+        with ThreadPoolExecutor(1) as pool:
+            recorded = pool.submit(http, server, "GET", "/trace.json?seconds=1")
+            pids: set[str] = set()
+            while not recorded.done():
+                pids.add(pairs(server)["pid"])
+        status, _, events = recorded.result()
+        assert (status, len(pids)) == (200, 2)
+        assert {event["pid"] > 2 for event in events} == {True, False}, "two a copy"
+
+
+def pairs(server: PipelineServer) -> dict[str, str]:
+    """What `Who` answers."""
+    status, body = post(server, {"key": [], "value": []})
+    assert (status, body["err_no"]) == (200, 0)
+    return dict(zip(body["key"], body["value"], strict=True))

@@ -15,14 +15,17 @@ from pathlib import Path
 import numpy as np
 from tokenizer import Tokenizer
 
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Tensor
 
 HERE = Path(__file__).resolve().parent
+MODELS = ("bow", "cnn")
 NO_WORDS = 51  # a code of this product: 51-99 are free for them
 
 
 class ImdbRequestOp(RequestOp):
     """Turns the review under the key `words` into what both models are fed."""
+
+    input_tensors = (Tensor("words", "BYTES", (1,)),)  # for callers of the v2 protocol
 
     def init_op(self):
         self.tokenizer = Tokenizer.load(HERE / "models" / "vocab.txt")
@@ -41,6 +44,9 @@ class ImdbRequestOp(RequestOp):
 class CombineOp(Op):
     """Answers with the mean of the models' scores, and with each: arrays float32 (1,)."""
 
+    input_tensors = tuple(Tensor("prediction", "FP32", (1, 2), source) for source in MODELS)
+    output_tensors = tuple(Tensor(name, "FP32", (1,)) for name in ("prediction", *MODELS))
+
     def preprocess(self, input_dicts, data_id, log_id):
         # `prediction` of a model is float32 (1, 2): how likely negative, how likely positive.
         scores = {name: answer["prediction"][:, 1] for name, answer in input_dicts.items()}
@@ -49,9 +55,8 @@ class CombineOp(Op):
 
 
 read_op = ImdbRequestOp()
-bow_op = Op(name="bow", input_ops=[read_op])
-cnn_op = Op(name="cnn", input_ops=[read_op])
-combine_op = CombineOp(name="combine", input_ops=[bow_op, cnn_op])
+model_ops = [Op(name=name, input_ops=[read_op]) for name in MODELS]
+combine_op = CombineOp(name="combine", input_ops=model_ops)
 response_op = ResponseOp(input_ops=[combine_op])
 
 server = PipelineServer(name="imdb")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.engine.state import EngineState
-from pipeline.predictors.note import MemoryUse
+from pipeline.predictors.memory import MemoryUse
 
 LATENCY_STEPS = 121
 """Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer

@@ -19,7 +19,7 @@ from pipeline.errors import InputError
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
 from pipeline.observe.span import PIPELINE, Outcome, Rows
 from pipeline.observe.tables import Counters, Integers, batches, differences, summed, tally
-from pipeline.predictors.note import MemoryUse
+from pipeline.predictors.memory import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
 __all__ = [

@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeline.errors import ClosedError, InitError, PredictorError
 from pipeline.predictors.base import Device, LocalModel
+from pipeline.predictors.memory import LoadMeter, MemoryUse
 from pipeline.predictors.onnx_binding import Memory, Run, session_runner
 from pipeline.predictors.onnx_errors import brief, why_it_does_not_load
 from pipeline.predictors.onnx_placement import RECORD_PLACEMENT, check_session
@@ -39,9 +40,14 @@ class OnnxPredictor:
         fetch_list: the outputs to return by default; none: all.
         memory: the card's memory that the session computes in; None: the host's.
 
+    Attributes:
+        memory_usage: of the host's memory, what loading took.
+
     Raises:
         InitError: an input or a fetched output is no tensor, or `fetch_list` has other names.
     """
+
+    platform = "onnxruntime_onnx"
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class OnnxPredictor:
             for node in session.get_outputs()
             if node.type in DTYPES or not fetch_list or node.name in fetch_list
         ]
+        self.memory_usage: Sequence[MemoryUse] = ()
         self.signature = ModelSignature(name, inputs, outputs, fetch_list)
         self.feed_names = self.signature.feed_names
         self.fetch_names = self.signature.fetch_names
@@ -121,10 +128,11 @@ def load(model: LocalModel, device: Device, runtime: Any = None) -> OnnxPredicto
     for warning in plan.warnings:
         _LOGGER.warning("[%s] %s", path.name, warning)
     engines = _engine_folder(path, plan, runtime)
-    with building(engines):
+    with building(engines), LoadMeter() as meter:
         session = _open(runtime, model, plan, cache_options(engines))
         predictor = OnnxPredictor(runtime, session, path.name, model.fetch_list, plan.memory)
         predictor.warm_up(model.dynamic_shapes.get("opt_input_shape", {}))
+        predictor.memory_usage = meter.uses()
     return predictor
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError, one_line
 from pipeline.predictors.base import TEXT, Device, LocalModel
+from pipeline.predictors.memory import LoadMeter, MemoryUse
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.predictors.paddle_config import check_device, check_quantized, configure
 from pipeline.predictors.paddle_files import ModelFiles, find_weights
@@ -39,12 +40,17 @@ class PaddlePredictor:
     Args:
         root: the loaded `paddle.inference` predictor.
         face: the names, types and shapes of its inputs and outputs.
+
+    Attributes:
+        memory_usage: of the host's memory, what loading took.
     """
 
+    platform = "paddle_inference"
     holds_gil = True
     """Paddle keeps the GIL for the whole run: in a thread no other Python code runs meanwhile."""
 
     def __init__(self, root: Any, face: Interface) -> None:
+        self.memory_usage: Sequence[MemoryUse] = ()
         self.signature = face.signature
         self.feed_names = face.signature.feed_names
         self.fetch_names = face.signature.fetch_names
@@ -218,12 +224,13 @@ def load(model: LocalModel, device: Device, paddle: Any = None) -> PaddlePredict
     check_device(paddle, path.name, model, device)
     check_quantized(path.name, model, device, program)
     feeds = {var.alias: var.name for var in conf.feeds} if conf else {}
-    with _refusals(files):
+    with _refusals(files), LoadMeter() as meter:
         config = configure(paddle.inference, files, model, device, feeds)
         root = paddle.inference.create_predictor(config)
         inputs, outputs = root.get_input_names(), root.get_output_names()
         face = interface(path.name, program, inputs, outputs, conf, model.fetch_list)
         predictor = PaddlePredictor(root, face)
+        predictor.memory_usage = meter.uses()
     if not face.wants_lod:
         predictor.warm_up()
     return predictor

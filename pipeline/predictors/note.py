@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from pipeline.predictors.base import TEXT, TensorSpec
+from pipeline.predictors.memory import MemoryUse
 
 
 class NotedTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -16,14 +17,6 @@ class NotedTensor(msgspec.Struct, frozen=True, array_like=True):
     name: str
     dtype: str
     shape: list[int] | None
-
-
-class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
-    """`kind` is Triton's: "CPU", "CPU_PINNED" or "GPU"; `id` the card's number."""
-
-    kind: str
-    id: int
-    byte_size: int
 
 
 class ModelNote(msgspec.Struct, frozen=True, array_like=True):

@@ -66,9 +66,9 @@ def test_a_full_op_is_busy_all_the_time_and_lets_through_what_its_workers_do():
     found = figures_of(turns, requests, NAMES)
     (op,) = found.ops
     assert (op.workers, op.capacity_per_s, op.visits) == (2, 200.0, 1.0)
-    assert op.busy == pytest.approx(1.0, abs=0.01)
+    assert 0.99 < op.busy <= 1.0
     assert op.waiting == pytest.approx(6.0, abs=0.1)
-    assert op.most_waiting == 8  # all at the very start
+    assert op.most_waiting == 6
     assert found.per_s == pytest.approx(200.0, rel=0.01)
     assert found.inside == pytest.approx(8.0, abs=0.1)
     assert found.latency.p50 == pytest.approx(40.0, rel=0.01)

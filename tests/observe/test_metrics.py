@@ -15,7 +15,7 @@ from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
 from pipeline.observe.span import Outcome
-from pipeline.predictors.note import MemoryUse
+from pipeline.predictors.memory import MemoryUse
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
