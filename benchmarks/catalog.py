@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from benchmarks.ask import Question
 from benchmarks.services.batch import BATCH_SIZE, CALL_S, CONCURRENCY
-from benchmarks.services.common import PROCESSES
+from benchmarks.services.common import BLIND, PROCESSES, PROFILED, WATCHED
 from benchmarks.services.python_work import expected
 
 MANY = 64  # clients at which throughput is compared
@@ -158,6 +158,15 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("P, threads", ("python_work",), _HTTP, _PYTHON, "/python_work/prediction"),
         Case("P, processes", ("python_work", PROCESSES), _HTTP, _PYTHON, "/python_work/prediction"),
     ),
+    "watched": tuple(
+        Case(f"E, {name}", ("echo", *arguments), _HTTP, _ECHO, "/echo/prediction")
+        for name, arguments in (
+            ("nothing recorded", (BLIND,)),
+            ("statistics", ()),
+            ("all on", (WATCHED,)),
+            ("all on, and profiles", (PROFILED,)),
+        )
+    ),
     "remote": tuple(
         Case(f"{name}, {protocol}", ("predictor_loop", protocol, who), Transport.LOOP, _ECHO)
         for protocol in ("brpc", "grpc")
@@ -205,5 +214,8 @@ TARGETS = (
     Target("E5p, processes", 1, "p50_us", "Ep, processes", at_most=100.0, hops=4),
     *(target for kind in ("bytes", "floats") for target in _big_targets(kind)),
     Target("P, processes", MANY, "per_s", "P, threads", at_least=1.8),
+    Target("E, statistics", MANY, "per_s", "E, nothing recorded", at_least=0.95),
+    Target("E, all on", MANY, "per_s", "E, nothing recorded", at_least=0.95),
+    Target("E, all on, and profiles", MANY, "per_s", "E, nothing recorded", at_least=0.95),
     *(target for protocol in ("brpc", "grpc") for target in _remote_targets(protocol)),
 )

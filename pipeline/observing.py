@@ -16,7 +16,7 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import InFlight
 from pipeline.engine.state import EngineState
-from pipeline.engine.watching import Watchers, request_row
+from pipeline.engine.watching import Watchers, packed_request_of
 from pipeline.errors import InitError, PipelineError
 from pipeline.observe.logs import RequestLog
 from pipeline.observe.profile import ProfileWriter, profile_text
@@ -128,7 +128,7 @@ class Observation:
         )
 
     def _profile(self, request: InFlight) -> str:
-        row = request_row(request, PIPELINE)
+        row = packed_request_of(request, PIPELINE)
         return profile_text(row, request.turns or (), self._op_names)
 
     # Life -------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ class Tensor(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.datatype not in DATATYPES:
             known = ", ".join(sorted(DATATYPES))
-            raise ConfigError(f"Tensor {self.name!r}: datatype {self.datatype!r} is none of {known}")
+            raise ConfigError(
+                f"Tensor {self.name!r}: datatype {self.datatype!r} is none of {known}"
+            )
         if any(type(size) is not int or size < ANY for size in self.shape):
             raise ConfigError(
                 f"Tensor {self.name!r}: shape {self.shape!r} must have sizes, or -1 for any"

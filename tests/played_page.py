@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -102,28 +103,26 @@ class Played:
         self.statistics = Statistics(self.name, [f"model of {name}" for name in self.names])
         self.recent = Recent(self.names, clock_ns=lambda: self.now_ns)
         self.recording = Recording(self.copy)
+        self._lock = threading.Lock()  # tests fold, the page's loop asks
 
     def fold(
         self, turns: Sequence[Sequence[int]] = (), requests: Sequence[Sequence[int]] = ()
     ) -> None:
         """These turns and requests happen."""
         folded = rows(TURN, *turns), rows(REQUEST, *requests)
-        for sink in (self.statistics, self.recent, self.recording):
-            sink.fold(*folded)
-        self.accepted += len(requests)
+        with self._lock:
+            for sink in (self.statistics, self.recent, self.recording):
+                sink.fold(*folded)
+            self.accepted += len(requests)
 
     def snapshot(self) -> Snapshot:
         ops = [self.states.get(name) or op_state(name) for name in self.names]
         engine = EngineState(
             self.is_ready, self.inside, self.waiting, self.accepted, self.rejected, ops
         )
-        return Snapshot(
-            self.copy,
-            engine,
-            self.statistics.models,
-            self.recent.slowest(),
-            self.recent.failures(),
-        )
+        with self._lock:
+            slowest, failed = self.recent.slowest(), self.recent.failures()
+            return Snapshot(self.copy, engine, self.statistics.models, slowest, failed)
 
     async def whole(self) -> list[Snapshot]:
         self.questions += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,14 @@ from pipeline import Op, PipelineServer, ResponseOp
 
 PROCESSES = "processes"
 """The argument of a service that asks for process workers in all its Ops."""
+
+BLIND, WATCHED, PROFILED = "blind", "watched", "profiled"
+"""Arguments of a service: nothing is recorded; all is that can be; all, and each request's lines.
+
+Without them there are the statistics, as by default.
+"""
+
+_WATCHED = {"tracer": {"interval_s": 1}, "enable_prometheus": True, "prometheus_port": 0}
 
 
 class Echo(Op):
@@ -27,14 +36,24 @@ class Echo(Op):
 
 
 def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) -> None:
-    """Serve the graph that ends in `last_op` until SIGTERM, in threads unless asked otherwise."""
+    """Serve the graph that ends in `last_op` until SIGTERM, as the arguments say."""
+    asked = set(sys.argv[1:])
+    is_watched = bool(asked & {WATCHED, PROFILED})
+    if is_watched:  # a collector that takes no time: what counts is what spans cost here
+        os.environ["OTEL_TRACES_EXPORTER"] = "console"
     server = PipelineServer(name=name)
     server.set_response_op(ResponseOp(input_ops=[last_op]))
     server.prepare_server(
         yml_dict={
             "http_port": HTTP_PORT,
             "rpc_port": GRPC_PORT,
-            "dag": {"is_thread_op": PROCESSES not in sys.argv[1:]},
+            "statistics": BLIND not in asked,
+            "opentelemetry": is_watched,
+            "dag": {
+                "is_thread_op": PROCESSES not in asked,
+                "use_profile": PROFILED in asked,
+                **(_WATCHED if is_watched else {}),
+            },
             "op": op_config or {},
         }
     )

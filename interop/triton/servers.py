@@ -1,4 +1,4 @@
-"""The pipelines that Triton's clients are pointed at: `python servers.py numbers|echo HTTP GRPC`."""
+"""The pipelines that Triton's clients ask: `python servers.py numbers|echo HTTP_PORT RPC_PORT`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from pipeline.tensors import Tensor
 
 LONGEST_BATCH = 8
 NO_GOOD = 2**31 - 1  # the number that the Op "sum" refuses
-PAIR = [Tensor("A", "INT32", (16,)), Tensor("B", "INT32", (16,))]
+PAIR = (Tensor("A", "INT32", (16,)), Tensor("B", "INT32", (16,)))
 
 
 class PairOp(RequestOp):
@@ -18,7 +18,7 @@ class PairOp(RequestOp):
 
 class SumOp(Op):
     input_tensors = PAIR
-    output_tensors = [Tensor("SUM", "INT32", (16,))]
+    output_tensors = (Tensor("SUM", "INT32", (16,)),)
     max_batch_size = LONGEST_BATCH
 
     def preprocess(self, input_dicts, data_id, log_id):
@@ -30,7 +30,7 @@ class SumOp(Op):
 
 class DifferenceOp(Op):
     input_tensors = PAIR
-    output_tensors = [Tensor("DIFFERENCE", "INT32", (16,))]
+    output_tensors = (Tensor("DIFFERENCE", "INT32", (16,)),)
     max_batch_size = LONGEST_BATCH
 
     def preprocess(self, input_dicts, data_id, log_id):
@@ -39,11 +39,11 @@ class DifferenceOp(Op):
 
 
 class BothOp(Op):
-    input_tensors = [
+    input_tensors = (
         Tensor("SUM", "INT32", (16,), source="sum"),
         Tensor("DIFFERENCE", "INT32", (16,), source="difference"),
-    ]
-    output_tensors = [Tensor("SUM", "INT32", (16,)), Tensor("DIFFERENCE", "INT32", (16,))]
+    )
+    output_tensors = (Tensor("SUM", "INT32", (16,)), Tensor("DIFFERENCE", "INT32", (16,)))
     max_batch_size = LONGEST_BATCH
 
     def preprocess(self, input_dicts, data_id, log_id):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,7 +64,7 @@ class GrpcCall(Protocol):
 Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
 """Bytes of a request -> bytes of the answer. Raises GrpcError."""
 
-Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]
+Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[bytes, None]]
 """Bytes of the requests, as they come -> bytes of the answers. Raises GrpcError."""
 
 
@@ -280,8 +280,9 @@ def _answering(name: str, method: Unary) -> Any:
         try:
             return await method(message, _Call(context))
         except Exception as error:
-            await _abort(name, error, context)
-            raise AssertionError("abort raises") from error
+            failure = _failure(name, error)
+        await context.abort(*failure)
+        raise AssertionError("abort raises")
 
     return answer
 
@@ -289,19 +290,23 @@ def _answering(name: str, method: Unary) -> Any:
 def _streaming(name: str, stream: Stream) -> Any:
     async def answer(messages: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         try:
-            async for message in stream(messages, _Call(context)):
-                yield message
+            async with contextlib.aclosing(stream(messages, _Call(context))) as answers:
+                async for message in answers:
+                    yield message
+            return
         except Exception as error:
-            await _abort(name, error, context)
+            failure = _failure(name, error)
+        await context.abort(*failure)
 
     return answer
 
 
-async def _abort(name: str, error: Exception, context: _Context) -> None:
+def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
+    """What a caller is told of an error of a method."""
     if isinstance(error, GrpcError):
-        await context.abort(error.status, str(error))
-    _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours: that caller is told
-    await context.abort(grpc.StatusCode.INTERNAL, "internal error of the server")
+        return error.status, str(error)
+    _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
+    return grpc.StatusCode.INTERNAL, "internal error of the server"
 
 
 class _NoFarewells(logging.Filter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -90,7 +90,7 @@ class _Calls:
 
     async def model_stream_infer(
         self, messages: AsyncIterator[bytes], call: GrpcCall
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Answers in the order of the requests, which are worked on side by side."""
         order: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(_AHEAD)
         running: set[asyncio.Future[bytes]] = set()

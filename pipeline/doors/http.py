@@ -42,6 +42,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _PATIENCE_S = 60.0
+_OF_SITES = ("", "v2")  # first parts of paths that are no service's
 _WINDOW_BITS = {
     b"gzip": zlib.MAX_WBITS | 16,
     b"x-gzip": zlib.MAX_WBITS | 16,
@@ -152,7 +153,7 @@ class HttpDoor:
         content_type = JSON
         try:
             parts = scope["path"].split("/")
-            if len(parts) != 3 or not parts[1] or not parts[2] or self._handle is None:
+            if len(parts) != 3 or parts[1] in _OF_SITES or not parts[2] or self._handle is None:
                 reply = await self._visit(scope, connection, receive)
                 status, body, headers = reply.status, reply.body, reply.headers
                 content_type = reply.content_type

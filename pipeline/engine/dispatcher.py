@@ -16,7 +16,7 @@ from pipeline.engine.state import OpState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import NO_WORKER, Journal, Outcome
+from pipeline.observe.span import NO_WORKER, Journal, Outcome, packed_turn
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 _STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
 _STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
 
+_OK, _FAILED = int(Outcome.OK), int(Outcome.BACKEND)
 _FROM_OUTSIDE = (Outcome.REJECTED, Outcome.CANCELED)  # no Op is the reason for these
 
 _SHORTEST_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
@@ -293,31 +294,36 @@ class OpDispatcher:
     def _note_batch(self, journal: Journal, worker: Worker, run: BatchRun) -> None:
         """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
         self._batches += 1
-        rows, missed = run.rows, []
-        times = (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns, self._clock_ns())
+        rows, missed, taken_ns = run.rows, [], self._clock_ns()
+        start_ns, prepared_ns = run.start_ns, run.prepared_ns
+        processed_ns, end_ns = run.processed_ns, run.end_ns
         for index, item in enumerate(run.samples):
             outcome, request = run.outcomes[index], item.request
             if outcome is None:  # it was over before it began
                 missed.append(item)
                 continue
             is_failed = isinstance(outcome, PipelineError)
-            turn = (
+            turn = packed_turn(
                 self._index,
                 worker.number,
                 self._batches,
                 item.data_id,
                 rows[index] if rows else request.rows,
-                Outcome.BACKEND if is_failed else Outcome.OK,
+                _FAILED if is_failed else _OK,
                 item.ready_ns,
-                *times,
+                start_ns,
+                prepared_ns,
+                processed_ns,
+                end_ns,
+                taken_ns,
             )
-            journal.turn(*turn)
+            journal.turns.append(turn)
             if request.turns is not None:
                 request.turns.append(turn)
             if not is_failed and item.generation == request.generation:
-                request.input_ns += run.prepared_ns - run.start_ns
-                request.infer_ns += run.processed_ns - run.prepared_ns
-                request.output_ns += run.end_ns - run.processed_ns
+                request.input_ns += prepared_ns - start_ns
+                request.infer_ns += processed_ns - prepared_ns
+                request.output_ns += end_ns - processed_ns
         if missed:
             self._note_unfinished(missed, Outcome.OTHER)
         journal.fold_if_long()
@@ -331,7 +337,7 @@ class OpDispatcher:
             ended = item.request.outcome
             reason = ended if ended in _FROM_OUTSIDE else outcome
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
-            self._journal.turn(self._index, NO_WORKER, -1, *ends)
+            self._journal.turns.append(packed_turn(self._index, NO_WORKER, -1, *ends))
 
     # Timeouts ---------------------------------------------------------------------------
 

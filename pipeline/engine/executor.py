@@ -267,6 +267,7 @@ class DAGExecutor:
         self._inside.add(request)
         request.entered_ns = self._clock_ns()
         if request.route is not None and request.route.payload is not None:
+            request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
             self._start(request, request.route.payload)
         elif not self._unpacks_inline:
             self._unpackers.submit([EdgeJob(request, "unpack_request_package", request.raw)])

@@ -40,7 +40,7 @@ class InFlight(msgspec.Struct, eq=False):
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
     whatever still carries an older number is dropped. `deadline` is in `time.monotonic`. The
     times are `time.monotonic_ns`, see `observe.span.REQUEST`; the last three are sums over its
-    turns. `turns` has these turns, where its caller asked for a profile. `trace` is its own
+    turns. `turns` has these turns, packed, where its caller asked for a profile. `trace` is its own
     traceparent; "" if it is not traced. `is_told`: it is over, and all know it who want to.
     """
 
@@ -68,7 +68,7 @@ class InFlight(msgspec.Struct, eq=False):
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    turns: list[tuple[int, ...]] | None = None
+    turns: list[bytes] | None = None
     trace: str = ""
     is_told: bool = False
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.engine.request import InFlight
 from pipeline.errors import ErrorCode, PipelineError
-from pipeline.observe.span import Journal
+from pipeline.observe.span import Journal, packed_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Watchers:
         request.is_told = True
         if self.journal is not None:
             request.end_ns = request.end_ns or self.clock_ns()
-            self.journal.request(*request_row(request, target))
+            self.journal.requests.append(packed_request_of(request, target))
         if request.error is not None:
             self.on_failure(request, request.error)
         elif self.on_success is not None:
             self.on_success(request)
 
 
-def request_row(request: InFlight, target: int) -> tuple[int, ...]:
-    """The fields of `observe.span.REQUEST`."""
+def packed_request_of(request: InFlight, target: int) -> bytes:
+    """Its row of `observe.span.REQUEST`."""
     code = 0 if request.error is None else int(request.error.code)
     if code.bit_length() > 63:
         code = int(ErrorCode.PRODUCT_ERROR)
-    return (
+    return packed_request(
         request.data_id,
         target,
         request.rows,

@@ -20,6 +20,7 @@ from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 Array = npt.NDArray[Any]
 
+_NUMBERS = (np.ndarray, np.generic, int, float)
 _BYTES = "BYTES"
 _MOST_LOG_ID = 2**63 - 1
 
@@ -149,14 +150,14 @@ def array_of(value: object) -> Array:
 
     Raises TypeError, ValueError, PayloadTypeError: the protocol has no form for it.
     """
-    if isinstance(value, str | bytes):
-        return _objects([value])
-    if isinstance(value, bytearray | memoryview):
-        return _objects([bytes(value)])
-    if isinstance(value, list | tuple):
-        array = _from_list(value)
-    elif isinstance(value, np.ndarray | np.generic | bool | int | float):
+    if isinstance(value, _NUMBERS):
         array = np.asarray(value)
+    elif isinstance(value, str | bytes):
+        return _objects([value])
+    elif isinstance(value, bytearray | memoryview):
+        return _objects([bytes(value)])
+    elif isinstance(value, list | tuple):
+        array = _from_list(value)
     else:
         raise TypeError(f"{_kind(value)} is neither array, number, text nor a list of them")
     if array.dtype.kind in "USO":

@@ -71,11 +71,11 @@ class Line:
 class OpFigures:
     """One Op. Times are means in ms; stages are those of batches that brought a result.
 
-    `requests` ran, `failed` of them; `never_ran` are beside them. `visits` is how many turns a
-    request takes here, fewer than one where some do not come by. `workers` are those that worked:
-    no more than are configured. `busy` is their share of the time that there was anything to do.
-    `waiting` is the mean number in the channel, `growth_per_s` by how many it grew while requests
-    arrived. `line` is None while all batches have one size. Not known: NaN.
+    `requests` ran, `failed` of them had no result; `never_ran` are beside them. `visits` is how
+    many turns a request takes here, fewer than one where some do not come by. `workers` are those
+    that worked: no more than are configured. `busy` is their share of the time that there was
+    anything to do. `waiting` is the mean number in the channel, `growth_per_s` by how many it grew
+    while requests arrived. `line` is None while all batches have one size. Not known: NaN.
     """
 
     name: str
@@ -146,15 +146,17 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A whole record. `seconds` is the time in which at least one request was inside.
+    """A whole record. `seconds` is the time in which at least one request was there.
 
-    `inside` is the mean number of requests in the graph. `let_in_ms`, `unpack_ms`, `graph_ms` and
+    Beside those that `failed` are `given_up` ones, whose callers went away. `inside` is the mean
+    number of requests in the graph. `let_in_ms`, `unpack_ms`, `graph_ms` and
     `pack_ms` are the mean parts of `latency`.
     """
 
     seconds: float
     requests: int
     failed: int
+    given_up: int
     inside: float
     latency: Latency
     let_in_ms: float
@@ -184,18 +186,20 @@ def figures_of(turns: Rows, requests: Rows, names: Sequence[str]) -> Figures:
     seconds = _covered_s(*_busy_times(turns, starts, ends))
     count = whole.size or _most_turns(turns)
     took_ns = (ends - starts)[(starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)]
+    given_up = int((whole["outcome"] == Outcome.CANCELED).sum())
     inside_ns = _between(whole, "begun_ns", "packing_ns")
     return Figures(
         seconds=seconds,
         requests=count,
-        failed=int((whole["outcome"] > Outcome.OK).sum()),
+        failed=int((whole["outcome"] > Outcome.OK).sum()) - given_up,
+        given_up=given_up,
         inside=_over(inside_ns.sum() / 1e9, seconds),
         latency=Latency(_mean_ms(took_ns), *(_percentile_ms(took_ns, p) for p in (50, 95, 99))),
         let_in_ms=_mean_ms(_between(whole, "start_ns", "entered_ns")),
         unpack_ms=_mean_ms(_between(whole, "entered_ns", "begun_ns")),
         graph_ms=_mean_ms(inside_ns),
         pack_ms=_mean_ms(_between(whole, "packing_ns", "end_ns")),
-        path=_critical_path(turns, names),
+        path=_critical_path(_of_answered(turns, whole), names),
         ops=tuple(
             _op_figures(
                 names[op], turns[turns["op"] == op], seconds, _visits(turns, op, whole, count)
@@ -215,6 +219,12 @@ def _visits(turns: Rows, op: int, requests: Rows, count: int) -> float:
     here = turns[turns["op"] == op]
     of_ended = here[np.isin(here["data_id"], requests["data_id"])]
     return _over(of_ended.size or here.size, count)
+
+
+def _of_answered(turns: Rows, requests: Rows) -> Rows:
+    """The turns of requests that were answered well; all, if those are not told."""
+    answered = requests["data_id"][requests["outcome"] <= Outcome.OK]
+    return turns[np.isin(turns["data_id"], answered)] if answered.size else turns
 
 
 def _op_figures(name: str, turns: Rows, seconds: float, visits: float) -> OpFigures:
@@ -332,10 +342,10 @@ def _ways(ordered: Rows) -> Iterator[_Way]:
 
 
 def _busy_times(turns: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """Of requests, or else of turns: from when to when each was there."""
-    if not starts.size:
-        ran = turns[turns["worker"] != NO_WORKER]
-        starts, ends = first_known(ran["ready_ns"], ran["start_ns"]), ran["end_ns"]
+    """From when to when there was a request, or a turn of one that has not ended."""
+    ran = turns[turns["worker"] != NO_WORKER]
+    starts = np.concatenate([starts, first_known(ran["ready_ns"], ran["start_ns"])])
+    ends = np.concatenate([ends, ran["end_ns"]])
     known = (starts > 0) & (ends >= starts)
     return starts[known], ends[known]
 

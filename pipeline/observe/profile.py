@@ -96,19 +96,15 @@ def profile_lines(
         yield _line(pid, _request_events(data_id, row), _RequestLine(name, data_id, tuple(row)))
 
 
-def profile_text(
-    request: Sequence[int], turns: Sequence[Sequence[int]], names: Sequence[str]
-) -> str:
+def profile_text(request: bytes, turns: Sequence[bytes], names: Sequence[str]) -> str:
     """What a client that asked for its profile is answered: the lines of its own rows.
 
     Args:
-        request: the fields of its REQUEST row, in this process's `time.monotonic_ns`; those to
-            come are 0.
-        turns: the fields of its TURN rows.
+        request: its `packed_request`, in this process's `time.monotonic_ns`; times to come are 0.
+        turns: a `packed_turn` each.
         names: those of the Ops.
     """
-    rows = np.array([tuple(turn) for turn in turns], TURN)
-    requests = np.array([tuple(request)], REQUEST)
+    rows, requests = np.frombuffer(b"".join(turns), TURN), np.frombuffer(request, REQUEST)
     return "".join(profile_lines(rows, requests, names, epoch_offset_ns()))
 
 

@@ -15,7 +15,7 @@ from pipeline.observe.figures import Figures, OpFigures
 _WIDTH = 96
 _COMMENT = "        # "
 _COLUMNS = (
-    "Op", "workers", "busy", "requests", "failed", "batch", "queue ms", "p95", "waiting",
+    "Op", "workers", "busy", "requests", "no result", "batch", "queue ms", "p95", "waiting",
     "prep ms", "midp ms", "postp ms", "ms/request", "capacity/s",
 )  # fmt: skip
 
@@ -59,6 +59,8 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
     yield (
         f"{name}: {figures.requests:,} requests in {figures.seconds:.3f} s, "
         f"{figures.per_s:,.1f}/s; {figures.failed:,} failed"
+        + f", {figures.given_up:,} given up by their callers"
+        * bool(figures.given_up)
     )
     if damaged:
         yield f"{damaged:,} PROFILE lines could not be read"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_BYTES = 96 * 1024  # of turns, 1024 of them, before they are folded
+_MOST_TURNS = 2048  # before they are folded, which takes some 0.5 us each
 
 
 class Outcome(enum.IntEnum):
@@ -98,28 +98,31 @@ class Journal:
     """The rows since the last fold. Written and folded on the event loop only.
 
     Attributes:
+        turns: a `packed_turn` each; rows of one batch are added together.
+        requests: a `packed_request` each.
         folds: how many there were that had anything in them.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = list(sinks)
+        self.turns: list[bytes] = []
+        self.requests: list[bytes] = []
         self.folds = 0
-        self._turns = _Table(TURN)
-        self._requests = _Table(REQUEST)
-        self.turn = self._turns.append
-        self.request = self._requests.append
 
     def fold_if_long(self) -> None:
         """Fold if that is due; called between batches, so that none is torn."""
-        if self._turns.size >= _MOST_BYTES:
+        if len(self.turns) >= _MOST_TURNS:
             self.fold()
 
     def fold(self) -> None:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
-        if not self._turns.size and not self._requests.size:
+        if not self.turns and not self.requests:
             return
         self.folds += 1
-        turns, requests = self._turns.take(), self._requests.take()
+        turns = np.frombuffer(b"".join(self.turns), TURN)
+        requests = np.frombuffer(b"".join(self.requests), REQUEST)
+        self.turns.clear()
+        self.requests.clear()
         for sink in self.sinks:
             try:
                 sink.fold(turns, requests)
@@ -127,25 +130,9 @@ class Journal:
                 _LOGGER.exception("%s failed to take in what happened", type(sink).__name__)
 
 
-class _Table:
-    """Rows as packed bytes: a third of the time of an `array`, a tenth of objects."""
+# Packed they take a quarter of the time of an object each.
+packed_turn = struct.Struct(f"{TURN.itemsize // 8}q").pack
+"""One row of TURN: its fields, in order."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.size = 0
-        self._dtype = dtype
-        self._row_bytes = dtype.itemsize
-        self._pack = struct.Struct(f"{dtype.itemsize // 8}q").pack_into
-        self._bytes = bytearray(_MOST_BYTES)
-
-    def append(self, *row: int) -> None:
-        """Take down the fields of a row, in order."""
-        if self.size + self._row_bytes > len(self._bytes):
-            self._bytes += bytes(len(self._bytes))
-        self._pack(self._bytes, self.size, *row)
-        self.size += self._row_bytes
-
-    def take(self) -> Rows:
-        """The rows, which are no longer here."""
-        rows = np.frombuffer(bytes(self._bytes[: self.size]), self._dtype)
-        self.size = 0
-        return rows
+packed_request = struct.Struct(f"{REQUEST.itemsize // 8}q").pack
+"""One row of REQUEST: its fields, in order."""

@@ -486,19 +486,19 @@ def test_grpc_comes_through_in_whatever_size_and_number():
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("kind", "status"),
     [
-        (InputError("why"), grpc.StatusCode.INVALID_ARGUMENT),
-        (OverloadedError("why"), grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (DeadlineError("why"), grpc.StatusCode.DEADLINE_EXCEEDED),
-        (ClosedError("why"), grpc.StatusCode.UNAVAILABLE),
-        (PredictorError("why"), grpc.StatusCode.INTERNAL),
+        (InputError, grpc.StatusCode.INVALID_ARGUMENT),
+        (OverloadedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (ClosedError, grpc.StatusCode.UNAVAILABLE),
+        (PredictorError, grpc.StatusCode.INTERNAL),
     ],
 )
-def test_an_error_has_a_status_of_grpc(error, status):
+def test_an_error_has_a_status_of_grpc(kind, status):
     async def test():
         async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
-            raise error
+            raise kind("why")
 
         async with (
             opened(fails) as door,

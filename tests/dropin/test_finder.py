@@ -172,14 +172,14 @@ def test_installing_twice_is_installing_once():
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_name_that_does_not_exist_yet_imports_and_refuses_when_it_is_used():
-    from paddle_serving_server.pipeline import Analyst
+def test_a_name_that_cannot_be_had_imports_and_refuses_when_it_is_used():
+    from paddle_serving_server.pipeline.profiler import PerformanceTracer as Tracer
 
-    with pytest.raises(NotImplementedByOpError, match=r"^Analyst of Paddle Serving is not in"):
-        Analyst("profile.txt")
-    with pytest.raises(NotImplementedByOpError, match="Analyst"):
-        Analyst.save_trace  # noqa: B018 - looking it up is the use
-    assert pickle.loads(pickle.dumps(Analyst)) is Analyst
+    with pytest.raises(NotImplementedByOpError, match=r"^PerformanceTracer of Paddle Serving is"):
+        Tracer(True, 10)
+    with pytest.raises(NotImplementedByOpError, match="tracer"):
+        Tracer.data_buffer  # noqa: B018 - looking it up is the use
+    assert pickle.loads(pickle.dumps(Tracer)) is Tracer
 
 
 @pytest.mark.usefixtures("installed")

@@ -12,7 +12,7 @@ from pipeline import Op, ProductError, RequestOp
 from pipeline.data import ChannelData
 from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, WorkerDiedError
-from pipeline.observe.span import NO_WORKER, PIPELINE, TURN, Journal, Outcome
+from pipeline.observe.span import NO_WORKER, PIPELINE, TURN, Journal, Outcome, packed_turn
 from pipeline.op import PROFILE_KEY
 
 
@@ -299,7 +299,7 @@ def test_a_journal_folds_by_itself_when_it_is_long_and_grows_until_then():
     sink = Sink()
     journal = Journal([sink])
     for _ in range(5000):  # one batch: it must not be torn
-        journal.turn(*range(len(TURN)))
+        journal.turns.append(packed_turn(*range(len(TURN))))
     assert sink.folds == []
     journal.fold_if_long()
     assert sink.folds == [(5000, 0)]
@@ -314,7 +314,7 @@ def test_a_sink_that_fails_harms_nobody(caplog):
 
     sink = Sink()
     journal = Journal([Breaks(), sink])
-    journal.turn(*range(len(TURN)))
+    journal.turns.append(packed_turn(*range(len(TURN))))
     journal.fold()
     assert sink.folds == [(1, 0)]
     assert "Breaks failed" in caplog.text

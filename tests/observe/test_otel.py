@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from pipeline.errors import InitError
 from pipeline.observe.otel import BySampler, OtelRecorder, RateLimit, connect
-from pipeline.observe.span import PIPELINE, Journal, Outcome
+from pipeline.observe.span import PIPELINE, Journal, Outcome, packed_request, packed_turn
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
 from pipeline.tracing import TraceContext, format_traceparent
 
@@ -43,8 +43,9 @@ def play(telemetry: Telemetry, data_id: int = 7, parent: TraceContext | None = N
     """A request that went through the first Op."""
     journal = Journal([telemetry])
     told = telemetry.begin(data_id, format_traceparent(parent) if parent else "")
-    journal.turn(0, 0, 1, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
-    journal.request(data_id, PIPELINE, 1, Outcome.OTHER, 3001, 1, 2, 3, 70, 80, 0, 0, 0)
+    journal.turns.append(packed_turn(0, 0, 1, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60))
+    row = packed_request(data_id, PIPELINE, 1, Outcome.OTHER, 3001, 1, 2, 3, 70, 80, 0, 0, 0)
+    journal.requests.append(row)
     journal.fold()
     return told
 

@@ -18,7 +18,7 @@ from doubles import Engine, answers, chain, run_virtual
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.watching import request_row
+from pipeline.engine.watching import packed_request_of
 from pipeline.observe.profile import (
     Profile,
     ProfileWriter,
@@ -27,7 +27,16 @@ from pipeline.observe.profile import (
     profile_text,
     read_profile,
 )
-from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.observe.span import (
+    NO_WORKER,
+    PIPELINE,
+    REQUEST,
+    TURN,
+    Outcome,
+    Rows,
+    packed_request,
+    packed_turn,
+)
 from pipeline.op import PROFILE_KEY
 
 NO_TURNS = np.array([], TURN)
@@ -202,7 +211,11 @@ def test_the_profile_of_one_request_has_its_turns_and_itself():
     before = time.time_ns()
     start = time.monotonic_ns()
     own = request(start_ns=start, entered_ns=start, begun_ns=start, packing_ns=start, end_ns=0)
-    text = profile_text(own, [turn(op=1, start_ns=start), turn(op=0)], ["bow", "cnn"])
+    text = profile_text(
+        packed_request(*own),
+        [packed_turn(*turn(op=1, start_ns=start)), packed_turn(*turn(op=0))],
+        ["bow", "cnn"],
+    )
     found = parse_profile(text.split("\n"))
     assert text.endswith("\n")
     assert found.names == ("cnn", "bow")
@@ -212,7 +225,7 @@ def test_the_profile_of_one_request_has_its_turns_and_itself():
 
 
 def test_the_profile_of_a_request_without_turns_is_its_own_line():
-    found = parse_profile(profile_text(request(), [], []).split("\n"))
+    found = parse_profile(profile_text(packed_request(*request()), [], []).split("\n"))
     assert (len(found.turns), len(found.requests)) == (0, 1)
 
 
@@ -435,7 +448,7 @@ def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
         async with Engine(chain("a", "b")) as engine:
             engine.watch(
                 profile=lambda request: profile_text(
-                    request_row(request, PIPELINE), request.turns or [], ["a", "b"]
+                    packed_request_of(request, PIPELINE), request.turns or [], ["a", "b"]
                 )
             )
             others = [engine.ask() for _ in range(3)]

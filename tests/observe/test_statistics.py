@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ErrorCode
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
-from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Journal, Outcome
+from pipeline.observe.span import (
+    NO_WORKER,
+    PIPELINE,
+    REQUEST,
+    TURN,
+    Journal,
+    Outcome,
+    packed_request,
+    packed_turn,
+)
 from pipeline.observe.statistics import (
     LATENCY_BOUNDS_NS,
     Statistics,
@@ -211,8 +220,8 @@ def test_a_journal_folds_into_it():
     statistics = Statistics("imdb", NAMES, lambda: OFFSET_NS)
     journal = Journal([statistics])
     for number in range(40):
-        journal.turn(*a_turn(1, batch=number // 4).values())
-        journal.request(*a_request().values())
+        journal.turns.append(packed_turn(*a_turn(1, batch=number // 4).values()))
+        journal.requests.append(packed_request(*a_request().values()))
     journal.fold()
     pipeline, _, cnn, _ = statistics.models
     assert (cnn.success_count, cnn.execution_count, pipeline.success_count) == (40, 10, 40)

@@ -15,7 +15,16 @@ from doubles import Engine, chain, run_virtual
 from pipeline import Op
 from pipeline.errors import ErrorCode, UserCodeError
 from pipeline.observe.request_spans import RequestRow, SpanRecord, TurnRow
-from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Journal, Outcome
+from pipeline.observe.span import (
+    NO_WORKER,
+    PIPELINE,
+    REQUEST,
+    TURN,
+    Journal,
+    Outcome,
+    packed_request,
+    packed_turn,
+)
 from pipeline.observe.telemetry import Telemetry
 from pipeline.tracing import (
     TraceContext,
@@ -88,11 +97,11 @@ class Bench:
 
     def turn(self, data_id: int, op: int = 0, batch: int = 1, **fields: int) -> None:
         row = TurnRow(op, 0, batch, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
-        self.journal.turn(*row._replace(**fields))
+        self.journal.turns.append(packed_turn(*row._replace(**fields)))
 
     def request(self, data_id: int, **fields: int) -> None:
         row = RequestRow(data_id, PIPELINE, 1, Outcome.OK, 0, 1, 2, 3, 70, 80, 0, 0, 0)
-        self.journal.request(*row._replace(**fields))
+        self.journal.requests.append(packed_request(*row._replace(**fields)))
 
     def spans(self) -> list[SpanRecord]:
         self.journal.fold()

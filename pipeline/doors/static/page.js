@@ -59,8 +59,8 @@ function show() {
   graph.show(now.graph, byId("graph").parentElement.clientWidth);
   for (const [index, op] of now.ops.entries()) graph.fill(op, ops[index], index === busiest);
   table(now, pipeline, ops);
-  slowest.show(now.slowest, now.time_ms);
-  failed.show(now.failed, now.time_ms);
+  slowest.show(now.slowest, now.time_ms, now.copies);
+  failed.show(now.failed, now.time_ms, now.copies);
 }
 
 /** What a model did in `passed_s`; from the start if that is undefined: then nothing per second. */

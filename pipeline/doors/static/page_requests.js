@@ -28,7 +28,7 @@ export class RequestsView {
   }
 
   /** Show these requests; one that somebody reads stays, though it is no longer among them. */
-  show(requests, now_ms) {
+  show(requests, now_ms, copies) {
     const shown = new Map(requests.map((request) => [keyOf(request), request]));
     const keys = [...shown.keys()];
     for (const child of this.#parent.children) {
@@ -39,7 +39,7 @@ export class RequestsView {
       }
     }
     this.#known = shown;
-    arrange(this.#parent, keys, (key) => row(shown.get(key)));
+    arrange(this.#parent, keys, (key) => row(shown.get(key), copies > 1));
     for (const child of this.#parent.children) {
       say(child.querySelector(".when"), ago(now_ms, shown.get(child.dataset.key).ended_ms));
     }
@@ -49,14 +49,14 @@ export class RequestsView {
 
 const keyOf = (request) => `${request.copy} ${request.data_id} ${request.ended_ms}`;
 
-function row(request) {
+function row(request, isOfSeveral) {
   const root = make("details", request.outcome === "ok" ? "" : "failed");
   const about = why(request);
   const reason = make("span", "why", about);
   reason.title = about;
   root.append(make("summary", "", make("b", "", duration(request.took_ns)), reason, make("span", "when")));
   root.addEventListener("toggle", () => {
-    if (root.open && root.children.length === 1) root.append(path(request));
+    if (root.open && root.children.length === 1) root.append(path(request, isOfSeveral));
   });
   return root;
 }
@@ -80,14 +80,14 @@ function parted(turn) {
   })).filter((part) => part.ns > 0);
 }
 
-function path(request) {
+function path(request, isOfSeveral) {
   const root = make("div", "path");
   if (request.error) root.append(make("p", "error", request.error));
   const whole = Math.max(request.took_ns, 1);
   for (const turn of request.turns) root.append(track(turn, whole));
   const axis = make("p", "axis", make("span", "", "0"), make("span", "", duration(whole / 2)),
     make("span", "", duration(whole)));
-  root.append(make("div", "turn", make("span"), axis, make("span")), make("p", "more", identity(request)));
+  root.append(make("div", "turn", make("span"), axis, make("span")), make("p", "more", identity(request, isOfSeveral)));
   return root;
 }
 
@@ -112,11 +112,11 @@ function track(turn, whole) {
   return root;
 }
 
-function identity(request) {
+function identity(request, isOfSeveral) {
   const known = [`data id ${request.data_id}`];
   if (request.log_id !== "0") known.push(`log id ${request.log_id}`);
   if (request.code) known.push(`err_no ${request.code}`);
-  if (request.copy) known.push(`copy ${request.copy}`);
+  if (isOfSeveral) known.push(`copy ${request.copy}`);
   known.push(new Date(request.ended_ms).toLocaleTimeString());
   return known.join(" · ");
 }

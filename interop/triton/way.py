@@ -1,0 +1,74 @@
+"""What the checks share: a server to be asked by one of two protocols, and the list of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+DURATIONS = "success fail queue compute_input compute_infer compute_output cache_hit cache_miss"
+
+
+@dataclass
+class Way:
+    """A server, and one of the two protocols to ask it by."""
+
+    protocol: str
+    module: Any
+    client: Any
+    ports: tuple[int, int]
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What the client's method answers, as JSON."""
+        more = {"as_json": True} if self.protocol == "grpc" else {}
+        return getattr(self.client, method)(*arguments, **more)
+
+    def input(self, name: str, array: np.ndarray, **how: bool) -> Any:
+        tensor = self.module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array, **how)
+        return tensor
+
+    def infer(self, model: str, inputs: dict[str, np.ndarray], *wanted: str, **more: Any) -> Any:
+        tensors = [self.input(name, array) for name, array in inputs.items()]
+        outputs = [self.module.InferRequestedOutput(name) for name in wanted] or None
+        return self.client.infer(model, tensors, outputs=outputs, **more)
+
+    def counters(self, model: str) -> dict[str, int]:
+        """The counts of one model that a request moves."""
+        (entry,) = self.ask("get_inference_statistics", model)["model_stats"]
+        stats = entry.get("inference_stats", {})
+        counts = {name: int(stats.get(name, {}).get("count", 0)) for name in DURATIONS.split()}
+        return {**counts, "inferences": int(entry.get("inference_count", 0))}
+
+
+Check = Callable[[Way], None]
+CHECKS: dict[str, list[tuple[Check, str]]] = {"numbers": [], "echo": [], "imdb": []}
+
+
+def check(server: str, protocols: tuple[str, ...] = ("http", "grpc")) -> Callable[[Check], Check]:
+    """Lists a check of one of the servers, for the protocols that have what it looks at."""
+
+    def add(function: Check) -> Check:
+        CHECKS[server] += [(function, protocol) for protocol in protocols]
+        return function
+
+    return add
+
+
+@contextmanager
+def refused(text: str, *statuses: str) -> Iterator[None]:
+    """The block fails with `text`, and with one of the statuses."""
+    caught = None
+    try:
+        yield
+    except InferenceServerException as error:
+        caught = error
+    if caught is None:
+        raise AssertionError(f"not refused: {text}")
+    assert text in str(caught), f"{text!r} is not in {caught}"
+    status = (caught.status() or "").removeprefix("StatusCode.")
+    assert not statuses or status in statuses, f"{status} is none of {statuses}"

@@ -1,0 +1,341 @@
+"""The v2 protocol over gRPC: methods, statuses, streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from doubles import run_virtual, server_for, settle
+from v2_doubles import Double, Server, double, running, served
+
+from pipeline import PipelineServer, RequestOp
+from pipeline.doors.grpc import GrpcError
+from pipeline.doors.grpc_v2 import inference_service
+from pipeline.proto import inference_v2_pb2 as pb
+from pipeline.proto.inference_v2 import SERVICE, add_tensor, tensors_to_arrays
+from pipeline.tensors import Tensor
+
+
+class Call:
+    """A call as a service sees it."""
+
+    def __init__(self, left=None, headers=None):
+        self.left = left
+        self.headers = headers or {}
+
+    def time_left(self):
+        return self.left
+
+    def header(self, name):
+        return self.headers.get(name, "")
+
+
+def infer_message(*values, model="svc", name="x", request_id="", dtype=np.float32):
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    array = np.array(values, dtype)
+    add_tensor(message.inputs, message.raw_input_contents, name, array)
+    return message
+
+
+def outputs_of(response):
+    arrays = tensors_to_arrays(response.outputs, response.raw_output_contents)
+    return {name: array.tolist() for name, array in arrays.items()}
+
+
+class Service:
+    """The service over a double's engine."""
+
+    def __init__(self, server):
+        self.server = server
+        self.service = inference_service(server.models)
+
+    async def ask(self, method, message=None, left=None):
+        raw = b"" if message is None else message
+        raw = raw if isinstance(raw, bytes) else raw.SerializeToString()
+        answer = await self.service.methods[method](raw, Call(left))
+        kind = getattr(pb, f"{method}Response")
+        return kind.FromString(answer)
+
+    async def refused(self, *args, **more):
+        with pytest.raises(GrpcError) as caught:
+            await self.ask(*args, **more)
+        return caught.value.status, str(caught.value)
+
+    def stream(self, messages):
+        return self.service.streams["ModelStreamInfer"](messages, Call())
+
+
+def called(test, last=None, **more):
+    """Run `test(service)` while a server runs."""
+
+    async def ask(server):
+        return await test(Service(server))
+
+    return served(last or double(), ask, **more)
+
+
+# Unary --------------------------------------------------------------------------------------
+
+
+def test_the_service_has_the_protocols_name():
+    async def test(service):
+        assert service.service.name == SERVICE == "inference.GRPCInferenceService"
+
+    called(test)
+
+
+def test_states_are_told():
+    async def test(service):
+        assert (await service.ask("ServerLive")).live
+        assert (await service.ask("ServerReady")).ready
+        assert (await service.ask("ModelReady", pb.ModelReadyRequest(name="double"))).ready
+        assert not (await service.ask("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
+        service.server.snapshots = []
+        assert not (await service.ask("ServerReady")).ready
+
+    called(test)
+
+
+def test_server_model_and_configuration_are_described():
+    async def test(service):
+        server = await service.ask("ServerMetadata")
+        assert "statistics" in server.extensions
+        metadata = await service.ask("ModelMetadata", pb.ModelMetadataRequest(name="double"))
+        assert (metadata.name, list(metadata.versions)) == ("double", ["1"])
+        assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
+            ("x", "FP32", [-1])
+        ]
+        answer = await service.ask("ModelConfig", pb.ModelConfigRequest(name="svc", version="1"))
+        assert answer.config.platform == "ensemble"
+        assert [step.model_name for step in answer.config.ensemble_scheduling.step] == ["double"]
+
+    called(test)
+
+
+def test_statistics_and_the_index_list_all_models():
+    async def test(service):
+        answer = await service.ask("ModelStatistics")
+        assert [stats.name for stats in answer.model_stats] == ["double", "svc"]
+        one = await service.ask("ModelStatistics", pb.ModelStatisticsRequest(name="svc"))
+        assert one.model_stats[0].inference_stats.success.count == 2
+        index = await service.ask("RepositoryIndex", pb.RepositoryIndexRequest(ready=True))
+        assert [(m.name, m.version, m.state) for m in index.models] == [
+            ("double", "1", "READY"),
+            ("svc", "1", "READY"),
+        ]
+
+    called(test)
+
+
+def test_a_model_is_asked():
+    async def test(service):
+        response = await service.ask("ModelInfer", infer_message(1, 2, request_id="7"))
+        assert (response.model_name, response.model_version, response.id) == ("svc", "1", "7")
+        assert outputs_of(response) == {"y": [2.0, 4.0]}
+        assert not response.parameters
+
+    called(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "status", "text"),
+    [
+        (
+            "ModelMetadata",
+            pb.ModelMetadataRequest(name="nope"),
+            "NOT_FOUND",
+            "Request for unknown model: 'nope' is not found",
+        ),
+        (
+            "ModelConfig",
+            pb.ModelConfigRequest(name="svc", version="9"),
+            "NOT_FOUND",
+            "Request for unknown model: 'svc' version 9 is not found",
+        ),
+        (
+            "ModelStatistics",
+            pb.ModelStatisticsRequest(name="nope"),
+            "INVALID_ARGUMENT",
+            "requested model 'nope' is not available",
+        ),
+        (
+            "ModelStatistics",
+            pb.ModelStatisticsRequest(name="svc", version="abc"),
+            "INVALID_ARGUMENT",
+            "failed to get model version from specified version string 'abc' (details: stol), "
+            "version should be an integral value > 0",
+        ),
+        ("ModelInfer", infer_message(1, model="nope"), "NOT_FOUND", "unknown model: 'nope'"),
+        ("ModelInfer", infer_message(1, model="double", name="z"), "INVALID_ARGUMENT", "'z'"),
+        ("ModelInfer", pb.ModelInferRequest(raw_input_contents=[b""]), "INVALID_ARGUMENT", "raw"),
+        ("ModelInfer", b"\xff", "INVALID_ARGUMENT", "the message is no ModelInferRequest"),
+        ("RepositoryModelLoad", b"", "UNAVAILABLE", "is not allowed"),
+        ("RepositoryModelUnload", b"", "UNAVAILABLE", "is not allowed"),
+    ],
+)
+def test_errors_have_gRPCs_status_and_tritons_words(method, message, status, text):
+    async def test(service):
+        found, said = await service.refused(method, message)
+        assert found is grpc.StatusCode[status]
+        assert text in said
+
+    called(test)
+
+
+def test_the_callers_deadline_holds():
+    async def test(service):
+        service.server.engine.pools["double"].service_s = 5.0
+        status, text = await service.refused("ModelInfer", infer_message(1), left=1.0)
+        assert status is grpc.StatusCode.UNAVAILABLE
+        assert "deadline" in text
+
+    called(test)
+
+
+def test_the_callers_trace_is_passed_on():
+    async def main():
+        server, seen = Server(double()), []
+        server.engine.watch(begin_trace=lambda data_id, caller: seen.append(caller) or "")
+        async with server.engine:
+            infer = Service(server).service.methods["ModelInfer"]
+            await infer(infer_message(1).SerializeToString(), Call(headers={"traceparent": "00-1"}))
+        assert seen == ["00-1"]
+
+    run_virtual(main())
+
+
+# Streams ------------------------------------------------------------------------------------
+
+
+async def sent(*messages):
+    for message in messages:
+        yield message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def parsed(answer):
+    response = pb.ModelStreamInferResponse.FromString(answer)
+    assert response.infer_response.parameters["triton_final_response"].bool_param
+    return response
+
+
+def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
+    async def main():
+        async with running(double()) as server:
+            service = Service(server)
+            pool = server.engine.pools["double"]
+            pool.service_s = None
+            answers = service.stream(sent(infer_message(1, request_id="a"), b"\xff"))
+            first = asyncio.ensure_future(anext(answers))
+            await settle()
+            assert not first.done(), "the error was known first, but it is the second answer"
+            pool.release()
+            response = parsed(await first).infer_response
+            assert (response.id, outputs_of(response)) == ("a", {"y": [2.0]})
+            assert "no ModelInferRequest" in parsed(await anext(answers)).error_message
+            with pytest.raises(StopAsyncIteration):
+                await anext(answers)
+
+    run_virtual(main())
+
+
+def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on():
+    async def test(service):
+        messages = sent(
+            infer_message(1, model="nope", request_id="a"), infer_message(1, request_id="b")
+        )
+        failed, good = [parsed(answer) async for answer in service.stream(messages)]
+        assert failed.error_message == "Request for unknown model: 'nope' is not found"
+        assert failed.infer_response.id == "a"
+        assert good.error_message == ""
+        assert good.infer_response.id == "b"
+
+    called(test)
+
+
+def test_requests_of_a_stream_are_worked_on_side_by_side_but_not_without_limit():
+    async def main():
+        async with running(double(), queue_size=1000) as server:
+            pool = server.engine.pools["double"]
+            pool.service_s = None
+            read = 0
+
+            async def endless():
+                nonlocal read
+                while True:
+                    read += 1
+                    yield infer_message(read).SerializeToString()
+
+            answers = Service(server).stream(endless())
+            first = asyncio.ensure_future(anext(answers))
+            await settle(1000)
+            assert 1 < read < 100
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await settle()
+            assert server.engine.executor.inside == server.engine.executor.waiting == 0
+            pool.release()
+
+    run_virtual(main())
+
+
+def test_a_stream_that_breaks_ends_after_the_answers_before():
+    async def test(service):
+        async def breaks():
+            yield infer_message(1).SerializeToString()
+            raise ConnectionError("gone")
+
+        answers = service.stream(breaks())
+        assert outputs_of(parsed(await anext(answers)).infer_response) == {"y": [2.0]}
+        with pytest.raises(ConnectionError, match="gone"):
+            await anext(answers)
+
+    called(test)
+
+
+def test_a_caller_who_stops_reading_leaves_nothing_behind():
+    async def main():
+        async with running(double()) as server:
+            pool = server.engine.pools["double"]
+            answers = Service(server).stream(sent(*[infer_message(n) for n in range(5)]))
+            await anext(answers)
+            pool.service_s = None
+            await answers.aclose()
+            await settle()
+            assert server.engine.executor.inside == 0
+            assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+
+
+# On the port --------------------------------------------------------------------------------
+
+
+class Numbers(RequestOp):
+    input_tensors = (Tensor("x", "FP32", (-1,)),)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
+        with server_for(Double("double", Numbers())) as server:
+            yield server
+
+
+@pytest.mark.usefixtures("grpc_is_up")
+def test_the_port_of_the_pipeline_speaks_it_too(server):
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        answer = infer(infer_message(1, 2).SerializeToString(), timeout=30)
+        assert outputs_of(pb.ModelInferResponse.FromString(answer)) == {"y": [2.0, 4.0]}
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(infer_message(1, model="nope").SerializeToString(), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+        messages = [infer_message(n, request_id=str(n)).SerializeToString() for n in range(20)]
+        answers = [parsed(answer).infer_response for answer in stream(iter(messages), timeout=30)]
+        assert [answer.id for answer in answers] == [str(n) for n in range(20)]
+        assert outputs_of(answers[3]) == {"y": [6.0]}

@@ -1,0 +1,468 @@
+"""The v2 protocol over HTTP: paths, methods, statuses, bodies, headers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import numpy as np
+import orjson
+import pytest
+from doubles import run_virtual, server_for, settle
+from hypothesis import given
+from hypothesis import strategies as st
+from v2_doubles import Double, Server, double, running, served
+
+from pipeline import Op, PipelineServer, RequestOp
+from pipeline.doors.http_connection import HttpError
+from pipeline.doors.http_v2 import InferenceSite
+from pipeline.doors.web import WebRequest
+from pipeline.errors import PackageError
+from pipeline.tensors import Tensor
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+LENGTH = "inference-header-content-length"
+X = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]}
+
+
+def web_request(method, path, body=b"", headers=None, read=None):
+    async def whole():
+        return body if isinstance(body, bytes) else orjson.dumps(body)
+
+    lower = {name.lower().encode(): str(v).encode() for name, v in (headers or {}).items()}
+    raw_path, _, query = path.partition("?")
+    return WebRequest(method, raw_path, raw_path, query, lower, read or whole)
+
+
+class Site:
+    """The site over a double's engine; answers are (status, parsed body)."""
+
+    def __init__(self, server):
+        self.server = server
+        self.site = InferenceSite(server.models)
+
+    async def reply(self, *args, **more):
+        request = web_request(*args, **more)
+        endpoint = self.site.endpoint(request)
+        assert endpoint is not None
+        return await endpoint(request)
+
+    async def ask(self, *args, **more):
+        reply = await self.reply(*args, **more)
+        return reply.status, orjson.loads(reply.body) if reply.body else None
+
+    async def infer(self, body, model="svc", **headers):
+        return await self.ask("POST", f"/v2/models/{model}/infer", body, headers)
+
+
+def visited(test, last=None, **more):
+    """Run `test(site)` while a server runs."""
+
+    async def ask(server):
+        return await test(Site(server))
+
+    return served(last or double(), ask, **more)
+
+
+# Paths and methods --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/v3", "/v20", "/metrics", "/x/v2", "/svc/prediction"])
+def test_other_paths_are_for_others(path):
+    async def test(site):
+        assert site.site.endpoint(web_request("GET", path)) is None
+
+    visited(test)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/",
+        "/v2/models/svc/",
+        "/v2/models/svc/stats/",
+        "/v2/models//stats",
+        "/v2/models/svc/nope",
+        "/v2/models/svc/versions/x/stats",
+        "/v2/models/svc/versions/-1",
+        "/v2/health/nope",
+        "/v2/models/a/b/stats",
+    ],
+)
+def test_a_path_that_is_none_is_not_found(path):
+    async def test(site):
+        reply = await site.reply("GET", path)
+        assert (reply.status, reply.body) == (404, b'{"error":"Not Found"}')
+        assert reply.content_type.startswith(b"text/plain")
+
+    visited(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2"),
+        ("POST", "/v2/models/svc/stats"),
+        ("DELETE", "/v2/models/stats"),
+        ("GET", "/v2/models/svc/infer"),
+        ("GET", "/v2/repository/index"),
+        ("PUT", "/v2/models/svc"),
+    ],
+)
+def test_other_methods_are_not_allowed(method, path):
+    async def test(site):
+        assert await site.ask(method, path) == (405, {"error": "Method Not Allowed"})
+
+    visited(test)
+
+
+def test_names_may_hold_anything_when_they_are_quoted():
+    async def test(site):
+        status, metadata = await site.ask("GET", "/v2/models/a%2Fb%20%C3%A9/versions/1")
+        assert (status, metadata["name"]) == (200, "a/b é")
+        assert metadata["versions"] == ["1"]
+
+    visited(test, Double("a/b é", RequestOp()))
+
+
+def test_a_model_called_stats_can_be_asked_for_with_its_version():
+    async def test(site):
+        status, metadata = await site.ask("GET", "/v2/models/stats/versions/1")
+        assert (status, metadata["name"]) == (200, "stats")
+        assert "model_stats" in (await site.ask("GET", "/v2/models/stats"))[1]
+
+    visited(test, Double("stats", RequestOp()))
+
+
+# Descriptions and states --------------------------------------------------------------------
+
+
+def test_server_model_and_configuration_are_described():
+    async def test(site):
+        status, server = await site.ask("GET", "/v2")
+        assert status == 200
+        assert {"statistics", "binary_tensor_data"} <= set(server["extensions"])
+        assert set(server) == {"name", "version", "extensions"}
+        status, metadata = await site.ask("GET", "/v2/models/double")
+        assert metadata == {
+            "name": "double",
+            "versions": ["1"],
+            "platform": "python",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+        }
+        status, config = await site.ask("GET", "/v2/models/svc/versions/1/config")
+        assert (status, config["platform"]) == (200, "ensemble")
+        assert config["ensemble_scheduling"]["step"][0]["model_version"] == -1
+
+    visited(test)
+
+
+def test_health_and_readiness_have_no_body():
+    async def test(site):
+        for path in (
+            "health/live",
+            "health/ready",
+            "models/svc/ready",
+            "models/svc/versions/1/ready",
+        ):
+            assert await site.ask("GET", f"/v2/{path}") == (200, None)
+        not_ready = (400, {"error": "Model version not ready"})
+        assert await site.ask("GET", "/v2/models/nope/ready") == not_ready
+        assert await site.ask("GET", "/v2/models/svc/versions/2/ready") == not_ready
+        site.server.snapshots = []
+        assert await site.ask("GET", "/v2/health/ready") == (400, None)
+        assert await site.ask("GET", "/v2/health/live") == (200, None)
+
+    visited(test)
+
+
+def test_statistics_come_for_all_and_for_one_and_are_refused_in_tritons_words():
+    async def test(site):
+        _, everything = await site.ask("GET", "/v2/models/stats")
+        assert [stats["name"] for stats in everything["model_stats"]] == ["double", "svc"]
+        _, one = await site.ask("GET", "/v2/models/svc/versions/1/stats")
+        (stats,) = one["model_stats"]
+        assert (stats["name"], stats["version"]) == ("svc", "1")
+        assert stats["inference_stats"]["success"]["count"] == 2
+        for path, text in [
+            ("nope/stats", "requested model 'nope' is not available"),
+            ("svc/versions/9/stats", "requested model version is not available for model 'svc'"),
+            (
+                f"svc/versions/{'9' * 30}/stats",
+                f"failed to get model version from specified version string '{'9' * 30}' "
+                "(details: stol), version should be an integral value > 0",
+            ),
+        ]:
+            assert await site.ask("GET", f"/v2/models/{path}") == (400, {"error": text})
+
+    visited(test)
+
+
+def test_the_repository_lists_its_models_and_loads_none():
+    async def test(site):
+        ready = {"version": "1", "state": "READY"}
+        everything = [{"name": "double", **ready}, {"name": "svc", **ready}]
+        for body in (b"", b"{}", {"ready": True}):
+            assert await site.ask("POST", "/v2/repository/index", body) == (200, everything)
+        for body in (b"{", b"[]", {"ready": 1}):
+            status, answer = await site.ask("POST", "/v2/repository/index", body)
+            assert status == 400, answer
+        for what in ("load", "unload"):
+            reply = await site.reply("POST", f"/v2/repository/models/svc/{what}")
+            assert reply.status == 503
+            assert b"explicit model load / unload is not allowed" in reply.body
+
+    visited(test)
+
+
+# Inference ----------------------------------------------------------------------------------
+
+
+def test_tensors_come_and_go_as_json():
+    async def test(site):
+        status, answer = await site.infer({"id": "7", "inputs": [X]})
+        assert status == 200
+        assert list(answer) == ["id", "model_name", "model_version", "outputs"]
+        assert answer == {
+            "id": "7",
+            "model_name": "svc",
+            "model_version": "1",
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}],
+        }
+        status, answer = await site.infer({"inputs": [X]}, model="double/versions/1")
+        assert (status, answer["model_name"]) == (200, "double")
+
+    visited(test)
+
+
+def test_tensors_come_and_go_as_bytes():
+    async def test(site):
+        raw = np.array([1, 2], "<f4").tobytes()
+        entry = {k: v for k, v in X.items() if k != "data"}
+        entry["parameters"] = {"binary_data_size": len(raw)}
+        wanted = [{"name": "y", "parameters": {"binary_data": True}}]
+        head = orjson.dumps({"inputs": [entry], "outputs": wanted})
+        headers = {LENGTH: len(head)}
+        reply = await site.reply("POST", "/v2/models/svc/infer", head + raw, headers)
+        assert (reply.status, reply.content_type) == (200, b"application/octet-stream")
+        length = int(dict(reply.headers)[LENGTH.encode()])
+        (output,) = orjson.loads(reply.body[:length])["outputs"]
+        assert output["parameters"] == {"binary_data_size": 8}
+        assert np.frombuffer(reply.body[length:], "<f4").tolist() == [2.0, 4.0]
+
+    visited(test)
+
+
+def test_data_alone_are_enough_for_a_model_with_one_input():
+    async def test(site):
+        raw = np.arange(3, dtype="<f4").tobytes()
+        reply = await site.reply("POST", "/v2/models/double/infer", raw, {LENGTH: 0})
+        assert reply.status == 200, reply.body
+        length = int(dict(reply.headers)[LENGTH.encode()])
+        assert np.frombuffer(reply.body[length:], "<f4").tolist() == [0.0, 2.0, 4.0]
+        status, answer = await site.ask("POST", "/v2/models/svc/infer", raw, {LENGTH: 0})
+        assert status == 400, answer
+
+    visited(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "text"),
+    [
+        (b"{", {}, 400, "JSON"),
+        (b"[" * 100_000, {}, 400, "JSON"),
+        ({"inputs": [X]}, {LENGTH: 10_000}, 400, "10000"),
+        ({"inputs": [X]}, {LENGTH: -1}, 400, "'-1' is no number of bytes"),
+        ({"inputs": [X]}, {LENGTH: "9" * 30}, 400, "is no number of bytes"),
+        ({"inputs": [{**X, "datatype": "INT32", "data": [1, 2]}]}, {}, 400, "data-type is 'INT32'"),
+        ({"inputs": [{**X, "name": "z"}]}, {}, 400, "unexpected inference input 'z'"),
+        ({"inputs": [X], "outputs": [{"name": "z"}]}, {}, 400, "unexpected inference output 'z'"),
+        ({"inputs": [X], "parameters": {"headers": "a"}}, {}, 400, "reserved"),
+    ],
+)
+def test_requests_that_break_the_protocol_are_refused(body, headers, status, text):
+    async def test(site):
+        reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
+        assert reply.status == status
+        assert text in orjson.loads(reply.body)["error"]
+        assert reply.content_type == b"application/json"
+
+    visited(test)
+
+
+def test_an_unknown_model_is_not_found_before_the_body_is_read():
+    async def never():
+        raise AssertionError("the body was read")
+
+    async def test(site):
+        reply = await site.reply("POST", "/v2/models/nope/infer", read=never)
+        assert reply.status == 404
+        assert orjson.loads(reply.body) == {
+            "error": "Request for unknown model: 'nope' is not found"
+        }
+
+    visited(test)
+
+
+def test_a_body_that_cannot_be_read_is_refused_in_the_protocols_form():
+    async def broken():
+        raise HttpError(413, PackageError("too large"), (b"x", b"y"))
+
+    async def test(site):
+        reply = await site.reply("POST", "/v2/models/svc/infer", read=broken)
+        assert (reply.status, reply.headers) == (413, ((b"x", b"y"),))
+        assert orjson.loads(reply.body) == {"error": "too large"}
+
+    visited(test)
+
+
+def test_an_overloaded_server_says_when_to_come_again():
+    async def main():
+        async with running(double(), worker_num=1, queue_size=0) as server:
+            server.engine.pools["double"].service_s = None
+            first = server.engine.ask(x="1")
+            await settle()
+            reply = await Site(server).reply("POST", "/v2/models/svc/infer", {"inputs": [X]})
+            assert reply.status == 503
+            assert (b"retry-after", b"1") in reply.headers
+            server.engine.pools["double"].release()
+            await first
+
+    run_virtual(main())
+
+
+@given(body=st.binary(max_size=60), length=st.integers(-1, 70) | st.none())
+def test_no_body_breaks_the_server(body, length):
+    async def test(site):
+        headers = {} if length is None else {LENGTH: length}
+        reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
+        assert reply.status in (200, 400)
+        if reply.status == 400:
+            assert orjson.loads(reply.body)["error"]
+
+    visited(test)
+
+
+def test_the_callers_trace_is_passed_on():
+    async def main():
+        server, seen = Server(double()), []
+        server.engine.watch(begin_trace=lambda data_id, caller: seen.append(caller) or "")
+        async with server.engine:
+            site = Site(server)
+            await site.infer({"inputs": [X]}, traceparent=TRACE)
+            await site.infer({"inputs": [X]})
+        assert seen == [TRACE, ""]
+
+    run_virtual(main())
+
+
+# Compression --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accepts", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("GZIP, deflate", "gzip"),
+        ("gzip;q=0.5, deflate", "deflate"),
+        ("gzip;q=0, *", "deflate"),
+        ("*", "gzip"),
+        ("gzip;q=0", None),
+        ("identity", None),
+        ("br", None),
+        ("", None),
+        (";;,q=,gzip;q=x", "gzip"),
+    ],
+)
+def test_answers_are_packed_as_the_caller_takes_them(accepts, encoding):
+    async def test(site):
+        headers = {"accept-encoding": accepts}
+        reply = await site.reply("POST", "/v2/models/svc/infer", {"inputs": [X]}, headers)
+        told = dict(reply.headers).get(b"content-encoding")
+        assert told == (None if encoding is None else encoding.encode())
+        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
+        assert orjson.loads(unpack(reply.body))["outputs"][0]["data"] == [2.0, 4.0]
+
+    visited(test)
+
+
+def test_descriptions_are_not_packed():
+    async def test(site):  # Triton's own clients do not unpack them
+        reply = await site.reply("GET", "/v2/models/svc", headers={"accept-encoding": "gzip"})
+        assert orjson.loads(reply.body)["name"] == "svc"
+
+    visited(test)
+
+
+# On the port --------------------------------------------------------------------------------
+
+
+class Words(RequestOp):
+    input_tensors = (Tensor("words", "BYTES", (-1,)),)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
+    """Answers with the words that it is sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
+        with server_for(Op("echo", [Words()]), max_message_bytes=2**20) as server:
+            yield server
+
+
+def post(server, body, **headers):
+    connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", "/v2/models/svc/infer", body, named)
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+    finally:
+        connection.close()
+
+
+def words_body(*words):
+    entry = {"name": "words", "datatype": "BYTES", "shape": [len(words)], "data": words}
+    return json.dumps({"inputs": [entry]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_requests_and_answers_travel_packed(server, encoding, pack):
+    words = [f"word {number}" for number in range(20_000)]
+    body = pack(words_body(*words))
+    status, headers, answer = post(
+        server, body, Content_Encoding=encoding, Accept_Encoding=encoding
+    )
+    assert (status, headers["content-encoding"]) == (200, encoding)
+    unpacked = {"gzip": gzip.decompress, "deflate": zlib.decompress}[encoding](answer)
+    assert json.loads(unpacked)["outputs"][0]["data"] == words
+
+
+def test_what_is_too_large_when_unpacked_is_refused_in_the_protocols_form(server):
+    status, _, answer = post(server, gzip.compress(bytes(2**21)), Content_Encoding="gzip")
+    assert status == 413
+    assert "max_message_bytes" in json.loads(answer)["error"]
+
+
+def test_what_happened_is_counted(server):
+    def success():
+        connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        try:
+            connection.request("GET", "/v2/models/svc/stats")
+            (stats,) = json.loads(connection.getresponse().read())["model_stats"]
+            return stats["inference_stats"]["success"]["count"]
+        finally:
+            connection.close()
+
+    before = success()
+    for _ in range(3):
+        assert post(server, words_body("a"))[0] == 200
+    assert post(server, b"{}")[0] == 400
+    assert success() == before + 3

@@ -1,0 +1,375 @@
+"""The page's site: files, policy, status of all copies, recordings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Coroutine
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from doubles import chain, http, post, run_virtual, server_for
+from played_page import MS, Played, graph_of, op_state, request, rows, served, turn
+
+from pipeline.doors import page as page_module
+from pipeline.doors.http_connection import HttpError
+from pipeline.doors.page import Page
+from pipeline.doors.web import Reply, WebRequest
+from pipeline.engine.state import EngineState
+from pipeline.errors import ErrorCode
+from pipeline.observe.recent import Recorded
+from pipeline.observe.snapshot import NO_COPY, Snapshot
+from pipeline.observe.span import REQUEST, TURN, Outcome
+
+STATIC = Path(page_module.__file__).with_name("static")
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played(graph_of(("", "a"), ("a", "b")))
+
+
+async def _no_body() -> bytes:
+    return b""
+
+
+def asked(path: str, query: str = "", method: str = "GET", **headers: str) -> WebRequest:
+    named = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return WebRequest(method, path, path, query, named, _no_body)
+
+
+async def reply_of(page: Page, question: WebRequest) -> Reply:
+    endpoint = page.endpoint(question)
+    assert endpoint is not None
+    return await endpoint(question)
+
+
+def answer(page: Page, question: WebRequest) -> Reply:
+    return run_virtual(reply_of(page, question))
+
+
+def status(page: Page) -> Any:
+    return json.loads(answer(page, asked("/status.json")).body)
+
+
+# Files ------------------------------------------------------------------------------------
+
+
+class References(HTMLParser):
+    """What a document loads, and what a strict policy forbids in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.inline: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.inline += [name for name in named if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and "src" not in named):
+            self.inline.append(tag)
+        if tag == "a":
+            self.links.append(named["href"] or "")
+        else:
+            self.loads += [named[name] or "" for name in ("src", "href") if name in named]
+
+
+def test_the_page_loads_only_files_that_are_there_and_has_nothing_inline(played):
+    page = played.page()
+    html = answer(page, asked("/"))
+    assert html.content_type == b"text/html; charset=utf-8"
+    found = References(html.body.decode())
+    assert found.inline == []
+    assert "page.js" in found.loads
+    for name in found.loads:
+        assert answer(page, asked(f"/{name}")).status == 200
+
+
+def test_scripts_load_only_files_that_are_there(played):
+    for path in STATIC.glob("*.js"):
+        for name in re.findall(r'from "\./([^"]+)"', path.read_text("utf-8")):
+            reply = answer(played.page(), asked(f"/{name}"))
+            assert reply.content_type == b"text/javascript; charset=utf-8"
+
+
+def test_no_file_names_another_host():
+    namespace = "http://www.w3.org/2000/svg"  # a name, nothing is fetched from there
+    for path in STATIC.iterdir():
+        text = path.read_text("utf-8").replace(namespace, "")
+        assert re.findall(r"\w+://[\w./]+", text) in ([], ["chrome://tracing."]), path
+        assert '"//' not in text
+
+
+def test_no_script_reads_data_as_html_or_code():
+    forbidden = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|Function\("
+    )
+    for path in STATIC.glob("*.js"):
+        assert not forbidden.search(path.read_text("utf-8")), path
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/status.json"])
+def test_every_answer_has_a_policy_that_lets_nothing_in_from_outside(played, path):
+    headers = dict(answer(played.page(), asked(path)).headers)
+    policy = headers[b"content-security-policy"].decode()
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers[b"x-content-type-options"] == b"nosniff"
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(played):
+    page = played.page()
+    first = answer(page, asked("/page.js"))
+    tag = dict(first.headers)[b"etag"].decode()
+    again = answer(page, asked("/page.js", if_none_match=tag))
+    assert (again.status, again.body) == (304, b"")
+    other = answer(page, asked("/page.js", if_none_match='"other"'))
+    assert (other.status, other.body) == (200, first.body)
+
+
+@pytest.mark.parametrize(
+    "path", ["/page.html", "/page", "/../page.py", "/static/page.js", "/status", "/metrics", "//"]
+)
+def test_other_paths_are_left_to_others(played, path):
+    assert played.page().endpoint(asked(path)) is None
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/status.json", "/trace.json"])
+def test_other_methods_are_refused(played, path):
+    with pytest.raises(HttpError) as refusal:
+        answer(played.page(), asked(path, method="POST"))
+    assert refusal.value.status == 405
+    assert refusal.value.headers == ((b"allow", b"GET, HEAD"),)
+
+
+@pytest.mark.usefixtures("open_files")
+def test_a_real_door_serves_it(played):
+    with served(played.page()) as url:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            assert b"<!doctype html>" in response.read()
+        head = urllib.request.Request(f"{url}status.json", method="HEAD")
+        with urllib.request.urlopen(head, timeout=30) as response:
+            assert (response.status, response.read()) == (200, b"")
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(f"{url}trace.json?seconds=never", timeout=30)
+        error = json.loads(refusal.value.read())
+        refusal.value.close()
+        assert (refusal.value.code, error["err_no"]) == (400, ErrorCode.RPC_PACKAGE_ERROR)
+        assert "from 0.1 to 30" in error["err_msg"]
+
+
+# Status -----------------------------------------------------------------------------------
+
+
+def test_the_status_has_how_everything_stands_and_what_it_did(played):
+    played.states["a"] = op_state("a", joining=1, queued=2, running=3, wanted=5, up=4, busy=3)
+    played.inside, played.waiting, played.rejected = 6, 7, 8
+    at = played.now_ns
+    played.fold(
+        [turn(n, 0, at=at, queue=MS, stages=(MS, 2 * MS, 3 * MS), batch=1) for n in (1, 2)],
+        [request(1, at=at, took=9 * MS), request(2, at=at, took=8 * MS)],
+    )
+    played.recent.failed(3, 33, "boom")
+    played.fold(
+        [turn(3, 0, at=at, outcome=Outcome.BACKEND)],
+        [request(3, at=at, took=7 * MS, outcome=Outcome.BACKEND, code=4)],
+    )
+    found = status(played.page())
+    assert (found["name"], found["copies"], found["is_ready"]) == ("shop", 1, True)
+    engine = [found[name] for name in ("inside", "waiting", "accepted", "rejected")]
+    assert engine == [6, 7, 3, 8]
+    a, b = found["ops"]
+    assert (a["name"], a["joining"], a["queued"], a["running"]) == ("a", 1, 2, 3)
+    assert (a["workers"]["wanted"], a["workers"]["up"], a["workers"]["busy"]) == (5, 4, 3)
+    assert a["counters"]["requests"] == 2
+    assert a["counters"]["executions"] == 1
+    assert a["counters"]["batches"] == {"2": 1}
+    assert a["counters"]["busy_ns"] == 6 * MS
+    assert a["counters"]["infer_ns"] == 4 * MS
+    assert a["counters"]["failed"]["backend"] == 1
+    assert sum(a["counters"]["latency"]) == 2
+    assert b["counters"]["latency"] == []
+    assert found["pipeline"]["succeeded"] == 2
+    assert [slow["data_id"] for slow in found["slowest"]] == ["1", "2"]
+    (failed,) = found["failed"]
+    assert (failed["log_id"], failed["outcome"], failed["error"]) == ("33", "backend", "boom")
+    assert [t["op"] for t in found["slowest"][0]["turns"]] == ["@unpack", "a"]
+
+
+def page_of(played: Played, *snapshots: Snapshot) -> Page:
+    async def whole() -> list[Snapshot]:
+        return list(snapshots)
+
+    return Page(played.name, played.graph, whole)
+
+
+def test_copies_are_added_up_with_what_dead_ones_counted(played):
+    other = Played(played.graph, copy=1, is_ready=False)
+    at = played.now_ns
+    for number, each in enumerate((played, other)):
+        each.states["b"] = op_state("b", queued=2, wanted=3, busy=1)
+        each.inside = 5
+        each.fold([turn(number, 1, at=at)], [request(number, at=at, took=(number + 1) * MS)])
+    dead = Snapshot(NO_COPY, EngineState(True, 0, 0, 0, 0), played.statistics.models)
+    found = status(page_of(played, played.snapshot(), other.snapshot(), dead))
+    assert (found["copies"], found["is_ready"], found["inside"]) == (2, False, 10)
+    b = found["ops"][1]
+    assert (b["queued"], b["workers"]["wanted"], b["workers"]["busy"]) == (4, 6, 2)
+    assert b["counters"]["succeeded"] == 3
+    assert found["pipeline"]["succeeded"] == 3
+    assert [(slow["copy"], slow["data_id"]) for slow in found["slowest"]] == [(1, "1"), (0, "0")]
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_a_server_that_counts_nothing_or_does_not_answer_is_shown_all_the_same(played, copies):
+    snapshot = played.snapshot()
+    snapshot.models = []
+    found = status(page_of(played, *[snapshot] * copies))
+    assert [op["name"] for op in found["ops"]] == ["a", "b"]
+    assert found["ops"][0]["counters"]["executions"] == 0
+    assert found["is_ready"] == bool(copies)
+    assert found["can_record"] is False
+
+
+def test_a_service_without_a_name_is_called_pipeline(played):
+    played.name = None
+    assert status(played.page())["name"] == "pipeline"
+
+
+def test_many_pages_cost_what_one_costs(played):
+    now = [100.0]
+    page = Page(played.name, played.graph, played.whole, clock=lambda: now[0])
+
+    async def many() -> list[Reply]:
+        asking = [reply_of(page, asked("/status.json")) for _ in range(20)]
+        return list(await asyncio.gather(*asking))
+
+    assert len({reply.body for reply in run_virtual(many())}) == 1
+    assert played.questions == 1
+    now[0] += 1.0
+    run_virtual(many())
+    assert played.questions == 2
+
+
+# Trace ------------------------------------------------------------------------------------
+
+
+def run_real(test: Coroutine[Any, Any, Any]) -> Any:
+    """On a loop that has threads: a trace is written in one."""
+    return asyncio.run(test)
+
+
+def test_a_recording_of_all_copies_comes_as_one_trace(played):
+    other = Played(played.graph, copy=1)
+
+    async def record(seconds: float) -> list[bytes]:
+        assert seconds == 0.25
+        async with asyncio.TaskGroup() as group:
+            found = [group.create_task(each.record(0.01)) for each in (played, other)]
+            await asyncio.sleep(0)
+            for number, each in enumerate((played, other)):
+                each.recording.fold(
+                    rows(TURN, turn(number, 0, at=10**9)),
+                    rows(REQUEST, request(number, at=10**9, took=5 * MS)),
+                )
+        return [each.result()[0] for each in found]
+
+    page = Page(played.name, played.graph, played.whole, record)
+    reply = run_real(reply_of(page, asked("/trace.json", "seconds=0.25")))
+    headers = dict(reply.headers)
+    assert headers[b"content-disposition"] == b'attachment; filename="pipeline_trace.json"'
+    assert b"x-trace-cut" not in headers
+    found = json.loads(reply.body)
+    names = [event["args"]["name"] for event in found if event.get("name") == "process_name"]
+    assert len(names) == len(set(names)) > 2, "each copy has processes of its own"
+    assert {"request 0", "request 1"} <= {event.get("name") for event in found}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "seconds=",
+        "seconds=x",
+        "seconds=0",
+        "seconds=nan",
+        "seconds=31",
+        "seconds=-1",
+        "seconds=1e999",
+    ],
+)
+def test_a_recording_of_no_or_too_many_seconds_is_refused(played, query):
+    with pytest.raises(HttpError) as refusal:
+        answer(played.page(), asked("/trace.json", query))
+    assert refusal.value.status == 400
+
+
+def test_nothing_is_recorded_where_nothing_is_counted(played):
+    page = Page(played.name, played.graph, played.whole)
+    with pytest.raises(HttpError, match="statistics: True") as refusal:
+        answer(page, asked("/trace.json"))
+    assert refusal.value.status == 404
+
+
+def test_only_so_many_record_at_a_time(played):
+    going_on = asyncio.Event()
+
+    async def record(seconds: float) -> list[bytes]:
+        await going_on.wait()
+        return []
+
+    async def main() -> None:
+        page = Page(played.name, played.graph, played.whole, record)
+        recording = [asyncio.ensure_future(reply_of(page, asked("/trace.json"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(HttpError) as refusal:
+            await reply_of(page, asked("/trace.json"))
+        assert (refusal.value.status, refusal.value.headers) == (503, ((b"retry-after", b"4"),))
+        recording[0].cancel()  # its caller left
+        going_on.set()
+        assert (await recording[1]).status == 200
+        assert (await reply_of(page, asked("/trace.json"))).status == 200
+
+    run_real(main())
+
+
+def test_a_trace_that_was_cut_says_so(played):
+    async def record(seconds: float) -> list[bytes]:
+        return [msgspec.msgpack.encode(Recorded(0, is_cut, b"", b"")) for is_cut in (False, True)]
+
+    page = Page(played.name, played.graph, played.whole, record)
+    reply = run_real(reply_of(page, asked("/trace.json")))
+    assert dict(reply.headers)[b"x-trace-cut"] == b"true"
+
+
+# In a real server -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("open_files")
+def test_a_server_shows_what_it_did():
+    with server_for(chain("a", "b")) as server:
+        for _ in range(3):
+            assert post(server, {"key": [], "value": []})[1]["err_no"] == 0
+        assert http(server, "POST", "/svc/prediction", b"{")[0] == 400
+        found = http(server, "GET", "/status.json")[2]
+        trace = http(server, "GET", "/trace.json?seconds=0.1")
+    assert (found["name"], found["accepted"], found["is_ready"]) == ("svc", 3, True)
+    assert found["pipeline"]["succeeded"] == 3
+    assert [op["counters"]["succeeded"] for op in found["ops"]] == [3, 3]
+    ways = [[t["op"] for t in slow["turns"]] for slow in found["slowest"]]
+    assert ways == [["@unpack", "a", "b", "@pack"]] * 3
+    assert trace[0] == 200
+
+
+def test_the_page_can_be_switched_off():
+    with server_for(chain("a"), status_page=False) as server:
+        assert http(server, "GET", "/")[0] == 404
+        assert http(server, "GET", "/status.json")[0] == 404

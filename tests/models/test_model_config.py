@@ -1,0 +1,115 @@
+"""Configurations of models: one content, as JSON and as a message."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import json_format
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.config import load_config, resolve_op
+from pipeline.engine.graph import build_graph
+from pipeline.models.config import (
+    OpConfigForm,
+    config_message,
+    config_of_op,
+    config_of_pipeline,
+    metadata_message,
+    metadata_of,
+    step_of,
+)
+from pipeline.models.interface import Interface, Slot
+from pipeline.proto.inference_v2 import DATATYPES
+from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
+from pipeline.tensors import Tensor
+
+INTERFACE = Interface(
+    (Slot("ids", "INT64", (-1,)), Slot("t", "BYTES", (1,))), (Slot("y", "FP32", None),), 8
+)
+
+
+def op_config(**settings):
+    config = load_config(yml_dict={"rpc_port": 0, "op": {"bow": settings}})
+    form = OpConfigForm("bow", "python", INTERFACE, resolve_op("bow", {}, config))
+    return config_of_op(form)
+
+
+def test_an_ops_configuration_has_what_clients_look_for():
+    config = op_config(concurrency=3)
+    assert (config["name"], config["platform"], config["backend"]) == ("bow", "python", "python")
+    assert config["max_batch_size"] == 8
+    assert config["input"] == [
+        {"name": "ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False},
+        {"name": "t", "data_type": "TYPE_STRING", "dims": [1], "optional": False},
+    ]
+    assert config["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert config["model_transaction_policy"] == {"decoupled": False}
+    assert config["instance_group"] == [
+        {"name": "bow_0", "kind": "KIND_CPU", "count": 3, "gpus": []}
+    ]
+    assert "dynamic_batching" not in config
+
+
+def test_batching_and_cards_are_shown():
+    config = op_config(batch_size=4, auto_batching_timeout=2, local_service_conf={"devices": "0,2"})
+    assert config["dynamic_batching"]["preferred_batch_size"] == [4]
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
+    (group,) = config["instance_group"]
+    assert (group["kind"], group["gpus"]) == ("KIND_GPU", [0, 2])
+
+
+def test_both_forms_of_a_configuration_say_the_same():
+    config = op_config(batch_size=4, auto_batching_timeout=1)
+    message = config_message(config)
+    assert message.input[1].data_type == DataType.TYPE_STRING
+    assert message.instance_group[0].kind == ModelInstanceGroup.KIND_CPU
+    assert message.WhichOneof("scheduling_choice") == "dynamic_batching"
+    again = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    assert again["max_batch_size"] == config["max_batch_size"]
+    assert [slot["name"] for slot in again["input"]] == ["ids", "t"]
+    assert [slot["dims"] for slot in again["output"]] == [["-1"]]
+
+
+@pytest.mark.parametrize("datatype", sorted(DATATYPES))
+def test_every_datatype_has_its_form_in_a_configuration(datatype):
+    config = config_of_pipeline("svc", Interface((Slot("x", datatype, (1,)),)), [])
+    name = DataType.Name(config_message(config).input[0].data_type)
+    assert name == ("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
+
+
+def test_metadata_shows_the_batch_and_the_configuration_does_not():
+    metadata = metadata_of("svc", "ensemble", INTERFACE)
+    assert metadata["inputs"][0] == {"name": "ids", "datatype": "INT64", "shape": [-1, -1]}
+    assert metadata["versions"] == ["1"]
+    message = metadata_message(metadata)
+    assert list(message.inputs[1].shape) == [-1, 1]
+    assert message.platform == "ensemble"
+
+
+class Step(Op):
+    input_tensors = (Tensor("x", "FP32"),)
+    output_tensors = (Tensor("y", "FP32"),)
+
+
+def test_the_steps_of_a_pipeline_are_wired_by_names():
+    first = Step("first", RequestOp())
+    last = Step("last", first)
+    graph = build_graph(ResponseOp(last))
+    steps = [step_of(op.name, op, graph) for op in graph.ops]
+    assert steps == [
+        {
+            "model_name": "first",
+            "model_version": -1,
+            "input_map": {"x": "x"},
+            "output_map": {"y": "first.y"},
+        },
+        {
+            "model_name": "last",
+            "model_version": -1,
+            "input_map": {"x": "first.x"},
+            "output_map": {"y": "y"},
+        },
+    ]
+    message = config_message(config_of_pipeline("svc", Interface(), steps))
+    assert message.ensemble_scheduling.step[1].model_version == -1
+    assert dict(message.ensemble_scheduling.step[1].output_map) == {"y": "y"}

@@ -1,0 +1,91 @@
+"""Models of the v2 protocol over the double of an engine, and Ops to ask."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from doubles import Engine, run_virtual
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.engine.graph import build_graph
+from pipeline.models import Models, V2Error
+from pipeline.observe.snapshot import ModelCounters, Snapshot
+from pipeline.proto.inference_v2 import InferRequest, RequestedOutput
+from pipeline.tensors import Tensor
+
+
+class Double(Op):
+    """`y` is twice `x`."""
+
+    input_tensors = (Tensor("x", "FP32", (-1,)),)
+    output_tensors = (Tensor("y", "FP32", (-1,)),)
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (answer,) = input_dicts.values()
+        return {"x": answer["x"] * 2}, False, None, ""
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        return {"y": fetched["x"]}, None, ""
+
+
+class Server:
+    """Models over a double's engine."""
+
+    def __init__(self, last, name="svc", response_op=None, has_statistics=True, **config):
+        response_op = response_op or ResponseOp(last)
+        self.engine = Engine(last, config, response_op=response_op)
+        self.snapshots = None
+        self.models = Models(
+            build_graph(response_op), name, self.engine.executor, self.whole, has_statistics
+        )
+
+    async def whole(self):
+        if self.snapshots is not None:
+            return self.snapshots
+        counters = [ModelCounters("svc", success_count=2), ModelCounters("double")]
+        return [Snapshot(0, self.engine.executor.state(), counters)]
+
+    async def infer(self, model="svc", *, outputs=(), version="", **more):
+        inputs = {name: more.pop(name) for name in list(more) if isinstance(more[name], np.ndarray)}
+        wanted = [RequestedOutput(name) for name in outputs]
+        timeout_s = more.pop("timeout_s", None)
+        request = InferRequest(model, version, inputs=inputs, outputs=wanted, **more)
+        return await self.models.infer(request, timeout_s)
+
+    async def refused(self, *args, **more):
+        with pytest.raises(V2Error) as caught:
+            await self.infer(*args, **more)
+        return caught.value.kind, str(caught.value)
+
+
+@asynccontextmanager
+async def running(last, **more):
+    server = Server(last, **more)
+    async with server.engine:
+        yield server
+
+
+def served(last, test, **more):
+    """Run `test(server)` while a server of `last` runs."""
+
+    async def main():
+        async with running(last, **more) as server:
+            return await test(server)
+
+    return run_virtual(main())
+
+
+def bytes_of(*elements):
+    array = np.empty(len(elements), object)
+    array[:] = [e.encode() for e in elements]
+    return array
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def double():
+    return Double("double", RequestOp())
