@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo ocr test bench soak chaos interop proto clean
+.PHONY: demo ocr test bench advice soak chaos interop page proto clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -26,6 +26,10 @@ bench: $(READY)
 	cd examples/ocr && for config in config.yml config_paddle.yml; do \
 		$(CURDIR)/$(BIN)/python benchmark.py --config $$config || exit 1; done
 
+# Follows the advice of `python -m pipeline analyse` on an unbalanced pipeline.
+advice: $(READY)
+	$(BIN)/python -m benchmarks.advice
+
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.soak --processes
@@ -33,9 +37,17 @@ soak: $(READY)
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos
 
-# Against brpc servers that none of us wrote; needs a JDK and Maven.
+# Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's
+# a JDK and Maven.
 interop: $(READY)
+	$(BIN)/python interop/triton/run.py
 	$(BIN)/python interop/run.py
+
+# The page in a real browser, Debian's chromium, and its picture for the docs.
+page: $(READY)
+	command -v chromium >/dev/null || { echo "needs chromium: apt-get install chromium"; exit 1; }
+	$(BIN)/pytest tests/doors/test_page_in_browser.py
+	$(BIN)/python scripts/page_screenshot.py
 
 proto: $(READY)
 	$(BIN)/python scripts/generate_proto.py

@@ -27,7 +27,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("doors",),
     ("serve_arguments",),
     ("inquiry", "observing"),
-    ("connecting", "model_services", "service", "copies", "server", "web_service"),
+    (
+        "connecting",
+        "model_services",
+        "service",
+        "copy_process",
+        "copies",
+        "server",
+        "web_service",
+    ),
     ("serve",),
     ("dropin", "drawing", "commands", "commands_graph", "__main__"),
 )

@@ -1,0 +1,178 @@
+"""One copy of a server, in a process of its own: a Service that takes orders over its socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import traceback
+from dataclasses import dataclass
+
+import msgspec
+
+from pipeline.allocator import keep_freed_memory
+from pipeline.config import ServiceConfig
+from pipeline.connecting import PredictorLoader
+from pipeline.engine.graph import Graph
+from pipeline.engine.workers.frames import Link, framed
+from pipeline.errors import InitError, PipelineError, utf8_text
+from pipeline.event_loop import ends_before, loop_factory
+from pipeline.inquiry import Asker, Question, Reply
+from pipeline.observe.records import LogsHome
+from pipeline.service import CopyRole, Service, startup_frozen
+
+
+class Order(msgspec.Struct, array_like=True):
+    """What a copy is told: whether the whole is ready, to stop, to answer what is left at once.
+
+    Or one of these alone: a `question` of one of the copies, the `reply` to one of its own.
+    """
+
+    is_ready: bool = False
+    stop: bool = False
+    hurry: bool = False
+    question: Question | None = None
+    reply: Reply | None = None
+
+
+class Word(msgspec.Struct, array_like=True):
+    """What a copy tells: all of how it is, or one of the last four alone.
+
+    `shows_ready` is what its doors say. `failure` is why it could not start. With `is_over` it
+    has said everything, and ends when the server parts. `records` are of its log, `question` is
+    for all copies, `reply` the answer to another's, `figures` its Snapshot, in case that it dies.
+    """
+
+    is_started: bool = False
+    is_ready: bool = False
+    shows_ready: bool = False
+    failure: str = ""
+    is_over: bool = False
+    records: list[bytes] = []
+    question: Question | None = None
+    reply: Reply | None = None
+    figures: bytes = b""
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it says nothing of how the copy is."""
+        return bool(self.records or self.question or self.reply or self.figures)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyMain:
+    """The main function of a copy: a Service that takes orders over its socket."""
+
+    name: str | None
+    graph: Graph
+    config: ServiceConfig
+    load_predictor: PredictorLoader
+    is_replacement: bool = False
+
+    def __call__(self, sock: socket.socket, number: int) -> None:
+        keep_freed_memory()
+        copy = _Copy(self, number)
+        try:
+            copy.service.fork()
+        except Exception as error:  # whatever it is: the server says why it does not start
+            sock.sendall(framed(Word(failure=_described(error))))
+            return
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(copy.serve(sock))
+
+
+class _Copy:
+    """One copy, in its own process."""
+
+    def __init__(self, main: CopyMain, number: int) -> None:
+        self._asker = Asker(lambda question: self._say(Word(question=question)))
+        role = CopyRole(number, self._tell_readiness, self._asker.ask, main.is_replacement)
+        self.service = Service(main.name, main.graph, main.config, main.load_predictor, role)
+        self._level = main.config.log.level
+        self._word = Word()
+        self._stop = asyncio.Event()
+        self._parted = asyncio.Event()
+        self._link: Link[Order] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Until the server says stop, or is gone."""
+        loop = asyncio.get_running_loop()
+        link = self._link = Link(sock, loop, Order, self._obey, self._lost_server)
+        LogsHome(self._level)(
+            lambda record: _from_any_thread(loop, link, framed(Word(records=[record])))
+        )
+        try:
+            await self._serve_until_stopped()
+        except Exception as error:  # whatever it is: the server says why it does not start
+            self._word.failure = _described(error)
+        finally:
+            await self.service.stop()
+        await asyncio.sleep(0)  # log records of other threads are on their way
+        self._word.is_over = True
+        self._tell()
+        await self._parted.wait()
+        link.close()
+
+    async def _serve_until_stopped(self) -> None:
+        if await ends_before(self._stop, self.service.start()):
+            with startup_frozen():
+                self._word.is_started = True
+                self._tell()
+                self.service.observation.on_figures(
+                    lambda figures: self._say(Word(figures=figures))
+                )
+                await self._stop.wait()
+
+    def _obey(self, order: Order) -> None:
+        if order.question is not None:
+            task = asyncio.ensure_future(self._answer(order.question))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif order.reply is not None:
+            self._asker.reply(order.reply)
+        else:
+            self._follow(order)
+
+    async def _answer(self, question: Question) -> None:
+        try:
+            answer = await self.service.observation.answer(question.text)
+        except InitError:  # it has not come so far
+            answer = b""
+        self._say(Word(reply=Reply(question.number, [answer])))
+
+    def _follow(self, order: Order) -> None:
+        if order.stop:
+            self._stop.set()
+        if order.hurry:
+            self.service.hurry()
+        if order.is_ready != self._word.shows_ready:
+            self._word.shows_ready = order.is_ready
+            self.service.show_ready(order.is_ready)
+            self._tell()
+
+    def _lost_server(self) -> None:
+        self._stop.set()
+        self._parted.set()
+
+    def _tell_readiness(self, is_ready: bool) -> None:
+        self._word.is_ready = is_ready
+        self._tell()
+
+    def _tell(self) -> None:
+        self._say(self._word)
+
+    def _say(self, word: Word) -> None:
+        if self._link is not None:
+            self._link.send(framed(word))
+
+
+def _from_any_thread(loop: asyncio.AbstractEventLoop, link: Link[Order], frame: bytes) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the copy is ending
+        loop.call_soon_threadsafe(link.send, frame)
+
+
+def _described(error: Exception) -> str:
+    """Our own errors say what is wrong, and show the traceback if it is the user's."""
+    is_ours = isinstance(error, PipelineError)
+    return utf8_text(str(error) if is_ours else "".join(traceback.format_exception(error)))
