@@ -11,6 +11,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.binding import unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
 from pipeline.engine.edge import Edge, EdgeJob
+from pipeline.engine.gate import Gate
 from pipeline.engine.graph import Graph
 from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight, Route
@@ -21,7 +22,6 @@ from pipeline.errors import (
     ClosedError,
     DeadlineError,
     GraphError,
-    OverloadedError,
     PackageError,
     PipelineError,
     error_from_wire,
@@ -63,7 +63,6 @@ class DAGExecutor:
         numbering: tuple[int, int] = (0, 1),
         seal: Callable[[Any], Parcel] | None = None,
     ) -> None:
-        self._graph = graph
         self._config = config
         self._loop = loop
         self._watchers = watchers or Watchers()
@@ -92,16 +91,14 @@ class DAGExecutor:
         self._unpackers = factory(self._request_op, Edge(self._unpacked))
         self._packers = factory(self._response_op, Edge(self._packed))
         self._is_bounded = config.dag.channel_size > 0
-        self._cap = config.most_inside or self._default_cap()
-        self._waiting: dict[InFlight, None] = {}  # in order of arrival
-        self._inside: set[InFlight] = set()
+        cap = config.most_inside or _default_cap(graph)
+        self._gate = Gate(cap, config.queue_size, self._is_open, self._enter)
         self._touched: list[OpDispatcher] = []
         self._is_pump_due = False
         self._next_id, self._id_step = numbering
         self._is_closing = False
         self._is_started = False
         self._all_answered: asyncio.Event = asyncio.Event()
-        self.accepted = self.rejected = 0
 
     # Life -------------------------------------------------------------------------------
 
@@ -117,7 +114,7 @@ class DAGExecutor:
             raise failures.exceptions[0] from None
         self._is_started = True
         self.workers_changed()
-        self._enter_waiting()
+        self._gate.let_in()
 
     @property
     def is_ready(self) -> bool:
@@ -137,21 +134,21 @@ class DAGExecutor:
     @property
     def inside(self) -> int:
         """Requests in the graph."""
-        return len(self._inside)
+        return len(self._gate.inside)
 
     @property
     def waiting(self) -> int:
         """Requests that wait to be let into the graph."""
-        return len(self._waiting)
+        return len(self._gate.waiting)
 
     def state(self) -> EngineState:
         """How it stands right now."""
         return EngineState(
             is_ready=self.is_ready,
-            inside=len(self._inside),
-            waiting=len(self._waiting),
-            accepted=self.accepted,
-            rejected=self.rejected,
+            inside=self.inside,
+            waiting=self.waiting,
+            accepted=self._gate.accepted,
+            rejected=self._gate.rejected,
             ops=[node.state() for node in self.nodes.values()],
         )
 
@@ -166,7 +163,7 @@ class DAGExecutor:
         """
         self._is_closing = True
         self.workers_changed()
-        if self._inside or self._waiting:
+        if not self._gate.is_empty:
             try:
                 await asyncio.wait_for(
                     self._all_answered.wait(), grace_s if self._is_started else 0.0
@@ -180,15 +177,8 @@ class DAGExecutor:
 
     def answer_all_closed(self) -> None:
         """Answer all requests at once; ends the grace period of a `stop` that is under way."""
-        for request in [*self._inside, *self._waiting]:
+        for request in self._gate.everybody():
             self._end_now(request, ClosedError("dag closed."))
-
-    def _default_cap(self) -> int:
-        """Enough for every Op to have a batch at each worker and the next one waiting."""
-        batches = sum(
-            op.pipeline_config.concurrency * op.pipeline_config.batch_size for op in self._graph.ops
-        )
-        return max(_DEFAULT_CAP, 2 * batches)
 
     # In ---------------------------------------------------------------------------------
 
@@ -224,14 +214,7 @@ class DAGExecutor:
         if refusal is not None:
             request.answer.set_result(self._refusal(request, refusal))
             return request
-        has_room = not self._waiting and self._has_room()
-        if not has_room and len(self._waiting) >= self._config.queue_size:
-            self.rejected += 1
-            raise OverloadedError(
-                f"server is overloaded: {len(self._inside)} requests inside and "
-                f"{len(self._waiting)} waiting (queue_size); try again later."
-            )
-        self.accepted += 1
+        self._gate.check()
         if route is not None:
             request.rows = route.rows
         if self._watchers.begin_trace is not None:
@@ -239,32 +222,19 @@ class DAGExecutor:
             request.trace = self._watchers.begin_trace(data_id, traceparent)
         if timeout_s is not None or self._config.timeout_s is not None:
             self._set_deadline(request, timeout_s)
-        if has_room:
-            self._enter(request)
-        else:
-            self._waiting[request] = None
+        self._gate.take(request)
         return request
 
-    def _has_room(self) -> bool:
-        return (
-            self._is_started
-            and len(self._inside) < self._cap
-            and not (self._is_bounded and any(node.is_full for node in self._entries))
-        )
+    def _is_open(self) -> bool:
+        is_full = self._is_bounded and any(node.is_full for node in self._entries)
+        return self._is_started and not is_full
 
     def _set_deadline(self, request: InFlight, timeout_s: float | None) -> None:
         limits = [limit for limit in (timeout_s, self._config.timeout_s) if limit is not None]
         request.deadline = when = self._loop.time() + min(limits)
         request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
-    def _enter_waiting(self) -> None:
-        while self._waiting and self._has_room():
-            request = next(iter(self._waiting))
-            del self._waiting[request]
-            self._enter(request)
-
     def _enter(self, request: InFlight) -> None:
-        self._inside.add(request)
         request.entered_ns = self._clock_ns()
         if request.route is not None and request.route.payload is not None:
             request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
@@ -375,8 +345,8 @@ class DAGExecutor:
             for node in nodes:
                 node.pump()
         self._is_pump_due = False
-        if self._waiting:
-            self._enter_waiting()
+        if self._gate.waiting:
+            self._gate.let_in()
 
     def strand(self, request: InFlight) -> None:
         self._finish(
@@ -519,17 +489,20 @@ class DAGExecutor:
             self._watchers.tell(request, self._target(request))
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
-        self._inside.discard(request)
-        if self._waiting:
-            self._waiting.pop(request, None)
-            self._enter_waiting()
-        if self._is_closing and not self._inside and not self._waiting:
+        self._gate.leave(request)
+        if self._is_closing and self._gate.is_empty:
             self._all_answered.set()
 
     def _target(self, request: InFlight) -> int:
         if request.route is None or request.route.op is None:
             return PIPELINE
         return self._index_of[request.route.op]
+
+
+def _default_cap(graph: Graph) -> int:
+    """Enough for every Op to have a batch at each worker and the next one waiting."""
+    configs = [op.pipeline_config for op in graph.ops]
+    return max(_DEFAULT_CAP, 2 * sum(conf.concurrency * conf.batch_size for conf in configs))
 
 
 def _package_error(error: Exception) -> PipelineError:

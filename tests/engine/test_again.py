@@ -250,7 +250,7 @@ def test_a_lost_batch_of_a_request_that_started_anew_is_not_the_new_ones():
         async with Lossy(retry=1) as engine:
             asked = engine.ask(path="x")
             await settle()
-            (request,) = engine.executor._inside
+            (request,) = engine.executor._gate.inside
             request.generation += 1
             request.live = 0
             node = next(iter(engine.executor.nodes.values()))

@@ -220,7 +220,7 @@ def test_worker_num_bounds_what_is_inside_and_queue_size_what_waits():
             assert (engine.executor.inside, engine.executor.waiting) == (2, 3)
             with pytest.raises(OverloadedError, match=r"2 requests inside .* 3 waiting"):
                 await engine.ask()
-            assert engine.executor.rejected == 1
+            assert engine.executor.state().rejected == 1
             for _ in range(5):
                 engine.pools["a"].release()
                 await settle()

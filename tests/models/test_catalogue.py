@@ -83,7 +83,7 @@ def test_a_pipeline_that_declares_is_held_to_it():
         _, text = await server.refused(x=floats(1), outputs=["z"])
         assert "unexpected inference output 'z'" in text
         await settle()
-        assert server.engine.executor.accepted == 1, "what does not fit never gets in"
+        assert server.engine.executor.state().accepted == 1, "what does not fit never gets in"
 
     served(Double("double", Declared()), ask)
 
