@@ -124,7 +124,7 @@ class Observation:
             journal=self.journal if self.journal.sinks else None,
             on_failure=failed,
             on_success=succeeded if log.wants_successes else None,
-            profile=self._profile,
+            profile=self._profile if self.journal.sinks else None,
         )
 
     def _profile(self, request: InFlight) -> str:

@@ -90,8 +90,8 @@ def pipeline_service(handle: Handle, takes_trace: bool = False) -> GrpcService:
             text = f"not a Request: {error}"
             raise GrpcError(grpc.StatusCode.INVALID_ARGUMENT, text) from error
         asked: tuple[Any, ...] = (request, call.time_left())
-        if takes_trace:
-            asked += (Route(traceparent=call.header("traceparent")),)
+        if takes_trace and (traceparent := call.header("traceparent")):
+            asked += (Route(traceparent=traceparent),)
         try:
             response = await handle(*asked)
         except OverloadedError as error:

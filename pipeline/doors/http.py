@@ -226,7 +226,7 @@ class HttpDoor:
         except PipelineError as error:
             raise HttpError(400, error) from error
         del body
-        route = Route(traceparent=traceparent) if self._takes_trace else None
+        route = Route(traceparent=traceparent) if traceparent and self._takes_trace else None
         with _cancelled_if_left(connection, self._loop):
             response = await self._answer(request, timeout_s, route)
         return 200, jsonpb.response_to_json(response)
