@@ -2,7 +2,8 @@
 
 A fenced block with a file name (```python client.py) is that file; one that ends in `prints`
 (```text client.py prints) is what running it prints; a python block without a name is executed
-after those before it. The ports 9998 (gRPC) and 9999 (HTTP) stand for free ones.
+after those before it, where that needs no other program. The ports 9998 (gRPC) and 9999 (HTTP)
+stand for free ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
 PROCESSES = ROOT / "docs" / "processes.md"
 MIGRATION = ROOT / "docs" / "migration.md"
-RUN = (README, GUIDE, PROCESSES, MIGRATION)  # the pages whose examples are run
+TRITON = ROOT / "docs" / "triton.md"
+OBSERVABILITY = ROOT / "docs" / "observability.md"
+RUN = (
+    README,
+    GUIDE,
+    PROCESSES,
+    MIGRATION,
+    TRITON,
+    OBSERVABILITY,
+)  # the pages whose examples are run
 IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, MIGRATION)}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
 DROP_IN = ("-m", "pipeline", "run")
@@ -134,8 +144,9 @@ class Place:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without this network's proxy: the servers are on this machine."""
-    return {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    """Ours, without this network's proxy: the servers are on this machine. `python` is this one."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
 @pytest.fixture
@@ -161,10 +172,12 @@ def readme_service(place: Place) -> Iterator[Place]:
         "clients.py",
         pytest.param("ask.sh", marks=needs_curl),
         pytest.param("curl.sh", marks=needs_curl),
+        pytest.param("look.sh", marks=needs_curl),
+        "graph.sh",
     ],
 )
 def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
-    expected = file_named(f"{name} prints", README, GUIDE)
+    expected = file_named(f"{name} prints", *RUN)
     assert readme_service.printed(name).rstrip("\n") == expected.rstrip("\n")
 
 
@@ -182,6 +195,15 @@ def test_the_web_service_of_the_guide_serves(place):
         url = f"http://127.0.0.1:{place.http_port}/upper/prediction"
         with opener.open(urllib.request.Request(url, body), timeout=30) as reply:
             assert b'"value":["ABC"]' in reply.read()
+
+
+@pytest.mark.e2e
+@needs_curl
+def test_the_service_that_declares_tensors_answers_as_printed(place):
+    with place.serving("tensors_server.py"):
+        assert place.printed("v2.sh").rstrip("\n") == file_named("v2.sh prints", TRITON).rstrip(
+            "\n"
+        )
 
 
 @pytest.mark.e2e
@@ -209,7 +231,7 @@ def test_every_named_file_is_run_by_a_test_here():
     run = {"web_server.py", "config.yml", "client.py", "ask.sh"}
     run |= {"clients.py", "curl.sh", "jump.py", "embedded.py", "service.py", "crash.py"}
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
-    run |= {"paddle_embedded.py"}
+    run |= {"paddle_embedded.py", "tensors_server.py", "v2.sh", "look.sh", "graph.sh"}
     names = {block.name for page in RUN for block in blocks(page) if block.name}
     assert {name for name in names if not name.endswith(" prints")} == run
 
