@@ -82,6 +82,9 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     retry: Annotated[Count, "Attempts for a request that timed out; 1: no second one."] = 1
     client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
     use_profile: Annotated[bool, "Write PROFILE lines to stderr, for Analyst."] = False
+    profile_per_s: Annotated[
+        Size, "Requests a second that have PROFILE lines; of more, a fair sample; 0: all of them."
+    ] = 200
     channel_size: Annotated[
         Size, "Requests that wait at an Op before its producers are held back; 0: any."
     ] = 0

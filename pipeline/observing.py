@@ -19,7 +19,8 @@ from pipeline.engine.state import EngineState
 from pipeline.engine.watching import Watchers, packed_request_of
 from pipeline.errors import InitError, PipelineError
 from pipeline.observe.logs import RequestLog
-from pipeline.observe.profile import ProfileWriter, profile_text
+from pipeline.observe.profile import profile_text
+from pipeline.observe.profile_writer import ProfileWriter
 from pipeline.observe.recent import Recent, Recording
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
 from pipeline.observe.span import PIPELINE, Journal, Sink
@@ -141,7 +142,8 @@ class Observation:
             self._recent, self._recording = Recent(self._op_names), Recording(self._copy or 0)
             self.journal.sinks += [self._statistics, self._recent, self._recording]
         if config.dag.use_profile:
-            writer = ProfileWriter(self._op_names)
+            id_step = 1 if self._copy is None else config.copies
+            writer = ProfileWriter(self._op_names, config.dag.profile_per_s, id_step)
             writer.start()
             self._add(writer, writer.close)
         if config.opentelemetry:

@@ -195,8 +195,8 @@ def _capacity(op: OpFigures, advice: OpAdvice | None) -> float:
 
 def _notes(figures: Figures, ran: list[OpFigures]) -> list[str]:
     notes = []
-    if figures.requests < _FEW:
-        notes.append(f"these are {figures.requests} requests: figures of more are to be trusted")
+    if figures.told < _FEW:
+        notes.append(f"these are {figures.told} requests: figures of more are to be trusted")
     for op in ran:
         if op.hand_over_ms > _HAND_OVER_SHARE * op.cost_ms and op.hand_over_ms > 1.0:
             notes.append(

@@ -57,7 +57,7 @@ class Analyst:
             turns["worker"][of_turns & (turns["worker"] != NO_WORKER)] += number * _COPY_WORKERS
             turns["data_id"][of_turns & (turns["data_id"] >= 0)] += number * _COPY_IDS
             requests["data_id"][of_requests] += number * _COPY_IDS
-        return figures_of(turns, requests, profile.names)
+        return figures_of(turns, requests, profile.names, profile.sample)
 
     def get_trace(self) -> list[Event]:
         """Events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import orjson
 
 from pipeline.observe.span import NO_WORKER, Outcome, Rows
+from pipeline.observe.tables import batches
 
 Event = dict[str, Any]
 
@@ -93,8 +94,8 @@ class _Tracer:
         self._add_requests(requests)
         has_times = (turns["start_ns"] > 0) & (turns["end_ns"] >= turns["start_ns"])
         ran = turns[(turns["worker"] != NO_WORKER) & has_times]
-        for batches in _by_worker(ran, split_batches(ran)):
-            self._add_worker(ran, batches)
+        for bounds in _by_worker(ran, split_batches(ran)):
+            self._add_worker(ran, bounds)
         for data_id, points in self._ways.items():
             self._join(data_id, points)
         return [
@@ -147,15 +148,15 @@ class _Tracer:
         self._add_parts(place, row, _PARTS, (start_ns, end_ns), ("graph", "pack"))
         self._slices.append(self._end(place, end_ns))
 
-    def _add_worker(self, ran: Rows, batches: Sequence[tuple[int, int]]) -> None:
-        """`batches` are those of one worker, by their start."""
-        first = [number for number, _ in batches]
+    def _add_worker(self, ran: Rows, bounds: Sequence[tuple[int, int]]) -> None:
+        """`bounds` are those of the batches of one worker, by their start."""
+        first = [number for number, _ in bounds]
         lanes = _lanes(ran["start_ns"][first].tolist(), ran["end_ns"][first].tolist())
         pid, worker = self._pid(int(ran["op"][first[0]])), int(ran["worker"][first[0]])
         for lane in range(max(lanes) + 1):
             name = f"worker {worker}" + f" ({lane + 1})" * bool(lane)
             self._slices.append(_meta("thread_name", pid, _tid(worker, lane), name=name))
-        for (start, stop), lane in zip(batches, lanes, strict=True):
+        for (start, stop), lane in zip(bounds, lanes, strict=True):
             self._add_batch(ran[start:stop], {"pid": pid, "tid": _tid(worker, lane)})
 
     def _add_batch(self, batch: Rows, place: Event) -> None:
@@ -249,33 +250,33 @@ class _Tracer:
 
 def split_batches(ran: Rows) -> list[tuple[int, int]]:
     """`(first, stop)` of the rows of each batch; a row whose batch is not known is one."""
-    if not ran.size:
-        return []
-    new = np.zeros(ran.size, bool)
-    new[0] = True
-    for field in ("op", "worker", "batch"):
-        new[1:] |= ran[field][1:] != ran[field][:-1]
-    new |= ran["batch"] < 0
-    bounds = [*np.flatnonzero(new).tolist(), ran.size]
-    return list(itertools.pairwise(bounds))
+    first, _ = batches(ran)
+    return list(itertools.pairwise([*first.tolist(), ran.size]))
 
 
 def depth(
-    arrivals: npt.NDArray[np.int64], departures: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many are there, from when on: (times, counts), without two of the same time."""
+    arrivals: npt.NDArray[np.int64],
+    departures: npt.NDArray[np.int64],
+    weights: npt.NDArray[Any] | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """How many are there, from when on: (times, counts), without two of the same time.
+
+    `weights`: how many each one stands for.
+    """
+    if weights is None:
+        weights = np.ones(arrivals.size, np.int64)
     times = np.concatenate([arrivals, departures])
-    steps = np.repeat(np.array([1, -1], np.int64), [arrivals.size, departures.size])
+    steps = np.concatenate([weights, -weights])
     order = np.argsort(times, kind="stable")
     times, counts = times[order], np.cumsum(steps[order])
     last = np.append(times[1:] != times[:-1], True)[: times.size]
     return times[last], counts[last]
 
 
-def _by_worker(ran: Rows, batches: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+def _by_worker(ran: Rows, bounds: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """The batches of each worker of each Op, by their start."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for first, stop in batches:
+    for first, stop in bounds:
         key = (int(ran["op"][first]), int(ran["worker"][first]))
         found.setdefault(key, []).append((first, stop))
     for key in sorted(found):

@@ -6,23 +6,23 @@ of one batch, with all the requests in it.
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.observe.chrome_trace import depth, first_known, split_batches
+from pipeline.observe.chrome_trace import depth, first_known
+from pipeline.observe.critical_path import Path, critical_path
+from pipeline.observe.sampling import Sample
 from pipeline.observe.span import NO_WORKER, PIPELINE, Outcome, Rows
+from pipeline.observe.stretches import covered_ns, covered_until, merged
+from pipeline.observe.tables import batches
+from pipeline.observe.weighed import Numbers, Spans, between, count, over, percentile, weighed
 
-_MOST_WALKED = 20_000  # requests whose way through the graph is looked at
 _FEWEST_FITTED = 10  # batches, for a line through their times
-
-Numbers = npt.NDArray[Any]
+_NEVER = 1e-12  # a share, for its logarithm
+_SMOOTHED = 50  # turns of a sample, over which what waits is averaged
 
 
 def op_cost(prep: float, midp: float, postp: float) -> float:
@@ -38,11 +38,6 @@ def op_concurrency(cost_s: float, per_s: float) -> float:
 def service_throughput(slowest_cost_s: float, concurrency: float) -> float:
     """Requests/s that the slowest Op lets through."""
     return concurrency / slowest_cost_s if slowest_cost_s > 0 else math.inf
-
-
-def service_avg_cost(costs: Sequence[float]) -> float:
-    """What a request takes without any waiting: the sum over the Ops of its critical path."""
-    return sum(costs)
 
 
 def channel_acc_size(arrivals_per_s: float, departures_per_s: float, seconds: float) -> float:
@@ -122,19 +117,6 @@ class OpFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """The way on which most requests were slowest: Ops by name, their cost, the waiting in between.
-
-    `share` of all requests took it.
-    """
-
-    ops: tuple[str, ...]
-    cost_ms: float
-    queue_ms: float
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
 class Latency:
     """Times of requests that were answered, in ms; NaN if there are none."""
 
@@ -148,6 +130,7 @@ class Latency:
 class Figures:
     """A whole record. `seconds` is the time in which at least one request was there.
 
+    All is said of what happened, of which `told` requests are in the record: fewer in a sample.
     Beside those that `failed` are `given_up` ones, whose callers went away. `inside` is the mean
     number of requests in the graph. `let_in_ms`, `unpack_ms`, `graph_ms` and
     `pack_ms` are the mean parts of `latency`.
@@ -155,6 +138,7 @@ class Figures:
 
     seconds: float
     requests: int
+    told: int
     failed: int
     given_up: int
     inside: float
@@ -172,91 +156,108 @@ class Figures:
         return self.requests / self.seconds if self.seconds else math.nan
 
 
-def figures_of(turns: Rows, requests: Rows, names: Sequence[str]) -> Figures:
+def figures_of(
+    turns: Rows, requests: Rows, names: Sequence[str], sample: Sample | None = None
+) -> Figures:
     """Add up a record.
 
     Args:
         turns: rows of TURN, those of a batch neighbours; times that are not known are -1.
         requests: rows of REQUEST; without any, requests are counted by their turns.
         names: of the Ops, by the index that is in `turns`. Ops without turns are left out.
+        sample: what the rows stand for; None: for themselves.
     """
+    sample = sample or Sample.whole(turns, requests)
+    turns, requests = weighed(turns, sample.turns), weighed(requests, sample.requests)
     whole = requests[requests["target"] <= PIPELINE]
     starts = first_known(whole["start_ns"], whole["entered_ns"], whole["begun_ns"])
     ends = first_known(whole["end_ns"], whole["packing_ns"])
-    seconds = _covered_s(*_busy_times(turns, starts, ends))
-    count = whole.size or _most_turns(turns)
-    took_ns = (ends - starts)[(starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)]
-    given_up = int((whole["outcome"] == Outcome.CANCELED).sum())
-    inside_ns = _between(whole, "begun_ns", "packing_ns")
+    seconds = _covered_s(*_busy_times(turns, starts, ends), sample.loads)
+    requests_count = count(whole) or _most_turns(turns)
+    is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
+    took = Spans((ends - starts)[is_well], whole["weight"][is_well])
+    in_graph = between(whole, "begun_ns", "packing_ns")
+    is_given_up = whole["outcome"] == Outcome.CANCELED
     return Figures(
         seconds=seconds,
-        requests=count,
-        failed=int((whole["outcome"] > Outcome.OK).sum()) - given_up,
-        given_up=given_up,
-        inside=_over(inside_ns.sum() / 1e9, seconds),
-        latency=Latency(_mean_ms(took_ns), *(_percentile_ms(took_ns, p) for p in (50, 95, 99))),
-        let_in_ms=_mean_ms(_between(whole, "start_ns", "entered_ns")),
-        unpack_ms=_mean_ms(_between(whole, "entered_ns", "begun_ns")),
-        graph_ms=_mean_ms(inside_ns),
-        pack_ms=_mean_ms(_between(whole, "packing_ns", "end_ns")),
-        path=_critical_path(_of_answered(turns, whole), names),
-        ops=tuple(
-            _op_figures(
-                names[op], turns[turns["op"] == op], seconds, _visits(turns, op, whole, count)
-            )
-            for op in np.unique(turns["op"]).tolist()
-        ),
+        requests=requests_count,
+        told=whole.size or requests_count,
+        failed=count(whole[(whole["outcome"] > Outcome.OK) & ~is_given_up]),
+        given_up=count(whole[is_given_up]),
+        inside=over(in_graph.total_s, seconds),
+        latency=Latency(took.mean_ms, *map(took.percentile_ms, (50, 95, 99))),
+        let_in_ms=between(whole, "start_ns", "entered_ns").mean_ms,
+        unpack_ms=between(whole, "entered_ns", "begun_ns").mean_ms,
+        graph_ms=in_graph.mean_ms,
+        pack_ms=between(whole, "packing_ns", "end_ns").mean_ms,
+        path=critical_path(_of_answered(turns, whole), names),
+        ops=_ops(turns, whole, names, seconds),
     )
+
+
+def _ops(
+    turns: Rows, requests: Rows, names: Sequence[str], seconds: float
+) -> tuple[OpFigures, ...]:
+    of_ended = _of_requests(turns, requests)
+    total = requests["weight"].sum() or _most_turns(turns)
+    found = []
+    for op in np.unique(turns["op"]).tolist():
+        here, ended_here = turns[turns["op"] == op], of_ended[of_ended["op"] == op]
+        visits = over((ended_here if ended_here.size else here)["weight"].sum(), total)
+        found.append(_op_figures(names[op], here, seconds, visits))
+    return tuple(found)
 
 
 def _most_turns(turns: Rows) -> int:
     """Of any Op: how many requests there were at least."""
-    return int(np.unique(turns["op"], return_counts=True)[1].max(initial=0))
+    return max((count(turns[turns["op"] == op]) for op in np.unique(turns["op"])), default=0)
 
 
-def _visits(turns: Rows, op: int, requests: Rows, count: int) -> float:
-    """Turns of a request at `op`; of requests that ended, where the turns tell whose they are."""
-    here = turns[turns["op"] == op]
-    of_ended = here[np.isin(here["data_id"], requests["data_id"])]
-    return _over(of_ended.size or here.size, count)
+def _of_requests(turns: Rows, requests: Rows) -> Rows:
+    """The turns of these requests, of a sample those that are in it, with the requests' weight."""
+    found = turns[np.isin(turns["data_id"], requests["data_id"])]
+    order = np.argsort(requests["data_id"], kind="stable")
+    places = np.searchsorted(requests["data_id"], found["data_id"], sorter=order)
+    found["weight"] = requests["weight"][order[places]]
+    return found
 
 
 def _of_answered(turns: Rows, requests: Rows) -> Rows:
     """The turns of requests that were answered well; all, if those are not told."""
-    answered = requests["data_id"][requests["outcome"] <= Outcome.OK]
-    return turns[np.isin(turns["data_id"], answered)] if answered.size else turns
+    answered = requests[requests["outcome"] <= Outcome.OK]
+    return _of_requests(turns, answered) if answered.size else turns
 
 
 def _op_figures(name: str, turns: Rows, seconds: float, visits: float) -> OpFigures:
     ran = turns[turns["worker"] != NO_WORKER]
-    bounds = np.array(split_batches(ran), int).reshape(-1, 2)
-    first, sizes = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
-    batches = ran[first]
-    worked_ns = batches["end_ns"] - batches["start_ns"]
+    first, sizes = batches(ran)
+    leaders = ran[first]  # a turn of each batch
     good = np.minimum.reduceat(ran["outcome"], first) <= Outcome.OK if ran.size else first > 0
+    brought = leaders[good]
+    worked_ns = leaders["end_ns"] - leaders["start_ns"]
     workers = np.unique(ran["worker"]).size
-    queue_ns = _between(turns, "ready_ns", "start_ns")
+    queued = between(turns, "ready_ns", "start_ns")
     most, growth_per_s = _gathering(turns)
     return OpFigures(
         name=name,
-        requests=ran.size,
-        failed=int((ran["outcome"] > Outcome.OK).sum()),
-        never_ran=turns.size - ran.size,
+        requests=count(ran),
+        failed=count(ran[ran["outcome"] > Outcome.OK]),
+        never_ran=count(turns[turns["worker"] == NO_WORKER]),
         visits=visits,
-        batches=len(bounds),
+        batches=count(leaders),
         largest_batch=int(sizes.max(initial=0)),
         workers=workers,
-        prep_ms=_mean_ms(_between(batches[good], "start_ns", "prepared_ns")),
-        midp_ms=_mean_ms(_between(batches[good], "prepared_ns", "processed_ns")),
-        postp_ms=_mean_ms(_between(batches[good], "processed_ns", "end_ns")),
-        queue_ms=_mean_ms(queue_ns),
-        queue_p95_ms=_percentile_ms(queue_ns, 95),
-        hand_over_ms=_mean_ms(_between(ran, "end_ns", "taken_ns")),
-        waiting=_over(queue_ns.sum() / 1e9, seconds) if queue_ns.size else math.nan,
+        prep_ms=between(brought, "start_ns", "prepared_ns").mean_ms,
+        midp_ms=between(brought, "prepared_ns", "processed_ns").mean_ms,
+        postp_ms=between(brought, "processed_ns", "end_ns").mean_ms,
+        queue_ms=queued.mean_ms,
+        queue_p95_ms=queued.percentile_ms(95),
+        hand_over_ms=between(ran, "end_ns", "taken_ns").mean_ms,
+        waiting=over(queued.total_s, seconds) if queued.ns.size else math.nan,
         most_waiting=most,
         growth_per_s=growth_per_s,
-        busy=_over(worked_ns.sum() / 1e9, seconds * workers),
-        line=_line(sizes[good], worked_ns[good] / 1e6),
+        busy=over(Spans(worked_ns, leaders["weight"]).total_s, seconds * workers),
+        line=_line(sizes[good], worked_ns[good] / 1e6, brought["weight"]),
     )
 
 
@@ -265,77 +266,41 @@ def _gathering(turns: Rows) -> tuple[int, float]:
     known = turns[turns["ready_ns"] > 0]
     if not known.size:
         return 0, math.nan
-    _, counts = depth(known["ready_ns"], known["start_ns"])
+    most = _most_waiting(known)
     first, last = int(known["ready_ns"].min()), int(known["ready_ns"].max())
     seconds = (last - first) / 1e9
     if not seconds:
-        return int(counts.max()), 0.0
-    left = int((known["start_ns"] <= last).sum())
-    return int(counts.max()), channel_acc_size(known.size / seconds, left / seconds, 1.0)
+        return most, 0.0
+    arrived, left = known["weight"].sum(), known["weight"][known["start_ns"] <= last].sum()
+    return most, channel_acc_size(float(arrived) / seconds, float(left) / seconds, 1.0)
 
 
-def _line(sizes: Numbers, costs_ms: Numbers) -> Line | None:
+def _most_waiting(known: Rows) -> int:
+    times, counts = depth(known["ready_ns"], known["start_ns"], known["weight"])
+    if (known["weight"] == 1).all() or times[0] == times[-1]:
+        return round(float(counts.max()))
+    # One request of a sample does not stand for many that came at the same instant: of what waits
+    # the mean is known, over stretches with enough of the sample.
+    edges = np.linspace(0, times[-1] - times[0], 1 + math.ceil(known.size / _SMOOTHED))
+    waited = np.append(0, np.cumsum(counts[:-1] * np.diff(times)))
+    return round(float((np.diff(np.interp(edges, times - times[0], waited)) / edges[1]).max()))
+
+
+def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
     """Through the times of batches by their size; None if that cannot be told."""
     if sizes.size < _FEWEST_FITTED or np.unique(sizes).size < 2:
         return None
-    known, counts = np.unique(sizes, return_counts=True)
-    medians = [np.median(costs_ms[sizes == size]) for size in known]  # a warm-up counts for little
+    known = np.unique(sizes)
+    # Medians: a warm-up counts for little.
+    medians = [percentile(costs_ms[sizes == size], weights[sizes == size], 50) for size in known]
+    counts = [weights[sizes == size].sum() for size in known]
     fit = np.polynomial.polynomial.polyfit(known, medians, 1, w=np.sqrt(counts))
     fixed_ms, each_ms = fit.tolist()
     if each_ms <= 0:  # larger batches do not take longer
-        return Line(float(np.median(costs_ms)), 0.0)
+        return Line(percentile(costs_ms, weights, 50), 0.0)
     if fixed_ms <= 0:
-        return Line(0.0, float(costs_ms.sum() / sizes.sum()))
+        return Line(0.0, float((costs_ms * weights).sum() / (sizes * weights).sum()))
     return Line(fixed_ms, each_ms)
-
-
-# The critical path ------------------------------------------------------------------------------
-
-
-def _critical_path(turns: Rows, names: Sequence[str]) -> Path | None:
-    """What most requests waited for, from their last turn back to the first.
-
-    The turn before another one on that way is the one that ended last before that was ready.
-    """
-    known = turns[
-        (turns["data_id"] >= 0) & (turns["worker"] != NO_WORKER) & (turns["ready_ns"] > 0)
-    ]
-    ways: dict[tuple[int, ...], list[_Way]] = {}
-    for way in itertools.islice(
-        _ways(known[np.lexsort((known["end_ns"], known["data_id"]))]), _MOST_WALKED
-    ):
-        ways.setdefault(tuple(step[0] for step in way), []).append(way)
-    if not ways:
-        return None
-    ops = max(ways, key=lambda ops: len(ways[ops]))
-    walked = sum(map(len, ways.values()))
-    costs_ns = [service_avg_cost([end - start for _, _, start, end in way]) for way in ways[ops]]
-    queues_ns = [sum(start - ready for _, ready, start, _ in way) for way in ways[ops]]
-    return Path(
-        tuple(names[op] for op in ops),
-        cost_ms=statistics.fmean(costs_ns) / 1e6,
-        queue_ms=statistics.fmean(queues_ns) / 1e6,
-        share=len(ways[ops]) / walked,
-    )
-
-
-_Step = tuple[int, int, int, int]  # op, ready, start, end
-_Way = list[_Step]
-
-
-def _ways(ordered: Rows) -> Iterator[_Way]:
-    """The way of each request; `ordered` is by data id, then by end."""
-    ids = ordered["data_id"]
-    bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), ids.size]
-    columns = [ordered[name] for name in ("op", "ready_ns", "start_ns", "end_ns")]
-    for first, stop in itertools.pairwise(bounds):
-        steps = list(zip(*(column[first:stop].tolist() for column in columns), strict=True))
-        way: _Way = []
-        for step in reversed(steps):
-            if not way or step[3] <= way[-1][1]:  # ended before the next one was ready
-                way.append(step)
-        if way:
-            yield way[::-1]
 
 
 # Times ------------------------------------------------------------------------------------------
@@ -350,30 +315,25 @@ def _busy_times(turns: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, N
     return starts[known], ends[known]
 
 
-def _covered_s(starts: Numbers, ends: Numbers) -> float:
-    """How long at least one of the intervals lasts."""
-    if not starts.size:
+def _covered_s(starts: Numbers, ends: Numbers, loads: Rows) -> float:
+    """How long at least one of the intervals lasts, or one of those that a sample leaves out."""
+    starts, ends = merged(starts, ends)
+    return (covered_ns(starts, ends) + _untold_ns(starts, ends, loads)) / 1e9
+
+
+def _untold_ns(starts: Numbers, ends: Numbers, loads: Rows) -> float:
+    """How long requests were there, but none that is told."""
+    loads = loads[(loads["begin_ns"] < loads["end_ns"]) & (loads["busy_ns"] > 0)]
+    if not loads.size:
         return 0.0
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    gaps_ns = np.maximum(starts[1:] - ends[:-1], 0).sum()
-    return float(ends[-1] - starts[0] - gaps_ns) / 1e9
-
-
-def _between(rows: Rows, first: str, last: str) -> Numbers:
-    """Of each row of which both times are known."""
-    known = (rows[first] > 0) & (rows[last] >= rows[first])
-    found: Numbers = rows[last][known] - rows[first][known]
-    return found
-
-
-def _over(number: float, by: float) -> float:
-    return float(number / by) if by else math.nan
-
-
-def _mean_ms(times_ns: Numbers) -> float:
-    return float(times_ns.mean() / 1e6) if times_ns.size else math.nan
-
-
-def _percentile_ms(times_ns: Numbers, percent: float) -> float:
-    return float(np.percentile(times_ns, percent) / 1e6) if times_ns.size else math.nan
+    edges = np.unique([loads["begin_ns"], loads["end_ns"]])
+    told_until = covered_until(edges, starts, ends)
+    first, last = (np.searchsorted(edges, loads[name]) for name in ("begin_ns", "end_ns"))
+    told_ns = told_until[last] - told_until[first]
+    free_ns = loads["end_ns"] - loads["begin_ns"] - told_ns
+    share = np.clip((loads["busy_ns"] - told_ns) / np.maximum(free_ns, 1.0), 0.0, 1.0)
+    # Nobody is there when nobody is in any of the server's copies, which overlap as chance has it.
+    nobody = np.log(np.maximum(1.0 - share, _NEVER))
+    change = np.bincount(first, nobody, edges.size) - np.bincount(last, nobody, edges.size)
+    untold_ns = np.diff(edges) - np.diff(told_until)
+    return float((untold_ns * (1.0 - np.exp(np.cumsum(change)[:-1]))).sum())

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from pipeline.engine.state import OpState, WorkersState
-from pipeline.observe.snapshot import ModelCounters, Snapshot
+from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
 from pipeline.observe.span import Outcome
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -48,8 +48,9 @@ class _Copies:
     """The snapshots, and the labels that tell their series apart."""
 
     def __init__(self, snapshots: Sequence[Snapshot], by_copy: bool) -> None:
-        self._by_copy = by_copy  # then those that are no more have had their series
-        self.snapshots = snapshots
+        self._by_copy = by_copy
+        # Those that are no more have had series of their own.
+        self.snapshots = [each for each in snapshots if each.copy != NO_COPY]
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
         own = {"copy": str(snapshot.copy)} if self._by_copy else {}

@@ -47,8 +47,10 @@ _NOT_SAMPLED = TraceFlags(TraceFlags.DEFAULT)
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("pipeline")
 
-Choose = Callable[[TraceContext | None, int], bool]
-"""(the caller's span, the trace's id) -> whether the request is recorded."""
+Choose = Callable[[TraceContext | None], int]
+"""(the caller's span) -> the id of the trace that the request is recorded in; 0: it is not."""
+
+_IDS = RandomIdGenerator()
 
 
 class RateLimit:
@@ -62,33 +64,41 @@ class RateLimit:
         self._left = float(a_second)
         self._clock_s = clock_s
         self._last_s = clock_s()
+        self._closed_until_s = self._last_s
 
-    def __call__(self, parent: TraceContext | None, trace_id: int) -> bool:
+    def __call__(self, parent: TraceContext | None) -> int:
+        """See `Choose`. It is asked for every request: mostly, a glance at the clock is enough."""
         if parent is not None:
-            return parent.is_sampled
+            return parent.trace_id if parent.is_sampled else 0
         now_s = self._clock_s()
-        self._left = min(self._most, self._left + (now_s - self._last_s) * self._most)
-        self._last_s = now_s
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+        if now_s < self._closed_until_s:
+            return 0
+        left = min(self._most, self._left + (now_s - self._last_s) * self._most) - 1
+        self._left, self._last_s = left, now_s
+        if left < 1:
+            self._closed_until_s = now_s + (1 - left) / self._most
+        return _IDS.generate_trace_id()
 
 
 class BySampler:
     """What a sampler of the SDK says, such as that of OTEL_TRACES_SAMPLER."""
 
-    def __init__(self, sampler: Sampler, name: str) -> None:
+    def __init__(
+        self, sampler: Sampler, name: str, new_id: Callable[[], int] = _IDS.generate_trace_id
+    ) -> None:
         self._sampler = sampler
         self._name = name
+        self._new_id = new_id
 
-    def __call__(self, parent: TraceContext | None, trace_id: int) -> bool:
+    def __call__(self, parent: TraceContext | None) -> int:
+        """See `Choose`."""
+        trace_id = self._new_id() if parent is None else parent.trace_id
         context = None
         if parent is not None:
             caller = SpanContext(parent.trace_id, parent.span_id, True, _flags(parent))
             context = set_span_in_context(NonRecordingSpan(caller))
         result = self._sampler.should_sample(context, trace_id, self._name, SpanKind.SERVER)
-        return result.decision is Decision.RECORD_AND_SAMPLE
+        return trace_id if result.decision is Decision.RECORD_AND_SAMPLE else 0
 
 
 class OtelRecorder:
@@ -113,14 +123,11 @@ class OtelRecorder:
         self._resource = resource
         self._choose = choose
         self._close_s = close_s
-        self._ids = RandomIdGenerator()
 
     def start(self, parent: TraceContext | None) -> TraceContext | None:
         """See `Recorder`."""
-        trace_id = self._ids.generate_trace_id() if parent is None else parent.trace_id
-        if not self._choose(parent, trace_id):
-            return None
-        return TraceContext(trace_id, self._ids.generate_span_id(), True)
+        trace_id = self._choose(parent)
+        return TraceContext(trace_id, _IDS.generate_span_id(), True) if trace_id else None
 
     def end(self, span: SpanRecord) -> None:
         """See `Recorder`. The SDK drops the oldest spans that wait when there are too many."""

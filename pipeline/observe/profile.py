@@ -4,19 +4,19 @@ A line has four fields between tabs: `PROFILE`, `pid:<pid>`, the predecessor's e
 (`prep#[<op>|<worker>]_0:<epoch us> ..._1:<us> midp#... postp#...`, or those of a request), and one
 that only we write: the same rows complete, as JSON. A line without any event, of a turn that never
 ran, begins with `PROFILE-NONE`: the predecessor's reader fails on a line that has no event.
+
+Not every request need have lines (see `observe.sampling`): each says then how many it stands for.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TextIO
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
@@ -24,43 +24,57 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import utf8_text
-from pipeline.observe.background import Background
+from pipeline.observe.sampling import LOAD, Sample, Strides
 from pipeline.observe.span import PIPELINE, REQUEST, TURN, Outcome, Rows
-
-_LOGGER = logging.getLogger(__name__)
+from pipeline.observe.tables import columns
 
 _MARK = "PROFILE\tpid:"
 _MARK_OF_NONE = "PROFILE-NONE\tpid:"
-_PIECE_CHARS = 4096  # what a pipe takes at once: lines of several processes are not mixed
-_PIECES_LIMIT = 64  # folds that may wait for whoever reads stderr
 
 _TURN_TIMES = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
+_SHARED = ("op", "worker", "batch", *_TURN_TIMES[1:])
+_OWN = ("data_id", "rows", "outcome", "ready_ns")
 _REQUEST_FIELDS = len(REQUEST.names or ())
 _REQUEST_TIMES = ("start_ns", "entered_ns", "begun_ns", "packing_ns", "end_ns")
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+StandsFor = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
-class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch"):
-    """Fourth field: the requests of one batch, or those that ended together without one."""
+class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=True):
+    """Fourth field: the requests of one batch, or those that ended together without one.
+
+    `stands_for` that many requests' turns, which were in batches like this; None: its own.
+    """
 
     op: str
     worker: Int64
     batch: Int64
     times: tuple[Int64, Int64, Int64, Int64, Int64]  # start, prepared, processed, end, taken; ns
     requests: list[tuple[Int64, Int64, Int64, Int64]]  # data_id, rows, outcome, ready in ns
+    stands_for: StandsFor | None = None
 
 
-class _RequestLine(msgspec.Struct, tag_field="kind", tag="request"):
-    """Fourth field: one request. `op` is its target, None the pipeline."""
+class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_defaults=True):
+    """Fourth field: one request, and how many it stands for. `op`: its target, None: all Ops."""
 
     op: str | None
     data_id: Int64
     row: tuple[Int64, ...]  # the fields of REQUEST from `rows` on
+    stands_for: StandsFor = 1
 
 
+class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
+    """Fourth field: for how long of a stretch of time a request was there, told or not."""
+
+    begin: Int64
+    end: Int64
+    busy: Int64
+
+
+_Line = _BatchLine | _RequestLine | _LoadLine
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_BatchLine | _RequestLine).decode
+_decode = msgspec.json.Decoder(_Line).decode
 
 
 # --- lines out of rows ----------------------------------------------------------------------------
@@ -72,7 +86,11 @@ def epoch_offset_ns() -> int:
 
 
 def profile_lines(
-    turns: Rows, requests: Rows, names: Sequence[str], offset_ns: int = 0
+    turns: Rows,
+    requests: Rows,
+    names: Sequence[str],
+    offset_ns: int = 0,
+    strides: Strides | None = None,
 ) -> Iterator[str]:
     """The lines of TURN and REQUEST rows, each with its line break: a line a batch or request.
 
@@ -81,19 +99,26 @@ def profile_lines(
         requests: any rows; also those still under way, whose times to come are 0.
         names: those of the Ops, by the index that the rows give.
         offset_ns: added to all times that are known: `epoch_offset_ns()` for those of a journal.
+        strides: what the rows stand for, if they are a sample.
     """
     pid = os.getpid()
     names = [utf8_text(name) for name in names]
-    rows = _moved(turns, _TURN_TIMES, offset_ns).tolist()
-    for shared, batch in itertools.groupby(rows, key=_shared_fields):
-        op, worker, number, start, prepared, processed, end, taken = shared
-        parts = [(row[3], row[4], row[5], row[6]) for row in batch]
-        times = (start, prepared, processed, end, taken)
-        line = _BatchLine(names[op], worker, number, times, parts)
-        yield _line(pid, _batch_events(line), line)
-    for data_id, target, *row in _moved(requests, _REQUEST_TIMES, offset_ns).tolist():
+    if strides is None:
+        strides = Strides(np.ones(turns.size, np.int64), np.ones(requests.size, np.int64))
+    for batch in _batches(_moved(turns, _TURN_TIMES, offset_ns), strides.turns, names):
+        yield _line(pid, _batch_events(batch), batch)
+    rows = _moved(requests, _REQUEST_TIMES, offset_ns).tolist()
+    for (data_id, target, *row), stride in zip(rows, strides.requests.tolist(), strict=True):
         name = None if target == PIPELINE else names[target]
-        yield _line(pid, _request_events(data_id, row), _RequestLine(name, data_id, tuple(row)))
+        request = _RequestLine(name, data_id, tuple(row), stride)
+        yield _line(pid, _request_events(data_id, row), request)
+
+
+def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
+    """The lines of LOAD rows; `offset_ns` as of `profile_lines`."""
+    for begin_ns, end_ns, busy_ns in loads.tolist():
+        line = _LoadLine(begin_ns + offset_ns, end_ns + offset_ns, busy_ns)
+        yield _line(os.getpid(), [], line)
 
 
 def profile_text(request: bytes, turns: Sequence[bytes], names: Sequence[str]) -> str:
@@ -119,12 +144,29 @@ def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
     return moved
 
 
-def _shared_fields(row: tuple[int, ...]) -> tuple[int, ...]:
-    """What a turn has in common with those of its batch: op, worker, batch, times from start on."""
-    return row[:3] + row[7:]
+def _batches(
+    turns: Rows, strides: npt.NDArray[np.int64], names: Sequence[str]
+) -> Iterator[_BatchLine]:
+    """Neighbours that have all in common but what is each request's own."""
+    if not turns.size:
+        return
+    is_first = np.ones(turns.size, np.bool_)
+    is_first[1:] = np.any([turns[name][1:] != turns[name][:-1] for name in _SHARED], axis=0)
+    first = np.flatnonzero(is_first)
+    bounds = itertools.pairwise([*first.tolist(), turns.size])
+    shared = columns(turns.take(first), *_SHARED).T.tolist()
+    own = columns(turns, *_OWN).T.tolist()
+    stands = np.add.reduceat(strides, first).tolist()
+    for (op, worker, number, *times), (start, stop), stands_for in zip(
+        shared, bounds, stands, strict=True
+    ):
+        is_whole = stands_for == stop - start
+        yield _BatchLine(
+            names[op], worker, number, times, own[start:stop], None if is_whole else stands_for
+        )
 
 
-def _line(pid: int, events: list[tuple[str, int, int]], data: _BatchLine | _RequestLine) -> str:
+def _line(pid: int, events: list[tuple[str, int, int]], data: _Line) -> str:
     mark = _MARK if events else _MARK_OF_NONE
     pairs = " ".join(f"{name}_0:{begin} {name}_1:{end}" for name, begin, end in events)
     return f"{mark}{pid}\t{pairs}\t{_encode(data).decode()}\n"
@@ -177,6 +219,7 @@ class Profile:
             a server apart, whose workers and batches have the same numbers.
         request_pids: int64 [len(requests)].
         damaged: lines that began as a PROFILE line and could not be read.
+        sample: what the rows stand for.
 
     The predecessor's lines tell of batches, not of their requests: such a turn has -1 as data_id,
     rows, ready_ns and taken_ns, its `batch` is made up. Of a request they do not tell how it ended:
@@ -188,7 +231,8 @@ class Profile:
     names: tuple[str, ...]
     turn_pids: npt.NDArray[np.int64]
     request_pids: npt.NDArray[np.int64]
-    damaged: int = 0
+    damaged: int
+    sample: Sample
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
@@ -230,6 +274,9 @@ class _Reader:
         self._requests: list[tuple[int, ...]] = []
         self._turn_pids: list[int] = []
         self._request_pids: list[int] = []
+        self._turn_weights: list[float] = []
+        self._request_weights: list[int] = []
+        self._loads: list[tuple[int, int, int]] = []
         self._names: dict[str, int] = {}
         self._old_requests: dict[tuple[int, int], Stamps] = {}
         self._old_batches = 0
@@ -237,8 +284,7 @@ class _Reader:
 
     def profile(self) -> Profile:
         for (pid, data_id), stamps in self._old_requests.items():
-            self._requests.append(_old_request(data_id, stamps))
-            self._request_pids.append(pid)
+            self._add_request(pid, _old_request(data_id, stamps))
         return Profile(
             np.array(self._turns, TURN),
             np.array(self._requests, REQUEST),
@@ -246,6 +292,11 @@ class _Reader:
             np.array(self._turn_pids, np.int64),
             np.array(self._request_pids, np.int64),
             self._damaged,
+            Sample(
+                np.array(self._turn_weights, np.float64),
+                np.array(self._request_weights, np.float64),
+                np.array(self._loads, LOAD),
+            ),
         )
 
     def read(self, line: str) -> None:
@@ -268,21 +319,31 @@ class _Reader:
             return False
         if isinstance(line, _BatchLine):
             self._add_batch(pid, line)
+        elif isinstance(line, _LoadLine):
+            self._loads.append((line.begin, line.end, line.busy))
         elif len(line.row) == _REQUEST_FIELDS - 2:
             target = PIPELINE if line.op is None else self._index(line.op)
-            self._requests.append((line.data_id, target, *line.row))
-            self._request_pids.append(pid)
+            self._add_request(pid, (line.data_id, target, *line.row), line.stands_for)
         else:
             return False
         return True
 
     def _add_batch(self, pid: int, line: _BatchLine) -> None:
         op = self._index(line.op)
+        weight = (line.stands_for or len(line.requests)) / max(1, len(line.requests))
         for data_id, rows, outcome, ready in line.requests:
-            self._turns.append(
-                (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
-            )
-            self._turn_pids.append(pid)
+            row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
+            self._add_turn(pid, row, weight)
+
+    def _add_turn(self, pid: int, row: tuple[int, ...], weight: float = 1.0) -> None:
+        self._turns.append(row)
+        self._turn_pids.append(pid)
+        self._turn_weights.append(weight)
+
+    def _add_request(self, pid: int, row: tuple[int, ...], weight: int = 1) -> None:
+        self._requests.append(row)
+        self._request_pids.append(pid)
+        self._request_weights.append(weight)
 
     def _index(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
@@ -296,8 +357,7 @@ class _Reader:
             if turns and turns[-1][0] == (op, int(worker)):
                 turns[-1][1][_PLACES[stage] + int(end)] = _nanoseconds(text)
         for (op, number), stamps in turns:
-            self._turns.append(self._old_turn(op, number, stamps))
-            self._turn_pids.append(pid)
+            self._add_turn(pid, self._old_turn(op, number, stamps))
         steps = _STEP.findall(events)
         for step, data_id, end, text in steps:
             stamps = self._old_requests.setdefault((pid, int(data_id)), [_UNKNOWN] * 6)
@@ -330,58 +390,3 @@ def _old_request(data_id: int, stamps: Stamps) -> tuple[int, ...]:
 
 def _nanoseconds(microseconds: str) -> int:
     return min(int(microseconds), _LATEST_US) * 1000
-
-
-# --- the sink -------------------------------------------------------------------------------------
-
-
-class ProfileWriter:
-    """A Sink that writes the lines of all that happens to stderr: `dag.use_profile`.
-
-    Formatting and writing are done by a thread: whoever reads stderr may be slow.
-
-    Args:
-        names: those of the Ops, in graph order.
-        stream: where to write instead of `sys.stderr`.
-    """
-
-    def __init__(self, names: Sequence[str], stream: TextIO | None = None) -> None:
-        self._names = list(names)
-        self._stream = stream
-        self._background = Background("profile", _PIECES_LIMIT)
-        self._is_broken = False
-
-    def start(self) -> None:
-        self._background.start()
-
-    def close(self) -> None:
-        """Write what was taken in, end the thread. May be called again."""
-        self._background.close()
-
-    def fold(self, turns: Rows, requests: Rows) -> None:
-        offset_ns = epoch_offset_ns()
-        self._background.submit(lambda: self._write(turns, requests, offset_ns))
-
-    def _write(self, turns: Rows, requests: Rows, offset_ns: int) -> None:
-        stream: Any = sys.stderr if self._stream is None else self._stream
-        if self._is_broken or stream is None:
-            return
-        try:
-            for piece in _pieces(profile_lines(turns, requests, self._names, offset_ns)):
-                stream.write(piece)
-                stream.flush()
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed
-            self._is_broken = True
-            _LOGGER.error("dag.use_profile: no more PROFILE lines, stderr failed: %s", error)
-
-
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """The lines in pieces that are written at once."""
-    piece = ""
-    for line in lines:
-        if piece and len(piece) + len(line) > _PIECE_CHARS:
-            yield piece
-            piece = ""
-        piece += line
-    if piece:
-        yield piece

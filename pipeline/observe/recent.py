@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.observe.open_turns import Found, OpenTurns
 from pipeline.observe.snapshot import RecentRequest, RecentTurn
 from pipeline.observe.span import REQUEST, TURN, Outcome, Rows
+from pipeline.observe.tables import Positions
 
 UNPACK, PACK = "@unpack", "@pack"
 """`op` of the two turns that every recent request has besides those of its Ops: what the
@@ -31,11 +32,20 @@ _SLOTS = 12  # of which there are that many: a minute
 _MOST_TURNS = 100  # of one request: an Op may jump back any number of times
 _MOST_ERRORS = 256  # whose texts are kept until the fold brings their rows
 _ERROR_CHARS = 500
-_LEAST_KEPT = 8 * 1024  # turns, before those of ended requests are looked for
-_MOST_KEPT = 64 * 1024  # turns of requests that have not ended
-_TOO_OLD_NS = 600 * 10**9
 
-_Integers = npt.NDArray[np.int64]
+
+@dataclass(slots=True)
+class _Kept:
+    """A request that is worth looking at: its row, and what is shown of it, once that is known."""
+
+    row: dict[str, int]
+    log_id: int = 0
+    error: str = ""
+    shown: RecentRequest | None = None
+
+    @property
+    def took_ns(self) -> int:
+        return self.row["end_ns"] - self.row["start_ns"]
 
 
 class Recent:
@@ -56,9 +66,9 @@ class Recent:
         self._names = list(names)
         self._clock_ns = clock_ns
         self._wall_ns = wall_ns
-        self._turns = _OpenTurns()
-        self._slots: dict[int, list[RecentRequest]] = {}
-        self._failures: deque[RecentRequest] = deque(maxlen=MOST_FAILED)
+        self._turns = OpenTurns()
+        self._slots: dict[int, list[_Kept]] = {}
+        self._failures: deque[_Kept] = deque(maxlen=MOST_FAILED)
         self._errors: dict[int, tuple[int, str]] = {}
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
@@ -72,29 +82,37 @@ class Recent:
         self._turns.add(turns)
         if not len(requests):
             return
-        slot = int(requests["end_ns"].max()) // _SLOT_NS
-        kept = self._slots.setdefault(slot, [])
-        slow = requests[_slow(requests, kept)]
-        has_failed = np.flatnonzero(requests["outcome"] != Outcome.OK)
-        failed = requests[has_failed[-MOST_FAILED:]]
-        if len(slow) or len(failed):
-            looked_up = self._turns.of(np.concatenate([slow["data_id"], failed["data_id"]]))
-            kept += self._requests(slow, looked_up)
-            kept.sort(key=_took, reverse=True)
-            del kept[MOST_SLOW:]
-            self._failures += self._requests(failed, looked_up)
-        self._turns.end(requests)
+        self._keep_slow(requests)
+        self._keep_failed(requests)
+        self._turns.end(requests["data_id"])
+        if self._turns.are_many:  # most requests are outdone by then, and not looked up at all
+            self._look_up([*itertools.chain.from_iterable(self._slots.values()), *self._failures])
+            self._turns.throw_out()
         self._forget()
 
     def slowest(self) -> list[RecentRequest]:
         """The slowest requests of the last minute that were answered well, slowest first."""
         self._forget()
-        kept = (request for slot in self._slots.values() for request in slot)
-        return sorted(kept, key=_took, reverse=True)[:MOST_SLOW]
+        kept = itertools.chain.from_iterable(self._slots.values())
+        return self._look_up(sorted(kept, key=_took, reverse=True)[:MOST_SLOW])
 
     def failures(self) -> list[RecentRequest]:
         """The last requests that failed, the last one first."""
-        return [self._with_text(request) for request in reversed(self._failures)]
+        return [self._with_text(shown) for shown in self._look_up(list(reversed(self._failures)))]
+
+    def _keep_slow(self, requests: Rows) -> None:
+        slot = int(requests["end_ns"].max()) // _SLOT_NS
+        kept = self._slots.setdefault(slot, [])
+        slow = _slow(requests, kept)
+        if len(slow):
+            kept += [_Kept(row) for row in _dicts(requests.take(slow))]
+            kept.sort(key=_took, reverse=True)
+            del kept[MOST_SLOW:]
+
+    def _keep_failed(self, requests: Rows) -> None:
+        failed = np.flatnonzero(requests["outcome"])[-MOST_FAILED:]
+        for row in _dicts(requests.take(failed)):
+            self._failures.append(_Kept(row, *self._errors.get(row["data_id"], (0, ""))))
 
     def _forget(self) -> None:
         oldest = self._clock_ns() // _SLOT_NS - _SLOTS
@@ -108,28 +126,31 @@ class Recent:
         log_id, text = self._errors[request.data_id]
         return msgspec.structs.replace(request, log_id=log_id, error=text)
 
-    def _requests(self, rows: Rows, turns: _Found) -> Iterator[RecentRequest]:
-        to_wall_ns = self._wall_ns() - self._clock_ns()
-        for row in rows.tolist():
-            request = dict(zip(REQUEST.names or (), row, strict=True))
-            data_id, start_ns = request["data_id"], request["start_ns"]
-            log_id, error = self._errors.get(data_id, (0, ""))
-            yield RecentRequest(
-                data_id=data_id,
-                log_id=log_id,
-                ended_ms=(request["end_ns"] + to_wall_ns) // 10**6,
-                took_ns=request["end_ns"] - start_ns,
-                outcome=request["outcome"],
-                code=request["code"],
-                error=error,
-                turns=[
-                    *_unpacking(request),
-                    *self._turns_of(data_id, start_ns, turns),
-                    *_packing(request),
-                ],
-            )
+    def _look_up(self, wanted: Sequence[_Kept]) -> list[RecentRequest]:
+        """What is shown of these requests, with the turns that there were at the first look."""
+        unknown = [kept.row["data_id"] for kept in wanted if kept.shown is None]
+        found = self._turns.of(unknown) if unknown else None
+        for kept in wanted:
+            if kept.shown is None and found is not None:
+                kept.shown = self._shown(kept, found)
+        return [kept.shown for kept in wanted if kept.shown is not None]
 
-    def _turns_of(self, data_id: int, start_ns: int, found: _Found) -> Iterator[RecentTurn]:
+    def _shown(self, kept: _Kept, found: Found) -> RecentRequest:
+        row, to_wall_ns = kept.row, self._wall_ns() - self._clock_ns()
+        data_id, start_ns = row["data_id"], row["start_ns"]
+        turns = self._turns_of(data_id, start_ns, found)
+        return RecentRequest(
+            data_id=data_id,
+            log_id=kept.log_id,
+            ended_ms=(row["end_ns"] + to_wall_ns) // 10**6,
+            took_ns=kept.took_ns,
+            outcome=row["outcome"],
+            code=row["code"],
+            error=kept.error,
+            turns=[*_unpacking(row), *turns, *_packing(row)],
+        )
+
+    def _turns_of(self, data_id: int, start_ns: int, found: Found) -> Iterator[RecentTurn]:
         mine = np.flatnonzero(found.turns["data_id"] == data_id)
         order = np.argsort(found.turns["ready_ns"][mine], kind="stable")
         for index in mine[order][:_MOST_TURNS]:
@@ -147,15 +168,21 @@ class Recent:
             )
 
 
-def _took(request: RecentRequest) -> int:
-    return request.took_ns
+def _took(kept: _Kept) -> int:
+    return kept.took_ns
 
 
-def _slow(requests: Rows, kept: list[RecentRequest]) -> _Integers:
-    """Indices of those that belong among the slowest, given who is there already."""
+def _dicts(requests: Rows) -> Iterator[dict[str, int]]:
+    for row in requests.tolist():
+        yield dict(zip(REQUEST.names or (), row, strict=True))
+
+
+def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
+    """Those that belong among the slowest, given who is there already."""
     took_ns = requests["end_ns"] - requests["start_ns"]
     floor_ns = kept[-1].took_ns if len(kept) >= MOST_SLOW else -1
-    slow = np.flatnonzero((requests["outcome"] == Outcome.OK) & (took_ns > floor_ns))
+    slow: Positions = np.flatnonzero(took_ns > floor_ns)
+    slow = slow[requests["outcome"].take(slow) == Outcome.OK]
     if len(slow) > MOST_SLOW:
         slow = slow[np.argpartition(took_ns[slow], -MOST_SLOW)[-MOST_SLOW:]]
     return slow
@@ -192,74 +219,6 @@ def _edge_turn(
         processed_ns=end_ns,
         end_ns=end_ns,
     )
-
-
-# Turns of requests that have not ended ---------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Turns, and for each the number of requests in its batch: 0 if it never ran."""
-
-    turns: Rows
-    sizes: _Integers
-
-
-class _OpenTurns:
-    """Turns until their requests end. Those of ended ones are thrown out now and then, many at
-    a time: per row that costs nothing to speak of, however many requests are open."""
-
-    def __init__(self) -> None:
-        self._kept = [_Found(np.empty(0, TURN), np.empty(0, np.int64))]
-        self._ended: list[_Integers] = []
-        self._count = 0
-        self._most = _LEAST_KEPT
-
-    def add(self, turns: Rows) -> None:
-        if len(turns):
-            self._kept.append(_Found(turns, batch_sizes(turns)))
-            self._count += len(turns)
-
-    def of(self, data_ids: _Integers) -> _Found:
-        """All turns of a few requests."""
-        return _joined(
-            [_only(found, np.isin(found.turns["data_id"], data_ids)) for found in self._kept]
-        )
-
-    def end(self, requests: Rows) -> None:
-        """These requests have ended and need their turns no more."""
-        self._ended.append(requests["data_id"])
-        if self._count > self._most:
-            self._throw_out()
-
-    def _throw_out(self) -> None:
-        found = _joined(self._kept)
-        since_ns = found.turns["taken_ns"].max() - _TOO_OLD_NS
-        is_open = np.isin(found.turns["data_id"], np.concatenate(self._ended), invert=True)
-        is_open &= found.turns["taken_ns"] > since_ns  # turns may outlive their request
-        found = _only(found, np.flatnonzero(is_open)[-_MOST_KEPT:])
-        self._kept, self._ended = [found], []
-        self._count = len(found.turns)
-        self._most = max(_LEAST_KEPT, 2 * self._count)
-
-
-def _only(found: _Found, which: npt.NDArray[Any]) -> _Found:
-    return _Found(found.turns[which], found.sizes[which])
-
-
-def _joined(found: list[_Found]) -> _Found:
-    turns = np.concatenate([each.turns for each in found])
-    return _Found(turns, np.concatenate([each.sizes for each in found]))
-
-
-def batch_sizes(turns: Rows) -> _Integers:
-    """For each turn, the requests in its batch, whose rows are neighbours; 0 if it never ran."""
-    op, batch = turns["op"], turns["batch"]
-    begins = np.flatnonzero((np.diff(op) != 0) | (np.diff(batch) != 0)) + 1
-    edges = np.concatenate([[0], begins, [len(turns)]])
-    counts = np.diff(edges)
-    sizes: _Integers = np.where(batch < 0, 0, np.repeat(counts, counts))
-    return sizes
 
 
 # Recording ------------------------------------------------------------------------------------

@@ -62,6 +62,11 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
         + f", {figures.given_up:,} given up by their callers"
         * bool(figures.given_up)
     )
+    if figures.told < figures.requests:
+        yield (
+            f"a sample of 1 in {figures.requests / figures.told:,.3g}: {figures.told:,} requests "
+            "are told of, for which all figures are scaled (dag.profile_per_s)"
+        )
     if damaged:
         yield f"{damaged:,} PROFILE lines could not be read"
     yield from _latency_lines(figures)

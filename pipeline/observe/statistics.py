@@ -9,28 +9,26 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from pipeline.errors import InputError
+from pipeline.observe.histogram import buckets
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
 from pipeline.observe.span import PIPELINE, Outcome, Rows
-from pipeline.observe.tables import Counters, Integers, batches, differences, summed, tally
+from pipeline.observe.tables import Counters, Integers, batches, columns, groups, tally
 from pipeline.predictors.memory import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
 __all__ = [
-    "LATENCY_BOUNDS_NS",
     "VERSION",
     "Statistics",
     "StatisticsError",
     "fill_statistics",
     "merge",
     "model_names",
-    "percentile",
     "select",
     "stats_json",
     "version_number",
@@ -39,20 +37,12 @@ __all__ = [
 VERSION = 1
 """The version of every model: there is one."""
 
-LATENCY_BOUNDS_NS = np.floor(1000 * 2 ** (np.arange(LATENCY_STEPS) / 4)).astype(np.int64)
-"""Upper bounds of the buckets of a latency histogram, those of LATENCY_STEPS."""
-
-# Fields of ModelCounters that are summed over turns, in the order of the columns of the sums.
-_SUMS = (
-    "success_count",
-    "inference_count",
-    "success_ns",
-    "fail_ns",
-    "queue_ns",
-    "input_ns",
-    "infer_ns",
-    "output_ns",
-)
+# Fields of ModelCounters that are sums: each of a row of values of what succeeded, then two others.
+_VALUES = ("inference_count", "success_ns", "queue_ns", "input_ns", "infer_ns", "output_ns")
+_SUMS = (*_VALUES, "success_count", "fail_ns")
+_SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the stages' three are the last
+_SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
+_STEPS = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns")
 _BATCH_SUMS = ("count", "input_ns", "infer_ns", "output_ns")
 _NS_IN_MS = 1_000_000
 _MOST_ROWS = 2**31  # an empty array may state any number of them
@@ -72,17 +62,6 @@ class StatisticsError(InputError):
 def wall_offset_ns() -> int:
     """What to add to `time.monotonic_ns` for the time since the epoch."""
     return time.time_ns() - time.monotonic_ns()
-
-
-class _Passes(NamedTuple):
-    """Turns or requests, a row each: `stages` has input, infer and output ns."""
-
-    model: Integers
-    rows: Integers
-    outcome: Integers
-    took_ns: Integers
-    queue_ns: Integers
-    stages: Integers
 
 
 class Statistics:
@@ -107,8 +86,7 @@ class Statistics:
         self._sums: Counters = np.zeros((models, len(_SUMS)), np.uint64)
         self._executions: Counters = np.zeros(models, np.uint64)
         self._fails: Counters = np.zeros((models, len(Outcome)), np.uint64)
-        self._latency: Counters = np.zeros((models, LATENCY_STEPS), np.uint64)
-        self._queue_latency: Counters = np.zeros((models, LATENCY_STEPS), np.uint64)
+        self._latency: Counters = np.zeros((models, 2, LATENCY_STEPS), np.uint64)  # took, queue
         self._last_ns: Integers = np.zeros(models, np.int64)
         self._batches: list[dict[int, Counters]] = [{} for _ in self._names]
 
@@ -117,9 +95,11 @@ class Statistics:
         offset_ns = self._wall_offset_ns()
         if len(turns):
             self._fold_turns(turns, offset_ns)
-        whole = requests[requests["target"] == PIPELINE]
-        if len(whole):
-            self._fold_requests(whole, offset_ns)
+        is_whole = requests["target"] == PIPELINE
+        if not is_whole.all():
+            requests = requests.compress(is_whole)
+        if len(requests):
+            self._fold_requests(requests, offset_ns)
 
     @property
     def models(self) -> list[ModelCounters]:
@@ -127,42 +107,63 @@ class Statistics:
         return [self._model(index) for index in range(len(self._names))]
 
     def _fold_turns(self, turns: Rows, offset_ns: int) -> None:
-        model, rows = turns["op"] + 1, np.clip(turns["rows"], 1, _MOST_ROWS)
-        ready_ns = turns["ready_ns"]
-        stages = differences(turns, "start_ns", "prepared_ns", "processed_ns", "end_ns")
-        took_ns, queue_ns = turns["taken_ns"] - ready_ns, turns["start_ns"] - ready_ns
-        self._count(_Passes(model, rows, turns["outcome"], took_ns, queue_ns, stages))
-        ran = batches(turns, rows)
-        first = ran.first
-        self._execute(model[first], ran.width, stages[first], turns["end_ns"][first] + offset_ns)
+        values = np.empty((len(_VALUES), len(turns)), np.int64)
+        values[_SAMPLES] = turns["rows"]
+        np.subtract(turns["taken_ns"], turns["ready_ns"], out=values[_TOOK])
+        times = columns(turns, *_STEPS)
+        np.subtract(times[1:], times[:-1], out=values[_QUEUE:])
+        self._count(turns["op"] + 1, turns["outcome"], _sane(values))
+        ran = turns["batch"] >= 0
+        if not ran.all():
+            turns, values = turns.compress(ran), values.compress(ran, axis=1)
+        if len(turns):
+            self._fold_batches(turns, values, offset_ns)
+
+    def _fold_batches(self, turns: Rows, values: Integers, offset_ns: int) -> None:
+        """Count the batches in which a request succeeded, as wide as they ran."""
+        first = batches(turns).first
+        width = np.add.reduceat(values[_SAMPLES], first)
+        is_success = np.minimum.reduceat(turns["outcome"], first) == Outcome.OK
+        if not is_success.all():
+            first, width = first[is_success], width[is_success]
+        ended_ns = turns["end_ns"].take(first) + offset_ns
+        stages = values[_STAGES:].take(first, axis=1)
+        self._execute(turns["op"].take(first) + 1, width, stages, ended_ns)
 
     def _fold_requests(self, requests: Rows, offset_ns: int) -> None:
-        model = np.zeros(len(requests), np.int64)
-        rows, outcome = np.clip(requests["rows"], 1, _MOST_ROWS), requests["outcome"]
-        start_ns, end_ns = requests["start_ns"], requests["end_ns"]
-        took_ns, queue_ns = end_ns - start_ns, requests["entered_ns"] - start_ns
-        stages = np.stack([requests[f"{stage}_ns"] for stage in ("input", "infer", "output")], 1)
-        self._count(_Passes(model, rows, outcome, took_ns, queue_ns, stages))
-        good = np.flatnonzero(outcome == Outcome.OK)
-        self._execute(model[good], rows[good], stages[good], end_ns[good] + offset_ns)
+        values = np.empty((len(_VALUES), len(requests)), np.int64)
+        values[_SAMPLES] = requests["rows"]
+        np.subtract(requests["end_ns"], requests["start_ns"], out=values[_TOOK])
+        np.subtract(requests["entered_ns"], requests["start_ns"], out=values[_QUEUE])
+        values[_STAGES:] = columns(requests, "input_ns", "infer_ns", "output_ns")
+        model, outcome = np.zeros(len(requests), np.int64), requests["outcome"]
+        self._count(model, outcome, _sane(values))
+        good = outcome == Outcome.OK
+        ends_ns = requests["end_ns"] + offset_ns
+        if not good.all():
+            model, values, ends_ns = model[good], values.compress(good, axis=1), ends_ns[good]
+        self._execute(model, values[_SAMPLES], values[_STAGES:], ends_ns)
 
-    def _count(self, passes: _Passes) -> None:
+    def _count(self, model: Integers, outcome: Integers, values: Integers) -> None:
         """Count what each turn or request moves by itself."""
-        model, outcome = passes.model, passes.outcome
         is_success = outcome == Outcome.OK
-        took_ns, queue_ns = np.maximum(passes.took_ns, 0), np.maximum(passes.queue_ns, 0)
-        values = np.empty((len(model), len(_SUMS)), np.int64)
-        values[:, 0] = is_success
-        values[:, 1] = passes.rows * is_success
-        values[:, 2] = took_ns * is_success
-        values[:, 3] = took_ns * ~is_success
-        values[:, 4] = queue_ns * is_success
-        values[:, 5:] = passes.stages * is_success[:, None]
-        models, sums = summed(model, values)
-        self._sums[models] += sums.astype(np.uint64)
-        tally(self._fails, model[~is_success], outcome[~is_success])
-        tally(self._latency, model[is_success], _buckets(took_ns[is_success]))
-        tally(self._queue_latency, model[is_success], _buckets(queue_ns[is_success]))
+        if not is_success.all():
+            failed = ~is_success
+            reasons = model[failed] * len(Outcome) + outcome[failed]
+            tally(self._fails, reasons)
+            np.add.at(self._sums[:, _FAIL_NS], model[failed], values[_TOOK, failed].view(np.uint64))
+            model, values = model[is_success], values.compress(is_success, axis=1)
+        if len(model):
+            self._succeed(model, values)
+
+    def _succeed(self, model: Integers, values: Integers) -> None:
+        found = groups(model)
+        self._sums[found.keys, : len(_VALUES)] += found.sums(values).T.view(np.uint64)
+        self._sums[found.keys, _SUCCESSES] += found.sizes.view(np.uint64)
+        cells = buckets(values[_TOOK:_STAGES])
+        cells += model * (2 * LATENCY_STEPS)
+        cells[1] += LATENCY_STEPS
+        tally(self._latency, cells.ravel())
 
     def _execute(
         self, model: Integers, width: Integers, stages: Integers, ended_ns: Integers
@@ -170,16 +171,17 @@ class Statistics:
         """Count executions: the batch size, the stages' times and the wall clock end of each."""
         if not len(model):
             return
-        np.maximum.at(self._last_ns, model, ended_ns)
-        np.add.at(self._executions, model, np.uint64(1))
         width = _counted_sizes(width)
         sizes = int(width.max()) + 1
-        values = np.concatenate([np.ones((len(model), 1), np.int64), stages], 1)
-        keys, sums = summed(model * sizes + width, values)
-        for key, counters in zip(keys.tolist(), sums.astype(np.uint64), strict=True):
+        found = groups(model * sizes + width)
+        sums = np.stack([found.sizes, *found.sums(stages)], 1).view(np.uint64)
+        ends = found.most(ended_ns).tolist()
+        for key, counters, end_ns in zip(found.keys.tolist(), sums, ends, strict=True):
             index, size = divmod(key, sizes)
             before = self._batches[index].get(size)
             self._batches[index][size] = counters if before is None else before + counters
+            self._executions[index] += counters[0]
+            self._last_ns[index] = max(self._last_ns[index], end_ns)
 
     def _model(self, index: int) -> ModelCounters:
         sums = dict(zip(_SUMS, self._sums[index].tolist(), strict=True))
@@ -192,20 +194,24 @@ class Statistics:
                 size: BatchCounters(*counters.tolist())
                 for size, counters in sorted(self._batches[index].items())
             },
-            latency=self._latency[index].tolist(),
-            queue_latency=self._queue_latency[index].tolist(),
+            latency=self._latency[index, 0].tolist(),
+            queue_latency=self._latency[index, 1].tolist(),
             **sums,
         )
 
 
+def _sane(values: Integers) -> Integers:
+    """Samples that can be, and no time where the clocks of two machines disagree; in place."""
+    np.clip(values[_SAMPLES], 1, _MOST_ROWS, out=values[_SAMPLES])
+    return np.maximum(values, 0, out=values)
+
+
 def _counted_sizes(width: Integers) -> Integers:
     """The sizes that executions count under: above 1024 the next power of two."""
+    if width.max() <= _MOST_EXACT_SIZE:
+        return width
     above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
     return np.where(width > _MOST_EXACT_SIZE, above, width)
-
-
-def _buckets(ns: Integers) -> npt.NDArray[np.intp]:
-    return np.minimum(np.searchsorted(LATENCY_BOUNDS_NS, ns), LATENCY_STEPS - 1)
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -257,24 +263,6 @@ def _added_memory(uses: Iterable[MemoryUse]) -> list[MemoryUse]:
 
 def _sum(one: int, other: int) -> int:
     return (one + other) & _ALL_BITS
-
-
-def percentile(histogram: Sequence[int], q: float) -> float:
-    """The time in ns that the share `q` (0 to 1) took at most; 0.0 of an empty histogram.
-
-    Linear within a bucket, which is 19 % wide. `histogram` may be the difference of two.
-    """
-    if not 0 <= q <= 1:
-        raise ValueError(f"percentile: q is {q}, it must be from 0 to 1")
-    counts = np.maximum(np.asarray(histogram, np.int64), 0)
-    upto = np.cumsum(counts)
-    rank = q * int(upto[-1])
-    if not upto[-1]:
-        return 0.0
-    bucket = int(np.argmax((upto >= rank) & (counts > 0)))
-    lower = float(LATENCY_BOUNDS_NS[bucket - 1]) if bucket else 0.0
-    share = (rank - float(upto[bucket] - counts[bucket])) / float(counts[bucket])
-    return lower + (float(LATENCY_BOUNDS_NS[bucket]) - lower) * share
 
 
 # --- names and versions ---------------------------------------------------------------------

@@ -1,57 +1,122 @@
-"""Sums over the journal's rows, in numpy: by key, by batch, into counters."""
+"""The journal's rows in numpy, as cheaply as it can: columns, batches, sums by key.
+
+Of a structured array `take` and `compress` are ten times as fast as an index; a column is cheap.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.observe.span import Outcome, Rows
+from pipeline.observe.span import Rows
 
-__all__ = ["Batches", "Counters", "Integers", "batches", "differences", "summed", "tally"]
+__all__ = [
+    "Batches",
+    "Counters",
+    "Groups",
+    "Integers",
+    "Positions",
+    "batches",
+    "columns",
+    "groups",
+    "joined",
+    "sorted_by",
+    "tally",
+]
 
 Integers = npt.NDArray[np.int64]
 Counters = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.intp]
 
+_MOST_SHORT = 2**16
+
 
 class Batches(NamedTuple):
-    """Executions that count: the position of each one's first turn, and its samples."""
+    """Runs of turns: the position of each one's first turn, and how many turns it has."""
 
     first: Positions
-    width: Integers
+    sizes: Positions
+
+    def of(self, turns: Positions) -> Positions:
+        """The number of the batch that each of the turns is in."""
+        return np.searchsorted(self.first, turns, side="right") - 1
 
 
-def batches(turns: Rows, rows: Integers) -> Batches:
-    """The batches in which a request succeeded, as wide as they ran; `rows` are the turns' own."""
-    ran = np.flatnonzero(turns["batch"] >= 0)
-    if not len(ran):
-        return Batches(ran, np.zeros(0, np.int64))
-    op, batch = turns["op"][ran], turns["batch"][ran]
-    is_first = np.ones(len(ran), bool)
-    is_first[1:] = (op[1:] != op[:-1]) | (batch[1:] != batch[:-1])
-    starts = np.flatnonzero(is_first)
-    counts = np.logical_or.reduceat(turns["outcome"][ran] == Outcome.OK, starts)
-    width = np.add.reduceat(rows[ran], starts)
-    return Batches(ran[starts[counts]], width[counts])
+def batches(turns: Rows) -> Batches:
+    """The batches, whose turns are neighbours; a turn whose batch is not known is one."""
+    is_first = np.ones(len(turns), np.bool_)
+    begins, batch = is_first[1:], turns["batch"]
+    np.less(batch[1:], 0, out=begins)
+    for name in ("batch", "op", "worker"):
+        begins |= turns[name][1:] != turns[name][:-1]
+    return Batches(*_runs(is_first))
 
 
-def differences(table: Rows, *names: str) -> Integers:
-    """Columns of the times between each two fields; 0 where clocks of two machines disagree."""
-    times = np.stack([table[name] for name in names], 1)
-    return np.maximum(np.diff(times, axis=1), 0)
+def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
+    """Where each run begins, and how long it is."""
+    first = np.flatnonzero(is_first)
+    sizes = np.empty_like(first)
+    np.subtract(first[1:], first[:-1], out=sizes[:-1])
+    sizes[-1:] = len(is_first) - first[-1:]
+    return first, sizes
 
 
-def summed(keys: Integers, values: Integers) -> tuple[Integers, Integers]:
-    """The keys that there are, ascending, and for each the sums of its rows of `values`."""
-    order = np.argsort(keys)
-    keys = keys[order]
-    starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
-    return keys[starts], np.add.reduceat(values[order], starts, axis=0)
+def columns(table: Rows, *names: str) -> Integers:
+    """(names, rows) of a table's fields."""
+    found = np.empty((len(names), len(table)), np.int64)
+    for column, name in zip(found, names, strict=True):
+        column[:] = table[name]
+    return found
 
 
-def tally(counters: Counters, model: Integers, column: npt.NDArray[Any]) -> None:
-    """Add 1 at each (model, column)."""
-    flat = np.bincount(model * counters.shape[1] + column, minlength=counters.size)
-    counters += flat.reshape(counters.shape).astype(np.uint64)
+def joined(tables: Sequence[Rows]) -> Rows:
+    """One table of several, at least one, of the same fields."""
+    # By their names numpy joins fifteen times as slowly.
+    return np.concatenate([table.view(np.int64) for table in tables]).view(tables[0].dtype)
+
+
+def sorted_by(keys: Integers) -> Positions | None:
+    """The order in which `keys`, 0 or more, ascend and equals stay in order; None: they do."""
+    if (keys[1:] >= keys[:-1]).all():
+        return None
+    # Short ones are sorted by their digits, in a third of the time.
+    return (keys.astype(np.uint16) if keys.max() < _MOST_SHORT else keys).argsort(kind="stable")
+
+
+class Groups(NamedTuple):
+    """Rows of the same key: `keys` ascend, and there are so many of each as `sizes` says."""
+
+    keys: Integers
+    first: Positions  # of each, in this order; None: that which the rows have
+    sizes: Positions
+    order: Positions | None
+
+    def sums(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(values, groups) of (values, rows), of their own type: integers are exact, or wrap."""
+        return np.add.reduceat(self._ordered(values), self.first, axis=-1)
+
+    def most(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The largest value of each group."""
+        return np.maximum.reduceat(self._ordered(values), self.first, axis=-1)
+
+    def _ordered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values if self.order is None else values.take(self.order, axis=-1)
+
+
+def groups(keys: Integers) -> Groups:
+    """Rows by their keys, of which there is at least one, 0 or more."""
+    order = sorted_by(keys)
+    ordered = keys if order is None else keys.take(order)
+    is_first = np.ones(len(keys), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    first, sizes = _runs(is_first)
+    return Groups(ordered[first], first, sizes, order)
+
+
+def tally(counters: Counters, cells: npt.NDArray[Any]) -> None:
+    """Add 1 at each of the cells, which are numbered through `counters` in C order."""
+    counts = np.bincount(cells, minlength=counters.size).view(np.uint64)
+    np.add(counters, counts.reshape(counters.shape), out=counters)

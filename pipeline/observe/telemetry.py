@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from pipeline.observe.request_spans import (
     TurnRow,
 )
 from pipeline.observe.span import Rows
+from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.tracing import TraceContext, format_traceparent, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
@@ -107,8 +108,8 @@ class Telemetry:
             marked so; "" if there was none.
         """
         parent = parse_traceparent(traceparent) if traceparent else None
-        context = self._recorder.start(parent) if self._has_room() else None
-        if context is None:
+        context = self._recorder.start(parent)
+        if context is None or not self._has_room():
             return format_traceparent(parent._replace(is_sampled=False)) if parent else ""
         text = format_traceparent(context)
         self._traced[data_id] = Traced(context, text, parent, self._wall_ns())
@@ -125,10 +126,8 @@ class Telemetry:
         if not self._traced:
             return
         traced = np.fromiter(self._traced, np.int64, len(self._traced))
-        ours = self._traced_turns(turns, np.isin(turns["data_id"], traced))
-        ended = [
-            RequestRow(*row) for row in requests[np.isin(requests["data_id"], traced)].tolist()
-        ]
+        ours = self._traced_turns(turns, _among(traced, turns))
+        ended = [RequestRow(*row) for row in requests.take(_among(traced, requests)).tolist()]
         if ours or ended:
             pairs = [(self._traced[row.data_id], row) for row in ended]
             self._handed += 1
@@ -146,12 +145,14 @@ class Telemetry:
         is_behind = self._handed - self._made >= _MOST_FOLDS
         return not is_behind and len(self._traced) < _MOST_OPEN + len(self._ended)
 
-    def _traced_turns(self, turns: Rows, wanted: np.ndarray[Any, Any]) -> list[TracedTurn]:
-        if not wanted.any():
+    def _traced_turns(self, turns: Rows, which: Positions) -> list[TracedTurn]:
+        if not len(which):
             return []
-        runs = _runs(turns)
-        sizes = np.bincount(runs)[runs[wanted]].tolist()
-        rows = zip(runs[wanted].tolist(), sizes, turns[wanted].tolist(), strict=True)
+        found = batches(turns)
+        runs = found.of(which)
+        rows = zip(
+            runs.tolist(), found.sizes[runs].tolist(), turns.take(which).tolist(), strict=True
+        )
         return [
             TracedTurn(self._traced[row.data_id], run, size, row)
             for run, size, row in ((run, size, TurnRow(*values)) for run, size, values in rows)
@@ -176,11 +177,12 @@ class Telemetry:
             self._made += 1
 
 
-def _runs(turns: Rows) -> np.ndarray[Any, Any]:
-    """For each row the number of its batch, which is a run of neighbours; alone if it has none."""
-    is_first = np.ones(len(turns), np.bool_)
-    is_first[1:] = turns["batch"][1:] < 0
-    for name in ("op", "worker", "batch"):
-        is_first[1:] |= turns[name][1:] != turns[name][:-1]
-    runs: np.ndarray[Any, Any] = np.cumsum(is_first) - 1
-    return runs
+def _among(data_ids: Integers, rows: Rows) -> Positions:
+    """Which of the turns or requests are of these requests."""
+    if len(rows):
+        ids = rows["data_id"]
+        # Most ended a while ago, and data ids grow.
+        data_ids = data_ids[(data_ids >= ids.min()) & (data_ids <= ids.max())]
+        if len(data_ids):
+            return np.flatnonzero(np.isin(ids, data_ids))
+    return np.zeros(0, np.intp)

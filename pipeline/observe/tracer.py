@@ -6,28 +6,30 @@ The file's layout is the predecessor's; an interval in which nothing ended write
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.engine.state import EngineState
 from pipeline.observe.background import Background
-from pipeline.observe.span import Outcome, Rows
+from pipeline.observe.batch_times import BatchTimes
+from pipeline.observe.span import Rows
 from pipeline.observe.tracer_block import (
     Block,
     Interval,
-    Ints,
     TracedGraph,
     TracerFiles,
     TracerOutput,
 )
 
-_MOST_WORKERS = 4096  # of which the last batch is remembered
+_MOST_ROWS = 8192  # that wait on the event loop: some 800 kB
+_MOST_JOBS = 16  # that wait for the thread, each of so many rows: a disk may hang
+
+_Folded = list[tuple[Rows, Rows]]
 
 
 class Tracer:
     """A Sink whose `tick` writes a block about what was folded since the last one.
+
+    On the event loop it only keeps the rows; a thread adds them up, and writes.
 
     In a block `in` is how long a worker waited for a batch after the one before, `out` from its end
     until the engine had taken it back. Latency is from admission to answer.
@@ -46,14 +48,15 @@ class Tracer:
         files: TracerFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._graph = graph
         self._state = state
         self._clock = clock
-        self._background = Background("tracer")
+        self._background = Background("tracer", _MOST_JOBS)
         self._output = TracerOutput(files)
-        self._interval = Interval(len(graph.names), clock())
-        self._begun_ns = int(clock() * 1e9)
-        self._last_taken: dict[tuple[int, int], int] = {}  # by op and worker
+        self._started_s = clock()
+        self._author = _Author(graph, self._output, self._started_s)
+        self._folded: _Folded = []
+        self._rows = 0  # in `_folded`
+        self._is_idle = True
 
     def start(self) -> None:
         """Open the file; InitError if it cannot be written."""
@@ -67,81 +70,54 @@ class Tracer:
         self._output.close()
 
     def fold(self, turns: Rows, requests: Rows) -> None:
-        if len(turns):
-            self._add_batches(_batches(turns))
-        if len(requests):
-            self._interval.add_requests(requests)
+        self._is_idle = False
+        self._folded.append((turns, requests))
+        self._rows += len(turns) + len(requests)
+        if self._rows >= _MOST_ROWS:
+            folded, started_s = self._taken(), self._started_s
+            self._background.submit(lambda: self._author.add(folded, started_s))
 
     def tick(self) -> None:
         """End the interval: write its block, unless nothing happened. Fold the journal before."""
-        interval, now = self._interval, self._clock()
-        self._interval = Interval(len(self._graph.names), now)
-        if interval.is_idle:
+        started_s, self._started_s = self._started_s, self._clock()
+        if self._is_idle:
             return
+        self._is_idle = True
+        folded, ended_s = self._taken(), self._started_s
         sizes = {op.name: op.queued for op in self._state().ops}
-        length_s = max(now - interval.started_s, 1e-9)
-        graph, output = self._graph, self._output
-        self._background.submit(lambda: output.write(Block(interval, length_s, graph, sizes)))
 
-    def _add_batches(self, batches: Rows) -> None:
-        """Add the times of batches, which are sorted by op, worker and start."""
-        if not len(batches):
-            return
-        op, taken = batches["op"], batches["taken_ns"]
-        start, prepared, processed, end = _in_order(batches)
-        is_first = np.ones(len(batches), bool)
-        is_first[1:] = (np.diff(op) != 0) | (np.diff(batches["worker"]) != 0)
-        before = np.concatenate(([0], taken[:-1]))
-        before[is_first] = [self._taken_before(row) for row in batches[is_first]]
-        # A worker that has its next batch at hand does not wait until this one is taken back.
-        following = np.concatenate((start[1:], [0]))
-        is_last = np.concatenate((is_first[1:], [True]))
-        left = np.where(is_last, taken, np.minimum(taken, following))
-        times = {
-            "in": np.maximum(start - before, 0),
-            "prep": prepared - start,
-            "midp": processed - prepared,
-            "postp": end - processed,
-            "out": np.maximum(left - end, 0),
-        }
-        for row in batches[is_last]:
-            self._remember(row)
-        succeeded = batches["outcome"] == Outcome.OK
-        self._add_times(op[succeeded], {name: ns[succeeded] for name, ns in times.items()})
+        def end() -> None:
+            self._author.add(folded, started_s)
+            self._author.end(ended_s, sizes)
 
-    def _add_times(self, op: Ints, times: Mapping[str, Ints]) -> None:
-        for number in np.unique(op).tolist():
-            here = op == number
-            total = self._interval.ops[number]
-            total.count += int(here.sum())
-            for stage, spent in times.items():
-                total.sums[stage] += int(spent[here].sum())
+        self._background.submit(end)
 
-    def _taken_before(self, row: Any) -> int:
-        key = int(row["op"]), int(row["worker"])
-        return self._last_taken.get(key, min(self._begun_ns, int(row["start_ns"])))
-
-    def _remember(self, row: Any) -> None:
-        key = int(row["op"]), int(row["worker"])
-        self._last_taken.pop(key, None)
-        self._last_taken[key] = int(row["taken_ns"])
-        if len(self._last_taken) > _MOST_WORKERS:
-            del self._last_taken[next(iter(self._last_taken))]
+    def _taken(self) -> _Folded:
+        folded, self._folded, self._rows = self._folded, [], 0
+        return folded
 
 
-def _batches(turns: Rows) -> Rows:
-    """One row a batch, sorted by op, worker and start; a success of it where there is one."""
-    turns = turns[turns["batch"] >= 0]
-    turns = turns[np.lexsort((turns["outcome"], turns["batch"], turns["op"]))]
-    is_first = np.ones(len(turns), bool)
-    is_first[1:] = (np.diff(turns["op"]) != 0) | (np.diff(turns["batch"]) != 0)
-    batches = turns[is_first]
-    return batches[np.lexsort((batches["start_ns"], batches["worker"], batches["op"]))]
+class _Author:
+    """The thread's part: adds up what happened in an interval, and writes the block about it."""
 
+    def __init__(self, graph: TracedGraph, output: TracerOutput, begun_s: float) -> None:
+        self._graph = graph
+        self._output = output
+        self._times = BatchTimes(int(begun_s * 1e9))
+        self._interval: Interval | None = None
 
-def _in_order(batches: Rows) -> tuple[Ints, Ints, Ints, Ints]:
-    """Begin and end of the stages; a stage that a failure has cut out lasts no time."""
-    start = batches["start_ns"]
-    prepared = np.maximum(batches["prepared_ns"], start)
-    processed = np.maximum(batches["processed_ns"], prepared)
-    return start, prepared, processed, np.maximum(batches["end_ns"], processed)
+    def add(self, folded: Sequence[tuple[Rows, Rows]], started_s: float) -> None:
+        """Take in rows of the interval that began then."""
+        if self._interval is None:
+            self._interval = Interval(len(self._graph.names), started_s)
+        for turns, requests in folded:
+            if len(turns):
+                self._times.add(turns, self._interval.ops)
+            if len(requests):
+                self._interval.add_requests(requests)
+
+    def end(self, ended_s: float, sizes: Mapping[str, int]) -> None:
+        interval, self._interval = self._interval, None
+        if interval is not None and not interval.is_idle:
+            length_s = max(ended_s - interval.started_s, 1e-9)
+            self._output.write(Block(interval, length_s, self._graph, sizes))

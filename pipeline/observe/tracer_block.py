@@ -127,7 +127,9 @@ class Interval:
         return not self.queries and not any(op.count for op in self.ops)
 
     def add_requests(self, requests: Rows) -> None:
-        requests = requests[requests["target"] == PIPELINE]
+        is_whole = requests["target"] == PIPELINE
+        if not is_whole.all():
+            requests = requests.compress(is_whole)
         failed = requests["data_id"][requests["outcome"] != Outcome.OK]
         latencies = requests["end_ns"] - requests["start_ns"]
         self.queries += len(requests)

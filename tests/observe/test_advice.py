@@ -106,7 +106,7 @@ def test_a_record_without_turns_has_no_advice():
     [
         ({"let_in_ms": 50.0}, "worker_num"),
         ({"unpack_ms": 900.0}, "unpacking and packing"),
-        ({"requests": 3}, "3 requests"),
+        ({"told": 3}, "3 requests"),
     ],
 )
 def test_what_no_setting_of_an_op_helps_is_noted(changes, text):

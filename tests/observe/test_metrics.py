@@ -13,7 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
-from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
+from pipeline.observe.snapshot import (
+    LATENCY_STEPS,
+    NO_COPY,
+    BatchCounters,
+    ModelCounters,
+    Snapshot,
+)
 from pipeline.observe.span import Outcome
 from pipeline.predictors.memory import MemoryUse
 
@@ -242,6 +248,13 @@ def test_a_process_that_is_missing_takes_only_its_own_series_away():
 
 
 # Paddle Serving's -------------------------------------------------------------------------
+
+
+def test_what_processes_counted_that_are_no_more_is_in_no_series():
+    """Their own series had it; Prometheus goes on with them when another process starts from 0."""
+    past = Snapshot(NO_COPY, engine(), snapshot(success_count=9).models)
+    for of in (render, render_predecessor):
+        assert of([snapshot(0), past], by_copy=True) == of([snapshot(0)], by_copy=True)
 
 
 def test_the_five_counters_of_the_predecessor():

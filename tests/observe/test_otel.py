@@ -116,27 +116,36 @@ def test_a_collector_that_does_not_answer_does_not_keep_a_server_from_stopping()
 def test_the_first_requests_of_a_second_are_recorded():
     now = [100.0]
     choose = RateLimit(2, clock_s=lambda: now[0])
-    assert [choose(None, 1) for _ in range(4)] == [True, True, False, False]
-    now[0] += 0.5
-    assert [choose(None, 1) for _ in range(2)] == [True, False]
+    assert [choose(None) > 0 for _ in range(4)] == [True, True, False, False]
+    now[0] += 0.25
+    assert not choose(None)
+    now[0] += 0.25
+    assert [choose(None) > 0 for _ in range(2)] == [True, False]
     now[0] += 3600
-    assert [choose(None, 1) for _ in range(3)] == [True, True, False]
+    assert [choose(None) > 0 for _ in range(3)] == [True, True, False]
+
+
+def test_requests_without_a_trace_get_one_each():
+    choose = RateLimit(5, clock_s=lambda: 100.0)
+    assert len({choose(None) for _ in range(5)} - {0}) == 5
 
 
 def test_what_a_caller_decided_holds_at_any_rate():
     choose = RateLimit(1, clock_s=lambda: 0.0)
     unsampled = CALLER._replace(is_sampled=False)
-    assert [choose(CALLER, 1) for _ in range(5)] == [True] * 5
-    assert not choose(unsampled, 1)
-    assert choose(None, 1)
+    assert [choose(CALLER) for _ in range(5)] == [CALLER.trace_id] * 5
+    assert not choose(unsampled)
+    assert choose(None)
 
 
 def test_a_sampler_of_the_sdk_is_asked():
-    by_ratio = BySampler(ParentBased(TraceIdRatioBased(0.5)), "imdb")
-    assert [by_ratio(None, trace_id) for trace_id in (1, 2**64 - 1)] == [True, False]
-    assert by_ratio(CALLER, 2**64 - 1)
-    assert not by_ratio(CALLER._replace(is_sampled=False), 1)
-    assert not BySampler(ALWAYS_OFF, "imdb")(CALLER, 1)
+    ids = iter([1, 2**64 - 1])
+    by_ratio = BySampler(ParentBased(TraceIdRatioBased(0.5)), "imdb", lambda: next(ids))
+    assert [by_ratio(None), by_ratio(None)] == [1, 0]
+    of_low_ratio = CALLER._replace(trace_id=2**64 - 1)
+    assert by_ratio(of_low_ratio) == 2**64 - 1
+    assert not by_ratio(CALLER._replace(trace_id=1, is_sampled=False))
+    assert not BySampler(ALWAYS_OFF, "imdb")(CALLER)
 
 
 # --- the environment ------------------------------------------------------------------------

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,13 @@ from hypothesis import strategies as st
 from pipeline.engine.watching import packed_request_of
 from pipeline.observe.profile import (
     Profile,
-    ProfileWriter,
+    load_lines,
     parse_profile,
     profile_lines,
     profile_text,
     read_profile,
 )
+from pipeline.observe.sampling import LOAD, Strides
 from pipeline.observe.span import (
     NO_WORKER,
     PIPELINE,
@@ -138,6 +137,12 @@ def rows_and_names(draw: st.DrawFn) -> tuple[Rows, Rows, list[str]]:
     return turns_of(*turns), requests_of(*draw(st.lists(request_fields, max_size=4))), names
 
 
+def strides_of(turns: int, requests: int) -> st.SearchStrategy[Strides]:
+    some = st.integers(1, 2**40)
+    lists = st.tuples(*(st.lists(some, min_size=n, max_size=n) for n in (turns, requests)))
+    return lists.map(lambda found: Strides(*(np.array(each, np.int64) for each in found)))
+
+
 def renamed(rows: Rows, field: str, names: Any) -> list[Any]:
     """The rows with the name instead of its index."""
     place = (rows.dtype.names or ()).index(field)
@@ -147,16 +152,21 @@ def renamed(rows: Rows, field: str, names: Any) -> list[Any]:
     ]
 
 
-@given(rows_and_names())
-def test_what_is_written_is_read(made: tuple[Rows, Rows, list[str]]):
+@given(rows_and_names(), st.data())
+def test_what_is_written_is_read(made: tuple[Rows, Rows, list[str]], data: st.DataObject):
     turns, requests, names = made
-    text = "".join(profile_lines(turns, requests, names))
+    strides = data.draw(st.none() | strides_of(len(turns), len(requests)))
+    text = "".join(profile_lines(turns, requests, names, strides=strides))
     found = parse_profile(text.split("\n"))
     assert renamed(found.turns, "op", found.names) == renamed(turns, "op", names)
     assert renamed(found.requests, "target", found.names) == renamed(requests, "target", names)
     assert set(found.turn_pids.tolist()) <= {os.getpid()}
     assert (len(found.turn_pids), len(found.request_pids)) == (len(turns), len(requests))
     assert not found.damaged
+    if strides is None:
+        strides = Strides(np.ones(len(turns)), np.ones(len(requests)))
+    assert found.sample.turns.sum() == pytest.approx(strides.turns.sum())
+    assert found.sample.requests.tolist() == strides.requests.tolist()
 
 
 @given(rows_and_names())
@@ -195,6 +205,33 @@ def test_a_turn_that_never_ran_is_hidden_from_the_predecessor():
     assert text.count("\n") == 2
     assert old_events(text) == []
     assert same(parse_profile(text.split("\n")).turns, turns)
+
+
+def test_the_requests_of_a_batch_share_what_its_line_stands_for():
+    turns = turns_of(turn(data_id=1), turn(data_id=2), turn(data_id=3), turn(batch=2, data_id=4))
+    strides = Strides(np.array([0, 16, 0, 8]), np.array([8]))
+    text = "".join(profile_lines(turns, requests_of(request(4)), ["bow"], strides=strides))
+    sample = parse_profile(text.split("\n")).sample
+    assert sample.turns.tolist() == [16 / 3] * 3 + [8.0]
+    assert sample.requests.tolist() == [8.0]
+    assert len(old_events(text)) == 3 * 6, "the predecessor's reader sees nothing of it"
+
+
+def test_lines_that_stand_for_themselves_do_not_say_so():
+    strides = Strides(np.array([1, 1]), np.array([1]))
+    turns, requests = turns_of(turn(), turn(data_id=8)), requests_of(request())
+    lines = [*profile_lines(turns, requests, ["bow"], strides=strides)]
+    assert lines == [*profile_lines(turns, requests, ["bow"])]
+    assert not any("stands_for" in line for line in lines)
+
+
+def test_what_is_not_told_of_a_stretch_of_time_is_hidden_from_the_predecessor():
+    loads = np.array([(10, 1_010, 400)], LOAD)
+    text = "".join(load_lines(loads, offset_ns=10**18))
+    assert old_events(text) == []
+    found = parse_profile(text.split("\n"))
+    assert found.sample.loads.tolist() == [(10**18 + 10, 10**18 + 1_010, 400)]
+    assert (len(found.turns), len(found.requests), found.damaged) == (0, 0, 0)
 
 
 def test_a_request_that_never_got_in_has_no_events_and_is_read():
@@ -331,6 +368,9 @@ def test_lines_with_windows_breaks_are_read():
         + "1e999," * 10
         + "1]}",
         'PROFILE\tpid:12\t\t{"kind":"other"}',
+        'PROFILE\tpid:12\t\t{"kind":"load","begin":1,"end":2}',
+        'PROFILE\tpid:12\t\t{"kind":"batch","op":"a","worker":0,"batch":0,"times":[1,2,3,4,5],'
+        '"requests":[[1,1,0,1]],"stands_for":0}',
         "PROFILE\tpid:12\t\t" + "[" * 100_000,
         "PROFILE\tpid:12\t\t" + '{"kind":"request","op":null,"data_id":' + "9" * 5_000 + "}",
         "PROFILE\tpid:" + "9" * 5_000 + "\t\t{}",
@@ -357,89 +397,6 @@ def test_times_beyond_what_a_row_holds_are_cut():
     assert old_profile(line).turns["start_ns"][0] > 9e18
 
 
-# --- the sink -------------------------------------------------------------------------------------
-
-
-def test_the_sink_writes_what_it_is_given_in_order():
-    stream = io.StringIO()
-    writer = ProfileWriter(["bow"], stream)
-    writer.start()
-    writer.fold(turns_of(turn(batch=1), turn(batch=2)), NO_REQUESTS)
-    writer.fold(NO_TURNS, requests_of(request()))
-    writer.close()
-    writer.close()
-    found = parse_profile(stream.getvalue().split("\n"))
-    assert found.turns["batch"].tolist() == [1, 2]
-    assert found.requests["data_id"].tolist() == [7]
-    now = time.time_ns() - time.monotonic_ns()
-    assert abs(int(found.turns["start_ns"][0]) - now) < 10**12, "ns since the epoch"
-
-
-def test_the_sink_writes_to_what_stderr_is_when_it_writes(capfd: pytest.CaptureFixture[str]):
-    writer = ProfileWriter(["bow"])
-    writer.start()
-    writer.fold(turns_of(turn()), NO_REQUESTS)
-    writer.close()
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.startswith(f"PROFILE\tpid:{os.getpid()}\tprep#[bow|2]_0:")
-
-
-class Pieces(io.StringIO):
-    """Keeps the pieces that were written at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-
-    def write(self, text: str) -> int:
-        self.pieces.append(text)
-        return len(text)
-
-
-def test_lines_are_written_whole_in_pieces_that_a_pipe_takes_at_once():
-    stream = Pieces()
-    writer = ProfileWriter(["bow"], stream)
-    writer.start()
-    writer.fold(turns_of(*(turn(batch=n) for n in range(100))), NO_REQUESTS)
-    writer.close()
-    assert 2 < len(stream.pieces) < 50
-    assert all(len(piece) <= 4096 and piece.endswith("\n") for piece in stream.pieces)
-    assert len(parse_profile("".join(stream.pieces).split("\n")).turns) == 100
-
-
-def test_a_reader_that_is_slow_does_not_hold_up_who_folds():
-    stopped, go_on = threading.Event(), threading.Event()
-
-    class Slow(Pieces):
-        def flush(self) -> None:
-            stopped.set()
-            go_on.wait()
-
-    stream = Slow()
-    writer = ProfileWriter(["bow"], stream)
-    writer.start()
-    writer.fold(turns_of(turn()), NO_REQUESTS)
-    stopped.wait()
-    for _ in range(1_000):
-        writer.fold(turns_of(turn()), NO_REQUESTS)
-    go_on.set()
-    writer.close()
-    assert 1 < len(stream.pieces) < 1_000
-
-
-def test_a_stream_that_is_closed_is_told_once(caplog: pytest.LogCaptureFixture):
-    stream = io.StringIO()
-    stream.close()
-    writer = ProfileWriter(["bow"], stream)
-    writer.start()
-    for _ in range(3):
-        writer.fold(turns_of(turn()), NO_REQUESTS)
-    writer.close()
-    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert "no more PROFILE lines" in record.getMessage()
-
-
 # --- with an engine -------------------------------------------------------------------------------
 
 
@@ -460,25 +417,5 @@ def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
         assert found.turns["data_id"].tolist() == [data_id] * 2
         assert [found.names[op] for op in found.turns["op"]] == ["a", "b"]
         assert found.turns["outcome"].tolist() == [Outcome.OK] * 2
-
-    run_virtual(calls())
-
-
-def test_what_an_engine_has_taken_down_is_written_and_read():
-    stream = io.StringIO()
-
-    async def calls() -> None:
-        writer = ProfileWriter(["a", "b"], stream)
-        writer.start()
-        async with Engine(chain("a", "b")) as engine:
-            engine.journal.sinks.append(writer)
-            await asyncio.gather(*(engine.ask() for _ in range(5)))
-            engine.journal.fold()
-            writer.close()
-            found = parse_profile(stream.getvalue().split("\n"))
-            assert len(engine.turns) == 10
-            for field in ("op", "worker", "batch", "data_id", "rows", "outcome"):
-                assert found.turns[field].tolist() == [row[field] for row in engine.turns]
-            assert sorted(found.requests["data_id"]) == [0, 1, 2, 3, 4]
 
     run_virtual(calls())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from pipeline.observe.recent import (
     Recent,
     Recorded,
     Recording,
-    batch_sizes,
     read_recording,
 )
 from pipeline.observe.span import REQUEST, TURN, Outcome
@@ -148,7 +148,33 @@ def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(r
     fold(recent, requests=[request(0, at=clock.now_ns, took=S)])
     slowest = recent.slowest()[0]
     assert [t.op for t in slowest.turns] == [UNPACK, "a"]
-    assert sum(len(found.turns) for found in recent._turns._kept) < 20_000
+    assert len(recent._turns) < 20_000
+
+
+def test_requests_that_never_had_a_turn_leave_nothing_behind(recent, clock):
+    """A hostile caller's, which are refused when they are unpacked."""
+    fold(recent, [turn(-1, 0, at=clock.now_ns)])  # of one that is open all the while
+    refused = [request(i, at=clock.now_ns, took=0, outcome=Outcome.BACKEND) for i in range(1000)]
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            fold(recent, requests=refused)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(180):
+            fold(recent, requests=refused)
+        assert tracemalloc.get_traced_memory()[0] - before < 2**20
+    finally:
+        tracemalloc.stop()
+    fold(recent, requests=[request(-1, at=clock.now_ns, took=MS)])
+    assert [t.op for t in recent.slowest()[0].turns] == [UNPACK, "a"]
+
+
+def test_a_server_with_little_to_do_does_not_look_through_ever_more_pieces(recent, clock):
+    """Each fold brings a turn or two, and each request is among the slowest or the failed."""
+    for data_id in range(1000):
+        at = clock.now_ns
+        fold(recent, [turn(data_id, 0, at=at)], [request(data_id, at=at, took=data_id)])
+    assert len(recent._turns._pieces) < 100
 
 
 def test_the_requests_of_a_batch_are_counted(recent, clock):
@@ -161,15 +187,40 @@ def test_the_requests_of_a_batch_are_counted(recent, clock):
     assert sizes == {0: 3, 1: 3, 2: 3, 3: 2, 4: 2, 5: 0}
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=20))
-def test_neighbours_of_a_batch_count_each_other(batches):
-    turns = [
-        turn(0, op, at=0, batch=number)
-        for number, (op, size) in enumerate(batches)
-        for _ in range(size)
-    ]
-    expected = [size for _, size in batches for _ in range(size)]
-    assert batch_sizes(rows(TURN, *turns)).tolist() == expected
+def test_a_batch_is_as_large_as_it_was_when_the_turns_of_its_others_are_gone(recent, clock):
+    at = clock.now_ns
+    lost = never_ran(0, 1, at=at + MS, end=at + MS, outcome=Outcome.OTHER)
+    fold(recent, [turn(n, 0, at=at, batch=5) for n in range(8)] + [lost])
+    for first in range(1, 20_001, 1000):
+        numbers = range(first, first + 1000)
+        fold(
+            recent,
+            [turn(n, 0, at=at) for n in numbers],
+            [request(n, at=at, took=MS) for n in numbers],
+        )
+    fold(recent, requests=[request(0, at=at, took=S)])
+    assert [t.batch_requests for t in recent.slowest()[0].turns] == [1, 8, 0]
+
+
+def test_a_request_has_its_turns_when_others_came_by_the_thousand_before_somebody_asks(
+    recent, clock
+):
+    at = clock.now_ns
+    ends = {1: Outcome.OK, 2: Outcome.BACKEND}
+    fold(
+        recent,
+        [turn(n, 0, at=at, outcome=outcome) for n, outcome in ends.items()],
+        [request(n, at=at, took=S, outcome=outcome) for n, outcome in ends.items()],
+    )
+    for first in range(10, 20_000, 1000):
+        numbers = range(first, first + 1000)
+        fold(
+            recent,
+            [turn(n, 1, at=at) for n in numbers],
+            [request(n, at=at, took=MS) for n in numbers],
+        )
+    for kept in (recent.slowest()[0], recent.failures()[0]):
+        assert [t.op for t in kept.turns] == [UNPACK, "a"]
 
 
 def test_an_op_that_runs_again_and_again_does_not_fill_the_memory(recent, clock):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ErrorCode
+from pipeline.observe.histogram import LATENCY_BOUNDS_NS
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
 from pipeline.observe.span import (
     NO_WORKER,
@@ -26,13 +27,11 @@ from pipeline.observe.span import (
     packed_turn,
 )
 from pipeline.observe.statistics import (
-    LATENCY_BOUNDS_NS,
     Statistics,
     StatisticsError,
     fill_statistics,
     merge,
     model_names,
-    percentile,
     select,
     stats_json,
     version_number,
@@ -401,35 +400,6 @@ def test_copies_use_their_memory_each():
     ]
     (cnn,) = merge(copies)
     assert cnn.memory == [MemoryUse("CPU", 0, 14), MemoryUse("GPU", 0, 5), MemoryUse("GPU", 1, 5)]
-
-
-# --- percentiles ----------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.integers(1, int(LATENCY_BOUNDS_NS[-1])), min_size=1),
-    st.floats(0, 1),
-)
-def test_a_percentile_is_in_the_bucket_of_the_true_one(times_ns, q):
-    histogram = [0] * LATENCY_STEPS
-    for ns in times_ns:
-        histogram[bucket_of(ns)] += 1
-    true = float(np.quantile(times_ns, q, method="inverted_cdf"))
-    bucket = bucket_of(int(true))
-    lower = float(LATENCY_BOUNDS_NS[bucket - 1]) if bucket else 0.0
-    assert lower <= percentile(histogram, q) <= float(LATENCY_BOUNDS_NS[bucket])
-
-
-def test_percentiles_of_nothing_are_0_and_a_share_is_no_percentage():
-    assert percentile([0] * LATENCY_STEPS, 0.99) == 0.0
-    with pytest.raises(ValueError, match="q is 99"):
-        percentile([0] * LATENCY_STEPS, 99)
-
-
-def test_a_difference_of_histograms_of_a_restarted_copy_has_a_percentile():
-    difference = [-3] * LATENCY_STEPS
-    difference[8] = 1
-    assert percentile(difference, 1.0) == float(LATENCY_BOUNDS_NS[8])
 
 
 # --- names and versions ---------------------------------------------------------------------

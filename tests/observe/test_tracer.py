@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from doubles import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,9 +21,16 @@ from pipeline.config import LogConfig, load_config
 from pipeline.engine.graph import build_graph
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError
+from pipeline.observe.batch_times import BatchTimes
 from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.observe.tracer import Tracer
-from pipeline.observe.tracer_block import Interval, TracedGraph, TracerFiles, tracer_files
+from pipeline.observe.tracer_block import (
+    Interval,
+    OpInterval,
+    TracedGraph,
+    TracerFiles,
+    tracer_files,
+)
 
 MS = 1_000_000
 NO_TURNS = np.array([], TURN)
@@ -264,8 +274,7 @@ stages_ms = st.tuples(*[st.integers(0, 50)] * 5)
 )
 def test_the_sums_are_those_of_a_plain_loop(batches: list[Any]):
     """Workers one after the other, without any two batches of a worker at a time."""
-    clock = Clock()
-    tracer = Tracer(GRAPH, state, TracerFiles(Path("none")), clock)
+    ops, times = [OpInterval(), OpInterval()], BatchTimes(at(0))
     ends: dict[tuple[int, int], int] = {}
     expected = [[0] * 6, [0] * 6]
     for number, (op, worker, lengths, is_good) in enumerate(batches):
@@ -275,12 +284,11 @@ def test_the_sums_are_those_of_a_plain_loop(batches: list[Any]):
         ends[op, worker] = marks[-1]
         outcome = Outcome.OK if is_good else Outcome.BACKEND
         row = (op, worker, number, 1, 1, outcome, at(start), *(at(ms) for ms in marks))
-        tracer.fold(turns_of(row, row), NO_REQUESTS)
+        times.add(turns_of(row, row), ops)
         if is_good:
             added = (1, *(length * MS for length in lengths))
             expected[op] = [a + b for a, b in zip(expected[op], added, strict=True)]
-    found = [[op.count, *op.sums.values()] for op in tracer._interval.ops]
-    assert found == expected
+    assert [[op.count, *op.sums.values()] for op in ops] == expected
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -343,6 +351,44 @@ def test_percentiles_of_very_many_requests_are_of_an_even_part_of_them():
     assert sum(map(len, interval._latencies)) < 400_000
     for percent, latency_ms in interval.percentiles_ms().items():
         assert latency_ms == pytest.approx(percent * 1000, abs=500)
+
+
+def test_a_long_interval_is_one_block_however_many_folds_it_has(traced: Traced):
+    for first in range(0, 30_000, 1000):
+        numbers = range(first, first + 1000)
+        traced.fold(
+            turns_of(*(turn(10 * n, batch=n) for n in numbers)),
+            requests_of(*(request(n, 1) for n in numbers)),
+        )
+    traced.tick()
+    traced.fold(NO_TURNS, requests_of(request(1, 1)))
+    traced.tick(0.5)
+    assert [dag["Query count"] for dag in traced.values("DAGExecutor:")] == ["30000", "1"]
+    assert [dag["QPS"] for dag in traced.values("DAGExecutor:")] == ["30000.0 q/s", "2.0 q/s"]
+
+
+def test_a_disk_that_hangs_does_not_fill_the_memory(traced: Traced):
+    release, began, caught_up = (threading.Event() for _ in range(3))
+
+    def hang() -> None:
+        began.set()
+        release.wait(30)
+
+    traced.tracer._background.submit(hang)
+    assert began.wait(30)
+    rows = np.zeros(10_000, REQUEST)
+    rows["target"] = PIPELINE
+    kept = [weakref.ref(rows)]
+    for _ in range(100):
+        copy = rows.copy()
+        kept.append(weakref.ref(copy))
+        traced.fold(NO_TURNS, copy)
+        del copy
+    assert sum(ref() is not None for ref in kept) < 30
+    release.set()
+    wait_until(lambda: traced.tracer._background.submit(caught_up.set))
+    assert caught_up.wait(30)
+    assert "Query count[160000]" in "".join(traced.lines())
 
 
 # --- files ----------------------------------------------------------------------------------------
