@@ -78,7 +78,9 @@ class _RunningCopy:
         if word.question is not None:
             self._copies.inquiries.begin(self, word.question)
         if word.reply is not None:
-            self._copies.inquiries.answered(self, word.reply)
+            text = self._copies.inquiries.answered(self, word.reply)
+            if text == SNAPSHOT:  # what has been shown must not be less when this copy is dead
+                self.figures = b"".join(word.reply.answers) or self.figures
 
     def question(self, question: Question) -> None:
         """Ask it."""

@@ -87,7 +87,7 @@ class Inquiries:
     Args:
         members: the copies that run now.
         stand_in: an answer for a copy that gives none in time, or b"".
-        extra: answers for copies that are no more.
+        extra: answers for copies that are no more; they have what each of them last said.
     """
 
     def __init__(
@@ -112,20 +112,23 @@ class Inquiries:
         for member in list(inquiry.awaited):
             member.question(Question(number, question.text, question.limit_s))
 
-    def answered(self, member: Member, reply: Reply) -> None:
-        """Take a copy's answer."""
+    def answered(self, member: Member, reply: Reply) -> str:
+        """Take a copy's answer. The text of the question; "" if nobody waits for it any more."""
         inquiry = self._open.get(reply.number)
         if inquiry is None or member not in inquiry.awaited:
-            return
+            return ""
         inquiry.awaited.remove(member)
         inquiry.answers[member] = b"".join(reply.answers)
         if not inquiry.awaited:
             self._end(reply.number)
+        return inquiry.question.text
 
     def left(self, member: Member) -> None:
-        """A copy is gone: nobody waits for its answer."""
+        """A copy is gone: nobody waits for its answer, nor is it to be counted twice."""
         for number, inquiry in list(self._open.items()):
             inquiry.awaited.discard(member)
+            if self._extra(inquiry.question.text):
+                inquiry.answers.pop(member, None)
             if not inquiry.awaited:
                 self._end(number)
 

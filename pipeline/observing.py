@@ -125,7 +125,7 @@ class Observation:
             journal=self.journal if self.journal.sinks else None,
             on_failure=failed,
             on_success=succeeded if log.wants_successes else None,
-            profile=self._profile if self.journal.sinks else None,
+            profile=self._profile,
         )
 
     def _profile(self, request: InFlight) -> str:
@@ -139,7 +139,8 @@ class Observation:
         config = self._config
         if config.statistics:
             self._statistics = Statistics(self.pipeline_name, self.model_names)
-            self._recent, self._recording = Recent(self._op_names), Recording(self._copy or 0)
+            self._recent = Recent(self._op_names)
+            self._recording = Recording(self._copy or 0, max(1, config.copies))
             self.journal.sinks += [self._statistics, self._recent, self._recording]
         if config.dag.use_profile:
             id_step = 1 if self._copy is None else config.copies
@@ -204,6 +205,11 @@ class Observation:
                 _LOGGER.exception("%s failed", name)
 
         self._timers[name] = loop.call_later(interval_s, tick)
+
+    def end_recordings(self) -> None:
+        """The server is about to stop: who records is answered."""
+        if self._recording is not None:
+            self._recording.end()
 
     async def close(self) -> None:
         """Tell the last of it. May be called twice, and without `start`."""

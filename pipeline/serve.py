@@ -31,8 +31,9 @@ from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.serve_arguments import MODEL, READY, ServeSettings, read_arguments
-from pipeline.server import serve_until_signalled
+from pipeline.server import announce, serve_until_signalled
 from pipeline.service import Outside, Service
+from pipeline.standard_streams import occupy_descriptors
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server has a clock of its own
@@ -58,9 +59,10 @@ def serve(settings: ServeSettings) -> None:
     """
     for note in settings.notes:
         sys.stderr.write(f"pipeline.serve: {note}\n")
+    occupy_descriptors()
     keep_freed_memory()
     _make_folder(settings.client_conf)
-    config = load_config(yml_dict=settings.config)
+    config = load_config(yml_dict={**settings.config, "statistics": False})  # nobody can ask
     graph = _graph(settings, config)
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listener(settings))
@@ -73,7 +75,7 @@ def serve(settings: ServeSettings) -> None:
         service.fork()
         if settings.parent_fd is None:
             serve_until_signalled(
-                service, lambda: sys.stderr.write(f"{settings.name}: {service.describe()}\n")
+                service, lambda: announce(f"{settings.name}: {service.describe()}")
             )
             return
         parent = closing.enter_context(socket.socket(fileno=settings.parent_fd))

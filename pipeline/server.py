@@ -22,6 +22,7 @@ from pipeline.event_loop import LoopThread, ends_before, loop_factory
 from pipeline.model_services import ModelServices
 from pipeline.op import ResponseOp, configure_op
 from pipeline.service import Service, startup_frozen
+from pipeline.standard_streams import occupy_descriptors, write_out
 
 
 class PipelineServer:
@@ -72,9 +73,10 @@ class PipelineServer:
         Raises:
             InitError: an Op, model or port could not be started; nothing is left running.
         """
+        occupy_descriptors()
         keep_freed_memory()
         service = self._new_service()
-        serve_until_signalled(service, lambda: sys.stderr.write(f"{service.describe()}\n"))
+        serve_until_signalled(service, lambda: announce(service.describe()))
 
     # Embedding --------------------------------------------------------------------------
 
@@ -190,6 +192,13 @@ def serve_until_signalled(
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
+
+
+def announce(line: str) -> None:
+    """Say it on stderr, if there is one, and somebody who reads it."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+        if sys.stderr is not None:  # as of a process that was started without descriptor 2
+            write_out(sys.stderr, f"{line}\n")
 
 
 @contextlib.contextmanager

@@ -243,6 +243,7 @@ class Service:
             self._executor.answer_all_closed()
 
     async def _stop(self) -> None:
+        self.observation.end_recordings()
         for door in self._doors.values():
             await door.close(self._grace_s + _DOOR_GRACE_S)
         if self._executor is not None:

@@ -97,3 +97,32 @@ def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gon
         asker.reply(Reply(sent[0].number, [b"too late"]))
 
     run_virtual(main())
+
+
+def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
+    async def main():
+        one, two = Copy("one"), Copy("two")
+        past: list[bytes] = []
+        inquiries = Inquiries(lambda: (one, two), lambda copy, text: b"", lambda text: past)
+        inquiries.begin(two, Question(0, "how", 1.0))
+        assert inquiries.answered(one, Reply(one.asked[0].number, [b"1"])) == "how"
+        past.append(b"what one left, 1 in it")
+        inquiries.left(one)
+        inquiries.answered(two, Reply(two.asked[0].number, [b"2"]))
+        (reply,) = two.replies
+        assert sorted(reply.answers) == [b"2", b"what one left, 1 in it"]
+
+    run_virtual(main())
+
+
+def test_what_a_copy_recorded_that_is_gone_is_kept():
+    async def main():
+        one, two = Copy("one"), Copy("two")
+        inquiries = inquiries_of(one, two)
+        inquiries.begin(two, Question(0, "record", 1.0))
+        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.left(one)
+        inquiries.answered(two, Reply(two.asked[0].number, [b"2"]))
+        assert sorted(two.replies[0].answers) == [b"1", b"2"]
+
+    run_virtual(main())

@@ -40,6 +40,7 @@ _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
 _REST_S = 1.0  # for them to end when the last channel was closed
+_MOST_DETAILS = 2000  # bytes of a status' text: who calls takes 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -304,9 +305,17 @@ def _streaming(name: str, stream: Stream) -> Any:
 def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
     """What a caller is told of an error of a method."""
     if isinstance(error, GrpcError):
-        return error.status, str(error)
+        return error.status, _short(str(error))
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
     return grpc.StatusCode.INTERNAL, "internal error of the server"
+
+
+def _short(text: str) -> str:
+    """`text` for a header, where three bytes stand for most of those that are no ASCII."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= _MOST_DETAILS:
+        return data.decode()
+    return data[:_MOST_DETAILS].decode("utf-8", "ignore") + "..."
 
 
 class _NoFarewells(logging.Filter):

@@ -13,11 +13,13 @@ from pipeline.doors.grpc import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.errors import PipelineError
 from pipeline.models import Kind, Models, V2Error, v2_error
 from pipeline.models.config import config_message, metadata_message
+from pipeline.models.unserved import UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.inference_v2 import SERVICE, request_from_message, response_to_message
 
 _AHEAD = 64  # requests of one stream that are read before the first of them is answered
+_CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
 _NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
 
@@ -39,6 +41,7 @@ def inference_service(models: Models) -> GrpcService:
         "RepositoryModelLoad": _refuse_loading,
         "RepositoryModelUnload": _refuse_loading,
         "ModelInfer": _unary(pb.ModelInferRequest, calls.model_infer),
+        **{name: _refusing(text) for name, text in UNSERVED_METHODS.items()},
     }
     streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
     return GrpcService(SERVICE, methods, streams)
@@ -85,7 +88,14 @@ class _Calls:
     ) -> pb.ModelInferResponse:
         request = request_from_message(message)
         traceparent = call.header("traceparent")
-        response = await self._models.infer(request, call.time_left(), traceparent)
+        try:
+            response = await self._models.infer(request, call.time_left(), traceparent)
+        except V2Error as error:
+            if error.kind is Kind.UNAVAILABLE and _is_over(call):
+                # What the caller's own library tells, if it is the first to look at the clock.
+                text = f"Deadline Exceeded: {error}"
+                raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
+            raise
         return response_to_message(response)
 
     async def model_stream_infer(
@@ -138,6 +148,12 @@ class _Calls:
         return answer.SerializeToString()
 
 
+def _is_over(call: GrpcCall) -> bool:
+    """Whether the deadline of the call itself has passed."""
+    left_s = call.time_left()
+    return left_s is not None and left_s < _CLOCKS_DIFFER_S
+
+
 def _unary(
     kind: type[_Request], answer: Callable[[_Request, GrpcCall], Awaitable[Message]]
 ) -> Unary:
@@ -150,6 +166,13 @@ def _unary(
             failure = _v2(error)
             raise GrpcError(_status_of(failure.kind), str(failure)) from error
         return response.SerializeToString()
+
+    return method
+
+
+def _refusing(text: str) -> Unary:
+    async def method(message: bytes, call: GrpcCall) -> bytes:
+        raise GrpcError(grpc.StatusCode.UNIMPLEMENTED, text)
 
     return method
 

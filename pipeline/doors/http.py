@@ -26,6 +26,7 @@ from pipeline.doors.listen import BACKLOG, bind
 from pipeline.doors.web import JSON, Reply, Sites, WebRequest
 from pipeline.engine.request import Route
 from pipeline.errors import (
+    ClosedError,
     NoServiceError,
     NotImplementedByOpError,
     OverloadedError,
@@ -170,6 +171,9 @@ class HttpDoor:
             status, body, headers = error.status, error_body(error.error), error.headers
         except _CallerLeftError:
             return
+        except asyncio.CancelledError:  # by `stop`: there is no more time for it
+            closed = ClosedError("the server has stopped")
+            status, body, headers = 503, error_body(closed), (CLOSE,)
         except Exception as error:  # a bug of ours, or of a double's: that caller is told
             _LOGGER.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
             status, body = 500, error_body(UserCodeError("internal error of the server"))

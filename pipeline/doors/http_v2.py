@@ -15,6 +15,7 @@ from pipeline.doors.http_connection import HttpError
 from pipeline.doors.web import TEXT, Endpoint, Reply, WebRequest
 from pipeline.errors import PackageError, PipelineError
 from pipeline.models import Kind, Models, V2Error, v2_error
+from pipeline.models.unserved import unserved_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.inference_v2_json import binary_names, read_request, write_response
 
@@ -83,15 +84,18 @@ class InferenceSite:
     async def _server(self, asked: _Asked) -> Reply:
         return _json(self._models.server_metadata())
 
+    # Triton's answers to these have no body: KServe's clients want one, and Triton's read none.
+
     async def _live(self, asked: _Asked) -> Reply:
-        return Reply()
+        return _json({"live": True})
 
     async def _ready(self, asked: _Asked) -> Reply:
-        return Reply(200 if await self._models.is_ready() else 400)
+        is_ready = await self._models.is_ready()
+        return _json({"ready": is_ready}, 200 if is_ready else 400)
 
     async def _model_ready(self, asked: _Asked) -> Reply:
         if await self._models.is_model_ready(asked.name, asked.version):
-            return Reply()
+            return _json({"name": asked.name, "ready": True})
         return _failed(400, "Model version not ready")
 
     async def _metadata(self, asked: _Asked) -> Reply:
@@ -108,20 +112,20 @@ class InferenceSite:
         return _json(await self._models.index(_wants_ready(await asked.web.read())))
 
     async def _load(self, asked: _Asked) -> Reply:
-        raise V2Error(Kind.UNAVAILABLE, _NO_LOADING)
+        return _failed(503, _NO_LOADING)  # and no Retry-After: it stays so
 
     # Inference --------------------------------------------------------------------------
 
     async def _infer(self, asked: _Asked) -> Reply:
         web = asked.web
-        raw_input = self._models.raw_input(asked.name, asked.version)  # 404 before it is read
+        raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 before it is read
         body = await web.read()
         request = read_request(
             body,
             _header_length(web),
             model_name=asked.name,
             model_version=asked.version,
-            raw_input=raw_input,
+            raw_inputs=raw_inputs,
         )
         del body
         traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
@@ -162,11 +166,14 @@ async def _refuse_method(asked: _Asked) -> Reply:
 
 
 async def _refuse_path(asked: _Asked) -> Reply:
+    text = unserved_path(asked.web.raw_path)
+    if text:
+        raise V2Error(Kind.UNSUPPORTED, text)
     return Reply(404, orjson.dumps({"error": "Not Found"}), TEXT)
 
 
-def _json(value: Any) -> Reply:
-    return Reply(body=orjson.dumps(value))
+def _json(value: Any, status: int = 200) -> Reply:
+    return Reply(status, orjson.dumps(value))
 
 
 def _failed(status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:

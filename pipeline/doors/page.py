@@ -32,7 +32,7 @@ Whole = Callable[[], Awaitable[list[Snapshot]]]
 Record = Callable[[float], Awaitable[list[bytes]]]
 
 _SECONDS, _LEAST_SECONDS, _MOST_SECONDS = "3", 0.1, 30.0
-_MOST_RECORDINGS = 2  # at a time; each may hold some 20 MB while its trace is made
+_MOST_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
 _FRESH_S = 0.4  # pages that are open at the same time share a status: they ask once a second
 _STATIC = Path(__file__).with_name("static")
 _TYPES = {
@@ -84,7 +84,7 @@ class Page:
         self._status_body = b""
         self._status_from_s = float("-inf")
         self._asking = asyncio.Lock()
-        self._recordings = 0
+        self._recordings: set[asyncio.Future[tuple[bytes, bool]]] = set()
         self._paths: dict[str, Endpoint] = {
             "/status.json": self._status,
             "/trace.json": self._trace,
@@ -123,19 +123,21 @@ class Page:
         seconds = _seconds(request.query)
         if request.method == "HEAD":
             return Reply(headers=_ALWAYS_NEW)
-        if self._recordings >= _MOST_RECORDINGS:
+        if len(self._recordings) >= _MOST_RECORDINGS:
             busy = OverloadedError(f"{_MOST_RECORDINGS} recordings are being made: try again later")
             raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
-        self._recordings += 1
-        try:
-            recordings = await self._record(seconds)
-            body, is_cut = await asyncio.to_thread(_to_trace, recordings, self._op_names)
-        finally:
-            self._recordings -= 1
+        # It counts to its end, whether or not its caller waits: the other copies go on with it.
+        recording = asyncio.ensure_future(self._recorded(self._record(seconds)))
+        self._recordings.add(recording)
+        recording.add_done_callback(self._recordings.discard)
+        body, is_cut = await asyncio.shield(recording)
         name = b'attachment; filename="pipeline_trace.json"'
         cut = ((b"x-trace-cut", b"true"),) if is_cut else ()
         headers = ((b"content-disposition", name), *cut, *_ALWAYS_NEW)
         return Reply(body=body, headers=headers)
+
+    async def _recorded(self, recordings: Awaitable[list[bytes]]) -> tuple[bytes, bool]:
+        return await asyncio.to_thread(_to_trace, await recordings, self._op_names)
 
 
 def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes, bool]:

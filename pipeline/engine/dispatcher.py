@@ -16,7 +16,7 @@ from pipeline.engine.state import OpState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import NO_WORKER, Journal, Outcome, packed_turn
+from pipeline.observe.span import NO_WORKER, Outcome, packed_turn
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ class OpDispatcher:
 
     def _queue(self, request: InFlight, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now = self._loop.time()
-        ready_ns = self._clock_ns() if self._journal is not None else 0
+        is_told = self._journal is not None or request.turns is not None
+        ready_ns = self._clock_ns() if is_told else 0
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
         self.channel.push(
@@ -239,8 +240,8 @@ class OpDispatcher:
             return
         self._forget_run(job)
         self.load.served((job.end_ns - job.start_ns) / 1e9)
-        if self._journal is not None:
-            self._note_batch(self._journal, worker, job)
+        if self._journal is not None or _wants_turns(job):
+            self._note_batch(worker, job)
         for item, outcome in zip(job.samples, job.outcomes, strict=False):
             if outcome is not None:
                 self._pass_on(item, outcome, job.jumped)
@@ -291,10 +292,10 @@ class OpDispatcher:
 
     # What is told of it -----------------------------------------------------------------
 
-    def _note_batch(self, journal: Journal, worker: Worker, run: BatchRun) -> None:
+    def _note_batch(self, worker: Worker, run: BatchRun) -> None:
         """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
         self._batches += 1
-        rows, missed, taken_ns = run.rows, [], self._clock_ns()
+        journal, rows, missed, taken_ns = self._journal, run.rows, [], self._clock_ns()
         start_ns, prepared_ns = run.start_ns, run.prepared_ns
         processed_ns, end_ns = run.processed_ns, run.end_ns
         for index, item in enumerate(run.samples):
@@ -317,7 +318,8 @@ class OpDispatcher:
                 end_ns,
                 taken_ns,
             )
-            journal.turns.append(turn)
+            if journal is not None:
+                journal.turns.append(turn)
             if request.turns is not None:
                 request.turns.append(turn)
             if not is_failed and item.generation == request.generation:
@@ -326,7 +328,8 @@ class OpDispatcher:
                 request.output_ns += end_ns - processed_ns
         if missed:
             self._note_unfinished(missed, Outcome.OTHER)
-        journal.fold_if_long()
+        if journal is not None:
+            journal.fold_if_long()
 
     def _note_unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down turns that came to nothing: as their request ended, or else as `outcome`."""
@@ -400,6 +403,11 @@ class OpDispatcher:
         for timer in (self._cut_timer, self._watch_timer):
             if timer is not None:
                 timer.cancel()
+
+
+def _wants_turns(run: BatchRun) -> bool:
+    """Whether the caller of a request in it asked for a profile."""
+    return any(item.request.turns is not None for item in run.samples)
 
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:

@@ -438,14 +438,14 @@ class DAGExecutor:
         if request.answer.done():
             return
         self._abandon(request, error, outcome)
+        _blame(request, error, outcome)
         self._answer(request, self._refusal(request, error))
 
     def _drop(self, request: InFlight) -> None:
         """The caller went away."""
         error = ClosedError("the caller cancelled the request")
         self._abandon(request, error, Outcome.CANCELED)
-        if request.error is None:  # it was being packed
-            request.error, request.outcome = error, Outcome.CANCELED
+        _blame(request, error, Outcome.CANCELED)
         self._leave(request)
 
     def _abandon(self, request: InFlight, error: PipelineError, outcome: Outcome) -> None:
@@ -503,6 +503,12 @@ def _default_cap(graph: Graph) -> int:
     """Enough for every Op to have a batch at each worker and the next one waiting."""
     configs = [op.pipeline_config for op in graph.ops]
     return max(_DEFAULT_CAP, 2 * sum(conf.concurrency * conf.batch_size for conf in configs))
+
+
+def _blame(request: InFlight, error: PipelineError, outcome: Outcome) -> None:
+    """Also a request that went well ends badly if it is still being packed."""
+    if request.error is None:
+        request.error, request.outcome = error, outcome
 
 
 def _package_error(error: Exception) -> PipelineError:

@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError
 from pipeline.models import config
 from pipeline.models.config import VERSION
 from pipeline.models.errors import Kind, V2Error, v2_error
-from pipeline.models.interface import Interface
+from pipeline.models.interface import Interface, Slot
 from pipeline.models.model import Model, OpModel, PipelineModel
 from pipeline.models.parameters import timeout_of
 from pipeline.models.values import arrays_of, payload_of
@@ -29,7 +29,7 @@ from pipeline.predictors.note import ModelNote
 from pipeline.proto.inference_v2 import InferRequest, InferResponse
 from pipeline.proto.inference_v2_json import RawInput
 
-_EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters")
+_EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
 
@@ -101,15 +101,12 @@ class Models:
         """One model's configuration, in the words of ModelConfig."""
         return self._model(name, version).config()
 
-    def raw_input(self, name: str, version: str = "") -> RawInput | None:
-        """The one input of a model, for requests that are only data; None for one with more."""
+    def raw_inputs(self, name: str, version: str = "") -> list[RawInput] | None:
+        """A model's inputs, for requests that are only data; None if it does not say them."""
         interface = self._model(name, version).interface
-        if interface.inputs is None or len(interface.inputs) != 1:
+        if interface.inputs is None:
             return None
-        (slot,) = interface.inputs
-        _, *shape = slot.full_shape(batches=True)
-        batch = (1,) if interface.batches else ()
-        return RawInput(slot.name, slot.datatype, (*batch, *shape))
+        return [_raw_input(slot, interface.batches) for slot in interface.inputs]
 
     # States -----------------------------------------------------------------------------
 
@@ -132,8 +129,7 @@ class Models:
         for name in sorted(self._models):
             is_ready = _is_ready(self._models[name], snapshots)
             if is_ready or not only_ready:
-                state = "READY" if is_ready else "UNAVAILABLE"
-                found.append({"name": name, "version": VERSION, "state": state})
+                found.append(_indexed(name, is_ready))
         return found
 
     async def statistics(self, name: str = "", version: str = "") -> list[ModelCounters]:
@@ -203,6 +199,19 @@ def _checked(
     except V2Error as error:
         about = f"[request id: {request.id or '<id_unknown>'}]"
         raise V2Error(error.kind, f"{about} {error}") from None
+
+
+def _indexed(name: str, is_ready: bool) -> dict[str, str]:
+    state = "READY" if is_ready else "UNAVAILABLE"
+    # There are clients that want a reason, be it none.
+    reason = "" if is_ready else "the server, or a copy of it, takes no requests for it"
+    return {"name": name, "version": VERSION, "state": state, "reason": reason}
+
+
+def _raw_input(slot: Slot, batches: bool) -> RawInput:
+    _, *shape = slot.full_shape(batches=True)
+    batch = (1,) if batches else ()
+    return RawInput(slot.name, slot.datatype, (*batch, *shape))
 
 
 def _all_ready(snapshots: list[Snapshot]) -> bool:

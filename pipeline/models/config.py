@@ -19,6 +19,15 @@ VERSION = "1"
 
 _LATEST = -1  # as a version
 
+# There are clients that look them up: what is not set is there in Triton's answers, too.
+_INPUT_DEFAULTS = {
+    "format": "FORMAT_NONE",
+    "is_shape_tensor": False,
+    "allow_ragged_batch": False,
+    "optional": False,
+}
+_OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False}
+
 
 class OpConfigForm(NamedTuple):
     """What the configuration of an Op as a model is made of."""
@@ -105,8 +114,8 @@ def _config_of(name: str, platform: str, interface: Interface) -> dict[str, Any]
         "backend": "python" if platform == "python" else "",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": interface.max_batch_size,
-        "input": [{**_config_slot(slot), "optional": False} for slot in interface.inputs or ()],
-        "output": [_config_slot(slot) for slot in interface.outputs or ()],
+        "input": [_config_slot(slot) | _INPUT_DEFAULTS for slot in interface.inputs or ()],
+        "output": [_config_slot(slot) | _OUTPUT_DEFAULTS for slot in interface.outputs or ()],
         "instance_group": [],
         "default_model_filename": "",
         "parameters": {},

@@ -127,7 +127,7 @@ def arrays_of(
     declares.
     """
     slots = {slot.name: slot for slot in interface.outputs or ()}
-    names = wanted or list(slots) or [str(name) for name in payload]
+    names = dict.fromkeys(wanted or slots or [str(name) for name in payload])
     by_name = {str(name): value for name, value in payload.items()}
     outputs = {}
     for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -224,11 +225,11 @@ def _edge_turn(
 # Recording ------------------------------------------------------------------------------------
 
 MOST_RECORDED = 20_000
-"""Turns, and requests, in a recording: what a browser can still show."""
+"""Turns, and requests, in a recording of the whole server: what a browser can still show."""
 
 
 class Recorded(msgspec.Struct, array_like=True):
-    """What one copy recorded. `is_cut`: there was more than MOST_RECORDED."""
+    """What one copy recorded. `is_cut`: there was more than its part of MOST_RECORDED."""
 
     copy: int
     is_cut: bool
@@ -256,11 +257,14 @@ class Recording:
 
     Args:
         copy: number of this copy of the server.
+        copies: how many there are, which share in what a recording may hold.
     """
 
-    def __init__(self, copy: int = 0) -> None:
+    def __init__(self, copy: int = 0, copies: int = 1) -> None:
         self._copy = copy
+        self._most = MOST_RECORDED // copies
         self._tapes: list[_Tape] = []
+        self._ending = asyncio.Event()
 
     def fold(self, turns: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
@@ -269,17 +273,18 @@ class Recording:
             tape.requests.add(requests)
 
     async def record(self, seconds: float, fold: Callable[[], None]) -> bytes:
-        """Everything that ends in the next `seconds`, for `read_recording`.
+        """Everything that ends in the next `seconds`, or before `end`, for `read_recording`.
 
         Args:
             seconds: how long.
             fold: `Journal.fold`, so that the recording begins and ends on time.
         """
         fold()
-        tape = _Tape(_Reel(), _Reel())
+        tape = _Tape(_Reel(self._most), _Reel(self._most))
         self._tapes.append(tape)
         try:
-            await asyncio.sleep(seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), seconds)
             fold()
         finally:
             self._tapes = [other for other in self._tapes if other is not tape]
@@ -291,19 +296,25 @@ class Recording:
         )
         return msgspec.msgpack.encode(recorded)
 
+    def end(self) -> None:
+        """The server stops: all recordings end now, with what they have."""
+        self._ending.set()
+
 
 class _Reel:
-    """Rows, up to MOST_RECORDED."""
+    """Rows, up to `most`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.is_cut = False
         self._pieces: list[Rows] = []
-        self._left = MOST_RECORDED
+        self._left = most
 
     def add(self, rows: Rows) -> None:
         self.is_cut |= len(rows) > self._left
-        self._pieces.append(rows[: self._left])
-        self._left -= len(self._pieces[-1])
+        taken = rows[: self._left]
+        if len(taken):  # an empty piece would hold on to all rows of the fold
+            self._pieces.append(taken)
+            self._left -= len(taken)
 
     def taken(self) -> bytes:
         return b"".join(piece.tobytes() for piece in self._pieces)

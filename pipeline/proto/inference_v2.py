@@ -23,6 +23,7 @@ from pipeline.proto.inference_v2_raw import (
     BYTES,
     DATATYPES,
     Array,
+    ByteSizeError,
     array_to_raw,
     datatype_of,
     known_dtype,
@@ -43,7 +44,7 @@ __all__ = [
     "add_tensor",
     "array_to_raw",
     "check_input_parameters",
-    "check_output_parameters",
+    "check_outputs",
     "contents_to_array",
     "datatype_of",
     "raw_to_array",
@@ -128,16 +129,26 @@ def request_from_message(message: ModelInferRequest) -> InferRequest:
         RequestedOutput(output.name, _from_parameters(output.parameters))
         for output in message.outputs
     ]
-    for output in outputs:
-        check_output_parameters(output)
+    check_outputs(outputs)
     return InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
         id=message.id,
         parameters=_from_parameters(message.parameters),
-        inputs=tensors_to_arrays(message.inputs, message.raw_input_contents),
+        inputs=_inputs_of(message),
         outputs=outputs,
     )
+
+
+def _inputs_of(message: ModelInferRequest) -> dict[str, Array]:
+    if message.raw_input_contents:
+        for tensor in message.inputs:
+            if tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
+                raise PackageError(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{tensor.name}' for model '{message.model_name}'"
+                )
+    return tensors_to_arrays(message.inputs, message.raw_input_contents, message.model_name)
 
 
 def response_to_message(response: InferResponse) -> ModelInferResponse:
@@ -163,8 +174,17 @@ def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
             raise PackageError(f"input {name!r} has the parameter {key!r}: {_UNSERVED[key]}")
 
 
-def check_output_parameters(output: RequestedOutput) -> None:
-    """Raise PackageError if an output is asked for in a way that is not served."""
+def check_outputs(outputs: Iterable[RequestedOutput]) -> None:
+    """Raise PackageError if one is asked for twice, or in a way that is not served."""
+    seen: set[str] = set()
+    for output in outputs:
+        if output.name in seen:
+            raise PackageError(f"Duplicate output name '{output.name}' is not allowed in a request")
+        seen.add(output.name)
+        _check_output_parameters(output)
+
+
+def _check_output_parameters(output: RequestedOutput) -> None:
     for key, value in output.parameters.items():
         if key in _UNSERVED and value != 0:  # a classification of 0 classes is none
             raise PackageError(
@@ -172,11 +192,13 @@ def check_output_parameters(output: RequestedOutput) -> None:
             )
 
 
-def refuse_twice(what: str, names: Sequence[str]) -> None:
+def refuse_twice(what: str, names: Iterable[str]) -> None:
     """Raise PackageError if a name is there twice."""
-    if len(set(names)) < len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise PackageError(f"{what} {twice!r} is there twice")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise PackageError(f"{what} {name!r} is there twice")
+        seen.add(name)
 
 
 def _from_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
@@ -223,12 +245,13 @@ def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, ar
 
 
 def tensors_to_arrays(
-    tensors: Sequence[InferTensor], raw_contents: Sequence[bytes]
+    tensors: Sequence[InferTensor], raw_contents: Sequence[bytes], model: str | None = None
 ) -> dict[str, Array]:
     """The arrays of all tensors of a request or response, by name; they can be written to.
 
     Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for
-    data that does not fit the shape, and where only some of the tensors are raw.
+    data that does not fit the shape, and where only some of the tensors are raw. With a `model`,
+    that of a request, it says what Triton says, as far as that has words for it.
     """
     if raw_contents and len(raw_contents) != len(tensors):
         raise PackageError(f"{len(tensors)} tensors, but {len(raw_contents)} raw contents")
@@ -242,9 +265,15 @@ def tensors_to_arrays(
             else:
                 array = raw_to_array(tensor.datatype, tensor.shape, raw_contents[index])
         except PackageError as error:
-            raise PackageError(f"tensor {tensor.name!r}: {error}") from None
+            raise _about(tensor.name, error, model) from None
         arrays[tensor.name] = array
     return arrays
+
+
+def _about(name: str, error: PackageError, model: str | None) -> PackageError:
+    if model is not None and isinstance(error, ByteSizeError):
+        return error.of_input(name, model)
+    return PackageError(f"tensor {name!r}: {error}")
 
 
 def contents_to_array(datatype: str, shape: Sequence[int], contents: InferTensorContents) -> Array:

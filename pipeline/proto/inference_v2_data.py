@@ -24,12 +24,14 @@ from pipeline.proto.npy import MAX_DIMENSIONS
 __all__ = ["array_to_data", "data_to_array", "shown"]
 
 _BINARY_ONLY = {"FP16", "BF16"}
+_WHOLE = "whole numbers"
 _TAKES: dict[str, tuple[set[type], str]] = {
     "b": ({bool}, "true or false"),
-    "i": ({int}, "whole numbers"),
-    "u": ({int}, "whole numbers"),
+    "i": ({int, float}, _WHOLE),
+    "u": ({int, float}, _WHOLE),
     "f": ({float, int}, "numbers"),
 }
+_EXACT = 2.0**53  # up to here a float is the very number that was written
 _SHOWN = 40  # characters of a value in an error's text
 
 
@@ -80,6 +82,7 @@ def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
     if not flat:
         return np.empty(0, dtype)
     if dtype.kind in "iu":
+        flat = _whole(flat, datatype)
         limits = np.iinfo(dtype)
         for extreme in (min(flat), max(flat)):
             if not limits.min <= extreme <= limits.max:
@@ -88,6 +91,16 @@ def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "f":
         return _floats(flat, datatype, dtype)
     return np.array(flat, dtype)
+
+
+def _whole(flat: list[Any], datatype: str) -> list[int]:
+    """The elements as integers: there are clients that write 1 as 1.0, and in JSON it is one."""
+    if float not in set(map(type, flat)):
+        return flat
+    for index, element in enumerate(flat):
+        if type(element) is float and not (element.is_integer() and abs(element) <= _EXACT):
+            raise PackageError(_wrong_type(f"{datatype} takes {_WHOLE}", index, element))
+    return [int(element) for element in flat]
 
 
 def _floats(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
@@ -106,7 +119,11 @@ def _check_types(flat: list[Any], types: set[type], text: str) -> None:
     if set(map(type, flat)) <= types:
         return
     index, element = next(pair for pair in enumerate(flat) if type(pair[1]) not in types)
-    raise PackageError(f"{text}, but element {index} of 'data' is {shown(element)}")
+    raise PackageError(_wrong_type(text, index, element))
+
+
+def _wrong_type(text: str, index: int, element: Any) -> str:
+    return f"{text}, but element {index} of 'data' is {shown(element)}"
 
 
 # --- numpy to JSON --------------------------------------------------------------------------

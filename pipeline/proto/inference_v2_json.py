@@ -8,7 +8,7 @@ Without that header the body is JSON only; where it is 0 the body is the model's
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,13 +22,14 @@ from pipeline.proto.inference_v2 import (
     Parameters,
     RequestedOutput,
     check_input_parameters,
-    check_output_parameters,
+    check_outputs,
     refuse_twice,
 )
 from pipeline.proto.inference_v2_data import array_to_data, data_to_array, shown
 from pipeline.proto.inference_v2_raw import (
     BYTES,
     Array,
+    ByteSizeError,
     array_to_raw,
     datatype_of,
     known_dtype,
@@ -41,7 +42,7 @@ __all__ = ["RawInput", "binary_names", "read_request", "write_response"]
 
 
 class RawInput(msgspec.Struct, frozen=True):
-    """The one input of a model, for bodies that are nothing but its data.
+    """An input of a model, for bodies that are nothing but its data.
 
     One dimension of `shape` may be -1: the data tell it. A batch stands in it as 1.
     """
@@ -60,7 +61,7 @@ def read_request(
     *,
     model_name: str = "",
     model_version: str = "",
-    raw_input: RawInput | None = None,
+    raw_inputs: Sequence[RawInput] | None = None,
 ) -> InferRequest:
     """The request that was posted to a model's `infer`.
 
@@ -68,13 +69,14 @@ def read_request(
         body: all of it, inflated.
         header_length: Inference-Header-Content-Length; None if there is no such header.
         model_name, model_version: of the path; the body does not name them.
-        raw_input: the model's one input, for a `header_length` of 0; None if it has not just one.
+        raw_inputs: the model's inputs, for a `header_length` of 0, where it must have just one;
+            None if it does not say which it has.
 
     Raises:
         PackageError: what is wrong with the body, and where in it.
     """
     if header_length == 0:
-        return _raw_request(body, model_name, model_version, raw_input)
+        return _raw_request(body, model_name, model_version, raw_inputs)
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
         raise PackageError(
@@ -89,7 +91,7 @@ def read_request(
         model_version=model_version,
         id=_text(fields, "id", "the request", default=""),
         parameters=parameters,
-        inputs=_inputs(fields, _Tail(view[length:], is_told=header_length is not None)),
+        inputs=_inputs(fields, _Tail(view[length:], is_told=header_length is not None), model_name),
         outputs=_outputs(fields),
     )
 
@@ -106,16 +108,21 @@ def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
     return {name for name in names if wanted.get(name, default)}
 
 
-def _raw_request(body: bytes, name: str, version: str, raw_input: RawInput | None) -> InferRequest:
-    if raw_input is None:
+def _raw_request(
+    body: bytes, name: str, version: str, raw_inputs: Sequence[RawInput] | None
+) -> InferRequest:
+    if raw_inputs is None:
         raise PackageError(
             "Inference-Header-Content-Length is 0: data alone are for models that say that they "
             "have one input; send JSON"
         )
-    try:
-        array = _raw_array(body, raw_input)
-    except PackageError as error:
-        raise PackageError(f"input {raw_input.name!r}: {error}") from None
+    if len(raw_inputs) != 1:
+        raise PackageError(
+            f"Raw request must only have 1 input (found 1) to be deduced but got "
+            f"{len(raw_inputs)} inputs in '{name}' model configuration: send JSON"
+        )
+    (raw_input,) = raw_inputs
+    array = _raw_array(body, raw_input)
     # Who sends no JSON wants none.
     return InferRequest(
         model_name=name,
@@ -126,18 +133,27 @@ def _raw_request(body: bytes, name: str, version: str, raw_input: RawInput | Non
 
 
 def _raw_array(body: bytes, raw_input: RawInput) -> Array:
-    shape = list(raw_input.shape)
+    name, shape = raw_input.name, list(raw_input.shape)
     if shape.count(-1) > 1:
-        raise PackageError(f"its shape {shape} cannot be told from the data: send JSON with it")
-    known = size_of([size for size in shape if size != -1])
-    dtype = known_dtype(raw_input.datatype)
-    if dtype == BYTES:  # the element has no length before it
-        if known != 1:
-            raise PackageError(f"BYTES of shape {shape} are not one element: send JSON with them")
-        return object_array([body], [abs(size) for size in shape])
-    if -1 in shape:
-        shape[shape.index(-1)] = len(body) // (known * dtype.itemsize) if known else 0
-    return raw_to_array(raw_input.datatype, shape, body)
+        raise PackageError(
+            f"The shape of the raw input '{name}' can not be deduced because there are more than "
+            f"one variable-sized dimension in {shape}: send JSON with it"
+        )
+    try:
+        known = size_of([size for size in shape if size != -1])
+        dtype = known_dtype(raw_input.datatype)
+        if dtype != BYTES:
+            if -1 in shape:
+                shape[shape.index(-1)] = len(body) // (known * dtype.itemsize) if known else 0
+            return raw_to_array(raw_input.datatype, shape, body)
+    except PackageError as error:
+        raise PackageError(f"input {name!r}: {error}") from None
+    if known != 1:  # the element has no length before it
+        raise PackageError(
+            f"For BYTE datatype raw input '{name}', the model must have input shape [1], and it "
+            f"has {shape}: send JSON with it"
+        )
+    return object_array([body], [abs(size) for size in shape])
 
 
 class _Tail:
@@ -161,7 +177,7 @@ class _Tail:
         return taken
 
 
-def _inputs(fields: dict[str, Any], tail: _Tail) -> dict[str, Array]:
+def _inputs(fields: dict[str, Any], tail: _Tail, model: str) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     names: list[str] = []
     for index, entry in enumerate(_list(fields, "inputs", "the request")):
@@ -169,8 +185,12 @@ def _inputs(fields: dict[str, Any], tail: _Tail) -> dict[str, Array]:
         tensor = _object(entry, where)
         name = _text(tensor, "name", where)
         names.append(name)
+        parameters = _parameters(tensor, f"input {name!r}")
+        check_input_parameters(name, parameters)
         try:
-            arrays[name] = _input(tensor, name, tail)
+            arrays[name] = _input(tensor, parameters, tail)
+        except ByteSizeError as error:
+            raise error.of_input(name, model) from None
         except PackageError as error:
             raise PackageError(f"input {name!r}: {error}") from None
     refuse_twice("input", names)
@@ -179,9 +199,7 @@ def _inputs(fields: dict[str, Any], tail: _Tail) -> dict[str, Array]:
     return arrays
 
 
-def _input(tensor: dict[str, Any], name: str, tail: _Tail) -> Array:
-    parameters = _parameters(tensor, "it")
-    check_input_parameters(name, parameters)
+def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail) -> Array:
     datatype = _text(tensor, "datatype", "it")
     shape = _list(tensor, "shape", "it")
     if any(type(size) is not int for size in shape):
@@ -207,8 +225,8 @@ def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
         asked = _object(entry, where)
         output = RequestedOutput(_text(asked, "name", where), _parameters(asked, where))
         _check_bool(output.parameters, "binary_data", where)
-        check_output_parameters(output)
         outputs.append(output)
+    check_outputs(outputs)
     return outputs
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "BYTES",
     "DATATYPES",
     "Array",
+    "ByteSizeError",
     "array_to_raw",
     "datatype_of",
     "known_dtype",
@@ -108,6 +109,29 @@ def _element_bytes(element: object) -> bytes:
     return element
 
 
+class ByteSizeError(PackageError):
+    """Raw data do not fill their shape.
+
+    Args:
+        what: the datatype and shape.
+        expected: bytes of such a tensor.
+        came: bytes that there are.
+    """
+
+    def __init__(self, what: str, expected: int, came: int) -> None:
+        super().__init__(f"{what} takes {expected} bytes, but {came} came")
+        self._what = what
+        self._expected = expected
+        self._came = came
+
+    def of_input(self, name: str, model: str) -> PackageError:
+        """The same of a model's input, as callers know it from Triton."""
+        return PackageError(
+            f"input byte size mismatch for input '{name}' for model '{model}'. "
+            f"Expected {self._expected}, got {self._came}: it is {self._what}"
+        )
+
+
 # --- wire to numpy --------------------------------------------------------------------------
 
 
@@ -121,10 +145,7 @@ def raw_to_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -
         return object_array(list(_elements(raw, size_of(shape))), shape)
     size = size_of(shape)
     if len(raw) != size * dtype.itemsize:
-        raise PackageError(
-            f"{datatype} of shape {list(shape)} takes {size * dtype.itemsize} bytes, "
-            f"but {len(raw)} came"
-        )
+        raise ByteSizeError(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
     if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
         return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
     flat = np.frombuffer(raw, dtype.newbyteorder("<"))

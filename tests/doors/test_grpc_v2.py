@@ -20,14 +20,16 @@ from pipeline.tensors import Tensor
 
 
 class Call:
-    """A call as a service sees it."""
+    """A call as a service sees it, `left` seconds before its deadline."""
 
     def __init__(self, left=None, headers=None):
-        self.left = left
+        self.end = None if left is None else asyncio.get_running_loop().time() + left
         self.headers = headers or {}
 
     def time_left(self):
-        return self.left
+        if self.end is None:
+            return None
+        return max(self.end - asyncio.get_running_loop().time(), 0.0)
 
     def header(self, name):
         return self.headers.get(name, "")
@@ -64,8 +66,8 @@ class Service:
             await self.ask(*args, **more)
         return caught.value.status, str(caught.value)
 
-    def stream(self, messages):
-        return self.service.streams["ModelStreamInfer"](messages, Call())
+    def stream(self, messages, left=None):
+        return self.service.streams["ModelStreamInfer"](messages, Call(left))
 
 
 def called(test, last=None, **more):
@@ -174,6 +176,10 @@ def test_a_model_is_asked():
         ("ModelInfer", b"\xff", "INVALID_ARGUMENT", "the message is no ModelInferRequest"),
         ("RepositoryModelLoad", b"", "UNAVAILABLE", "is not allowed"),
         ("RepositoryModelUnload", b"", "UNAVAILABLE", "is not allowed"),
+        ("SystemSharedMemoryRegister", b"", "UNIMPLEMENTED", "shared memory is not served here"),
+        ("CudaSharedMemoryStatus", b"", "UNIMPLEMENTED", "shared memory is not served here"),
+        ("TraceSetting", b"", "UNIMPLEMENTED", "trace settings are not served here"),
+        ("LogSettings", b"", "UNIMPLEMENTED", "log settings are not served here"),
     ],
 )
 def test_errors_have_gRPCs_status_and_tritons_words(method, message, status, text):
@@ -189,8 +195,21 @@ def test_the_callers_deadline_holds():
     async def test(service):
         service.server.engine.pools["double"].service_s = 5.0
         status, text = await service.refused("ModelInfer", infer_message(1), left=1.0)
-        assert status is grpc.StatusCode.UNAVAILABLE
-        assert "deadline" in text
+        assert status is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "Deadline Exceeded: " in text
+
+    called(test)
+
+
+def test_a_request_that_has_less_time_than_its_call_is_unavailable():
+    async def test(service):
+        service.server.engine.pools["double"].service_s = 5.0
+        message = infer_message(1)
+        message.parameters["timeout"].int64_param = 1_000_000
+        for left in (None, 3.0):
+            status, text = await service.refused("ModelInfer", message, left=left)
+            assert status is grpc.StatusCode.UNAVAILABLE
+            assert "deadline" in text
 
     called(test)
 
@@ -219,6 +238,20 @@ def parsed(answer):
     response = pb.ModelStreamInferResponse.FromString(answer)
     assert response.infer_response.parameters["triton_final_response"].bool_param
     return response
+
+
+def test_a_stream_ends_with_its_deadline():
+    async def test(service):
+        pool = service.server.engine.pools["double"]
+        answers = service.stream(sent(infer_message(1), infer_message(2)), left=1.0)
+        assert not parsed(await anext(answers)).error_message
+        pool.service_s = 5.0
+        answers = service.stream(sent(infer_message(1), infer_message(2)), left=1.0)
+        with pytest.raises(GrpcError) as caught:
+            await anext(answers)
+        assert caught.value.status is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    called(test)
 
 
 def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
@@ -339,3 +372,17 @@ def test_the_port_of_the_pipeline_speaks_it_too(server):
         answers = [parsed(answer).infer_response for answer in stream(iter(messages), timeout=30)]
         assert [answer.id for answer in answers] == [str(n) for n in range(20)]
         assert outputs_of(answers[3]) == {"y": [6.0]}
+
+
+@pytest.mark.usefixtures("grpc_is_up")
+@pytest.mark.parametrize("name", ["n" * 1_000_000, "é\n" * 300_000])
+def test_an_error_keeps_its_status_however_much_of_the_request_it_names(server, name):
+    """A status travels in a header, and of large ones only its peer's own complaint is left."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(infer_message(1, model=name).SerializeToString(), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    details = caught.value.details()
+    assert details.startswith(f"Request for unknown model: '{name[:20]}")
+    assert details.endswith("...")

@@ -144,7 +144,12 @@ def test_server_model_and_configuration_are_described():
     async def test(site):
         status, server = await site.ask("GET", "/v2")
         assert status == 200
-        assert {"statistics", "binary_tensor_data"} <= set(server["extensions"])
+        assert set(server["extensions"]) == {
+            "statistics",
+            "binary_tensor_data",
+            "model_configuration",
+            "model_repository",
+        }
         assert set(server) == {"name", "version", "extensions"}
         status, metadata = await site.ask("GET", "/v2/models/double")
         assert metadata == {
@@ -161,21 +166,46 @@ def test_server_model_and_configuration_are_described():
     visited(test)
 
 
-def test_health_and_readiness_have_no_body():
+def test_health_and_readiness_are_told_by_the_status_and_in_the_body():
     async def test(site):
-        for path in (
-            "health/live",
-            "health/ready",
-            "models/svc/ready",
-            "models/svc/versions/1/ready",
+        ready = {"name": "svc", "ready": True}
+        for path, body in (
+            ("health/live", {"live": True}),
+            ("health/ready", {"ready": True}),
+            ("models/svc/ready", ready),
+            ("models/svc/versions/1/ready", ready),
         ):
-            assert await site.ask("GET", f"/v2/{path}") == (200, None)
+            assert await site.ask("GET", f"/v2/{path}") == (200, body)
         not_ready = (400, {"error": "Model version not ready"})
         assert await site.ask("GET", "/v2/models/nope/ready") == not_ready
         assert await site.ask("GET", "/v2/models/svc/versions/2/ready") == not_ready
         site.server.snapshots = []
-        assert await site.ask("GET", "/v2/health/ready") == (400, None)
-        assert await site.ask("GET", "/v2/health/live") == (200, None)
+        assert await site.ask("GET", "/v2/health/ready") == (400, {"ready": False})
+        assert await site.ask("GET", "/v2/health/live") == (200, {"live": True})
+
+    visited(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("GET", "systemsharedmemory/status", "shared memory"),
+        ("POST", "systemsharedmemory/region/r/register", "shared memory"),
+        ("POST", "systemsharedmemory/unregister", "shared memory"),
+        ("GET", "cudasharedmemory/region/r/status", "shared memory"),
+        ("GET", "trace/setting", "trace settings"),
+        ("POST", "models/svc/trace/setting", "trace settings"),
+        ("GET", "logging", "log settings"),
+        ("POST", "models/svc/generate", "generate"),
+        ("POST", "models/svc/versions/1/generate_stream", "generate"),
+    ],
+)
+def test_an_extension_that_is_not_served_is_named(method, path, told):
+    async def test(site):
+        status, answer = await site.ask(method, f"/v2/{path}")
+        assert status == 501
+        assert f"{told} " in answer["error"]
+        assert " not served here" in answer["error"]
 
     visited(test)
 
@@ -204,7 +234,7 @@ def test_statistics_come_for_all_and_for_one_and_are_refused_in_tritons_words():
 
 def test_the_repository_lists_its_models_and_loads_none():
     async def test(site):
-        ready = {"version": "1", "state": "READY"}
+        ready = {"version": "1", "state": "READY", "reason": ""}
         everything = [{"name": "double", **ready}, {"name": "svc", **ready}]
         for body in (b"", b"{}", {"ready": True}):
             assert await site.ask("POST", "/v2/repository/index", body) == (200, everything)
@@ -215,6 +245,7 @@ def test_the_repository_lists_its_models_and_loads_none():
             reply = await site.reply("POST", f"/v2/repository/models/svc/{what}")
             assert reply.status == 503
             assert b"explicit model load / unload is not allowed" in reply.body
+            assert all(name != b"retry-after" for name, _ in reply.headers)
 
     visited(test)
 

@@ -8,13 +8,14 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from doubles import chain, http, post, run_virtual, server_for
+from doubles import chain, http, post, run_virtual, server_for, wait_until
 from played_page import MS, Played, graph_of, op_state, request, rows, served, turn
 
 from pipeline.doors import page as page_module
@@ -333,9 +334,34 @@ def test_only_so_many_record_at_a_time(played):
         with pytest.raises(HttpError) as refusal:
             await reply_of(page, asked("/trace.json"))
         assert (refusal.value.status, refusal.value.headers) == (503, ((b"retry-after", b"4"),))
-        recording[0].cancel()  # its caller left
         going_on.set()
         assert (await recording[1]).status == 200
+        assert (await reply_of(page, asked("/trace.json"))).status == 200
+
+    run_real(main())
+
+
+def test_a_recording_whose_caller_left_counts_until_it_ends(played):
+    """Other copies of the server go on with it: who asks and leaves must not pile them up."""
+    going_on, begun = asyncio.Event(), []
+
+    async def record(seconds: float) -> list[bytes]:
+        begun.append(seconds)
+        await going_on.wait()
+        return []
+
+    async def main() -> None:
+        page = Page(played.name, played.graph, played.whole, record)
+        refused = 0
+        for _ in range(10):
+            recording = asyncio.ensure_future(reply_of(page, asked("/trace.json")))
+            await asyncio.sleep(0)
+            recording.cancel()
+            (end,) = await asyncio.gather(recording, return_exceptions=True)
+            refused += isinstance(end, HttpError)
+        assert (len(begun), refused) == (2, 8)
+        going_on.set()
+        await asyncio.wait(page._recordings)
         assert (await reply_of(page, asked("/trace.json"))).status == 200
 
     run_real(main())
@@ -367,6 +393,21 @@ def test_a_server_shows_what_it_did():
     ways = [[t["op"] for t in slow["turns"]] for slow in found["slowest"]]
     assert ways == [["@unpack", "a", "b", "@pack"]] * 3
     assert trace[0] == 200
+
+
+@pytest.mark.usefixtures("open_files")
+def test_a_recording_ends_when_the_server_stops_and_is_answered(caplog):
+    server = server_for(chain("a"))
+    with ThreadPoolExecutor(1) as caller:
+        with server:
+            post(server, {"key": [], "value": []})
+            trace = caller.submit(http, server, "GET", "/trace.json?seconds=30")
+            wait_until(lambda: bool(server._service.observation._recording._tapes))
+            post(server, {"key": [], "value": []})
+        status, _, events = trace.result(10)
+    assert status == 200
+    assert {"name": "Op a"} in [event.get("args") for event in events]
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_the_page_can_be_switched_off():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles import answers
@@ -40,19 +42,24 @@ server.run_server()
 """
 
 
-def test_a_profile_of_a_real_server_tells_of_every_request_and_worker(tmp_path):
-    config = {"dag": {"use_profile": True}, "op": {"second": {"workers": "process"}}}
+def profiled(folder: Path, config: dict[str, Any], requests: int) -> Analyst:
+    """What a server wrote that was asked that often."""
     with nothing_more():
-        served = ServedWithClient(tmp_path, SCRIPT, config)
+        served = ServedWithClient(folder, SCRIPT, config)
         try:
             served.wait_until_ready()
-            for number in range(20):
+            for number in range(requests):
                 assert answers(served.ask({"text": f"a{number}"}))["text"] == f"A{number}" * 2
             served.process.send_signal(signal.SIGTERM)
             assert served.ends() == 0
         finally:
             served.close()
-    analyst = Analyst(tmp_path / "stderr")
+    return Analyst(folder / "stderr")
+
+
+def test_a_profile_of_a_real_server_tells_of_every_request_and_worker(tmp_path):
+    config = {"dag": {"use_profile": True}, "op": {"second": {"workers": "process"}}}
+    analyst = profiled(tmp_path, config, 20)
     figures = analyst.figures
     assert (figures.requests, figures.failed, analyst.profile.damaged) == (20, 0, 0)
     assert {op.name: (op.requests, op.workers) for op in figures.ops} == dict.fromkeys(
@@ -63,3 +70,12 @@ def test_a_profile_of_a_real_server_tells_of_every_request_and_worker(tmp_path):
     assert len(figures.path.ops) == 2
     arrows = [event for event in analyst.get_trace() if event["ph"] in "stf"]
     assert len(arrows) == 20 * (1 + 3 + 1)
+
+
+def test_a_sample_of_a_real_server_stands_for_what_it_does_not_tell(tmp_path):
+    analyst = profiled(tmp_path, {"dag": {"use_profile": True, "profile_per_s": 2}}, 40)
+    figures = analyst.figures
+    assert figures.told < 40
+    assert figures.told < figures.requests <= 40 + 32
+    assert {op.name for op in figures.ops} == {"first", "second", "join"}
+    assert analyst.profile.damaged == 0

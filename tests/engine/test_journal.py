@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
-from pipeline import Op, ProductError, RequestOp
+from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
 from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, WorkerDiedError
@@ -183,6 +183,32 @@ def test_a_restarted_request_counts_once_and_only_what_its_last_start_cost():
             await asked
             _, requests = told(engine)
         assert len(requests) == 1
+
+    run_virtual(main())
+
+
+class PacksElsewhere(ResponseOp):
+    """What is overridden is not called on the event loop."""
+
+    def pack_response_package(self, channeldata):
+        return super().pack_response_package(channeldata)
+
+
+@pytest.mark.parametrize(
+    ("config", "outcome"), [({"timeout": 100}, Outcome.REJECTED), ({}, Outcome.OTHER)]
+)
+def test_what_is_too_late_while_it_is_packed_says_why(config, outcome):
+    async def main():
+        last = chain("a")
+        packs = PacksElsewhere(input_ops=[last])
+        async with Engine(last, config, {packs.name: None}, packs) as engine:
+            asked = engine.ask()
+            await asyncio.sleep(1)
+            if not asked.done():
+                engine.executor.answer_all_closed()
+            assert (await asked).err_no
+            _, (request,) = told(engine)
+        assert request["outcome"] == outcome
 
     run_virtual(main())
 

@@ -334,7 +334,7 @@ def test_an_op_that_tells_nothing_of_itself_cannot_be_asked_alone():
 def test_who_is_not_there_is_refused_alike_everywhere(name, version, kind, reason):
     async def ask(server):
         found = [await server.refused(name, version=version)]
-        for describe in (server.models.metadata, server.models.config, server.models.raw_input):
+        for describe in (server.models.metadata, server.models.config, server.models.raw_inputs):
             with pytest.raises(V2Error) as caught:
                 describe(name, version)
             found.append((caught.value.kind, str(caught.value)))
@@ -387,8 +387,10 @@ def test_everything_is_ready_when_its_workers_are_in_every_copy():
         assert not await models.is_model_ready("svc")
         assert not await models.is_model_ready("double")
         assert await models.index(only_ready=True) == []
-        states = {entry["name"]: entry["state"] for entry in await models.index()}
+        index = await models.index()
+        states = {entry["name"]: entry["state"] for entry in index}
         assert states == {"svc": "UNAVAILABLE", "double": "UNAVAILABLE"}
+        assert all("takes no requests" in entry["reason"] for entry in index)
         server.snapshots = []  # nobody answers
         assert not await models.is_ready()
 
@@ -427,8 +429,8 @@ def test_a_raw_request_is_for_models_with_one_input(datatype, shape, most, expec
     read = type("R", (RequestOp,), {"input_tensors": tensors, "max_batch_size": most})
 
     async def ask(server):
-        raw = server.models.raw_input("svc")
+        (raw,) = server.models.raw_inputs("svc")
         assert (raw.name, raw.datatype, raw.shape) == ("x", datatype, expected)
-        assert server.models.raw_input("echo") is None
+        assert server.models.raw_inputs("echo") is None
 
     served(Op("echo", read()), ask)

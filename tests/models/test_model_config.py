@@ -37,11 +37,18 @@ def test_an_ops_configuration_has_what_clients_look_for():
     config = op_config(concurrency=3)
     assert (config["name"], config["platform"], config["backend"]) == ("bow", "python", "python")
     assert config["max_batch_size"] == 8
+    unset = {
+        "format": "FORMAT_NONE",
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": False,
+    }
     assert config["input"] == [
-        {"name": "ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False},
-        {"name": "t", "data_type": "TYPE_STRING", "dims": [1], "optional": False},
+        {"name": "ids", "data_type": "TYPE_INT64", "dims": [-1], **unset},
+        {"name": "t", "data_type": "TYPE_STRING", "dims": [1], **unset},
     ]
-    assert config["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]
+    unset = {"label_filename": "", "is_shape_tensor": False}
+    assert config["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1], **unset}]
     assert config["version_policy"] == {"latest": {"num_versions": 1}}
     assert config["model_transaction_policy"] == {"decoupled": False}
     assert config["instance_group"] == [

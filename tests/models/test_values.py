@@ -289,3 +289,16 @@ def test_an_answer_that_is_an_error_or_none_raises(answer, kind, reason):
 )
 def test_errors_have_a_kind(error, kind):
     assert v2_error(error).kind is kind
+
+
+def test_an_output_that_is_wanted_many_times_is_made_once():
+    made = []
+
+    class Counted(bytearray):
+        def __bytes__(self):
+            made.append(self)
+            return b"x"
+
+    outputs = arrays_of({"y": Counted(), "z": 1}, Interface(), "m", ["y", "z"] * 1000)
+    assert list(outputs) == ["y", "z"]
+    assert len(made) == 1

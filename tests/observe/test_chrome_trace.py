@@ -200,6 +200,14 @@ def test_the_file_is_a_json_list_with_an_event_a_line():
     assert json.loads(trace_json([])) == []
 
 
+@pytest.mark.parametrize("count", [999, 1000, 1001, 3000])
+def test_many_events_are_a_list_too(count):
+    found = [{"ph": "i", "ts": number} for number in range(count)]
+    text = trace_json(found)
+    assert json.loads(text) == found
+    assert len(text.splitlines()) == count
+
+
 def test_a_whole_service_has_a_row_for_each_worker_and_an_arrow_for_each_hop():
     ops = [PlayedOp(0.1, 1.0, concurrency=2), PlayedOp(0.2, 4.0, 0.5, batch_size=4)]
     turns, requests = play(ops, clients=9, count=50)

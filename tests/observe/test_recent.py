@@ -319,15 +319,34 @@ def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
     run_virtual(main())
 
 
-def test_a_recording_is_cut_where_no_viewer_could_show_more():
-    async def main() -> None:
+def test_a_recording_ends_with_what_there_is_when_the_server_stops():
+    async def main():
         recording = Recording()
+        first = asyncio.ensure_future(recording.record(30.0, lambda: None))
+        await asyncio.sleep(1)
+        recording.fold(rows(TURN, turn(1, 0, at=0)), rows(REQUEST))
+        recording.end()
+        begun = asyncio.get_running_loop().time()
+        found = read_recording(await first)
+        assert found.turns["data_id"].tolist() == [1]
+        await recording.record(30.0, lambda: None)  # one that is begun too late
+        assert asyncio.get_running_loop().time() == begun
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_a_recording_is_cut_where_no_viewer_could_show_more(copies):
+    """However many copies of a server there are: they come in one file."""
+
+    async def main() -> None:
+        recording = Recording(copies=copies)
         recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
         await asyncio.sleep(0.5)
         for _ in range(3):
             recording.fold(np.zeros(MOST_RECORDED // 2, TURN), rows(REQUEST))
         found = read_recording(await recorded)
-        assert (len(found.turns), found.is_cut) == (MOST_RECORDED, True)
+        assert (len(found.turns), found.is_cut) == (MOST_RECORDED // copies, True)
 
     run_virtual(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -245,33 +246,45 @@ def test_binary_outputs_are_those_that_the_request_wants(parameters, outputs, wa
 )
 def test_data_alone_are_the_one_input(shape, found):
     array = np.arange(6, dtype=np.int16)
-    request = read_request(array.tobytes(), 0, raw_input=RawInput("x", "INT16", shape))
+    request = read_request(array.tobytes(), 0, raw_inputs=[RawInput("x", "INT16", shape)])
     assert request.inputs["x"].shape == found
     assert request.inputs["x"].ravel().tolist() == array.tolist()
     assert binary_names(request, ["y"]) == {"y"}
 
 
 def test_data_alone_of_bytes_are_one_element():
-    request = read_request(b"\xffany", 0, raw_input=RawInput("x", "BYTES", (1, -1)))
+    request = read_request(b"\xffany", 0, raw_inputs=[RawInput("x", "BYTES", (1, -1))])
     assert request.inputs["x"].tolist() == [[b"\xffany"]]
+
+
+MANY_SIZES = "raw input 'x' can not be deduced because there are more than one variable-sized dim"
+NO_ELEMENT = "For BYTE datatype raw input 'x', the model must have input shape [1]"
 
 
 @pytest.mark.parametrize(
     ("raw_input", "text"),
     [
-        (None, "send JSON"),
         (RawInput("x", "INT16", (2,)), "input 'x': INT16 of shape [2] takes 4 bytes, but 5 came"),
         (RawInput("x", "INT16", (-1,)), "takes 4 bytes, but 5 came"),
         (RawInput("x", "INT16", (-1, 0)), "takes 0 bytes, but 5 came"),
-        (RawInput("x", "INT16", (-1, -1)), "cannot be told"),
-        (RawInput("x", "BYTES", (2,)), "are not one element"),
+        (RawInput("x", "INT16", (-1, -1)), MANY_SIZES),
+        (RawInput("x", "BYTES", (2,)), NO_ELEMENT),
         (RawInput("x", "INT4", (2,)), "'INT4' is none of"),
     ],
 )
 def test_data_alone_that_do_not_fit_are_refused(raw_input, text):
     with pytest.raises(PackageError) as caught:
-        read_request(b"12345", 0, raw_input=raw_input)
+        read_request(b"12345", 0, raw_inputs=[raw_input])
     assert text in str(caught.value)
+
+
+def test_data_alone_are_for_models_that_say_that_they_have_one_input():
+    with pytest.raises(PackageError, match="send JSON"):
+        read_request(b"12345", 0)
+    two = [RawInput(name, "INT8", (5,)) for name in "ab"]
+    text = r"must only have 1 input \(found 1\) to be deduced but got 2 inputs in 'm' model conf"
+    with pytest.raises(PackageError, match=text):
+        read_request(b"12345", 0, model_name="m", raw_inputs=two)
 
 
 # --- requests that are wrong --------------------------------------------------------------------
@@ -302,7 +315,11 @@ WRONG_TENSORS = [
     (tensor(data=[[1], 2]), "'data' has lists and elements side by side"),
     (tensor(data=[[1], [2, 3]]), "'data' has lists of different lengths side by side"),
     (tensor(data=json.loads("[" * 90 + "]" * 90)), "lists in more than"),
-    (tensor(data=[1, 2.0]), "INT32 takes whole numbers, but element 1 of 'data' is 2.0"),
+    (tensor(data=[1, 2.5]), "INT32 takes whole numbers, but element 1 of 'data' is 2.5"),
+    (tensor(data=[1.0, True]), "INT32 takes whole numbers, but element 1 of 'data' is true"),
+    (tensor(data=[-(2**63) - 1, 2], datatype="INT64"), "INT64 takes whole numbers, but element 0"),
+    (tensor(data=[1.0, math.inf], datatype="INT64"), "INT64 takes whole numbers, but element 1"),
+    (tensor(data=[128.0, 2], datatype="INT8"), "'data' holds 128, which no INT8 can be"),
     (tensor(data=[1, True]), "INT32 takes whole numbers, but element 1 of 'data' is true"),
     (tensor(data=[1, None]), "element 1 of 'data' is null"),
     (tensor(data=[1, {}]), "element 1 of 'data' is an object"),
@@ -316,13 +333,16 @@ WRONG_TENSORS = [
     (tensor(data=["a", 5], datatype="BYTES"), "BYTES takes strings, but element 1"),
     (tensor(data=[1, "y" * 1000]), 'is "' + "y" * 40 + '..."'),
     (tensor(datatype="FP16"), "FP16 has no JSON form: send it as binary data"),
-    (tensor(parameters=[]), "'parameters' of it must be a JSON object"),
-    (tensor(parameters={"p": None}), "parameter 'p' of it must be a string"),
+    (tensor(parameters=[]), "'parameters' of input 'x' must be a JSON object"),
+    (tensor(parameters={"p": None}), "parameter 'p' of input 'x' must be a string"),
     (tensor(parameters={"binary_data_size": 8}), "it has both 'data' and 'binary_data_size'"),
     (tensor(parameters={"binary_data_size": -8}, data=...), "must be a number of bytes, not -8"),
     (tensor(parameters={"binary_data_size": True}, data=...), "must be a number of bytes"),
     (tensor(parameters={"binary_data_size": 8}, data=...), "no Inference-Header-Content-Length"),
-    (tensor(parameters={"shared_memory_region": "r"}, data=...), "shared memory is not served"),
+    (
+        tensor(parameters={"shared_memory_region": "r"}, data=...),
+        "input 'x' has the parameter 'shared_memory_region': shared memory is not served",
+    ),
 ]
 
 
@@ -331,6 +351,36 @@ def test_a_wrong_tensor_is_refused_by_name(entry, text):
     with pytest.raises(PackageError) as caught:
         read_request(json.dumps({"inputs": [entry]}).encode())
     assert text in str(caught.value)
+
+
+def test_what_is_wrong_with_an_input_is_said_once():
+    entry = tensor(parameters={"shared_memory_region": "r"}, data=...)
+    with pytest.raises(PackageError) as caught:
+        read_request(json.dumps({"inputs": [entry]}).encode())
+    assert str(caught.value).count("input 'x'") == 1
+
+
+def test_whole_numbers_may_be_written_as_floats():
+    entry = tensor(data=[1.0, 2, -3e2, 2.0**53], shape=[4], datatype="INT64")
+    found = read_request(json.dumps({"inputs": [entry]}).encode()).inputs["x"]
+    assert found.dtype == np.int64
+    assert found.tolist() == [1, 2, -300, 2**53]
+
+
+@pytest.mark.parametrize("came", [4, 12])
+def test_binary_data_that_do_not_fill_their_shape_are_refused_in_tritons_words(came):
+    entry = tensor(shape=[2], data=..., parameters={"binary_data_size": came})
+    head = json.dumps({"inputs": [entry]}).encode()
+    words = f"input byte size mismatch for input 'x' for model 'm'. Expected 8, got {came}"
+    with pytest.raises(PackageError) as caught:
+        read_request(head + bytes(came), len(head), model_name="m")
+    assert words in str(caught.value)
+
+
+def test_an_output_may_be_asked_for_once():
+    body = {"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "z"}, {"name": "y"}]}
+    with pytest.raises(PackageError, match="Duplicate output name 'y' is not allowed in a request"):
+        read_request(json.dumps(body).encode())
 
 
 WRONG_REQUESTS = [
@@ -372,6 +422,12 @@ def test_two_inputs_with_one_name_are_refused():
     body = json.dumps({"inputs": [tensor(), tensor()]}).encode()
     with pytest.raises(PackageError, match="input 'x' is there twice"):
         read_request(body)
+
+
+def test_a_name_that_comes_again_after_very_many_others_is_found_as_soon_as_it_is_read():
+    inputs = [tensor(name=f"x{number % 100_000}") for number in range(100_001)]
+    with pytest.raises(PackageError, match="input 'x0' is there twice"):
+        read_request(json.dumps({"inputs": [*inputs[1:], inputs[0]]}).encode())
 
 
 def test_no_size_that_a_caller_states_is_trusted():
@@ -483,7 +539,7 @@ def test_whatever_comes_is_read_or_refused(fields, tail, length, is_right):
 @given(st.binary(max_size=60), st.none() | st.integers(0, 60))
 def test_whatever_bytes_come_are_read_or_refused(body, length):
     try:
-        read_request(body, length, raw_input=RawInput("x", "BYTES", (1,)))
+        read_request(body, length, raw_inputs=[RawInput("x", "BYTES", (1,))])
     except PackageError as error:
         str(error).encode()
 

@@ -173,6 +173,28 @@ def twice() -> ModelInferRequest:
     return message
 
 
+def partly_raw() -> ModelInferRequest:
+    """Both of its inputs have contents, and the first has raw data besides."""
+    message = ModelInferRequest(model_name="m", raw_input_contents=[b"\x01"])
+    for name in "xy":
+        tensor = message.inputs.add(name=name, datatype="INT8", shape=[1])
+        tensor.contents.int_contents.append(1)
+    return message
+
+
+def wrong_size(came: int) -> ModelInferRequest:
+    message = ModelInferRequest(model_name="m", raw_input_contents=[bytes(came)])
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    return message
+
+
+def output_twice() -> ModelInferRequest:
+    message = ModelInferRequest()
+    for name in "yzy":
+        message.outputs.add(name=name)
+    return message
+
+
 def valueless() -> ModelInferRequest:
     message = ModelInferRequest()
     message.parameters["p"].SetInParent()
@@ -186,6 +208,16 @@ def valueless() -> ModelInferRequest:
         (wrong_output("shared_memory_region", 1), "output 'y' has the parameter 'shared_memory_r"),
         (wrong_output("classification", 3), "the classification extension is not served here"),
         (twice(), "input 'x' is there twice"),
+        (output_twice(), "Duplicate output name 'y' is not allowed in a request"),
+        (
+            partly_raw(),
+            "contents field must not be specified when using raw_input_contents for 'x' for "
+            "model 'm'",
+        ),
+        (
+            wrong_size(12),
+            "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 12",
+        ),
         (valueless(), "parameter 'p' has no value"),
     ],
 )

@@ -1,0 +1,45 @@
+"""What of Triton's extensions is not served here, by HTTP path and by method of gRPC."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_SHARED_MEMORY = "shared memory is not served here: send and take the data themselves"
+_TRACES = (
+    "trace settings are not served here: the page at / records traces, dag.use_profile and "
+    "OpenTelemetry write them"
+)
+_LOGS = "log settings are not served here: logs are set up where the server is started"
+_GENERATE = "generate is not served here: POST the tensors to the model's infer"
+
+_MODEL = "/models/[^/]+(?:/versions/[0-9]+)?"
+_PATHS = [
+    (
+        "/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:status|register|unregister)",
+        _SHARED_MEMORY,
+    ),
+    (f"(?:{_MODEL})?/trace/setting", _TRACES),
+    ("/logging", _LOGS),
+    (f"{_MODEL}/generate(?:_stream)?", _GENERATE),
+]
+_COMPILED = [(re.compile(f"/v2{pattern}"), text) for pattern, text in _PATHS]
+
+UNSERVED_METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        **{
+            f"{kind}SharedMemory{what}": _SHARED_MEMORY
+            for kind in ("System", "Cuda")
+            for what in ("Status", "Register", "Unregister")
+        },
+        "TraceSetting": _TRACES,
+        "LogSettings": _LOGS,
+    }
+)
+"""Methods of GRPCInferenceService, with what their callers are told."""
+
+
+def unserved_path(path: str) -> str:
+    """What callers of a path are told; "" for one that is of no extension."""
+    return next((text for pattern, text in _COMPILED if pattern.fullmatch(path)), "")
