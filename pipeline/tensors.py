@@ -9,7 +9,8 @@ import msgspec
 from pipeline.errors import ConfigError
 
 DATATYPES = frozenset(
-    "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FP16 BF16 FP32 FP64 BYTES".split()
+    f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)
+) | {"BOOL", "FP16", "BF16", "FP32", "FP64", "BYTES"}
 )
 
 ANY = -1

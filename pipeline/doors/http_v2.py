@@ -76,7 +76,7 @@ class InferenceSite:
             match = pattern.fullmatch(path)
             if match is not None:
                 names = {key: unquote(value or "") for key, value in match.groupdict().items()}
-                return _guarded(answer if request.method == method else _refuse_method, names)
+                return _guarded(answer if request.method == method else _refusing(method), names)
         return _guarded(_refuse_path, {})
 
     # Descriptions and states ------------------------------------------------------------
@@ -161,8 +161,13 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
     return endpoint
 
 
-async def _refuse_method(asked: _Asked) -> Reply:
-    return _failed(405, "Method Not Allowed")
+def _refusing(method: str) -> _Answer:
+    """Answers requests by other methods than `method`."""
+
+    async def answer(asked: _Asked) -> Reply:
+        return _failed(405, "Method Not Allowed", ((b"allow", method.encode()),))
+
+    return answer
 
 
 async def _refuse_path(asked: _Asked) -> Reply:

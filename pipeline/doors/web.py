@@ -43,7 +43,7 @@ Endpoint = Callable[[WebRequest], Awaitable[Reply]]
 
 
 class Site(Protocol):
-    """Some paths of the HTTP port. Those of three parts, `/<name>/<method>`, are never asked for."""
+    """Some paths of the HTTP port; those of three parts, `/<name>/<method>`, are not asked for."""
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Who answers it; None: the path is not this site's."""
