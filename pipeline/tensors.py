@@ -8,10 +8,14 @@ import msgspec
 
 from pipeline.errors import ConfigError
 
-DATATYPES = frozenset(
-    f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)
-) | {"BOOL", "FP16", "BF16", "FP32", "FP64", "BYTES"}
-)
+DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {
+    "BOOL",
+    "FP16",
+    "BF16",
+    "FP32",
+    "FP64",
+    "BYTES",
+}
 
 ANY = -1
 """A dimension of any size."""

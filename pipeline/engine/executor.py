@@ -219,7 +219,7 @@ class DAGExecutor:
             request.rows = route.rows
         if self._watchers.begin_trace is not None:
             traceparent = route.traceparent if route is not None else ""
-            request.trace = self._watchers.begin_trace(data_id, traceparent)
+            request.trace = self._watchers.trace_of(data_id, traceparent)
         if timeout_s is not None or self._config.timeout_s is not None:
             self._set_deadline(request, timeout_s)
         self._gate.take(request)
@@ -478,10 +478,10 @@ class DAGExecutor:
         self._leave(request)
 
     def _add_profile(self, request: InFlight, response: Response) -> None:
-        assert self._watchers.profile is not None, "nobody collects turns without it"
         request.end_ns = self._clock_ns()
-        response.key.append(PROFILE_KEY)
-        response.value.append(self._watchers.profile(request))
+        if profile := self._watchers.profile_of(request):
+            response.key.append(PROFILE_KEY)
+            response.value.append(profile)
 
     def _leave(self, request: InFlight) -> None:
         """Give the request's place to the next one that waits."""

@@ -5,6 +5,7 @@ Plain code for any worker: it knows neither threads nor the event loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -240,11 +241,11 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
         if isinstance(error, ProductError):
-            return error
+            return _product_error(error)
         if not isinstance(error, PipelineError):
             data_id = self.samples[call.samples[0]].data_id
             _LOGGER.exception("(data_id=%s) [%s] process raised", data_id, op.name, exc_info=error)
-        text = self._failed(op.name, op.worker, call.samples, str(error))
+        text = self._failed(op.name, op.worker, call.samples, _text_of(error))
         if isinstance(error, PredictorUnavailableError):
             return PredictorUnavailableError(text)
         return coded_error(_code_of(error), text)
@@ -309,12 +310,12 @@ class BatchRun(msgspec.Struct, eq=False):
 def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:
     """What a caller is told of an exception in a user's method, in the predecessor's words."""
     if isinstance(error, ProductError):
-        return error
+        return _product_error(error)
     if not isinstance(error, PipelineError):
         _LOGGER.exception("(log_id=%s) [%s] %s raised", log_id, op.name, stage, exc_info=error)
     function = getattr(op.op, stage)
     text = (
-        f"Log_id: {log_id}  Raise_msg: {error}  "
+        f"Log_id: {log_id}  Raise_msg: {_text_of(error)}  "
         f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
     )
     return coded_error(_code_of(error), text)
@@ -325,5 +326,20 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in after.items() if before.get(name, _UNSET) is not value}
 
 
+def _product_error(error: ProductError) -> PipelineError:
+    """What is ours of it: the rest of a user's own class may fail wherever it is looked at."""
+    return ProductError(_code_of(error), _text_of(error))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the user's own __str__
+        return f"a {type(error).__name__} that cannot tell its text"
+
+
 def _code_of(error: BaseException) -> int:
-    return int(error.code) if isinstance(error, PipelineError) else int(UserCodeError.code)
+    if isinstance(error, PipelineError):
+        with contextlib.suppress(Exception):  # the user's own class may have it of any type
+            return int(error.code)
+    return int(UserCodeError.code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pipeline.engine.request import InFlight
 from pipeline.errors import ErrorCode, PipelineError
 from pipeline.observe.span import Journal, packed_request
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,17 @@ class Watchers:
     begin_trace: Callable[[int, str], str] | None = None
     clock_ns: Callable[[], int] = time.monotonic_ns
 
+    # Who only looks on must not harm those who work: none of these raises.
+
     def tell(self, request: InFlight, target: int) -> None:
         """Say how a request ended, which was for `target`, see `span.REQUEST`."""
         request.is_told = True
+        try:
+            self._tell(request, target)
+        except Exception:
+            _LOGGER.exception("not all could be told how a request ended")
+
+    def _tell(self, request: InFlight, target: int) -> None:
         if self.journal is not None:
             request.end_ns = request.end_ns or self.clock_ns()
             self.journal.requests.append(packed_request_of(request, target))
@@ -37,6 +48,22 @@ class Watchers:
             self.on_failure(request, request.error)
         elif self.on_success is not None:
             self.on_success(request)
+
+    def profile_of(self, request: InFlight) -> str:
+        """What its caller gets who asked for a profile; "" if there is none."""
+        try:
+            return self.profile(request) if self.profile is not None else ""
+        except Exception:
+            _LOGGER.exception("a profile could not be written")
+            return ""
+
+    def trace_of(self, data_id: int, traceparent: str) -> str:
+        """See `begin_trace`."""
+        try:
+            return self.begin_trace(data_id, traceparent) if self.begin_trace is not None else ""
+        except Exception:
+            _LOGGER.exception("a trace could not be begun")
+            return ""
 
 
 def packed_request_of(request: InFlight, target: int) -> bytes:

@@ -9,6 +9,7 @@ from pipeline.errors import (
     PipelineError,
     PredictorUnavailableError,
     ProductError,
+    utf8_text,
 )
 
 
@@ -34,7 +35,7 @@ class V2Error(Exception):
     """A request that is answered with an error of the v2 protocol."""
 
     def __init__(self, kind: Kind, text: str) -> None:
-        super().__init__(text)
+        super().__init__(utf8_text(text))
         self.kind = kind
 
 

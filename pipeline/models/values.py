@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.data import ChannelData
-from pipeline.errors import PackageError, PayloadTypeError, PipelineError, error_from_wire
+from pipeline.errors import (
+    PackageError,
+    PayloadTypeError,
+    PipelineError,
+    error_from_wire,
+    utf8_text,
+)
 from pipeline.models.errors import Kind, V2Error, v2_error
 from pipeline.models.interface import Interface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
@@ -127,8 +133,8 @@ def arrays_of(
     declares.
     """
     slots = {slot.name: slot for slot in interface.outputs or ()}
-    names = dict.fromkeys(wanted or slots or [str(name) for name in payload])
-    by_name = {str(name): value for name, value in payload.items()}
+    by_name = {utf8_text(str(name)): value for name, value in payload.items()}
+    names = dict.fromkeys(wanted or slots or by_name)
     outputs = {}
     for name in names:
         if name not in by_name:
@@ -170,14 +176,14 @@ def _from_list(value: Sequence[Any]) -> Array:
     # First as objects: of text numpy would make an array with room for the longest in every
     # place, and of text among numbers more text.
     objects = np.array(value, dtype=object)
-    if any(isinstance(element, str | bytes) for element in objects.flat):
+    if any(isinstance(element, str | bytes) for element in objects.ravel()):
         return objects
     return np.array(value)
 
 
 def _text(array: Array) -> Array:
     elements = array.astype(object)
-    for element in elements.flat:
+    for element in elements.ravel():
         if not isinstance(element, str | bytes):
             raise TypeError(f"{_kind(element)} among its elements is neither number nor text")
     return elements

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from pipeline.errors import utf8_text
 from pipeline.observe.open_turns import Found, OpenTurns
 from pipeline.observe.snapshot import RecentRequest, RecentTurn
 from pipeline.observe.span import REQUEST, TURN, Outcome, Rows
@@ -74,7 +75,7 @@ class Recent:
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
         """The text of a request's error, which its row does not have; before or after its end."""
-        self._errors[data_id] = (log_id, str(error)[:_ERROR_CHARS])
+        self._errors[data_id] = (log_id, utf8_text(str(error)[:_ERROR_CHARS]))
         if len(self._errors) > _MOST_ERRORS:
             del self._errors[next(iter(self._errors))]
 

@@ -102,19 +102,20 @@ def test_a_path_that_is_none_is_not_found(path):
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("method", "path", "allowed"),
     [
-        ("POST", "/v2"),
-        ("POST", "/v2/models/svc/stats"),
-        ("DELETE", "/v2/models/stats"),
-        ("GET", "/v2/models/svc/infer"),
-        ("GET", "/v2/repository/index"),
-        ("PUT", "/v2/models/svc"),
+        ("POST", "/v2", b"GET"),
+        ("POST", "/v2/models/svc/stats", b"GET"),
+        ("DELETE", "/v2/models/stats", b"GET"),
+        ("GET", "/v2/models/svc/infer", b"POST"),
+        ("GET", "/v2/repository/index", b"POST"),
+        ("PUT", "/v2/models/svc", b"GET"),
     ],
 )
-def test_other_methods_are_not_allowed(method, path):
+def test_other_methods_are_not_allowed(method, path, allowed):
     async def test(site):
         assert await site.ask(method, path) == (405, {"error": "Method Not Allowed"})
+        assert (await site.reply(method, path)).headers == ((b"allow", allowed),)
 
     visited(test)
 

@@ -15,7 +15,7 @@ from pipeline.config import load_config, resolve_op
 from pipeline.deadline import call_deadline
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import BatchRun
-from pipeline.errors import InputError, PipelineError, PredictorUnavailableError
+from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError
 from pipeline.op import configure_op, connect_op
 
 
@@ -260,6 +260,38 @@ def test_whatever_a_stage_raises_is_that_requests_error(stage, error, code):
     (outcome,) = run(bind(op), samples(rows(1)))
     assert isinstance(outcome, PipelineError)
     assert outcome.code == code
+
+
+class Speechless(ValueError):
+    """An exception without a text, as users' classes sometimes are by mistake."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class SpeechlessProduct(ProductError):
+    __str__ = Speechless.__str__
+
+
+class CodelessProduct(ProductError):
+    code = property(lambda self: None, lambda self, code: None)
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
+@pytest.mark.parametrize("error", [Speechless(), SpeechlessProduct(77), CodelessProduct(77, "x")])
+def test_an_exception_that_tells_nothing_fails_its_own_request_only(stage, error):
+    def raises(self, given, *more):
+        values = given[0] if isinstance(given, list) else given["read"]
+        if (values["x"] == 9).any():
+            raise error
+        return getattr(Model, stage)(self, given, *more)
+
+    op = type("Broken", (Model,), {stage: raises})("broken", [])
+    good, bad = run(bind(op, batch_size=2), samples(rows(1), rows(9)))
+    assert good["y"].tolist() == [2]
+    assert type(bad) in (PipelineError, ProductError, UserCodeError)
+    assert isinstance(int(bad.code), int)
+    assert isinstance(str(bad), str)
 
 
 def test_every_sample_of_a_batch_finds_what_its_own_preprocess_stored():

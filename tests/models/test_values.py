@@ -291,6 +291,24 @@ def test_errors_have_a_kind(error, kind):
     assert v2_error(error).kind is kind
 
 
+def test_names_and_errors_can_travel_whatever_the_ops_made_of_them():
+    assert list(arrays_of({"\udcff": 1, 2: 2}, ANYTHING, "m", [])) == ["\\udcff", "2"]
+    assert str(v2_error(ProductError(51, "no file \udcff"))) == "[51] no file \\udcff"
+
+
+def test_text_in_as_many_dimensions_as_numpy_has_is_an_answer():
+    text = np.full((1,) * 64, "é", object)
+    assert array_of(text).shape == text.shape
+    assert array_of(text.tolist()).shape == text.shape
+
+
+def test_a_list_that_holds_itself_is_no_answer():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(V2Error, match="output 'y' of model 'm'"):
+        arrays_of({"y": endless}, ANYTHING, "m", [])
+
+
 def test_an_output_that_is_wanted_many_times_is_made_once():
     made = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 
+import msgspec
 import numpy as np
 import pytest
 from doubles import run_virtual
@@ -260,6 +261,14 @@ def test_texts_of_errors_are_cut_and_do_not_pile_up(recent, clock):
     fold(recent, requests=[failed])
     assert recent.failures()[0].error == "x" * 500
     assert len(recent._errors) < 1000
+
+
+def test_texts_of_errors_can_travel(recent, clock):
+    """A name of a file that is no UTF-8, say: no snapshot could be sent while it is there."""
+    recent.failed(1, 0, "no such file: \udcff")
+    fold(recent, requests=[request(1, at=clock.now_ns, took=MS, outcome=Outcome.BACKEND)])
+    assert msgspec.json.encode(recent.failures())
+    assert recent.failures()[0].error == "no such file: \\udcff"
 
 
 @pytest.mark.parametrize("begun", [0, 1])
