@@ -67,7 +67,14 @@ def pipeline_doors(behind: Behind) -> Mapping[str, Door]:
     """gRPC and HTTP, as configured."""
     config, doors = behind.config, dict[str, Door]()
     handle, limit = behind.engine.handle, config.max_message_bytes
-    models = Models(behind.graph, behind.name, behind.engine, behind.whole, config.statistics)
+    models = Models(
+        behind.graph,
+        behind.name,
+        behind.engine,
+        behind.whole,
+        has_statistics=config.statistics,
+        has_deadline=config.timeout_s is not None,
+    )
     if config.rpc_port is not None:
         services = [pipeline_service(handle, config.opentelemetry), inference_service(models)]
         doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, behind.is_shared)

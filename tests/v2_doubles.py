@@ -38,7 +38,12 @@ class Server:
         self.engine = Engine(last, config, response_op=response_op)
         self.snapshots = None
         self.models = Models(
-            build_graph(response_op), name, self.engine.executor, self.whole, has_statistics
+            build_graph(response_op),
+            name,
+            self.engine.executor,
+            self.whole,
+            has_statistics,
+            has_deadline="timeout" in config,
         )
 
     async def whole(self):

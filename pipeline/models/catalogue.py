@@ -59,6 +59,8 @@ class Models:
         engine: answers the requests.
         whole: describes the server in all its copies.
         has_statistics: False if they are switched off.
+        has_deadline: whether the server limits the time of requests by itself. Only then does it
+            heed the `timeout` of a request, as Triton does: there are clients that send anything.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -71,10 +73,12 @@ class Models:
         engine: Engine,
         whole: Whole,
         has_statistics: bool = True,
+        has_deadline: bool = False,
     ) -> None:
         self._engine = engine
         self._whole = whole
         self._has_statistics = has_statistics
+        self._has_deadline = has_deadline
         name, op_names = model_names(service_name, [op.name for op in graph.ops])
         ops = [
             OpModel(op_name, op, engine.note)
@@ -150,8 +154,8 @@ class Models:
         """Run the pipeline, or one Op alone.
 
         Args:
-            timeout_s: the caller's deadline, from now; a `timeout` among the request's
-                parameters, in microseconds, applies as well.
+            timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout`
+                among the request's parameters, in microseconds, applies as well.
             traceparent: the caller's, see `tracing`; "" for none.
 
         Raises:
@@ -165,7 +169,8 @@ class Models:
         try:
             rows, limit_s = _checked(request, model.name, interface, wanted)
             raw, route = model.routed(request, rows, traceparent)
-            limits = [limit for limit in (timeout_s, limit_s) if limit is not None]
+            limits = [timeout_s, limit_s] if self._has_deadline else [timeout_s]
+            limits = [limit for limit in limits if limit is not None]
             answer = await self._engine.handle(raw, min(limits, default=None), route)
             outputs = arrays_of(payload_of(answer, interface), interface, model.name, wanted)
         except PipelineError as error:

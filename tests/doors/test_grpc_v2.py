@@ -211,7 +211,7 @@ def test_a_request_that_has_less_time_than_its_call_is_unavailable():
             assert status is grpc.StatusCode.UNAVAILABLE
             assert "deadline" in text
 
-    called(test)
+    called(test, timeout=60_000)
 
 
 def test_the_callers_trace_is_passed_on():

@@ -168,6 +168,14 @@ def test_a_request_that_is_late_is_unavailable(limits):
         assert "deadline" in text
         assert (await server.infer(x=floats(1), parameters={"timeout": 0})).outputs
 
+    served(double(), ask, timeout=60_000)
+
+
+def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
+    async def ask(server):
+        server.engine.pools["double"].service_s = 2.0
+        assert (await server.infer(x=floats(1), parameters={"timeout": 30})).outputs
+
     served(double(), ask)
 
 

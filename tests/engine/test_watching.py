@@ -1,0 +1,56 @@
+"""Watchers: whoever looks on, and fails at it, does no harm to those who work."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import Engine, answers, chain, run_virtual
+
+from pipeline import Op, ProductError, RequestOp
+
+
+class Refuses(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        raise ProductError(51, "no")
+
+
+def breaks(*told):
+    raise RuntimeError("a watcher's own fault")
+
+
+@pytest.mark.parametrize("watcher", ["on_failure", "on_success"])
+def test_a_request_is_answered_and_its_place_free_whatever_a_watcher_does(watcher, caplog):
+    async def main():
+        engine = Engine(Refuses("a", RequestOp()) if watcher == "on_failure" else chain("a"))
+        engine.watch(**{watcher: breaks})
+        async with engine:
+            answer = await engine.ask()
+            assert answer.err_no == (51 if watcher == "on_failure" else 0)
+            assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
+            engine.journal.fold()
+            assert [row["data_id"] for row in engine.requests] == [0]
+
+    run_virtual(main())
+    assert "a watcher's own fault" in caplog.text
+
+
+def test_a_profile_that_cannot_be_written_is_left_out(caplog):
+    async def main():
+        engine = Engine(chain("a"))
+        engine.watch(profile=breaks)
+        async with engine:
+            assert answers(await engine.ask(**{"pipeline.profile": "1"}))["path"] == "a"
+
+    run_virtual(main())
+    assert "a watcher's own fault" in caplog.text
+
+
+def test_a_trace_that_cannot_begin_is_none(caplog):
+    async def main():
+        engine = Engine(chain("a"))
+        engine.watch(begin_trace=breaks)
+        async with engine:
+            assert answers(await engine.ask())["path"] == "a"
+            assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
+
+    run_virtual(main())
+    assert "a watcher's own fault" in caplog.text
