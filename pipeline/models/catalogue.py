@@ -169,8 +169,8 @@ class Models:
         try:
             rows, limit_s = _checked(request, model.name, interface, wanted)
             raw, route = model.routed(request, rows, traceparent)
-            limits = [timeout_s, limit_s] if self._has_deadline else [timeout_s]
-            limits = [limit for limit in limits if limit is not None]
+            asked = (timeout_s, limit_s if self._has_deadline else None)
+            limits = [limit for limit in asked if limit is not None]
             answer = await self._engine.handle(raw, min(limits, default=None), route)
             outputs = arrays_of(payload_of(answer, interface), interface, model.name, wanted)
         except PipelineError as error:
