@@ -81,7 +81,7 @@ def with_model(
     answers: list[Answer] = []
 
     def no_doors(behind: Behind) -> dict[str, Any]:
-        answers.append(answers_of(behind.handle))
+        answers.append(answers_of(behind.engine.handle))
         return {}
 
     async def run() -> None:
