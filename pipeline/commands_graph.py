@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,6 +48,8 @@ keys, model files that are not there, batches that can never be full.
 Constructor arguments of Ops, and which Ops there are, stand in the script: see
 `python -m pipeline graph`.
 """
+_PATIENCE_S = 10.0  # for a thread of the script to run its server
+_LOOK_S = 0.01
 _WRONG = 1
 _WRONG_USAGE = 2
 
@@ -69,6 +73,15 @@ def graph(arguments: Sequence[str]) -> int:
     if given is None:
         sys.stderr.write(GRAPH_USAGE)
         return _WRONG_USAGE
+    before = _threads()
+    status = _draw(given)
+    if _threads() - before:  # the script's: Python would wait for them
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def _draw(given: _GraphArguments) -> int:
     try:
         server = _server_of(given)
     except ScriptNotFoundError as error:
@@ -111,19 +124,22 @@ def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments | None:
 def _server_of(given: _GraphArguments) -> PipelineServer | None:
     """The first server that the script would have run; what the script raises goes through."""
     run = run_module if given.is_module else run_script
+    before = _threads()
     with _nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
         try:
             run(given.script, given.arguments)
-        except _StoppedError:
-            pass
         except SystemExit as end:
             if not servers and end.code:
                 raise
+        deadline = time.monotonic() + _PATIENCE_S
+        while not servers and _threads() - before and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)  # one of them may be about to run it
     return servers[0] if servers else None
 
 
-class _StoppedError(BaseException):
-    """Ends the script where its server would start; no `except Exception` of its holds it up."""
+def _threads() -> set[threading.Thread]:
+    """Those that Python waits for before it ends."""
+    return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
 @contextlib.contextmanager
@@ -133,7 +149,7 @@ def _nothing_starts() -> Iterator[list[PipelineServer]]:
 
     def stop(server: PipelineServer) -> None:
         servers.append(server)
-        raise _StoppedError
+        raise SystemExit(0)  # no `except Exception` holds it up, and no thread tells of it
 
     name = "_new_service"  # on the way of each manner in which a server can start
     original = getattr(PipelineServer, name)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.__main__ import main
 from pipeline.observe.span import REQUEST, TURN
@@ -85,6 +89,77 @@ def test_a_rate_that_is_none_is_refused(profile, rate, capsys):
         main(["analyse", str(profile), "--qps", rate])
     assert caught.value.code == 2
     assert "--qps" in capsys.readouterr().err
+
+
+BOUNDARIES = [0, -1, 1, 4, 99, 10**9, 10**18, 10**18 + 5_000, 2**62, 2**63 - 1, -(2**63), 2**64]
+NUMBERS = st.sampled_from(BOUNDARIES) | st.integers(10**18, 10**18 + 10**6)
+
+
+def numbers(count):
+    return st.lists(NUMBERS, min_size=count, max_size=count)
+
+
+BATCHES = st.fixed_dictionaries(
+    {
+        "kind": st.just("batch"),
+        "op": st.sampled_from(["a", "b", "", "\n|]"]),
+        "worker": NUMBERS,
+        "batch": NUMBERS,
+        "times": numbers(5) | numbers(5).map(sorted),
+        "requests": st.lists(numbers(4), max_size=3),
+    },
+    optional={"stands_for": NUMBERS},
+)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "kind": st.just("request"),
+        "op": st.sampled_from([None, "a", "z"]),
+        "data_id": NUMBERS,
+        "row": numbers(11) | numbers(11).map(sorted),
+    },
+    optional={"stands_for": NUMBERS},
+)
+LOADS = st.fixed_dictionaries(
+    {"kind": st.just("load"), "begin": NUMBERS, "end": NUMBERS, "busy": NUMBERS}
+)
+OLD_EVENTS = st.builds(
+    "{}#[{}|{}]_{}:{}".format,
+    st.sampled_from(["prep", "midp", "postp"]),
+    st.sampled_from("ab"),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.sampled_from([0, 1, 10**15, 10**15 + 7, 10**16 - 1]),
+)
+LINES = st.one_of(
+    st.one_of(BATCHES, REQUESTS, LOADS).map(lambda line: f"x\t{json.dumps(line)}"),
+    st.lists(OLD_EVENTS, max_size=8).map(" ".join),
+    st.text(max_size=20),
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(LINES, max_size=8), rate=st.sampled_from(["1e-300", "100", "1e308"]))
+def test_whatever_stands_in_a_file_it_is_told_of_what_can_be_read(lines, rate, tmp_path, capsys):
+    path, trace = tmp_path / "log", tmp_path / "trace"
+    path.write_text("".join(f"PROFILE\tpid:{7 + i % 2}\t{line}\n" for i, line in enumerate(lines)))
+    for more in ([], ["--qps", rate], ["--json", "--trace", str(trace)]):
+        assert main(["analyse", str(path), *more]) in (0, 1)
+        out = capsys.readouterr().out
+        if "--json" in more:
+            json.loads(out, parse_constant=pytest.fail)
+            json.loads(trace.read_text(), parse_constant=pytest.fail)
+        else:
+            assert not re.search(r"\bnan\b", out), out
+
+
+def test_a_file_without_line_breaks_is_read_in_pieces(tmp_path, capsys):
+    (tmp_path / "log").write_bytes(b"\0" * 20_000_000)
+    tracemalloc.start()
+    try:
+        assert main(["analyse", str(tmp_path / "log")]) == 1
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_analyse_has_a_help_of_its_own(capsys):

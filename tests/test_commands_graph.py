@@ -57,6 +57,12 @@ STARTS = {
     "async with": "import asyncio\nasync def main():\n    async with server:\n        pass\n"
     "asyncio.run(main())",
     "caught": "try:\n    server.run_server()\nexcept Exception:\n    print('caught')",
+    "in a thread": "import threading\nthread = threading.Thread(target=server.run_server)\n"
+    "thread.start()\nthread.join()\nsys.exit()",
+    "left to a thread": "import threading, time\ndef later():\n    time.sleep(0.2)\n"
+    "    server.run_server()\nthreading.Thread(target=later).start()\nsys.exit()",
+    "beside a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=[9999])"
+    ".start()\nserver.run_server()",
     "exit": "try:\n    server.run_server()\nfinally:\n    sys.exit(5)",
 }
 

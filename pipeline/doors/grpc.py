@@ -40,6 +40,7 @@ _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
 _REST_S = 1.0  # for them to end when the last channel was closed
+_GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
 _MOST_DETAILS = 2000  # bytes of a status' text: who calls takes 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -289,13 +290,15 @@ def _answering(name: str, method: Unary) -> Any:
 
 
 def _streaming(name: str, stream: Stream) -> Any:
-    async def answer(messages: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
+    async def answer(messages: AsyncIterator[bytes], context: _Context) -> None:
         try:
             async with contextlib.aclosing(stream(messages, _Call(context))) as answers:
                 async for message in answers:
-                    yield message
+                    await context.write(message)  # yielded, gRPC would log that a peer has left
             return
         except Exception as error:
+            if context.cancelled() or _is_of_grpc(error):  # there is nobody to tell
+                return
             failure = _failure(name, error)
         await context.abort(*failure)
 
@@ -308,6 +311,11 @@ def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
         return error.status, _short(str(error))
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
     return grpc.StatusCode.INTERNAL, "internal error of the server"
+
+
+def _is_of_grpc(error: Exception) -> bool:
+    """Whether an answer could not be sent: its peer has left, or been told that it is too large."""
+    return type(error).__name__ == _GRPCS_ERROR
 
 
 def _short(text: str) -> str:
@@ -330,7 +338,7 @@ class _NoFarewells(logging.Filter):
         return not (
             record.msg == "Failed sending error status from server"
             and kind is not None
-            and kind.__name__ == "ExecuteBatchError"
+            and kind.__name__ == _GRPCS_ERROR
         )
 
 

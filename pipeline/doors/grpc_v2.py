@@ -103,28 +103,31 @@ class _Calls:
     ) -> AsyncGenerator[bytes, None]:
         """Answers in the order of the requests, which are worked on side by side."""
         order: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(_AHEAD)
-        running: set[asyncio.Future[bytes]] = set()
+        unsaid: set[asyncio.Future[bytes]] = set()
+
+        async def say(answer: asyncio.Future[bytes]) -> None:
+            unsaid.add(answer)
+            await order.put(answer)
 
         async def read() -> None:
             try:
                 async for message in messages:
-                    task = asyncio.ensure_future(self._stream_answer(message, call))
-                    running.add(task)
-                    task.add_done_callback(running.discard)
-                    await order.put(task)
+                    await say(asyncio.ensure_future(self._stream_answer(message, call)))
             except Exception as error:  # whatever it is: the stream ends with it, in its turn
                 failed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 failed.set_exception(error)
-                await order.put(failed)
+                await say(failed)
             else:
                 await order.put(None)
 
         reader = asyncio.ensure_future(read())
         try:
             while (answer := await order.get()) is not None:
-                yield await answer
-        finally:
-            left: list[asyncio.Future[Any]] = [reader, *running]
+                message = await answer
+                unsaid.discard(answer)
+                yield message
+        finally:  # also of answers that failed: somebody has to look at them
+            left: list[asyncio.Future[Any]] = [reader, *unsaid]
             for unfinished in left:
                 unfinished.cancel()
             await asyncio.gather(*left, return_exceptions=True)

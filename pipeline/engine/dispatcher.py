@@ -119,8 +119,12 @@ class OpDispatcher:
         self._queue(request, inputs)
 
     def offer_alone(self, request: InFlight, route: Route) -> None:
-        """Take a request that is for this Op alone."""
-        self._queue(request, route.payload, route.feeds)
+        """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
+        inputs = {
+            name: dict(part) if isinstance(part, dict) else part
+            for name, part in route.payload.items()
+        }
+        self._queue(request, inputs, route.feeds)
 
     def _queue(self, request: InFlight, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now = self._loop.time()

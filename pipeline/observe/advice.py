@@ -11,6 +11,7 @@ _FULL = 0.7  # an Op whose workers are busy that much holds the service up
 _IDLE = 0.2  # less, and fewer workers would do
 _ONE_STEP = 4.0  # times the throughput that one round of advice aims at: then measure again
 _MOST_WORKERS = 256
+_MOST_NEEDED = 1e9  # workers: more is not worth a number
 _LARGEST_BATCH = 32
 _WORTH_IT = 1.2  # times the throughput that a larger batch has to promise
 _MODEL_SHARE = 0.5  # of an Op's time in process(), for batches to be worth a try
@@ -69,8 +70,9 @@ def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
             record would ask for if no Op made them wait, but no more than four times what they
             got: then it is time to measure again.
     """
-    ran = [op for op in figures.ops if op.batches]
-    if not ran:
+    # Of one that brought no result it is not known what it takes.
+    ran = [op for op in figures.ops if op.batches and op.cost_ms > 0]
+    if not ran or not figures.seconds:
         return Advice(math.nan, None, False, math.nan, (), ("no Op has run",))
     slowest = min(ran, key=lambda op: op.capacity_per_s)
     is_full = _is_full(slowest)
@@ -220,4 +222,4 @@ def _notes(figures: Figures, ran: list[OpFigures]) -> list[str]:
 
 def _whole(workers: float) -> int:
     """Rounded up, but not for the little that measurements are wrong."""
-    return max(1, math.ceil(workers * _TRUSTED))
+    return max(1, math.ceil(min(workers, _MOST_NEEDED) * _TRUSTED))

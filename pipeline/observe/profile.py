@@ -10,6 +10,7 @@ Not every request need have lines (see `observe.sampling`): each says then how m
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -34,11 +35,16 @@ _MARK_OF_NONE = "PROFILE-NONE\tpid:"
 _TURN_TIMES = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
 _SHARED = ("op", "worker", "batch", *_TURN_TIMES[1:])
 _OWN = ("data_id", "rows", "outcome", "ready_ns")
-_REQUEST_FIELDS = len(REQUEST.names or ())
 _REQUEST_TIMES = ("start_ns", "entered_ns", "begun_ns", "packing_ns", "end_ns")
 
+# What a server can have written: whoever adds it up need not think of anything else.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 StandsFor = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Time = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+Duration = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
+DataId = Annotated[int, msgspec.Meta(ge=-1, le=10**18)]
+Ending = Annotated[int, msgspec.Meta(ge=-1, le=int(max(Outcome)))]
 
 
 class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=True):
@@ -48,28 +54,32 @@ class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=Tr
     """
 
     op: str
-    worker: Int64
-    batch: Int64
-    times: tuple[Int64, Int64, Int64, Int64, Int64]  # start, prepared, processed, end, taken; ns
-    requests: list[tuple[Int64, Int64, Int64, Int64]]  # data_id, rows, outcome, ready in ns
+    worker: Number
+    batch: Time
+    times: tuple[Time, Time, Time, Time, Time]  # start, prepared, processed, end, taken; ns
+    requests: list[tuple[DataId, Int64, Ending, Time]]  # data_id, rows, outcome, ready in ns
     stands_for: StandsFor | None = None
+
+
+_RequestRow = tuple[Int64, Ending, Int64, Time, Time, Time, Time, Time, Int64, Int64, Int64]
+"""The fields of REQUEST from `rows` on."""
 
 
 class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_defaults=True):
     """Fourth field: one request, and how many it stands for. `op`: its target, None: all Ops."""
 
     op: str | None
-    data_id: Int64
-    row: tuple[Int64, ...]  # the fields of REQUEST from `rows` on
+    data_id: DataId
+    row: _RequestRow
     stands_for: StandsFor = 1
 
 
 class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
     """Fourth field: for how long of a stretch of time a request was there, told or not."""
 
-    begin: Int64
-    end: Int64
-    busy: Int64
+    begin: Time
+    end: Time
+    busy: Duration
 
 
 _Line = _BatchLine | _RequestLine | _LoadLine
@@ -242,7 +252,8 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
         OSError: the file cannot be read.
     """
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return parse_profile(file)
+        # A file of another kind may have no line breaks, and any size.
+        return parse_profile(iter(functools.partial(file.readline, _LONGEST_LINE), ""))
 
 
 def parse_profile(lines: Iterable[str]) -> Profile:
@@ -259,7 +270,8 @@ _MARKS = re.compile(r"PROFILE(?:-NONE)?\tpid:")
 _STAGE = re.compile(r"(prep|midp|postp)#\[(.{1,255}?)\|(\d{1,9})\]_([01]):(\d{1,16})(?!\d)")
 _STEP = re.compile(r"(prepack|call|postpack)_(\d{1,18})#\S{1,255}?_([01]):(\d{1,16})(?!\d)")
 _PLACES = {"prep": 0, "midp": 2, "postp": 4, "prepack": 0, "call": 2, "postpack": 4}
-_LATEST_US = 2**63 // 1000 - 1
+_LATEST_US = 2**62 // 1000
+_LONGEST_LINE = 2**22  # characters; a batch of 10,000 requests takes half a million
 _UNKNOWN = -1
 
 Stamps = list[int]
@@ -321,11 +333,9 @@ class _Reader:
             self._add_batch(pid, line)
         elif isinstance(line, _LoadLine):
             self._loads.append((line.begin, line.end, line.busy))
-        elif len(line.row) == _REQUEST_FIELDS - 2:
+        else:
             target = PIPELINE if line.op is None else self._index(line.op)
             self._add_request(pid, (line.data_id, target, *line.row), line.stands_for)
-        else:
-            return False
         return True
 
     def _add_batch(self, pid: int, line: _BatchLine) -> None:

@@ -58,7 +58,7 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
         return
     yield (
         f"{name}: {figures.requests:,} requests in {figures.seconds:.3f} s, "
-        f"{figures.per_s:,.1f}/s; {figures.failed:,} failed"
+        f"{_text(figures.per_s, 1)}/s; {figures.failed:,} failed"
         + f", {figures.given_up:,} given up by their callers"
         * bool(figures.given_up)
     )
@@ -93,7 +93,7 @@ def _row(op: OpFigures) -> tuple[str, ...]:
     return (
         op.name,
         str(op.workers),
-        f"{op.busy:.0%}",
+        "-" if math.isnan(op.busy) else f"{op.busy:.0%}",
         f"{op.requests:,}",
         f"{op.failed + op.never_ran:,}",
         _text(op.batch_size, 1),
@@ -129,14 +129,14 @@ def _advice_lines(advice: Advice) -> Iterator[str]:
         aim = f"advice for {advice.target_per_s:,.1f} requests/s"
         yield f"{aim}, config.yml (expected: {advice.expected_per_s:,.1f}/s):"
         yield "op:"
+        config = advice.as_config()
         for op in advice.ops:
             yield f"    {_yaml_key(op.op)}:"
             for why in op.why:
                 yield from textwrap.wrap(
                     why, _WIDTH, initial_indent=_COMMENT, subsequent_indent=_COMMENT
                 )
-            settings = advice.as_config()[op.op]
-            yield from (f"        {key}: {value}" for key, value in settings.items())
+            yield from (f"        {key}: {value}" for key, value in config[op.op].items())
     elif advice.bottleneck is not None:
         yield "no advice: " + (
             "no setting is known to help" if advice.is_full else "callers ask for no more"

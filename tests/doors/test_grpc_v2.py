@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 
 import grpc
@@ -341,6 +342,28 @@ def test_a_caller_who_stops_reading_leaves_nothing_behind():
             assert len(asyncio.all_tasks()) == 1
 
     run_virtual(main())
+
+
+def test_answers_that_fail_when_nobody_reads_any_more_are_nobodys_business(caplog):
+    class Late(Call):
+        """Its time is over after the first request."""
+
+        times = iter([None])
+
+        def time_left(self):
+            return next(self.times, 0.0)
+
+    async def main():
+        async with running(double()) as server:
+            messages = sent(*[infer_message(n) for n in range(5)])
+            answers = Service(server).service.streams["ModelStreamInfer"](messages, Late())
+            await anext(answers)
+            await settle()
+            await answers.aclose()
+        gc.collect()
+
+    run_virtual(main())
+    assert caplog.records == []
 
 
 # On the port --------------------------------------------------------------------------------

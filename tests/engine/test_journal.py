@@ -249,6 +249,29 @@ def test_one_op_alone_works_on_a_request_that_is_for_it():
     run_virtual(main())
 
 
+@pytest.mark.parametrize("feeds", [False, True])
+def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(feeds):
+    class Pops(Feeds):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {"x": input_dicts["@DAGExecutor"].pop("x")}, False, None, ""
+
+        def process(self, feed_batch, typical_logid):
+            return {"y": feed_batch[0].pop("x")}, 0, ""
+
+    async def main():
+        op = Pops("m", [RequestOp()])
+        config = {"dag": {"retry": 2}, "op": {"m": {"timeout": 200}}}
+        async with Engine(op, config, {"m": None}) as engine:
+            payload = {"x": [1]} if feeds else {"@DAGExecutor": {"x": [1]}}
+            route = Route(op=op, payload=payload, feeds=feeds, packs=False)
+            asked = asyncio.ensure_future(engine.executor.handle(None, None, route))
+            await asyncio.sleep(0.3)  # the first attempt has taken too long
+            engine.pools["m"].release()
+            assert (await asked).error is None
+
+    run_virtual(main())
+
+
 def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
     async def main():
         op = Feeds("m", [RequestOp()])
