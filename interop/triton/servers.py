@@ -73,7 +73,9 @@ def main() -> None:
     name, http_port, rpc_port = sys.argv[1], *map(int, sys.argv[2:])
     server = PipelineServer(name=name)
     server.set_response_op({"numbers": numbers, "echo": echo}[name]())
-    server.prepare_server(yml_dict={"http_port": http_port, "rpc_port": rpc_port})
+    # Only a server that limits requests itself heeds the `timeout` of one.
+    ports = {"http_port": http_port, "rpc_port": rpc_port}
+    server.prepare_server(yml_dict={**ports, "timeout": 60_000})
     server.run_server()
 
 
