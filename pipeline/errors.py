@@ -206,6 +206,11 @@ def one_line(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
+def without_breaks(text: str) -> str:
+    """`text` in which a line break cannot start a line of a log that looks like ours."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
 def error_from_fields(name: str, code: int, text: str) -> PipelineError:
     """The error of `error_to_fields`; of a user's own class, the one of ours that it extends."""
     kind = _FROM_NAME[name]

@@ -10,7 +10,7 @@ from pipeline.config import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import Route
-from pipeline.observe.snapshot import Snapshot
+from pipeline.observe.snapshot import AskAll
 
 
 class Handle(Protocol):
@@ -52,7 +52,7 @@ class Behind:
     graph: Graph
     config: ServiceConfig
     engine: DAGExecutor
-    whole: Callable[[], Awaitable[list[Snapshot]]]
+    whole: AskAll
     record: Callable[[float], Awaitable[list[bytes]]]
     is_shared: bool = False
 

@@ -21,6 +21,7 @@ from pipeline.doors.http_connection import (
     HttpConnection,
     HttpError,
     error_body,
+    not_allowed,
 )
 from pipeline.doors.listen import BACKLOG, bind
 from pipeline.doors.web import JSON, Reply, Sites, WebRequest
@@ -28,7 +29,6 @@ from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
     NoServiceError,
-    NotImplementedByOpError,
     OverloadedError,
     PackageError,
     PipelineError,
@@ -161,7 +161,7 @@ class HttpDoor:
             elif parts[1] == "health":
                 status, body = self._health(scope)
             elif scope["method"] != "POST":
-                raise _not_allowed(scope["method"], b"POST")
+                raise not_allowed(scope["method"], b"POST")
             else:
                 _, name, method = parts
                 status, body = await self._infer(
@@ -210,7 +210,7 @@ class HttpDoor:
         if probe not in ("live", "ready"):
             raise HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):
-            raise _not_allowed(method, b"GET, HEAD")
+            raise not_allowed(method, b"GET, HEAD")
         if probe == "live" or self._is_ready:
             return 200, b'{"status":"ok"}'
         return 503, b'{"status":"not ready"}'
@@ -367,8 +367,3 @@ def _timeout(value: bytes) -> float:
         error = PackageError(f"invalid Grpc-Timeout {text!r}: send digits and one of H M S m u n")
         raise HttpError(400, error)
     return int(digits) * _TIMEOUT_UNITS_S[unit]
-
-
-def _not_allowed(method: str, allowed: bytes) -> HttpError:
-    error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
-    return HttpError(405, error, (b"allow", allowed))

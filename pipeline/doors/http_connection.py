@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.data import ChannelData
 from pipeline.doors.web import JSON
-from pipeline.errors import DeadlineError, PackageError, PipelineError
+from pipeline.errors import DeadlineError, NotImplementedByOpError, PackageError, PipelineError
 from pipeline.op import pack_error
 from pipeline.proto import jsonpb
 
@@ -38,6 +38,12 @@ class HttpError(Exception):
         self.status = status
         self.error = error
         self.headers = headers
+
+
+def not_allowed(method: str, allowed: bytes) -> HttpError:
+    """What is told who uses a method that a path does not have; `allowed`: b"GET, HEAD"."""
+    error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
+    return HttpError(405, error, (b"allow", allowed))
 
 
 def error_body(error: PipelineError) -> bytes:

@@ -13,22 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.doors.http_connection import HttpError
+from pipeline.doors.http_connection import HttpError, not_allowed
 from pipeline.doors.page_layout import layout_of
 from pipeline.doors.page_status import Title, status_of
 from pipeline.doors.web import Endpoint, Reply, WebRequest
 from pipeline.engine.graph import Graph
 from pipeline.errors import (
     NoServiceError,
-    NotImplementedByOpError,
     OverloadedError,
     PackageError,
 )
 from pipeline.observe.chrome_trace import Event, events, trace_json
 from pipeline.observe.recent import read_recording
-from pipeline.observe.snapshot import Snapshot
+from pipeline.observe.snapshot import AskAll
 
-Whole = Callable[[], Awaitable[list[Snapshot]]]
 Record = Callable[[float], Awaitable[list[bytes]]]
 
 _SECONDS, _LEAST_SECONDS, _MOST_SECONDS = "3", 0.1, 30.0
@@ -71,7 +69,7 @@ class Page:
         self,
         name: str | None,
         graph: Graph,
-        whole: Whole,
+        whole: AskAll,
         record: Record | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -198,8 +196,7 @@ async def _file(request: WebRequest) -> Reply:
 
 
 async def _not_allowed(request: WebRequest) -> Reply:
-    error = NotImplementedByOpError(f"method {request.method} is not allowed here: use GET, HEAD")
-    raise HttpError(405, error, (b"allow", b"GET, HEAD"))
+    raise not_allowed(request.method, b"GET, HEAD")
 
 
 def _version() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from pipeline.engine.graph import Graph
@@ -16,7 +15,7 @@ from pipeline.models.interface import Interface, Slot
 from pipeline.models.model import Model, OpModel, PipelineModel
 from pipeline.models.parameters import timeout_of
 from pipeline.models.values import arrays_of, payload_of
-from pipeline.observe.snapshot import ModelCounters, Snapshot
+from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 from pipeline.observe.statistics import (
     StatisticsError,
     merge,
@@ -32,9 +31,6 @@ from pipeline.proto.inference_v2_json import RawInput
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
-
-Whole = Callable[[], Awaitable[list[Snapshot]]]
-"""Asks all copies of the server: a Snapshot of each."""
 
 
 class Engine(Protocol):
@@ -71,7 +67,7 @@ class Models:
         graph: Graph,
         service_name: str | None,
         engine: Engine,
-        whole: Whole,
+        whole: AskAll,
         has_statistics: bool = True,
         has_deadline: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.errors import ConfigError, UserCodeError
+from pipeline.errors import ConfigError, UserCodeError, without_breaks
 from pipeline.observe.log_writer import LogFiles, LogWriter, QueueingHandler
 
 FOLDER = "PipelineServingLogs"
@@ -245,8 +245,8 @@ class RequestLog:
 
 
 def _one_line(error: object) -> str:
-    """The error's text; a line break in it must not start a line that looks like ours."""
+    """The error's text, cut short, in one line."""
     text = str(error) or type(error).__name__
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    return without_breaks(text)

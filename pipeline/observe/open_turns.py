@@ -52,7 +52,6 @@ class OpenTurns:
         self._pieces: list[_Piece] = []
         self._ended: list[Integers] = []
         self._count = self._ended_count = 0
-        self._ended_count = 0
         self._most = _LEAST_KEPT
 
     def __len__(self) -> int:
@@ -108,7 +107,6 @@ class OpenTurns:
         self._count = len(piece.turns)
         self._most = max(_LEAST_KEPT, 2 * self._count)
         self._pieces = [piece] if self._count else []
-        self._ended, self._ended_count = [], 0
 
 
 def _together(found: Sequence[Found]) -> Found:

@@ -14,7 +14,6 @@ import functools
 import itertools
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from pipeline.errors import utf8_text
 from pipeline.observe.sampling import LOAD, Sample, Strides
-from pipeline.observe.span import PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.observe.span import PIPELINE, REQUEST, TURN, Outcome, Rows, wall_offset_ns
 from pipeline.observe.tables import columns
 
 _MARK = "PROFILE\tpid:"
@@ -90,11 +89,6 @@ _decode = msgspec.json.Decoder(_Line).decode
 # --- lines out of rows ----------------------------------------------------------------------------
 
 
-def epoch_offset_ns() -> int:
-    """What to add to a `time.monotonic_ns` of about now for the time since the epoch."""
-    return time.time_ns() - time.monotonic_ns()
-
-
 def profile_lines(
     turns: Rows,
     requests: Rows,
@@ -108,7 +102,7 @@ def profile_lines(
         turns: rows of one batch are neighbours.
         requests: any rows; also those still under way, whose times to come are 0.
         names: those of the Ops, by the index that the rows give.
-        offset_ns: added to all times that are known: `epoch_offset_ns()` for those of a journal.
+        offset_ns: added to all times that are known: `wall_offset_ns()` for those of a journal.
         strides: what the rows stand for, if they are a sample.
     """
     pid = os.getpid()
@@ -140,7 +134,7 @@ def profile_text(request: bytes, turns: Sequence[bytes], names: Sequence[str]) -
         names: those of the Ops.
     """
     rows, requests = np.frombuffer(b"".join(turns), TURN), np.frombuffer(request, REQUEST)
-    return "".join(profile_lines(rows, requests, names, epoch_offset_ns()))
+    return "".join(profile_lines(rows, requests, names, wall_offset_ns()))
 
 
 def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:

@@ -11,9 +11,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from pipeline.observe.background import Background
-from pipeline.observe.profile import epoch_offset_ns, load_lines, profile_lines
+from pipeline.observe.profile import load_lines, profile_lines
 from pipeline.observe.sampling import NO_LOADS, Chosen, Sampler
-from pipeline.observe.span import REQUEST, TURN, Rows
+from pipeline.observe.span import REQUEST, TURN, Rows, wall_offset_ns
 from pipeline.standard_streams import write_out
 
 _LOGGER = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class ProfileWriter:
 
     def _submit(self, chosen: Chosen) -> None:
         if chosen.turns.size or chosen.requests.size or chosen.loads.size:
-            offset_ns = epoch_offset_ns()
+            offset_ns = wall_offset_ns()
             self._background.submit(lambda: self._write(chosen, offset_ns))
 
     def _write(self, chosen: Chosen, offset_ns: int) -> None:

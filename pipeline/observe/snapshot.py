@@ -5,6 +5,8 @@ Numbers only grow, so that the snapshots of several processes add up.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 
 from pipeline.engine.state import EngineState
@@ -88,3 +90,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     models: list[ModelCounters]
     slowest: list[RecentRequest] = []
     failed: list[RecentRequest] = []
+
+
+AskAll = Callable[[], Awaitable[list[Snapshot]]]
+"""Asks every process that serves how it stands."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -81,6 +82,11 @@ REQUEST = np.dtype(
 
 Rows = npt.NDArray[Any]
 """A one-dimensional structured array of TURN or REQUEST."""
+
+
+def wall_offset_ns() -> int:
+    """What to add to the times of rows, `time.monotonic_ns`, for the time since the epoch."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 class Sink(Protocol):

@@ -7,7 +7,6 @@ moves which counter when, and where Triton itself does otherwise: docs/triton_di
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import orjson
 from pipeline.errors import InputError
 from pipeline.observe.histogram import buckets
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
-from pipeline.observe.span import PIPELINE, Outcome, Rows
+from pipeline.observe.span import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.observe.tables import Counters, Integers, batches, columns, groups, tally
 from pipeline.predictors.memory import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
@@ -57,11 +56,6 @@ class StatisticsError(InputError):
 
 
 # --- counting -------------------------------------------------------------------------------
-
-
-def wall_offset_ns() -> int:
-    """What to add to `time.monotonic_ns` for the time since the epoch."""
-    return time.time_ns() - time.monotonic_ns()
 
 
 class Statistics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from pipeline.observe.request_spans import (
     TracedTurn,
     TurnRow,
 )
-from pipeline.observe.span import Rows
+from pipeline.observe.span import Rows, wall_offset_ns
 from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.tracing import TraceContext, format_traceparent, parse_traceparent
 
@@ -85,7 +84,7 @@ class Telemetry:
         names: Sequence[str],
         recorder: Recorder,
         thread: Executor | None = None,
-        wall_ns: Callable[[], int] = lambda: time.time_ns() - time.monotonic_ns(),
+        wall_ns: Callable[[], int] = wall_offset_ns,
     ) -> None:
         self._recorder = recorder
         self._spans = RequestSpans(pipeline_name, names)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pipeline.config import LogConfig, ServiceConfig
 from pipeline.engine.graph import Graph
-from pipeline.errors import InitError, utf8_text
+from pipeline.errors import InitError, utf8_text, without_breaks
 from pipeline.observe.span import PIPELINE, Outcome, Rows
 
 PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
@@ -165,7 +165,7 @@ class Block:
         """What goes to `pipeline.tracer`, without times and line breaks."""
         yield "==================== TRACER ======================"
         for name, op in self._ops():
-            yield f"Op({_one_line(name)}):"
+            yield f"Op({without_breaks(name)}):"
             for stage in STAGES:
                 yield f"\t{stage}[{round(op.mean_ms(stage), 4)} ms]"
             yield f"\tidle[{round(op.idle, 4)}]"
@@ -226,7 +226,7 @@ class Block:
         graph = self.graph
         yield f"Channel (server worker num[{graph.worker_num}]):"
         for number, (name, producers) in enumerate(zip(graph.names, graph.producers, strict=True)):
-            ends = _one_line(f"In: {list(producers)}, Out: {[name]}")
+            ends = without_breaks(f"In: {list(producers)}, Out: {[name]}")
             size = self.sizes.get(name, 0)
             yield f"\tchl{number}({ends}) size[{size}/{graph.channel_size}]"
 
@@ -284,7 +284,3 @@ def _yaml_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         for key, value in values.items():
             shown = f"{value:.6f}" if isinstance(value, float) else value
             yield f"  {key!r}: {shown}" if key.isdecimal() else f"  {key}: {shown}"
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\r", "\\r").replace("\n", "\\n")
