@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from browser import Browser  # noqa: E402  # a helper of the tests
 
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp  # noqa: E402
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp  # noqa: E402  # after the path
 
 CALLERS = 40
 WATCHED_S = 25.0  # until the small lines say something

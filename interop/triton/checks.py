@@ -10,7 +10,7 @@ import sys
 import traceback
 
 import checks_data  # noqa: F401  their checks are listed
-import checks_models  # noqa: F401
+import checks_models  # noqa: F401  their checks are listed
 import tritonclient.grpc as v2_grpc
 import tritonclient.http as v2_http
 from way import CHECKS, Way

@@ -156,7 +156,7 @@ class OtelRecorder:
         impatience.start()
         try:
             for processor in self._processors:
-                processor.shutdown()  # type: ignore[no-untyped-call]
+                processor.shutdown()  # type: ignore[no-untyped-call]  # untyped in the SDK
         finally:
             impatience.cancel()
             impatience.join()

@@ -144,7 +144,7 @@ def test_whoever_follows_advice_gets_no_less_and_what_was_expected_if_no_batch_w
         assert after.per_s >= min(advice.expected_per_s, advice.target_per_s) * 0.75
 
 
-def _joined(first, second):  # type: ignore[no-untyped-def]
+def _joined(first, second):
     import numpy as np
 
     later = second.copy()

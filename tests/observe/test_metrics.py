@@ -55,7 +55,7 @@ def op_state(name: str, workers: WorkersState | None = None) -> OpState:
 
 
 def counters(name: str, **more: int) -> ModelCounters:
-    return ModelCounters(name, **more)  # type: ignore[arg-type]
+    return ModelCounters(name, **more)
 
 
 def snapshot(copy: int = 0, **more: int) -> Snapshot:
