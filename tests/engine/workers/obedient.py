@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def open_files(pid: int | str = "self") -> list[str]:
         except FileNotFoundError:
             continue  # the listing's own
     return sorted(found)
+
+
+def our_files() -> Counter[str]:
+    """What this process has open, but for what gRPC's threads, which other tests leave behind,
+    open and close when they like."""
+    of_others = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
+    return Counter(file for file in open_files() if file not in of_others)
 
 
 def living(pids: Iterable[int | None]) -> list[int]:
