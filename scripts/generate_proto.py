@@ -1,14 +1,30 @@
-"""Generate the Python code of every .proto file under pipeline/, next to it or into --out."""
+"""Generate the Python code of every .proto file under pipeline/, and the gateway's Go code.
+
+Python's code lies next to its .proto file. The gateway's comes from `pipeline_service.proto` by
+the protoc plugins that its go.mod pins, and needs Go.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+GATEWAY = ROOT / "pipeline" / "gateway"
+SERVICE = Path("pipeline/proto/pipeline_service.proto")
+GO_MODULE = "pipeline/gateway"
+GO_PACKAGE = f"{GO_MODULE}/pipelinepb"
+GO_PLUGINS = (
+    "google.golang.org/protobuf/cmd/protoc-gen-go",
+    "google.golang.org/grpc/cmd/protoc-gen-go-grpc",
+    "github.com/grpc-ecosystem/grpc-gateway/v2/protoc-gen-grpc-gateway",
+)
 
 
 def proto_files() -> list[Path]:
@@ -21,30 +37,57 @@ def has_service(proto: Path) -> bool:
     return re.search(r"^service\b", (ROOT / proto).read_text(encoding="utf-8"), re.M) is not None
 
 
-def generate(out: Path) -> None:
-    """Write `_pb2.py` and `_pb2.pyi` of each .proto under `out`, `_pb2_grpc.py` of services.
+def protoc(options: Iterable[str], protos: Iterable[Path]) -> None:
+    """Run protoc with the repository root as the import root.
 
-    The repository root is the import root, so that the generated code imports itself by its full
-    name (`from pipeline.proto import ...`). Raises RuntimeError when protoc refuses.
+    So generated code imports itself by its full name (`from pipeline.proto import ...`). Raises
+    RuntimeError when protoc refuses.
     """
     import grpc_tools
-    from grpc_tools import protoc
+    from grpc_tools import protoc as compiler
 
     well_known = Path(grpc_tools.__file__).parent / "_proto"
+    googles = distribution("googleapis-common-protos").locate_file("")  # google/api/*.proto
+    paths = [f"--proto_path={path}" for path in (ROOT, well_known, googles)]
+    if compiler.main(["protoc", *paths, *options, *map(Path.as_posix, protos)]) != 0:
+        raise RuntimeError("protoc failed; its own message is above")
+
+
+def generate_python(out: Path) -> None:
+    """Write `_pb2.py` and `_pb2.pyi` of each .proto under `out`, `_pb2_grpc.py` of services."""
     files = proto_files()
-    for options, paths in (
-        ([f"--python_out={out}", f"--pyi_out={out}"], files),
-        ([f"--grpc_python_out={out}"], filter(has_service, files)),
-    ):
-        arguments = ["protoc", f"--proto_path={ROOT}", f"--proto_path={well_known}", *options]
-        if protoc.main([*arguments, *(path.as_posix() for path in paths)]) != 0:
-            raise RuntimeError("protoc failed; its own message is above")
+    protoc([f"--python_out={out}", f"--pyi_out={out}"], files)
+    protoc([f"--grpc_python_out={out}"], filter(has_service, files))
+
+
+def generate_go(out: Path) -> None:
+    """Write the gateway's `pipelinepb/*.go` under `out`/pipeline/gateway."""
+    folder = out / GATEWAY.relative_to(ROOT)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as plugins:
+        for plugin in GO_PLUGINS:
+            subprocess.run(["go", "build", "-o", plugins, plugin], cwd=GATEWAY, check=True)
+        options = []
+        for plugin in GO_PLUGINS:
+            name = plugin.rpartition("protoc-gen-")[2]
+            options += [
+                f"--plugin=protoc-gen-{name}={plugins}/protoc-gen-{name}",
+                f"--{name}_out={folder}",
+                f"--{name}_opt=module={GO_MODULE}",
+                f"--{name}_opt=M{SERVICE.as_posix()}={GO_PACKAGE}",
+            ]
+        protoc(options, [SERVICE])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT, help="folder to write under")
-    generate(parser.parse_args(argv).out)
+    parser.add_argument("--only", choices=("python", "go"), help="generate no other language")
+    given = parser.parse_args(argv)
+    if given.only != "go":
+        generate_python(given.out)
+    if given.only != "python":
+        generate_go(given.out)
     return 0
 
 

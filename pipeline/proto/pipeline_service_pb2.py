@@ -22,21 +22,24 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%pipeline/proto/pipeline_service.proto\x12%baidu.paddle_serving.pipeline_serving\"\x93\x02\n\x06Tensor\x12\x12\n\nint64_data\x18\x01 \x03(\x03\x12\x12\n\nfloat_data\x18\x02 \x03(\x02\x12\x10\n\x08int_data\x18\x03 \x03(\x05\x12\x14\n\x0c\x66loat64_data\x18\x04 \x03(\x01\x12\x13\n\x0buint32_data\x18\x05 \x03(\r\x12\x11\n\tbool_data\x18\x06 \x03(\x08\x12\x16\n\x0e\x63omplex64_data\x18\x07 \x03(\x02\x12\x17\n\x0f\x63omplex128_data\x18\x08 \x03(\x01\x12\x10\n\x08str_data\x18\t \x03(\t\x12\x11\n\tbyte_data\x18\n \x01(\x0c\x12\x11\n\telem_type\x18\x14 \x01(\x05\x12\r\n\x05shape\x18\x15 \x03(\x05\x12\x0b\n\x03lod\x18\x16 \x03(\x05\x12\x0c\n\x04name\x18\x17 \x01(\t\"\xa4\x01\n\x07Request\x12\x0b\n\x03key\x18\x01 \x03(\t\x12\r\n\x05value\x18\x02 \x03(\t\x12>\n\x07tensors\x18\x03 \x03(\x0b\x32-.baidu.paddle_serving.pipeline_serving.Tensor\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\r\n\x05logid\x18\x06 \x01(\x03\x12\x10\n\x08\x63lientip\x18\x07 \x01(\t\"\x87\x01\n\x08Response\x12\x0e\n\x06\x65rr_no\x18\x01 \x01(\x05\x12\x0f\n\x07\x65rr_msg\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x03(\t\x12\r\n\x05value\x18\x04 \x03(\t\x12>\n\x07tensors\x18\x05 \x03(\x0b\x32-.baidu.paddle_serving.pipeline_serving.Tensor2\x81\x01\n\x0fPipelineService\x12n\n\tinference\x12..baidu.paddle_serving.pipeline_serving.Request\x1a/.baidu.paddle_serving.pipeline_serving.Response\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%pipeline/proto/pipeline_service.proto\x12%baidu.paddle_serving.pipeline_serving\x1a\x1cgoogle/api/annotations.proto\"\x93\x02\n\x06Tensor\x12\x12\n\nint64_data\x18\x01 \x03(\x03\x12\x12\n\nfloat_data\x18\x02 \x03(\x02\x12\x10\n\x08int_data\x18\x03 \x03(\x05\x12\x14\n\x0c\x66loat64_data\x18\x04 \x03(\x01\x12\x13\n\x0buint32_data\x18\x05 \x03(\r\x12\x11\n\tbool_data\x18\x06 \x03(\x08\x12\x16\n\x0e\x63omplex64_data\x18\x07 \x03(\x02\x12\x17\n\x0f\x63omplex128_data\x18\x08 \x03(\x01\x12\x10\n\x08str_data\x18\t \x03(\t\x12\x11\n\tbyte_data\x18\n \x01(\x0c\x12\x11\n\telem_type\x18\x14 \x01(\x05\x12\r\n\x05shape\x18\x15 \x03(\x05\x12\x0b\n\x03lod\x18\x16 \x03(\x05\x12\x0c\n\x04name\x18\x17 \x01(\t\"\xa4\x01\n\x07Request\x12\x0b\n\x03key\x18\x01 \x03(\t\x12\r\n\x05value\x18\x02 \x03(\t\x12>\n\x07tensors\x18\x03 \x03(\x0b\x32-.baidu.paddle_serving.pipeline_serving.Tensor\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\r\n\x05logid\x18\x06 \x01(\x03\x12\x10\n\x08\x63lientip\x18\x07 \x01(\t\"\x87\x01\n\x08Response\x12\x0e\n\x06\x65rr_no\x18\x01 \x01(\x05\x12\x0f\n\x07\x65rr_msg\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x03(\t\x12\r\n\x05value\x18\x04 \x03(\t\x12>\n\x07tensors\x18\x05 \x03(\x0b\x32-.baidu.paddle_serving.pipeline_serving.Tensor2\xa1\x01\n\x0fPipelineService\x12\x8d\x01\n\tinference\x12..baidu.paddle_serving.pipeline_serving.Request\x1a/.baidu.paddle_serving.pipeline_serving.Response\"\x1f\x82\xd3\xe4\x93\x02\x19\"\x14/{name=*}/{method=*}:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pipeline.proto.pipeline_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENSOR']._serialized_start=81
-  _globals['_TENSOR']._serialized_end=356
-  _globals['_REQUEST']._serialized_start=359
-  _globals['_REQUEST']._serialized_end=523
-  _globals['_RESPONSE']._serialized_start=526
-  _globals['_RESPONSE']._serialized_end=661
-  _globals['_PIPELINESERVICE']._serialized_start=664
-  _globals['_PIPELINESERVICE']._serialized_end=793
+  _globals['_PIPELINESERVICE'].methods_by_name['inference']._loaded_options = None
+  _globals['_PIPELINESERVICE'].methods_by_name['inference']._serialized_options = b'\202\323\344\223\002\031\"\024/{name=*}/{method=*}:\001*'
+  _globals['_TENSOR']._serialized_start=111
+  _globals['_TENSOR']._serialized_end=386
+  _globals['_REQUEST']._serialized_start=389
+  _globals['_REQUEST']._serialized_end=553
+  _globals['_RESPONSE']._serialized_start=556
+  _globals['_RESPONSE']._serialized_end=691
+  _globals['_PIPELINESERVICE']._serialized_start=694
+  _globals['_PIPELINESERVICE']._serialized_end=855
 # @@protoc_insertion_point(module_scope)
