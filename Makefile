@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+GATEWAY := pipeline/gateway/bin/pipeline-gateway
+GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo ocr test bench advice soak chaos interop page proto clean
+.PHONY: demo ocr test bench advice soak chaos interop page proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -18,9 +20,10 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/check_go.py
 	$(BIN)/pytest
 
-bench: $(READY)
+bench: $(READY) $(GATEWAY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]' || echo "mosec could not be installed: not measured"
 	$(BIN)/python -m benchmarks
 	cd examples/ocr && for config in config.yml config_paddle.yml; do \
@@ -49,8 +52,20 @@ page: $(READY)
 	$(BIN)/pytest tests/doors/test_page_in_browser.py
 	$(BIN)/python scripts/page_screenshot.py
 
+# All that is generated of .proto files: the Python and the gateway's Go.
 proto: $(READY)
 	$(BIN)/python scripts/generate_proto.py
+
+# The gateway's binary, by the Go of the PATH or, without a Go that is new enough, by .venv's own.
+gateway: $(GATEWAY)
+
+$(GATEWAY): $(GO_CODE) pipeline/gateway/build.py | $(READY)
+	$(BIN)/python -m pipeline.gateway.build
+
+# Wheels and the source archive as a stranger gets them: made and installed in environments of
+# their own, with Go and without.
+packages: $(READY)
+	$(BIN)/pytest -m packages
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -62,4 +77,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist $(dir $(GATEWAY)) .mypy_cache .ruff_cache .pytest_cache .hypothesis

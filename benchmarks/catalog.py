@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from benchmarks.ask import Question
 from benchmarks.services.batch import BATCH_SIZE, CALL_S, CONCURRENCY
-from benchmarks.services.common import BLIND, PROCESSES, PROFILED, WATCHED
+from benchmarks.services.common import BLIND, GATEWAY, PROCESSES, PROFILED, WATCHED
 from benchmarks.services.python_work import expected
 
 MANY = 64  # clients at which throughput is compared
@@ -167,6 +167,18 @@ GROUPS: dict[str, tuple[Case, ...]] = {
             ("all on, and profiles", (PROFILED,)),
         )
     ),
+    "gateway": (
+        Case("E, embedded door", ("echo",), _HTTP, _ECHO, "/echo/prediction"),
+        Case("E, gateway as its child", ("echo", GATEWAY), _HTTP, _ECHO, "/echo/prediction"),
+        *(
+            Case(name, ("gateway", module, str(count)), _HTTP, _ECHO, "/echo/prediction")
+            for count in (1, 4)
+            for name, module in (
+                (f"gateway before {count} bare grpc.aio echo", "bare_grpc"),
+                (f"gateway before {count} E", "echo"),
+            )
+        ),
+    ),
     "remote": tuple(
         Case(f"{name}, {protocol}", ("predictor_loop", protocol, who), Transport.LOOP, _ECHO)
         for protocol in ("brpc", "grpc")
@@ -217,5 +229,15 @@ TARGETS = (
     Target("E, statistics", MANY, "per_s", "E, nothing recorded", at_least=0.95),
     Target("E, all on", MANY, "per_s", "E, nothing recorded", at_least=0.95),
     Target("E, all on, and profiles", MANY, "per_s", "E, nothing recorded", at_least=0.95),
+    *(
+        Target(
+            f"gateway before {count} E",
+            MANY,
+            "per_s",
+            f"gateway before {count} bare grpc.aio echo",
+            at_least=0.9,
+        )
+        for count in (1, 4)
+    ),
     *(target for protocol in ("brpc", "grpc") for target in _remote_targets(protocol)),
 )

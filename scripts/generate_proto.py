@@ -1,19 +1,20 @@
 """Generate the Python code of every .proto file under pipeline/, and the gateway's Go code.
 
 Python's code lies next to its .proto file. The gateway's comes from `pipeline_service.proto` by
-the protoc plugins that its go.mod pins, and needs Go.
+the protoc plugins that its go.mod pins, and needs Go as its build does.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
+
+from pipeline.gateway.build import find_go
 
 ROOT = Path(__file__).resolve().parent.parent
 GATEWAY = ROOT / "pipeline" / "gateway"
@@ -65,8 +66,7 @@ def generate_go(out: Path) -> None:
     folder = out / GATEWAY.relative_to(ROOT)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as plugins:
-        for plugin in GO_PLUGINS:
-            subprocess.run(["go", "build", "-o", plugins, plugin], cwd=GATEWAY, check=True)
+        find_go().run("build", "-o", plugins, *GO_PLUGINS)
         options = []
         for plugin in GO_PLUGINS:
             name = plugin.rpartition("protoc-gen-")[2]

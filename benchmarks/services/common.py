@@ -13,6 +13,9 @@ from pipeline import Op, PipelineServer, ResponseOp
 PROCESSES = "processes"
 """The argument of a service that asks for process workers in all its Ops."""
 
+GATEWAY = "gateway"
+"""The argument of a service that has its HTTP port served by the gateway."""
+
 BLIND, WATCHED, PROFILED = "blind", "watched", "profiled"
 """Arguments of a service: nothing is recorded; all is that can be; all, and each request's lines.
 
@@ -47,6 +50,7 @@ def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) ->
         yml_dict={
             "http_port": HTTP_PORT,
             "rpc_port": GRPC_PORT,
+            "http_server": "gateway" if GATEWAY in asked else "embedded",
             "statistics": BLIND not in asked,
             "opentelemetry": is_watched,
             "dag": {

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"io"
+)
+
+// call is one inference on its way through the generated code. To that it is the body of the
+// request; by its context it reaches the client that asks a backend.
+type call struct {
+	exchange *exchange
+	original []byte // the body as it came
+	plain    []byte // unpacked
+	deadline deadline
+	hasDoor  bool      // there is one that can judge
+	judge    *handOver // not nil: the door is to judge it
+	failed   error     // what the generated code ended with
+}
+
+// handOver is why a backend's HTTP door has to answer a request, and the answer if it cannot.
+type handOver struct {
+	reason string // a label of the metrics
+	own    *refusal
+}
+
+func (h *handOver) Error() string { return h.own.Error() }
+
+// Read has nothing left: the marshaler takes the body as it is.
+func (*call) Read([]byte) (int, error) { return 0, io.EOF }
+
+// Close does nothing: the body is closed by who has read it.
+func (*call) Close() error { return nil }
+
+type callKey struct{}
+
+func withCall(ctx context.Context, asked *call) context.Context {
+	return context.WithValue(ctx, callKey{}, asked)
+}
+
+// callOf returns the call of a context, nil for none.
+func callOf(ctx context.Context) *call {
+	asked, _ := ctx.Value(callKey{}).(*call)
+	return asked
+}

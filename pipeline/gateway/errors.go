@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// errorCode is a value of Response.err_no; pipeline/errors.py has them all.
+type errorCode int32
+
+const (
+	codeNotImplemented errorCode = 3000
+	codeClosed         errorCode = 3001
+	codeNoService      errorCode = 3002
+	codeOverloaded     errorCode = 3004
+	codeTimeout        errorCode = 6000
+	codePackage        errorCode = 8000
+	codeUnknown        errorCode = 10000
+)
+
+// errNoKey names the trailing metadata in which a pipeline server says the errorCode of a failure.
+const errNoKey = "pipeline-err-no"
+
+// statusCallerLeft is what log and metrics say of a request whose caller did not wait.
+const statusCallerLeft = 499
+
+// refusal is a request's answer when that is no Response of a backend.
+type refusal struct {
+	status     int
+	code       errorCode
+	text       string
+	allow      string // the methods that a 405 names
+	retryAfter bool   // in a second it may be different
+	mustClose  bool   // the connection cannot be used for more
+}
+
+func (r *refusal) Error() string {
+	return fmt.Sprintf("%d, err_no %d: %s", r.status, r.code, r.text)
+}
+
+// body returns the refusal in the shape of a Response, so that a caller reads one shape.
+func (r *refusal) body() []byte {
+	var buffer bytes.Buffer
+	encoder := json.NewEncoder(&buffer)
+	encoder.SetEscapeHTML(false)
+	// A struct of a number, a text and empty lists: it cannot fail.
+	_ = encoder.Encode(struct {
+		ErrNo   errorCode `json:"err_no"`
+		ErrMsg  string    `json:"err_msg"`
+		Key     [0]string `json:"key"`
+		Value   [0]string `json:"value"`
+		Tensors [0]string `json:"tensors"`
+	}{ErrNo: r.code, ErrMsg: r.text})
+	return bytes.TrimRight(buffer.Bytes(), "\n")
+}
+
+func notAllowed(method, allowed string) *refusal {
+	text := fmt.Sprintf("method %s is not allowed here: use %s", method, allowed)
+	return &refusal{status: http.StatusMethodNotAllowed, code: codeNotImplemented, text: text, allow: allowed}
+}
+
+func notHTTP(reason string) *refusal {
+	text := "this is no valid HTTP/1.1 request: " + reason
+	return &refusal{status: http.StatusBadRequest, code: codePackage, text: text, mustClose: true}
+}
+
+func headTooLarge() *refusal {
+	text := fmt.Sprintf("the request's header fields are longer than %d bytes", maxHeadBytes)
+	status := http.StatusRequestHeaderFieldsTooLarge
+	return &refusal{status: status, code: codePackage, text: text, mustClose: true}
+}
+
+func tooLarge(maxBytes int64) *refusal {
+	text := fmt.Sprintf("the request is larger than max_message_bytes (%d bytes)", maxBytes)
+	return &refusal{status: http.StatusRequestEntityTooLarge, code: codePackage, text: text}
+}
+
+func badRequest(format string, args ...any) *refusal {
+	return &refusal{status: http.StatusBadRequest, code: codePackage, text: fmt.Sprintf(format, args...)}
+}
+
+func unavailable(text string) *refusal {
+	return &refusal{status: http.StatusServiceUnavailable, code: codeClosed, text: text}
+}
+
+// failures says how a gRPC status of a backend is answered; of others the gateway runtime knows
+// the HTTP status, and codeUnknown is their number.
+var failures = map[codes.Code]struct {
+	status int
+	code   errorCode
+}{
+	codes.Canceled:           {http.StatusServiceUnavailable, codeClosed}, // by a backend that stops
+	codes.InvalidArgument:    {http.StatusBadRequest, codePackage},
+	codes.DeadlineExceeded:   {http.StatusGatewayTimeout, codeTimeout},
+	codes.NotFound:           {http.StatusNotFound, codeNoService},
+	codes.ResourceExhausted:  {http.StatusTooManyRequests, codeOverloaded},
+	codes.FailedPrecondition: {http.StatusBadRequest, codePackage},
+	codes.OutOfRange:         {http.StatusBadRequest, codePackage},
+	codes.Unimplemented:      {http.StatusNotImplemented, codeNotImplemented},
+	codes.Unavailable:        {http.StatusServiceUnavailable, codeClosed},
+}
+
+// refusalOf returns the answer to a call that a backend failed. A pipeline server says in the
+// trailing metadata which of its errors it was; for any other server the status has to do.
+func refusalOf(err error, trailer metadata.MD) *refusal {
+	failed := status.Convert(err)
+	answer := &refusal{
+		status: runtime.HTTPStatusFromCode(failed.Code()),
+		code:   codeUnknown,
+		text:   failed.Message(),
+	}
+	if known, ok := failures[failed.Code()]; ok {
+		answer.status, answer.code = known.status, known.code
+	}
+	if said := trailer.Get(errNoKey); len(said) == 1 {
+		if code, err := strconv.ParseInt(said[0], 10, 32); err == nil {
+			answer.code = errorCode(code)
+			if answer.code == codeOverloaded {
+				answer.status, answer.retryAfter = http.StatusServiceUnavailable, true
+			}
+		}
+	}
+	return answer
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"net/http"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+func TestStatusesOfForeignBackendsAreTranslated(t *testing.T) {
+	for code, want := range map[codes.Code]refusal{
+		codes.InvalidArgument:   {status: 400, code: 8000},
+		codes.DeadlineExceeded:  {status: 504, code: 6000},
+		codes.NotFound:          {status: 404, code: 3002},
+		codes.PermissionDenied:  {status: 403, code: 10000},
+		codes.ResourceExhausted: {status: 429, code: 3004},
+		codes.Unimplemented:     {status: 501, code: 3000},
+		codes.Internal:          {status: 500, code: 10000},
+		codes.Unknown:           {status: 500, code: 10000},
+		codes.Unavailable:       {status: 503, code: 3001},
+		codes.Unauthenticated:   {status: 401, code: 10000},
+		codes.Canceled:          {status: 503, code: 3001},
+		codes.Aborted:           {status: 409, code: 10000},
+		codes.DataLoss:          {status: 500, code: 10000},
+	} {
+		want.text = "why"
+		if got := refusalOf(status.Error(code, "why"), nil); *got != want {
+			t.Errorf("%v: got %+v", code, *got)
+		}
+	}
+}
+
+func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
+	for _, test := range []struct {
+		code codes.Code
+		said []string
+		want refusal
+	}{
+		{codes.ResourceExhausted, []string{"3004"}, refusal{status: 503, code: 3004, retryAfter: true}},
+		{codes.Internal, []string{"8000"}, refusal{status: 500, code: 8000}},
+		{codes.Internal, []string{"-5"}, refusal{status: 500, code: -5}},
+		{codes.Internal, []string{"x"}, refusal{status: 500, code: 10000}},
+		{codes.Internal, []string{"99999999999"}, refusal{status: 500, code: 10000}},
+		{codes.Internal, []string{"1", "2"}, refusal{status: 500, code: 10000}},
+	} {
+		test.want.text = "why"
+		got := refusalOf(status.Error(test.code, "why"), metadata.MD{errNoKey: test.said})
+		if *got != test.want {
+			t.Errorf("%v %q: got %+v, want %+v", test.code, test.said, *got, test.want)
+		}
+	}
+}
+
+func TestARefusalHasTheShapeOfAResponse(t *testing.T) {
+	got := string((&refusal{code: 8000, text: "<é> \"\n\xff"}).body())
+	want := `{"err_no":8000,"err_msg":"<é> \"\n\ufffd","key":[],"value":[],"tensors":[]}`
+	if got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestHeadersBecomeMetadata(t *testing.T) {
+	header := http.Header{}
+	for _, each := range [][2]string{
+		{"Authorization", "Bearer x"}, {"traceparent", "00-1"}, {"tracestate", "a=b"}, {"x-request-id", "7"},
+		{"Grpc-Metadata-Tenant", "one"}, {"Grpc-Metadata-Tenant", "two"}, {"Grpc-Metadata-Raw-Bin", "AP8"},
+		{"Grpc-Metadata-Broken-Bin", "?"}, {"Grpc-Metadata-Pipeline-Timeout", "9H"}, {"Grpc-Metadata-Grpc-Timeout", "9H"},
+		{"Grpc-Metadata-", "x"}, {"Grpc-Metadata-A!", "x"}, {"Grpc-Metadata-Text", "é"}, {"Cookie", "secret"}, {"Te", "trailers"},
+	} {
+		header.Add(each[0], each[1])
+	}
+	got := outgoing(header, deadline{text: "100m"})
+	want := metadata.MD{
+		"authorization": {"Bearer x"}, "traceparent": {"00-1"}, "tracestate": {"a=b"}, "x-request-id": {"7"},
+		"tenant": {"one", "two"}, "raw-bin": {"\x00\xff"}, "pipeline-timeout": {"100m"},
+	}
+	for key, values := range want {
+		if len(got[key]) != len(values) || got[key][0] != values[0] {
+			t.Errorf("%s: got %q, want %q", key, got[key], values)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestGzipIsSentToWhoAcceptsIt(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": false, "gzip": true, "GZIP;q=0.5": true, "gzip;q=0": false, "gzip; q=0.000": false, "br, gzip": true,
+		"*": true, "*;q=0": false, "*, gzip;q=0": false, "deflate": false, "gzip;q=x": true,
+	} {
+		if got := acceptsGzip(http.Header{"Accept-Encoding": {text}}); got != want {
+			t.Errorf("%q: got %v", text, got)
+		}
+	}
+	if acceptsGzip(nil) {
+		t.Error("nothing was accepted")
+	}
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+const (
+	jsonType = "application/json"
+
+	// A body that nobody wants is read as far as it is here, so that its connection can go on.
+	unwantedBytes = 64 << 10
+	unwantedWait  = 20 * time.Millisecond
+
+	// lingerFor is what a caller that still sends has to see the answer to what it began: the
+	// system would throw the answer away as soon as we refused what it sends.
+	lingerFor = 5 * time.Second
+)
+
+// errCallerLeft says that there is nobody to answer.
+var errCallerLeft = errors.New("the caller has left")
+
+// exchange is one request and its answer, with what metrics and log want to know about them.
+type exchange struct {
+	http.ResponseWriter
+	cfg     *config
+	request *http.Request
+	started time.Time
+	route   route
+	backend string // who was asked last; "": nobody
+	status  int    // 0: not answered yet
+	sent    int64  // bytes of the answer's body
+
+	stream     *stream // not nil: the body is passed on as it comes
+	mustLinger bool    // the caller still sends, though it has its answer
+}
+
+// WriteHeader notes the status; those below 200 are not the answer's.
+func (x *exchange) WriteHeader(status int) {
+	if x.status == 0 && status >= http.StatusOK {
+		x.status = status
+	}
+	x.ResponseWriter.WriteHeader(status)
+}
+
+func (x *exchange) Write(data []byte) (int, error) {
+	if x.status == 0 {
+		x.status = http.StatusOK
+	}
+	n, err := x.ResponseWriter.Write(data)
+	x.sent += int64(n)
+	return n, err
+}
+
+// Unwrap is for http.ResponseController.
+func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
+
+// control reaches the connection. Errors of it mean that the connection is gone: whoever reads or
+// writes next is told.
+func (x *exchange) control() *http.ResponseController {
+	return http.NewResponseController(x.ResponseWriter)
+}
+
+// hasArrived takes the caller's time limit off: from here on it is we who take time.
+func (x *exchange) hasArrived() { _ = x.control().SetReadDeadline(time.Time{}) }
+
+// json answers with a JSON object.
+func (x *exchange) json(status int, body []byte) {
+	header := x.Header()
+	header.Set("Content-Type", jsonType)
+	header.Set("Content-Length", strconv.Itoa(len(body)))
+	x.WriteHeader(status)
+	_, _ = x.Write(body) // to a caller that has left
+}
+
+// refuse answers a request whose body was read, or had none, with a refusal.
+func (x *exchange) refuse(answer *refusal) {
+	header := x.Header()
+	if answer.allow != "" {
+		header.Set("Allow", answer.allow)
+	}
+	if answer.retryAfter {
+		header.Set("Retry-After", "1")
+	}
+	if answer.mustClose {
+		header.Set("Connection", "close")
+	}
+	x.json(answer.status, answer.body())
+}
+
+// refuseEarly answers a request whose body may still be on its way.
+func (x *exchange) refuseEarly(answer *refusal) {
+	if x.request.ProtoMajor != 1 || x.isUnwantedHere() {
+		x.refuse(answer)
+		return
+	}
+	closing := *answer
+	closing.mustClose = true
+	_ = x.control().EnableFullDuplex() // else the server would wait for the body first
+	x.refuse(&closing)
+	x.linger()
+}
+
+// isUnwantedHere reads a body that is not needed and says whether it ended.
+func (x *exchange) isUnwantedHere() bool {
+	if x.request.ContentLength == 0 {
+		return true
+	}
+	if x.request.Header.Get("Expect") != "" { // it waits for our word and is spared the body
+		return false
+	}
+	_ = x.control().SetReadDeadline(time.Now().Add(unwantedWait))
+	_, err := io.CopyN(io.Discard, x.request.Body, unwantedBytes)
+	x.hasArrived()
+	return err == io.EOF
+}
+
+// linger sends what is written, says that no more follows and reads on for a while.
+func (x *exchange) linger() {
+	_ = x.control().Flush()
+	conn, isConn := x.request.Context().Value(connKey{}).(net.Conn)
+	if !isConn {
+		return
+	}
+	hangUpGently(conn)
+	_ = x.control().SetReadDeadline(time.Unix(1, 0)) // the server wants no more of it either
+}
+
+// closeWriter is a connection that can say that no more follows.
+type closeWriter interface{ CloseWrite() error }
+
+// hangUpGently ends our half of a connection, and waits until the other half ends.
+func hangUpGently(conn net.Conn) {
+	if half, ok := conn.(closeWriter); ok {
+		_ = half.CloseWrite()
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(lingerFor))
+	_, _ = io.Copy(io.Discard, struct{ io.Reader }{conn})
+}
+
+// connKey finds a connection in the context of its requests.
+type connKey struct{}
+
+func withConn(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}

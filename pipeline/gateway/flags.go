@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"time"
+)
+
+// config is what the command line says. It is made once and never changed.
+type config struct {
+	backends        []backendAddress
+	listen          string // host:port
+	listenFD        int    // of an inherited socket; noFD: listen says where
+	hasParent       bool   // stdin is the life line to it
+	maxMessageBytes int64  // of a request's body, unpacked
+	timeout         time.Duration
+	slack           time.Duration
+	grace           time.Duration
+	tls             tlsFiles
+	backendTLS      backendTLSFiles
+	h2c             bool
+	gzipMinBytes    int    // 0: answers are sent as they are
+	accessLogSample uint64 // 0: nothing is logged
+	backendMetrics  bool
+	patience        time.Duration // for a request to arrive, from its first byte to its last
+}
+
+const (
+	noFD                   = -1
+	defaultMaxMessageBytes = 256 << 20
+	defaultListen          = ":8080"
+	defaultSlack           = 250 * time.Millisecond
+	defaultGrace           = 30 * time.Second
+	patience               = 60 * time.Second
+)
+
+// errVersion says that --version was asked for.
+var errVersion = errors.New("version requested")
+
+// backendList is the flag --backend, which may be given several times.
+type backendList []backendAddress
+
+func (l *backendList) String() string { return "" }
+
+func (l *backendList) Set(text string) error {
+	address, err := parseBackend(text)
+	if err != nil {
+		return err
+	}
+	for _, other := range *l {
+		if other.name == address.name {
+			return fmt.Errorf("backend %s is given twice", address.name)
+		}
+	}
+	*l = append(*l, address)
+	return nil
+}
+
+// newFlags returns the options of the command line, which write to cfg.
+func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.FlagSet {
+	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port] or unix:GRPC[,HTTP]; repeatable")
+	flags.StringVar(&cfg.listen, "listen", defaultListen, "host:port to listen on; port 0 is any free one")
+	flags.IntVar(&cfg.listenFD, "listen-fd", noFD, "number of an inherited listening socket, instead of --listen")
+	flags.BoolVar(&cfg.hasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
+	flags.Int64Var(&cfg.maxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
+	flags.DurationVar(&cfg.timeout, "timeout", 0, "deadline of a request without Grpc-Timeout; 0: none")
+	flags.DurationVar(&cfg.slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
+	flags.DurationVar(&cfg.grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
+	flags.StringVar(&cfg.tls.cert, "tls-cert", "", "PEM `file`: serve TLS (HTTP/1.1 and HTTP/2) with this certificate")
+	flags.StringVar(&cfg.tls.key, "tls-key", "", "PEM `file` of its key")
+	flags.StringVar(&cfg.tls.clientCA, "tls-client-ca", "", "PEM `file`: callers need a certificate of this authority")
+	flags.BoolVar(&cfg.backendTLS.enabled, "backend-tls", false, "speak TLS to the backends, gRPC and HTTP")
+	flags.StringVar(&cfg.backendTLS.ca, "backend-ca", "", "PEM `file` of their authority; default: the system's")
+	flags.StringVar(&cfg.backendTLS.cert, "backend-cert", "", "PEM `file` of our certificate for them")
+	flags.StringVar(&cfg.backendTLS.key, "backend-key", "", "PEM `file` of its key")
+	flags.StringVar(&cfg.backendTLS.serverName, "backend-server-name", "", "`name` that their certificates must have; default: the host")
+	flags.BoolVar(&cfg.h2c, "h2c", false, "accept HTTP/2 without TLS")
+	flags.IntVar(&cfg.gzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
+	flags.Uint64Var(&cfg.accessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
+	flags.BoolVar(&cfg.backendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
+	flags.BoolVar(wantsVersion, "version", false, "print the version")
+	return flags
+}
+
+// parseFlags reads a command line. Its errors say which option is wrong, and how.
+func parseFlags(args []string) (config, error) {
+	cfg := config{patience: patience}
+	var backends backendList
+	var wantsVersion bool
+	flags := newFlags(&cfg, &backends, &wantsVersion)
+	if err := flags.Parse(args); err != nil {
+		return config{}, err
+	}
+	if wantsVersion {
+		return config{}, errVersion
+	}
+	if flags.NArg() > 0 {
+		return config{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	cfg.backends = backends
+	isListenSet := false
+	flags.Visit(func(f *flag.Flag) { isListenSet = isListenSet || f.Name == "listen" })
+	if isListenSet && cfg.listenFD != noFD {
+		return config{}, errors.New("--listen and --listen-fd exclude each other: give one")
+	}
+	return cfg, cfg.check()
+}
+
+// check returns what is wrong with options that are readable each.
+func (c *config) check() error {
+	switch {
+	case len(c.backends) == 0:
+		return errors.New("no backend: give --backend host:rpc_port[/http_port] at least once")
+	case c.maxMessageBytes < 1 || c.maxMessageBytes > math.MaxInt32:
+		return fmt.Errorf("--max-message-bytes %d is not in 1..%d", c.maxMessageBytes, math.MaxInt32)
+	case c.timeout < 0 || c.slack < 0 || c.grace < 0:
+		return errors.New("--timeout, --slack and --grace must not be negative")
+	case c.listenFD < noFD:
+		return fmt.Errorf("--listen-fd %d is no descriptor", c.listenFD)
+	case c.gzipMinBytes < 0:
+		return fmt.Errorf("--gzip-min-bytes %d must not be negative", c.gzipMinBytes)
+	case (c.tls.cert == "") != (c.tls.key == ""):
+		return errors.New("--tls-cert and --tls-key belong together: give both")
+	case c.tls.clientCA != "" && c.tls.cert == "":
+		return errors.New("--tls-client-ca needs --tls-cert and --tls-key")
+	case (c.backendTLS.cert == "") != (c.backendTLS.key == ""):
+		return errors.New("--backend-cert and --backend-key belong together: give both")
+	case !c.backendTLS.enabled && c.backendTLS != backendTLSFiles{}:
+		return errors.New("--backend-ca, --backend-cert, --backend-key and --backend-server-name need --backend-tls")
+	}
+	return nil
+}
+
+// usage returns the text of --help.
+func usage() string {
+	var text bytes.Buffer
+	text.WriteString("pipeline-gateway: HTTP in front of pipeline servers.\n\n" +
+		"  pipeline-gateway --backend host:rpc_port/http_port [--backend ...] [--listen host:port]\n\n")
+	var cfg config
+	var backends backendList
+	flags := newFlags(&cfg, &backends, new(bool))
+	flags.SetOutput(&text)
+	flags.PrintDefaults()
+	return text.String()
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+
+	"pipeline/gateway/pipelinepb"
+)
+
+// gateway answers HTTP requests.
+type gateway struct {
+	cfg      config
+	log      *logger
+	pool     *pool
+	stats    *stats
+	access   *accessLog
+	mux      *runtime.ServeMux // of the generated code
+	web      *passthrough
+	standard deadline // of a request that says none
+	draining atomic.Bool
+}
+
+// newGateway puts the parts together. The pool is the caller's, to start and to close.
+func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway, error) {
+	g := &gateway{
+		cfg:      cfg,
+		log:      log,
+		pool:     backends,
+		stats:    stats,
+		access:   &accessLog{log: log, every: cfg.accessLogSample},
+		web:      newPassthrough(backends, log),
+		standard: standardDeadline(cfg.timeout),
+	}
+	g.mux = runtime.NewServeMux(
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, newMarshaler()),
+		runtime.WithDisablePathLengthFallback(),
+		runtime.WithDisableHTTPMethodOverride(),
+		runtime.WithWriteContentLength(),
+		runtime.WithErrorHandler(noteFailure),
+		runtime.WithRoutingErrorHandler(noteLostRoute),
+	)
+	client := &balancer{pool: backends, cfg: cfg}
+	return g, pipelinepb.RegisterPipelineServiceHandlerClient(context.Background(), g.mux, client)
+}
+
+// ServeHTTP answers one request.
+func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	found, name, method := routeOf(r)
+	x := &exchange{ResponseWriter: w, cfg: &g.cfg, request: r, started: time.Now(), route: found}
+	g.stats.inFlight.Inc()
+	defer g.answered(x)
+	switch found {
+	case routeInference:
+		g.infer(x, name, method)
+	case routeHealth:
+		g.health(x, method)
+	case routeMetrics:
+		g.metrics(x)
+	case routeNowhere:
+		g.refuseNowhere(x)
+	default:
+		g.web.forward(x)
+	}
+}
+
+// answered counts an exchange that is over, also one that was broken off by a panic.
+func (g *gateway) answered(x *exchange) {
+	g.stats.inFlight.Dec()
+	if x.status == 0 {
+		x.status = statusCallerLeft
+	}
+	took := time.Since(x.started)
+	g.stats.answered(x, took)
+	g.access.answered(x, took)
+}
+
+func (g *gateway) refuseNowhere(x *exchange) {
+	if x.request.Method == http.MethodConnect {
+		text := "method CONNECT: this is no proxy"
+		x.refuse(&refusal{status: http.StatusMethodNotAllowed, code: codePackage, text: text, mustClose: true})
+		return
+	}
+	x.refuse(notHTTP("HTTP/2 is not spoken here"))
+}
+
+// health answers /health/live and /health/ready.
+func (g *gateway) health(x *exchange, probe string) {
+	switch method := x.request.Method; {
+	case probe != "live" && probe != "ready":
+		text := "no such path; GET /health/live or /health/ready"
+		x.refuseEarly(&refusal{status: http.StatusNotFound, code: codeNoService, text: text})
+	case method != http.MethodGet && method != http.MethodHead:
+		x.refuseEarly(notAllowed(method, "GET, HEAD"))
+	case probe == "live" || (g.pool.isReady() && !g.draining.Load()):
+		x.json(http.StatusOK, []byte(`{"status":"ok"}`))
+	default:
+		x.json(http.StatusServiceUnavailable, []byte(`{"status":"not ready"}`))
+	}
+}
+
+// metrics answers /metrics.
+func (g *gateway) metrics(x *exchange) {
+	if method := x.request.Method; method != http.MethodGet && method != http.MethodHead {
+		x.refuseEarly(notAllowed(method, "GET, HEAD"))
+		return
+	}
+	x.hasArrived()
+	x.Header().Set("Cache-Control", "no-store")
+	g.stats.handler().ServeHTTP(x, &http.Request{Method: http.MethodGet, URL: &url.URL{}})
+	if g.cfg.backendMetrics && x.request.Method == http.MethodGet {
+		if err := g.web.copyMetrics(x.request.Context(), x); err != nil {
+			g.log.warningf("a backend's metrics are not there: %v", err)
+		}
+	}
+}
+
+// infer answers POST /<name>/<method>: it reads the body and lets the generated code ask a backend.
+func (g *gateway) infer(x *exchange, name, method string) {
+	r := x.request
+	if r.Method != http.MethodPost {
+		x.refuseEarly(notAllowed(r.Method, http.MethodPost))
+		return
+	}
+	limit, ok := deadlineOf(r.Header, g.standard)
+	if !ok {
+		text := "invalid Grpc-Timeout: send at most 8 digits and one of H M S m u n"
+		g.leaveToDoor(x, &handOver{"timeout", badRequest("%s", text)})
+		return
+	}
+	asked := &call{exchange: x, deadline: limit, hasDoor: g.hasDoor()}
+	if err := g.read(asked); err != nil {
+		g.end(asked, err)
+		return
+	}
+	g.mux.ServeHTTP(g.writerFor(x), asRequest(asked, name, method))
+	g.end(asked, asked.failed)
+}
+
+// read takes the body of a call and unpacks it.
+func (g *gateway) read(asked *call) (err error) {
+	x := asked.exchange
+	if asked.original, err = x.readBody(); err != nil {
+		return err
+	}
+	g.stats.received.Add(float64(len(asked.original)))
+	asked.plain = asked.original
+	if encoding := encodingOf(x.request.Header); encoding != "" {
+		asked.plain, err = unpack(encoding, asked.original, g.cfg.maxMessageBytes)
+	}
+	return err
+}
+
+// end answers a call that failed, and frees what it held.
+func (g *gateway) end(asked *call, err error) {
+	x := asked.exchange
+	var answer *refusal
+	var judge *handOver
+	switch {
+	case err == nil:
+	case asked.judge != nil:
+		g.handOver(asked, asked.judge)
+		return // its body may be read for longer than this request takes
+	case errors.As(err, &judge):
+		g.handOver(asked, judge)
+		return
+	case errors.As(err, &answer):
+		x.refuseEarly(answer)
+	case errors.Is(err, errCallerLeft), x.request.Context().Err() != nil:
+	default:
+		g.log.errorf("%s failed: %v", x.request.URL.Path, err)
+		x.refuse(&refusal{status: http.StatusInternalServerError, code: codeUnknown, text: "internal error of the gateway"})
+	}
+	releaseBody(asked.original)
+}
+
+// writerFor returns where the generated code writes the answer to.
+func (g *gateway) writerFor(x *exchange) http.ResponseWriter {
+	if g.cfg.gzipMinBytes == 0 {
+		return x
+	}
+	x.Header().Add("Vary", "Accept-Encoding")
+	if !acceptsGzip(x.request.Header) {
+		return x
+	}
+	return &zipping{x, g.cfg.gzipMinBytes}
+}
+
+// asRequest returns what the generated code is given: the path and the body. The headers are ours
+// to read, see `outgoing`: the runtime would have its own ideas of them.
+func asRequest(asked *call, name, method string) *http.Request {
+	bare := http.Request{
+		Method: http.MethodPost,
+		URL:    &url.URL{Path: "/" + name + "/" + method},
+		Header: http.Header{},
+		Body:   asked,
+	}
+	return bare.WithContext(withCall(asked.exchange.request.Context(), asked))
+}
+
+// noteFailure keeps the error of the generated code for `end`.
+func noteFailure(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, _ http.ResponseWriter, _ *http.Request, err error) {
+	callOf(ctx).failed = err
+}
+
+// noteLostRoute is for paths that the generated code does not know, of which it is asked none.
+func noteLostRoute(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, _ http.ResponseWriter, r *http.Request, _ int) {
+	callOf(ctx).failed = errors.New("the generated code has no route for " + r.Method + " " + r.URL.Path)
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"pipeline/gateway/pipelinepb"
+)
+
+const pair = `{"key":["a"],"value":["1"]}`
+
+// startEcho runs a gateway in front of one server that echoes.
+func startEcho(t *testing.T, change func(*config), args ...string) (*running, *double) {
+	t.Helper()
+	backend := startDouble(t, echo, doubleOptions{})
+	g := start(t, change, append(args, "--backend", backend.address)...)
+	g.waitUntilServing(t, 1)
+	return g, backend
+}
+
+func TestAnInferenceIsAskedAndAnswered(t *testing.T) {
+	g, _ := startEcho(t, nil)
+	for _, header := range [][]string{
+		nil, {"Content-Type", "application/x-www-form-urlencoded"}, {"Content-Type", "rubbish"}, {"Accept", "text/html"},
+		{"X-Http-Method-Override", "GET"}, {"Te", "trailers"}, {"Content-Encoding", "identity"},
+	} {
+		got := g.post(t, pair, header...)
+		answer := got.response(t)
+		if got.status != 200 || len(answer.Key) != 1 || answer.Value[0] != "1" {
+			t.Errorf("%q: %d %s", header, got.status, got.body)
+		}
+		for name := range got.header {
+			switch name {
+			case "Content-Type", "Content-Length", "Date", "Connection":
+			default:
+				t.Errorf("%q: the answer has a header %s", header, name)
+			}
+		}
+	}
+}
+
+func TestTheURLStandsAboveTheBody(t *testing.T) {
+	asked := make(chan *pipelinepb.Request, 9)
+	backend := startDouble(t, func(_ context.Context, request *pipelinepb.Request) (*pipelinepb.Response, error) {
+		asked <- request
+		return &pipelinepb.Response{}, nil
+	}, doubleOptions{})
+	g := startReady(t, "--backend", backend.address)
+	for path, want := range map[string][2]string{
+		"/svc/predict:now?name=evil":           {"svc", "predict:now"},
+		"/%E6%9C%8D%201/%70redict":             {"服 1", "predict"},
+		"/svc/a%3Fb":                           {"svc", "a?b"},
+		"/" + strings.Repeat("n", 9000) + "/m": {strings.Repeat("n", 9000), "m"},
+	} {
+		got := g.ask(t, "POST", path, `{"name":"other","method":"other","clientip":"c"}`)
+		if got.status != 200 {
+			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		}
+		if request := <-asked; request.Name != want[0] || request.Method != want[1] || request.Clientip != "c" {
+			t.Errorf("%.80s: the backend was asked %v", path, request)
+		}
+	}
+}
+
+func TestOtherMethodsAreRefused(t *testing.T) {
+	g, _ := startEcho(t, nil)
+	for _, test := range []struct{ method, path, allow string }{
+		{"GET", "/svc/prediction", "POST"}, {"DELETE", "/svc/prediction", "POST"}, {"OPTIONS", "/svc/prediction", "POST"},
+		{"POST", "/health/live", "GET, HEAD"}, {"PUT", "/metrics", "GET, HEAD"},
+	} {
+		got := g.ask(t, test.method, test.path, "")
+		got.isRefusal(t, 405, 3000, "method "+test.method+" is not allowed here: use "+test.allow)
+		if allow := got.header.Get("Allow"); allow != test.allow {
+			t.Errorf("%s %s: allow is %q", test.method, test.path, allow)
+		}
+	}
+	got := g.ask(t, "HEAD", "/svc/prediction", "")
+	if got.status != 405 || got.body != "" || got.header.Get("Content-Length") == "0" {
+		t.Errorf("HEAD: %+v", got)
+	}
+	wantIn(t, g.raw(t, "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n"), "405 Method Not Allowed", "this is no proxy", "Connection: close")
+}
+
+func TestHealthIsOurs(t *testing.T) {
+	backend := startDouble(t, echo, doubleOptions{})
+	g := startReady(t, "--backend", backend.address)
+	if got := g.ask(t, "GET", "/health/ready", ""); got.status != 200 || got.body != `{"status":"ok"}` {
+		t.Errorf("ready: %+v", got)
+	}
+	g.ask(t, "GET", "/health/other", "").isRefusal(t, 404, 3002, "GET /health/live or /health/ready")
+	backend.health.Shutdown()
+	waitUntil(t, "not ready", func() bool { return g.ask(t, "GET", "/health/ready", "").status == 503 })
+	if got := g.ask(t, "GET", "/health/ready", ""); got.body != `{"status":"not ready"}` {
+		t.Errorf("not ready: %+v", got)
+	}
+	if got := g.ask(t, "HEAD", "/health/live", ""); got.status != 200 || got.body != "" {
+		t.Errorf("live: %+v", got)
+	}
+}
+
+func TestErrorsOfTheBackendAreTold(t *testing.T) {
+	backend := startDouble(t, func(ctx context.Context, request *pipelinepb.Request) (*pipelinepb.Response, error) {
+		if request.Method == "overload" {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs(errNoKey, "3004", "other", "x"))
+			return nil, status.Error(codes.ResourceExhausted, "the server is full: é")
+		}
+		return nil, status.Error(codes.NotFound, "no such model")
+	}, doubleOptions{})
+	g := startReady(t, "--backend", backend.address)
+	got := g.ask(t, "POST", "/svc/overload", "{}")
+	got.isRefusal(t, 503, 3004, "the server is full: é")
+	if got.header.Get("Retry-After") != "1" || got.header.Get("Grpc-Trailer-Other") != "" {
+		t.Errorf("headers: %v", got.header)
+	}
+	g.post(t, "{}").isRefusal(t, 404, 3002, "no such model")
+	if calls := backend.calls.Load(); calls != 2 {
+		t.Errorf("what a backend has seen was repeated: %d calls", calls)
+	}
+}
+
+// Deadlines --------------------------------------------------------------------------------
+
+func TestTheBackendIsToldTheDeadlineAndGivenTheSlack(t *testing.T) {
+	type told struct {
+		text string
+		left time.Duration
+		is   bool
+	}
+	asked := make(chan told, 1)
+	backend := startDouble(t, func(ctx context.Context, _ *pipelinepb.Request) (*pipelinepb.Response, error) {
+		given, _ := metadata.FromIncomingContext(ctx)
+		end, is := ctx.Deadline()
+		asked <- told{strings.Join(given.Get(timeoutKey), ","), time.Until(end), is}
+		return &pipelinepb.Response{}, nil
+	}, doubleOptions{})
+	g := startReady(t, "--backend", backend.address, "--slack", "1h")
+	standard := startReady(t, "--backend", backend.address, "--timeout", "2h", "--slack", "1h")
+	for _, test := range []struct {
+		of          *running
+		header      []string
+		text        string
+		least, most time.Duration
+	}{
+		{g, nil, "", 0, 0},
+		{g, []string{"Grpc-Timeout", "0m"}, "0m", 59 * time.Minute, time.Hour},
+		{g, []string{"Grpc-Timeout", " 60M "}, "60M", 119 * time.Minute, 2 * time.Hour},
+		{g, []string{"Grpc-Timeout", "99999999H"}, "99999999H", 10000 * time.Hour, longestTimeout + time.Hour},
+		{standard, nil, "7200000m", 179 * time.Minute, 3 * time.Hour},
+		{standard, []string{"Grpc-Timeout", "1H"}, "1H", 119 * time.Minute, 2 * time.Hour},
+	} {
+		if got := test.of.post(t, "{}", test.header...); got.status != 200 {
+			t.Fatalf("%q: %d %s", test.header, got.status, got.body)
+		}
+		got := <-asked
+		if got.text != test.text || got.is != (test.most > 0) || (got.is && (got.left < test.least || got.left > test.most)) {
+			t.Errorf("%q: the backend was told %+v", test.header, got)
+		}
+	}
+}
+
+func TestABackendThatDoesNotAnswerInTimeIsATimeout(t *testing.T) {
+	backend := startDouble(t, func(ctx context.Context, _ *pipelinepb.Request) (*pipelinepb.Response, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, doubleOptions{})
+	g := startReady(t, "--backend", backend.address, "--slack", "5ms")
+	g.post(t, "{}", "Grpc-Timeout", "5m").isRefusal(t, 504, 6000, "the request's deadline passed before backend ")
+}
+
+func TestWithoutADoorTheGatewayJudgesAsItCan(t *testing.T) {
+	g, _ := startEcho(t, nil)
+	for _, value := range []string{"never", "", "123456789S"} {
+		g.post(t, "{}", "Grpc-Timeout", value).isRefusal(t, 400, 8000, "invalid Grpc-Timeout")
+	}
+	g.post(t, "[]").isRefusal(t, 400, 8000, "the request does not fit its message")
+	if got := g.post(t, `{"[a.b]":1e400,"key":["a"],"value":["1"]}`); len(got.response(t).Key) != 1 {
+		t.Errorf("what the door alone refuses was refused: %s", got.body)
+	}
+}
+
+func TestACallerThatLeavesCancelsItsCall(t *testing.T) {
+	entered, cancelled := make(chan struct{}), make(chan struct{})
+	backend := startDouble(t, func(ctx context.Context, _ *pipelinepb.Request) (*pipelinepb.Response, error) {
+		close(entered)
+		<-ctx.Done()
+		close(cancelled)
+		return nil, ctx.Err()
+	}, doubleOptions{})
+	g := startReady(t, "--backend", backend.address)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() {
+		_, err := http.DefaultClient.Do(newRequest(t, "POST", g.url+"/svc/p", "{}").WithContext(ctx))
+		left <- err
+	}()
+	<-entered
+	leave()
+	<-left
+	<-cancelled
+	waitUntil(t, "the caller that left is counted", func() bool {
+		return strings.Contains(g.ask(t, "GET", "/metrics", "").body, `pipeline_gateway_requests_total{code="499",route="inference"} 1`)
+	})
+}
+
+// Log and metrics --------------------------------------------------------------------------
+
+func TestEveryNthRequestIsLogged(t *testing.T) {
+	g, backend := startEcho(t, nil, "--access-log-sample", "2")
+	for range 4 {
+		g.post(t, pair)
+	}
+	wanted := `"POST /svc/prediction HTTP/1.1" 200 `
+	waitUntil(t, "the last line", func() bool { return strings.Count(g.log.String(), wanted) == 2 })
+	wantIn(t, g.log.String(), backend.address, "INFO backend")
+}
+
+func TestTheLogHasOneLineARequestWhateverItSays(t *testing.T) {
+	text := &lines{}
+	newLogger(text).standard().Print("one\r\ntwo\n")
+	if got := text.String(); got != `WARNING one\r\ntwo`+"\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestMetricsTellWhatHappened(t *testing.T) {
+	g, backend := startEcho(t, nil)
+	g.post(t, pair)
+	g.post(t, "{")
+	got := g.ask(t, "GET", "/metrics", "")
+	if got.status != 200 || !strings.HasPrefix(got.header.Get("Content-Type"), "text/plain") || got.header.Get("Cache-Control") != "no-store" {
+		t.Errorf("%d %v", got.status, got.header)
+	}
+	wantIn(t, got.body,
+		`pipeline_gateway_requests_total{code="200",route="inference"} 1`,
+		`pipeline_gateway_requests_total{code="400",route="inference"} 1`,
+		`pipeline_gateway_request_duration_seconds_count{route="inference"} 2`,
+		`pipeline_gateway_backend_up{backend="`+backend.address+`"} 1`,
+		`pipeline_gateway_requests_in_flight 1`,
+		`pipeline_gateway_received_bytes_total 28`,
+		`pipeline_gateway_build_info{version="dev"} 1`,
+	)
+	for line := range strings.Lines(got.body) {
+		if !strings.HasPrefix(line, metricPrefix) && !strings.HasPrefix(line, "# HELP "+metricPrefix) && !strings.HasPrefix(line, "# TYPE "+metricPrefix) {
+			t.Errorf("a metric of another name: %s", line)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"pipeline/gateway/pipelinepb"
+)
+
+// linkServer is the server's end of links: a Unix socket.
+type linkServer struct {
+	path  string
+	peers chan *linkPeer // one for each connection
+}
+
+// linkPeer is the server's end of one connection.
+type linkPeer struct {
+	t      *testing.T
+	raw    net.Conn
+	source *bufio.Reader
+}
+
+// linkAsked is a request as the server sees it.
+type linkAsked struct {
+	id      uint64
+	timeout time.Duration // negative: none was given
+	trace   string
+	request *pipelinepb.Request
+}
+
+// startLinkServer listens at a path; "": at any.
+func startLinkServer(t *testing.T, path string) *linkServer {
+	t.Helper()
+	if path == "" {
+		path = filepath.Join(t.TempDir(), "0.link")
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	server := &linkServer{path, make(chan *linkPeer, 16)}
+	go func() {
+		for {
+			raw, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = raw.Close() })
+			server.peers <- &linkPeer{t, raw, bufio.NewReader(raw)}
+		}
+	}()
+	return server
+}
+
+// peer returns the next connection, on which the server has said how it is.
+func (s *linkServer) peer(t *testing.T, isReady byte) *linkPeer {
+	t.Helper()
+	peer := soon(t, "a connection", s.peers)
+	peer.say(frameReady, 0, []byte{linkVersion, isReady})
+	return peer
+}
+
+// serve answers every request of every connection.
+func (s *linkServer) serve(answer answerer) {
+	for peer := range s.peers {
+		peer.say(frameReady, 0, []byte{linkVersion, 1})
+		go peer.serve(answer)
+	}
+}
+
+func (p *linkPeer) serve(answer answerer) {
+	for {
+		got, err := readFrame(p.source, frameAsk, frameCancel)
+		if err != nil {
+			return
+		}
+		if got.kind == frameAsk {
+			asked := p.parsed(got)
+			response, _ := answer(context.Background(), asked.request)
+			p.answer(asked.id, response)
+		}
+	}
+}
+
+// say sends a frame. A peer that does not take it has its own tests to fail.
+func (p *linkPeer) say(kind byte, id uint64, body []byte) {
+	_, _ = p.raw.Write(append(appendHead(nil, len(body), kind, id), body...))
+}
+
+func (p *linkPeer) answer(id uint64, response *pipelinepb.Response) {
+	body, err := proto.Marshal(response)
+	if err != nil {
+		p.t.Error(err)
+	}
+	p.say(frameAnswer, id, body)
+}
+
+func (p *linkPeer) fail(id uint64, status uint16, code int32, text string) {
+	body := binary.BigEndian.AppendUint16(nil, status)
+	p.say(frameFailure, id, append(binary.BigEndian.AppendUint32(body, uint32(code)), text...))
+}
+
+// hear returns the next frame.
+func (p *linkPeer) hear() frame {
+	p.t.Helper()
+	_ = p.raw.SetReadDeadline(time.Now().Add(testPatience))
+	got, err := readFrame(p.source, frameAsk, frameCancel)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return got
+}
+
+// asked returns the next request.
+func (p *linkPeer) asked() linkAsked {
+	p.t.Helper()
+	got := p.hear()
+	if got.kind != frameAsk {
+		p.t.Fatalf("a frame of kind %d", got.kind)
+	}
+	return p.parsed(got)
+}
+
+func (p *linkPeer) parsed(got frame) linkAsked {
+	message := askedBytes + int(binary.BigEndian.Uint16(got.body[8:]))
+	asked := linkAsked{
+		id:      got.id,
+		timeout: time.Duration(binary.BigEndian.Uint64(got.body)),
+		trace:   string(got.body[askedBytes:message]),
+		request: &pipelinepb.Request{},
+	}
+	if err := proto.Unmarshal(got.body[message:], asked.request); err != nil {
+		p.t.Error(err)
+	}
+	return asked
+}
+
+// soon returns what comes over a channel.
+func soon[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case got := <-from:
+		return got
+	case <-time.After(testPatience):
+		t.Fatalf("waited in vain: %s", what)
+		panic("Fatalf returns to nobody")
+	}
+}
+
+// watched is a link that is kept, and what it reports.
+type watched struct {
+	*link
+	reports chan health
+}
+
+func startLink(t *testing.T, path string) *watched {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &watched{newLink(endpoint{"unix", path}), make(chan health, 64)}
+	ended := make(chan struct{})
+	go func() {
+		w.watch(ctx, func(now health) { w.reports <- now })
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		soon(t, "the end of a link", ended)
+	})
+	return w
+}
+
+// reporting waits for a report of a state, and returns it.
+func (w *watched) reporting(t *testing.T, wanted state) health {
+	t.Helper()
+	for {
+		if now := soon(t, "a report", w.reports); now.state == wanted {
+			return now
+		}
+	}
+}
+
+// startPair returns the two ends of a link that serves.
+func startPair(t *testing.T) (*watched, *linkPeer) {
+	t.Helper()
+	server := startLinkServer(t, "")
+	client := startLink(t, server.path)
+	peer := server.peer(t, 1)
+	client.reporting(t, stateServing)
+	return client, peer
+}
+
+// outcome is what became of a request.
+type outcome struct {
+	response *pipelinepb.Response
+	err      error
+}
+
+// asking asks for a text in the background.
+func (w *watched) asking(ctx context.Context, text string) <-chan outcome {
+	done := make(chan outcome, 1)
+	go func() {
+		response, err := w.ask(ctx, requestOf(text), nil, deadline{})
+		done <- outcome{response, err}
+	}()
+	return done
+}
+
+func requestOf(text string) *pipelinepb.Request {
+	return &pipelinepb.Request{Key: []string{"k"}, Value: []string{text}}
+}
+
+func responseOf(text string) *pipelinepb.Response {
+	return &pipelinepb.Response{Key: []string{"k"}, Value: []string{text}}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+)
+
+// maxHeadBytes is what a request's head may have, as at the door; package http adds 4096 to it.
+const (
+	maxHeadBytes  = 64 << 10
+	headTolerance = 4096
+)
+
+// listen opens the listening socket, or takes the inherited one.
+func listen(cfg config) (net.Listener, error) {
+	if cfg.listenFD == noFD {
+		listener, err := net.Listen("tcp", cfg.listen)
+		if err != nil {
+			return nil, fmt.Errorf("--listen %s: %w: stop who uses the address, or choose another", cfg.listen, err)
+		}
+		return listener, nil
+	}
+	inherited := os.NewFile(uintptr(cfg.listenFD), "listen-fd")
+	if inherited == nil {
+		return nil, fmt.Errorf("--listen-fd %d is no descriptor", cfg.listenFD)
+	}
+	defer inherited.Close() // the listener has its own
+	listener, err := net.FileListener(inherited)
+	if err != nil {
+		return nil, fmt.Errorf("--listen-fd %d: %w: pass a listening socket", cfg.listenFD, err)
+	}
+	return listener, nil
+}
+
+// shapedListener accepts connections on which package http's own refusals have our form.
+type shapedListener struct{ net.Listener }
+
+// Accept waits for the next connection.
+func (l shapedListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &shapedConn{Conn: conn}, nil
+}
+
+// shapedConn gives the form of a Response to what package http says, in plain text and without
+// asking anybody, to a caller that does not speak HTTP. One that speaks TLS is told at once: its
+// greeting has no line end, which package http would wait for.
+type shapedConn struct {
+	net.Conn
+	hasRead    bool
+	hasRefused bool // both by the goroutine that serves the connection, which also closes it
+}
+
+var (
+	statusLineStart = []byte("HTTP/1.1 ")
+	cannedHeaders   = []byte("\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
+)
+
+// tlsHandshake is the first byte of a TLS connection; none of HTTP begins with it.
+const tlsHandshake = 0x16
+
+// Read reads, and refuses a connection that begins with TLS.
+func (c *shapedConn) Read(buffer []byte) (int, error) {
+	n, err := c.Conn.Read(buffer)
+	if c.hasRead || n == 0 {
+		return n, err
+	}
+	c.hasRead = true
+	if buffer[0] != tlsHandshake {
+		return n, err
+	}
+	c.hasRefused = true
+	_, _ = c.Conn.Write(shaped([]byte("400 this port speaks no TLS")))
+	return 0, io.EOF
+}
+
+// Write sends data, or our refusal where it is package http's. That is one write of a status line,
+// these two header fields and a text; answers of handlers have a Date.
+func (c *shapedConn) Write(data []byte) (int, error) {
+	if !bytes.HasPrefix(data, statusLineStart) {
+		return c.Conn.Write(data)
+	}
+	end := bytes.IndexByte(data, '\r')
+	if end < 0 || !bytes.HasPrefix(data[end:], cannedHeaders) {
+		return c.Conn.Write(data)
+	}
+	c.hasRefused = true
+	if _, err := c.Conn.Write(shaped(data[len(statusLineStart):end])); err != nil {
+		return 0, err
+	}
+	return len(data), nil
+}
+
+// shaped returns the whole answer that stands for a status and its reason.
+func shaped(statusAndReason []byte) []byte {
+	code, reason, _ := strings.Cut(string(statusAndReason), " ")
+	if reason == http.StatusText(http.StatusBadRequest) {
+		reason = "its first line or a header field cannot be read"
+	}
+	answer := notHTTP(strings.TrimPrefix(reason, "Bad Request: "))
+	if code == "431" {
+		answer = headTooLarge()
+	}
+	body := answer.body()
+	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n",
+		answer.status, http.StatusText(answer.status), jsonType, len(body))
+	return append([]byte(head), body...)
+}
+
+// Close hangs up; a caller that was refused and still sends would be cut off before it sees why.
+func (c *shapedConn) Close() error {
+	if c.hasRefused {
+		hangUpGently(c.Conn)
+	}
+	return c.Conn.Close()
+}
+
+// CloseWrite says that no more follows.
+func (c *shapedConn) CloseWrite() error {
+	if half, ok := c.Conn.(closeWriter); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
+// newServer returns the HTTP server of a gateway.
+func newServer(cfg config, handler http.Handler, log *logger) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(cfg.h2c)
+	return &http.Server{
+		Handler:                      handler,
+		Protocols:                    &protocols,
+		ReadTimeout:                  cfg.patience, // until `exchange.hasArrived` takes it off
+		ReadHeaderTimeout:            cfg.patience,
+		IdleTimeout:                  keepAlive,
+		MaxHeaderBytes:               maxHeadBytes - headTolerance,
+		DisableGeneralOptionsHandler: true, // `OPTIONS *` is the door's to answer
+		ErrorLog:                     log.standard(),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return withConn(ctx, conn)
+		},
+	}
+}

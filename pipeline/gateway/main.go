@@ -1,0 +1,57 @@
+// Command pipeline-gateway is an HTTP edge in front of many pipeline servers.
+//
+// POST /<name>/<method> becomes a gRPC call to one of the backends, by the code that
+// protoc-gen-grpc-gateway makes of pipeline_service.proto; every other path goes to the HTTP port of
+// a backend as it came. Each answer equals that of the HTTP door inside a server
+// (pipeline/doors/http.py): what only the door can judge is handed over to it.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+)
+
+// version is the product's; a build sets it with -ldflags "-X main.version=...".
+var version = "dev"
+
+const (
+	exitOK     = 0
+	exitFailed = 1 // cannot serve
+	exitUsage  = 2 // cannot be served: the command line is wrong
+)
+
+// gcPercent trades memory for time: what a gateway keeps is small, what it passes on is not.
+const gcPercent = 400
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is main, for tests as well: it returns the exit status.
+func run(args []string, stdout, stderr io.Writer) int {
+	log := newLogger(stderr)
+	cfg, err := parseFlags(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(stdout, usage())
+		return exitOK
+	case errors.Is(err, errVersion):
+		fmt.Fprintf(stdout, "pipeline-gateway %s\n", version)
+		return exitOK
+	case err != nil:
+		log.errorf("%v; pipeline-gateway --help lists the options", err)
+		return exitUsage
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	if err := serve(cfg, log, thisProcess()); err != nil {
+		log.errorf("%v", err)
+		return exitFailed
+	}
+	return exitOK
+}

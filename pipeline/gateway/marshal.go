@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"pipeline/gateway/pipelinepb"
+)
+
+// maxDepth of JSON is what the gateway judges itself: the door's parser has a limit too, and its
+// verdict counts.
+const maxDepth = 512
+
+// answerBytes is room for an answer without tensors.
+const answerBytes = 256
+
+var errHandedOver = errors.New("the backend's HTTP door is to judge")
+
+// marshaler is proto3 JSON as the door has it: original field names, defaults written, unknown
+// fields ignored, and nothing behind the object.
+type marshaler struct {
+	write protojson.MarshalOptions
+	read  protojson.UnmarshalOptions
+}
+
+func newMarshaler() *marshaler {
+	return &marshaler{
+		write: protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true},
+		read:  protojson.UnmarshalOptions{DiscardUnknown: true},
+	}
+}
+
+// ContentType is the same for every message.
+func (*marshaler) ContentType(any) string { return jsonType }
+
+// Marshal returns the JSON object of a message.
+func (m *marshaler) Marshal(value any) ([]byte, error) {
+	switch message := value.(type) {
+	case *pipelinepb.Response:
+		return appendResponse(make([]byte, 0, answerBytes), message), nil
+	case proto.Message:
+		return m.write.Marshal(message)
+	}
+	return nil, fmt.Errorf("%T is no protobuf message: nothing else is answered with", value)
+}
+
+// Unmarshal reads the JSON object of a message, all of data.
+func (m *marshaler) Unmarshal(data []byte, value any) error {
+	message, ok := value.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no protobuf message: nothing else is asked with", value)
+	}
+	return m.read.Unmarshal(data, message)
+}
+
+// NewEncoder is for streams of messages.
+func (m *marshaler) NewEncoder(writer io.Writer) runtime.Encoder {
+	return runtime.EncoderFunc(func(value any) error {
+		data, err := m.Marshal(value)
+		if err != nil {
+			return err
+		}
+		_, err = writer.Write(data)
+		return err
+	})
+}
+
+// NewDecoder reads the body of a request. That of a *call is there already, and is not copied.
+func (m *marshaler) NewDecoder(reader io.Reader) runtime.Decoder {
+	return runtime.DecoderFunc(func(value any) error {
+		asked, ok := reader.(*call)
+		if !ok {
+			data, err := io.ReadAll(reader)
+			if err != nil {
+				return fmt.Errorf("read the body: %w", err)
+			}
+			return m.Unmarshal(data, value)
+		}
+		return m.decode(asked, value)
+	})
+}
+
+// decode reads the request of a call. What the door may take, or refuse in words of its own, is
+// for the door to judge.
+func (m *marshaler) decode(asked *call, value any) error {
+	if len(asked.plain) == 0 { // an empty body is an empty request
+		return nil
+	}
+	if asked.hasDoor && isForDoor(asked.plain) {
+		text := "the request has a number that is no double, an extension, or more than %d levels"
+		asked.judge = &handOver{"json", badRequest(text, maxDepth)}
+		return errHandedOver
+	}
+	if err := m.Unmarshal(asked.plain, value); err != nil {
+		asked.judge = &handOver{"json", badRequest("the request does not fit its message: %v", err)}
+		return errHandedOver
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/base64"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+)
+
+const (
+	timeoutKey     = "pipeline-timeout" // the caller's Grpc-Timeout, for a pipeline server
+	metadataPrefix = "Grpc-Metadata-"
+	binarySuffix   = "-bin"
+)
+
+// forwarded are the headers that a backend is told, by their metadata's keys.
+var forwarded = map[string]string{
+	"Authorization": "authorization",
+	"Traceparent":   "traceparent",
+	"Tracestate":    "tracestate",
+	"X-Request-Id":  "x-request-id",
+}
+
+// outgoing returns what a backend is told beside the request.
+func outgoing(header http.Header, limit deadline) metadata.MD {
+	told := make(metadata.MD, 4)
+	for name, values := range header {
+		key, isForwarded := forwarded[name]
+		if !isForwarded {
+			suffix, hasPrefix := strings.CutPrefix(name, metadataPrefix)
+			if !hasPrefix {
+				continue
+			}
+			if key = strings.ToLower(suffix); !isFree(key) {
+				continue
+			}
+		}
+		for _, value := range values {
+			if value, ok := metadataValue(key, value); ok {
+				told[key] = append(told[key], value)
+			}
+		}
+	}
+	if limit.text != "" {
+		told[timeoutKey] = []string{limit.text}
+	}
+	return told
+}
+
+// isFree says whether a caller may choose the value of a key: some are gRPC's, or ours.
+func isFree(key string) bool {
+	if key == "" || key == timeoutKey || strings.HasPrefix(key, "grpc-") {
+		return false
+	}
+	return strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+}
+
+// metadataValue returns a header's value as metadata, if that can hold it.
+func metadataValue(key, value string) (string, bool) {
+	if strings.HasSuffix(key, binarySuffix) {
+		data, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
+		return string(data), err == nil
+	}
+	for at := range len(value) {
+		if value[at] < ' ' || value[at] > '~' {
+			return "", false
+		}
+	}
+	return value, true
+}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	copyBytes       = 32 << 10
+	idleConns       = 64               // to each backend
+	idleConnTimeout = 60 * time.Second // less than the 75 s of the doors, so that we are the first
+	continueTimeout = time.Second
+	metricsTimeout  = 5 * time.Second
+	webHost         = "backend" // of URLs: the transport of a backend has one place to dial
+)
+
+// passthrough sends requests to the HTTP port of a backend, as they came.
+type passthrough struct {
+	pool  *pool
+	log   *logger
+	proxy *httputil.ReverseProxy
+}
+
+func newPassthrough(backends *pool, log *logger) *passthrough {
+	p := &passthrough{pool: backends, log: log}
+	p.proxy = &httputil.ReverseProxy{
+		Rewrite:        rewrite,
+		Transport:      p,
+		FlushInterval:  -1, // at once: an answer may be a stream
+		ErrorLog:       log.standard(),
+		BufferPool:     copyBuffers{},
+		ModifyResponse: closeIfNeeded,
+		ErrorHandler:   p.fail,
+	}
+	return p
+}
+
+// newWebTransport returns the connections to the HTTP port of a backend, nil if it has none.
+func newWebTransport(address backendAddress, security *backendTLS) *http.Transport {
+	if address.http == nil {
+		return nil
+	}
+	dial := dialerTo(*address.http)
+	transport := &http.Transport{
+		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, "") },
+		DisableCompression:    true, // what the caller accepts is its own affair
+		MaxIdleConnsPerHost:   idleConns,
+		IdleConnTimeout:       idleConnTimeout,
+		ExpectContinueTimeout: continueTimeout,
+		TLSHandshakeTimeout:   connectTimeout,
+		ReadBufferSize:        copyBytes,
+		WriteBufferSize:       copyBytes,
+	}
+	if security != nil {
+		transport.TLSClientConfig = security.forHost(address.host)
+	}
+	return transport
+}
+
+// forward sends a request on whose body comes as it comes.
+func (p *passthrough) forward(x *exchange) {
+	if p.isUnknown() {
+		x.refuseEarly(noSuchPath(x.request))
+		return
+	}
+	r := x.request
+	if r.ContentLength == 0 {
+		x.hasArrived()
+		p.serve(x, r)
+		return
+	}
+	x.stream = newStream(x)
+	streamed := *r
+	streamed.Body = x.stream
+	p.serve(x, &streamed)
+	if x.mustLinger {
+		x.linger()
+	}
+}
+
+// serve sends a request on.
+func (p *passthrough) serve(x *exchange, r *http.Request) {
+	p.proxy.ServeHTTP(x, r.WithContext(withExchange(r.Context(), x)))
+}
+
+// isUnknown says whether no backend's HTTP port is known.
+func (p *passthrough) isUnknown() bool {
+	for _, each := range p.pool.backends {
+		if each.web != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func noSuchPath(r *http.Request) *refusal {
+	path, _ := pathOf(r.URL)
+	text := fmt.Sprintf("no such path: %s; POST /<name>/<method>. "+
+		"For other paths the gateway needs a backend's HTTP port: --backend host:rpc_port/http_port", path)
+	return &refusal{status: http.StatusNotFound, code: codeNoService, text: text}
+}
+
+// rewrite makes the request to the backend of the caller's: host, path, query and body stay.
+func rewrite(request *httputil.ProxyRequest) {
+	in, out := request.In, request.Out
+	out.URL = &url.URL{
+		Scheme:     "http", // RoundTrip knows better
+		Host:       webHost,
+		Opaque:     rawTarget(in),
+		RawQuery:   in.URL.RawQuery,
+		ForceQuery: in.URL.ForceQuery,
+	}
+	out.Header.Del("Upgrade") // no backend speaks anything else
+	out.Header.Del("Connection")
+	if in.GetBody != nil { // the body is here: nobody has to be asked whether to send it
+		out.Header.Del("Expect")
+	}
+	out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
+	request.SetXForwarded()
+	if in.Header.Get("User-Agent") == "" {
+		out.Header["User-Agent"] = nil // else Go adds its own
+	}
+}
+
+// RoundTrip asks one backend, and another one if that could not be reached.
+func (p *passthrough) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		defer r.Body.Close()
+	}
+	x := exchangeOf(r.Context())
+	var asked []*backend
+	for {
+		chosen := p.pool.pick(p.pool.candidates.Load().web, asked)
+		if chosen == nil {
+			return nil, p.pool.nobody()
+		}
+		x.backend = chosen.name
+		response, err := chosen.web.RoundTrip(attempt(r, chosen))
+		var network *net.OpError
+		if err == nil || !errors.As(err, &network) || network.Op != "dial" {
+			return response, err
+		}
+		asked = append(asked, chosen)
+	}
+}
+
+// attempt returns the request for one backend, whose failure leaves the body for the next.
+func attempt(r *http.Request, chosen *backend) *http.Request {
+	own := *r
+	if chosen.web.TLSClientConfig != nil {
+		address := *r.URL
+		address.Scheme = "https"
+		own.URL = &address
+	}
+	if r.Body != nil && r.Body != http.NoBody {
+		own.Body = io.NopCloser(r.Body)
+	}
+	return &own
+}
+
+// closeIfNeeded ends the connection of a caller that still sends what got its answer, and of
+// one whom the door will not hear any more.
+func closeIfNeeded(response *http.Response) error {
+	x := exchangeOf(response.Request.Context())
+	if response.Close && response.StatusCode >= http.StatusBadRequest {
+		response.Header.Set("Connection", "close")
+	}
+	if x.stream == nil || x.request.ProtoMajor != 1 || x.stream.hasEnded(unwantedWait) {
+		return nil
+	}
+	_ = x.control().EnableFullDuplex() // else the server would wait for the body first
+	response.Header.Set("Connection", "close")
+	x.mustLinger = true
+	return nil
+}
+
+// fail answers a request that got no answer from a backend.
+func (p *passthrough) fail(_ http.ResponseWriter, r *http.Request, err error) {
+	x := exchangeOf(r.Context())
+	if x.stream != nil {
+		if fault := x.stream.fault(); fault != nil {
+			err = x.bodyFault(fault)
+		}
+	}
+	var answer *refusal
+	switch {
+	case errors.As(err, &answer):
+	case errors.Is(err, errCallerLeft), x.request.Context().Err() != nil:
+		return
+	default:
+		answer = unavailable(fmt.Sprintf("the HTTP port of backend %s failed: %v", x.backend, err))
+	}
+	if x.stream != nil {
+		x.refuseEarly(answer)
+		return
+	}
+	x.refuse(answer)
+}
+
+// copyMetrics writes the metrics of a backend behind ours.
+func (p *passthrough) copyMetrics(ctx context.Context, w io.Writer) error {
+	ctx, cancel := context.WithTimeout(withExchange(ctx, &exchange{}), metricsTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+webHost+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	response, err := p.RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	isText := strings.HasPrefix(response.Header.Get("Content-Type"), "text/plain")
+	if response.StatusCode != http.StatusOK || !isText {
+		return fmt.Errorf("GET /metrics was answered with %s", response.Status)
+	}
+	_, err = io.Copy(w, response.Body)
+	return err
+}
+
+// copyBuffers are for the bodies of answers.
+type copyBuffers struct{}
+
+var copyPool = sync.Pool{New: func() any { return new([copyBytes]byte) }}
+
+func (copyBuffers) Get() []byte       { return copyPool.Get().(*[copyBytes]byte)[:] }
+func (copyBuffers) Put(buffer []byte) { copyPool.Put((*[copyBytes]byte)(buffer)) }
+
+type exchangeKey struct{}
+
+func withExchange(ctx context.Context, x *exchange) context.Context {
+	return context.WithValue(ctx, exchangeKey{}, x)
+}
+
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
+}

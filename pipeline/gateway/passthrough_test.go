@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// told answers with what it was sent.
+func told(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	w.Header().Set("Inference-Header-Content-Length", r.Header.Get("Inference-Header-Content-Length"))
+	w.Header().Set("X-Told", strings.Join([]string{
+		r.Method, r.RequestURI, r.Host, r.Header.Get("Content-Encoding"), r.Header.Get("Grpc-Timeout"),
+		r.Header.Get("Connection") + r.Header.Get("Upgrade") + r.Header.Get("Keep-Alive"), r.Header.Get("User-Agent"),
+	}, "|"))
+	w.WriteHeader(http.StatusTeapot)
+	_, _ = w.Write(body)
+}
+
+// startBoth runs a gateway in front of a server with both ports.
+func startBoth(t *testing.T, web http.HandlerFunc, change func(*config), args ...string) *running {
+	t.Helper()
+	backend := startDouble(t, echo, doubleOptions{})
+	g := start(t, change, append(args, "--backend", backend.address+"/"+startWeb(t, web))...)
+	g.waitUntilServing(t, 1)
+	return g
+}
+
+func TestOtherPathsPassAsTheyCame(t *testing.T) {
+	g := startBoth(t, told, nil)
+	for _, target := range []string{
+		"/", "/v2", "/v2/models/a%2Fb/infer?x=%20;&y", "/page?", "/svc/", "//double/slash", "/%FF%FE/x", "/a/b/c", "/v2/x?a=b?c",
+	} {
+		sent := "POST " + target + " HTTP/1.1\r\nHost: example:99\r\nConnection: keep-alive, X-Hop, close\r\nX-Hop: 1\r\nKeep-Alive: 5\r\n" +
+			"Inference-Header-Content-Length: 3\r\nContent-Length: 5\r\n\r\n\x00bin\xff"
+		wanted := strings.TrimPrefix(target, "//double")
+		if wanted != target {
+			wanted = "http://example:99" + target
+		}
+		wantIn(t, g.raw(t, sent), "HTTP/1.1 418 ", "X-Told: POST|"+wanted+"|example:99||||\r\n",
+			"Inference-Header-Content-Length: 3", "\r\n\r\n\x00bin\xff")
+	}
+}
+
+func TestWhatTheDoorHasToJudgeIsHandedOver(t *testing.T) {
+	g := startBoth(t, told, limited(10_000))
+	broken := packed(t, "gzip", pair)[:10]
+	grows := `{"tensors":[{"float64_data":[0` + strings.Repeat(",0", 3000) + `]}]}`
+	for _, test := range []struct {
+		reason, path, body, header, value, want string
+	}{
+		{"json", "/svc/p?q", "{", "", "", "POST|/svc/p?q|%s|||"},
+		{"json", "/svc/a%3Ab", `{"key":[null]}`, "Content-Encoding", "identity", "POST|/svc/a%%3Ab|%s|identity||"},
+		{"json", "/svc/p", packed(t, "gzip", "{"), "Content-Encoding", "gzip", "POST|/svc/p|%s|gzip||"},
+		{"encoding", "/svc/p", broken, "Content-Encoding", "gzip", "POST|/svc/p|%s|gzip||"},
+		{"encoding", "/svc/p", "", "Content-Encoding", "br", "POST|/svc/p|%s|br||"},
+		{"timeout", "/svc/p", pair, "Grpc-Timeout", "never", "POST|/svc/p|%s||never|"},
+		{"size", "/svc/p", grows, "", "", "POST|/svc/p|%s|||"},
+	} {
+		header := []string{test.header, test.value}
+		if test.header == "" {
+			header = nil
+		}
+		got := g.ask(t, "POST", test.path, test.body, header...)
+		if got.status != http.StatusTeapot || got.body != test.body {
+			t.Errorf("%s: %d %.100q", test.reason, got.status, got.body)
+		}
+		wantIn(t, got.header.Get("X-Told"), fmt.Sprintf(test.want, g.address))
+	}
+	wantIn(t, g.ask(t, "GET", "/metrics", "").body, `handed_over_total{reason="json"} 3`, `handed_over_total{reason="encoding"} 2`,
+		`handed_over_total{reason="timeout"} 1`, `handed_over_total{reason="size"} 1`)
+}
+
+func TestABodyThatWasAskedForIsNotAskedForAgain(t *testing.T) {
+	g := startBoth(t, told, nil)
+	got := g.raw(t, "POST /svc/p HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: 1\r\n\r\n{")
+	wantIn(t, got, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 418 ")
+}
+
+func TestABackendMayAnswerBeforeItIsSentTheBody(t *testing.T) {
+	refuses := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestEntityTooLarge) }
+	g := startBoth(t, refuses, nil)
+	for _, header := range []string{"", "Expect: 100-continue\r\n"} {
+		got := g.raw(t, "POST /v2/x HTTP/1.1\r\nHost: h\r\n"+header+"Content-Length: 1000000\r\n\r\n")
+		wantIn(t, got, "HTTP/1.1 413 ", "Connection: close\r\n")
+	}
+}
+
+func TestAConnectionThatADoorWillNotHearAnyMoreIsClosed(t *testing.T) {
+	refuses := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		if r.Method == http.MethodPost {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+	}
+	g := startBoth(t, refuses, nil)
+	if got := g.raw(t, "POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"); !strings.Contains(got, "Connection: close") {
+		t.Errorf("%q", got)
+	}
+	got := g.raw(t, "GET /v2 HTTP/1.1\r\nHost: h\r\n\r\nGET /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+	if strings.Count(got, "HTTP/1.1 200 OK") != 2 {
+		t.Errorf("a backend that stops is no reason to hang up on a caller: %q", got)
+	}
+}
+
+func TestStreamsPassInBothDirections(t *testing.T) {
+	g := startBoth(t, func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		_ = control.EnableFullDuplex()
+		lines := bufio.NewScanner(r.Body)
+		for lines.Scan() {
+			_, _ = fmt.Fprintf(w, "<%s>\n", lines.Text())
+			_ = control.Flush()
+		}
+	}, nil)
+	conn, err := net.Dial("tcp", g.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = io.WriteString(conn, "POST /stream HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n")
+	reader := bufio.NewReader(conn)
+	answer, err := http.ReadResponse(reader, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(answer.Body)
+	if line, _ := answers.ReadString('\n'); line != "<one>\n" {
+		t.Errorf("%q", line)
+	}
+}
+
+func TestWithoutAnHTTPPortOtherPathsAreNotFound(t *testing.T) {
+	g, _ := startEcho(t, nil)
+	for _, path := range []string{"/", "/v2/models/x", "/svc", "//p", "/svc/p/x"} {
+		g.ask(t, "GET", path, "").isRefusal(t, 404, 3002, "no such path: "+path+"; POST /<name>/<method>")
+	}
+}
+
+func TestWithoutABackendOtherPathsSaySo(t *testing.T) {
+	nobody := freeAddress(t)
+	g := start(t, nil, "--backend", nobody+"/1")
+	g.ask(t, "GET", "/v2", "").isRefusal(t, 503, 3001, "no backend is up: "+nobody)
+	g.ask(t, "POST", "/v2", "body").isRefusal(t, 503, 3001, "no backend is up: "+nobody)
+	g.post(t, "{").isRefusal(t, 400, 8000, "does not fit")
+}
+
+func TestAnHTTPPortThatIsNotThereIsPassedOver(t *testing.T) {
+	there := startDouble(t, echo, doubleOptions{})
+	_, dead, _ := net.SplitHostPort(freeAddress(t))
+	other := startDouble(t, echo, doubleOptions{})
+	g := start(t, nil, "--backend", there.address+"/"+startWeb(t, http.HandlerFunc(told)), "--backend", other.address+"/"+dead)
+	g.waitUntilServing(t, 2)
+	for range 4 {
+		if got := g.ask(t, "POST", "/v2", "body"); got.status != http.StatusTeapot || got.body != "body" {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+	}
+	alone := startReady(t, "--backend", other.address+"/"+dead)
+	alone.ask(t, "POST", "/v2", "body").isRefusal(t, 503, 3001, "no backend could be reached")
+}
+
+func TestAnHTTPPortThatHangsUpIsSaid(t *testing.T) {
+	g := startBoth(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, nil)
+	g.ask(t, "GET", "/v2", "").isRefusal(t, 503, 3001, "the HTTP port of backend 127.0.0.1:")
+}
+
+func TestABodyThatBreaksOffOnItsWayThroughIsRefused(t *testing.T) {
+	g := startBoth(t, told, nil)
+	got := g.raw(t, "POST /v2 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nz\r\n")
+	wantIn(t, got, "HTTP/1.1 400 ", "Connection: close", "this is no valid HTTP/1.1 request")
+}
+
+func TestUnixSocketsServeBothPorts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "web")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(told)}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	backend := startDouble(t, echo, doubleOptions{isUnix: true})
+	g := startReady(t, "--backend", backend.address+","+path)
+	if got := g.post(t, pair); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	wantIn(t, g.ask(t, "GET", "/v2", "").header.Get("X-Told"), "GET|/v2|"+g.address)
+}
+
+func TestABackendsMetricsFollowOurs(t *testing.T) {
+	g := startBoth(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		_, _ = io.WriteString(w, "nv_inference_count 3\n")
+	}, nil, "--backend-metrics")
+	got := g.ask(t, "GET", "/metrics", "")
+	wantIn(t, got.body, "pipeline_gateway_backend_up", "\nnv_inference_count 3\n")
+	away := start(t, nil, "--backend-metrics", "--backend", freeAddress(t)+"/1")
+	if got := away.ask(t, "GET", "/metrics", ""); got.status != 200 || !strings.Contains(got.body, "pipeline_gateway_backend_up") {
+		t.Errorf("%d", got.status)
+	}
+}

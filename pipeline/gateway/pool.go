@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// pool is all backends. Who is asked next is read without a lock; the lists change only with the
+// health of a backend.
+type pool struct {
+	backends []*backend
+	log      *logger
+	stats    *stats
+
+	lock         sync.Mutex
+	serving      chan struct{} // closed as soon as the first backend serves
+	hasServed    bool
+	candidates   atomic.Pointer[candidates]
+	next         atomic.Uint64
+	stopWatching context.CancelFunc
+	watchers     sync.WaitGroup
+}
+
+// candidates are the backends to ask: those that serve or, if none does, those that are connected,
+// whose own answer then counts.
+type candidates struct {
+	rpc     []*backend
+	web     []*backend // those of them whose HTTP port is known
+	isReady bool
+}
+
+// newPool prepares all backends; `start` connects to them.
+func newPool(cfg config, log *logger, stats *stats) (*pool, error) {
+	security, err := loadBackendTLS(cfg.backendTLS)
+	if err != nil {
+		return nil, err
+	}
+	p := &pool{log: log, stats: stats, serving: make(chan struct{})}
+	for _, address := range cfg.backends {
+		each, err := newBackend(address, security)
+		if err != nil {
+			p.close()
+			return nil, err
+		}
+		p.backends = append(p.backends, each)
+		stats.backendUp.WithLabelValues(each.name).Set(0)
+	}
+	p.candidates.Store(&candidates{})
+	return p, nil
+}
+
+// start watches every backend until `close`.
+func (p *pool) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	p.stopWatching = cancel
+	for _, each := range p.backends {
+		p.watchers.Go(func() {
+			each.watch(ctx, func(now health) { p.update(each, now) })
+		})
+	}
+}
+
+// close ends the watchers and all connections.
+func (p *pool) close() {
+	if p.stopWatching != nil {
+		p.stopWatching()
+	}
+	for _, each := range p.backends {
+		each.hangUp()
+	}
+	p.watchers.Wait()
+}
+
+// update takes note of a backend's health.
+func (p *pool) update(changed *backend, now health) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	before := changed.health
+	changed.health = now
+	p.candidates.Store(p.choose())
+	if now.state == stateServing && !p.hasServed {
+		p.hasServed = true
+		close(p.serving)
+	}
+	if before.state == now.state && before.reason != notConnectedYet {
+		return
+	}
+	if now.state == stateServing {
+		p.stats.backendUp.WithLabelValues(changed.name).Set(1)
+		p.log.infof("backend %s serves", changed.name)
+		return
+	}
+	p.stats.backendUp.WithLabelValues(changed.name).Set(0)
+	p.log.warningf("backend %s gets no requests: %s", changed.name, now.reason)
+}
+
+// choose returns the backends to ask; the lock is held.
+func (p *pool) choose() *candidates {
+	var chosen candidates
+	for _, wanted := range []state{stateServing, stateConnected} {
+		for _, each := range p.backends {
+			if each.health.state != wanted {
+				continue
+			}
+			chosen.rpc = append(chosen.rpc, each)
+			if each.web != nil {
+				chosen.web = append(chosen.web, each)
+			}
+		}
+		if len(chosen.rpc) > 0 {
+			chosen.isReady = wanted == stateServing
+			break
+		}
+	}
+	return &chosen
+}
+
+// isReady says whether any backend serves.
+func (p *pool) isReady() bool { return p.candidates.Load().isReady }
+
+// pick returns whose turn it is in a list, without those that were asked; nil: nobody's. A second
+// attempt takes no turn of its own, so that all keep their share.
+func (p *pool) pick(list []*backend, asked []*backend) *backend {
+	turn := p.next.Load()
+	if len(asked) == 0 {
+		turn = p.next.Add(1)
+	}
+	for offset := range uint64(len(list)) {
+		each := list[(turn+offset)%uint64(len(list))]
+		if !slices.Contains(asked, each) {
+			return each
+		}
+	}
+	return nil
+}
+
+// nobody answers a request that no backend can be asked for.
+func (p *pool) nobody() *refusal {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	reasons := make([]string, 0, len(p.backends))
+	for _, each := range p.backends {
+		if each.health.state != stateServing {
+			reasons = append(reasons, each.name+": "+each.health.reason)
+		}
+	}
+	if len(reasons) == 0 {
+		return unavailable("no backend could be reached; try again")
+	}
+	return unavailable("no backend is up: " + strings.Join(reasons, "; "))
+}
