@@ -186,6 +186,10 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     rpc_port: Annotated[Port, "gRPC port; 0: any free one; absent: http_port + 1."]
     http_port: Annotated[Port | None, "HTTP port; 0: any free one; absent: no HTTP."] = None
+    http_server: Annotated[
+        Literal["embedded", "gateway"],
+        "Who takes HTTP: embedded: the server; gateway: pipeline-gateway, for all copies of it.",
+    ] = "embedded"
     host: Annotated[str, 'Address that is listened on; "::": all, IPv6 and IPv4.'] = "::"
     worker_num: Annotated[
         Count | None, "Most requests worked on at once; absent: the server chooses."
@@ -337,6 +341,9 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
     rpc, http = values.get("rpc_port"), values.get("http_port")
     if not _names_a_port(raw):
         reader.problem((), "no port to listen on: set rpc_port, http_port or both")
+    elif values.get("http_server") == "gateway" and not _names(raw, "http_port"):
+        text = "the gateway listens on http_port, which is absent: set it, or leave out http_server"
+        reader.problem(("http_server",), text)
     if rpc is None and http is not None:
         values["rpc_port"] = rpc = _next_port(http, reader)
     dag = values.get("dag", DagConfig())
@@ -349,10 +356,13 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
 
 
 def _names_a_port(raw: object) -> bool:
-    """Whether there is a port, be it a wrong one, or no place for one: both are reported."""
-    if not isinstance(raw, Mapping):
-        return raw is not None
-    return raw.get("rpc_port") is not None or raw.get("http_port") is not None
+    """Whether there is a port, or what is reported in its place."""
+    return _names(raw, "rpc_port") or _names(raw, "http_port")
+
+
+def _names(raw: object, key: str) -> bool:
+    """Whether `key` has a value, be it a wrong one, or no place for one."""
+    return raw.get(key) is not None if isinstance(raw, Mapping) else raw is not None
 
 
 def _next_port(http_port: int, reader: Reader) -> int:

@@ -1,8 +1,9 @@
 """Copies: a server as several processes, each with doors, graph and workers of its own.
 
-All of them listen on the same ports (SO_REUSEPORT): the system shares the connections out. This
-process only supervises: it starts the copies, replaces one that ends, tells all of them whether
-the whole is ready, and writes the log files.
+All of them listen on the same ports (SO_REUSEPORT): the system shares the connections out. Where
+there is a front it takes HTTP, and shares the requests out. This process only supervises: it starts
+the copies, replaces one that ends, tells all of them whether the whole is ready, and writes the log
+files.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+from typing import Any
 
 import msgspec
 
 from pipeline.config import DagConfig, ServiceConfig
 from pipeline.connecting import PredictorLoader
 from pipeline.copy_process import CopyMain, Order, Word
-from pipeline.doors.grpc import check_that_grpc_rests
+from pipeline.doors.grpc_rest import check_that_grpc_rests
 from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
@@ -25,10 +27,11 @@ from pipeline.engine.workers.frames import Link, framed
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError
+from pipeline.front import NoFront
 from pipeline.inquiry import Inquiries, Question, Reply
 from pipeline.observe.records import replay_bytes
 from pipeline.observing import SNAPSHOT, Past
-from pipeline.service import Companion, described, open_logs, warnings_about
+from pipeline.service import Companion, Outside, described, open_logs, warnings_about
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -125,12 +128,14 @@ class Copies:
         config: ServiceConfig,
         load_predictor: PredictorLoader,
         companion: Companion | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self._name = name
         self._graph = graph
         self._config = config
         self._load_predictor = load_predictor
         self._companion = companion
+        self._outside = outside or Outside()
         self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
         self._places = [Place(number) for number in range(config.copies)]
@@ -145,7 +150,11 @@ class Copies:
         )
         self._stopping: asyncio.Task[None] | None = None
         self.rpc_port: int | None = None
-        self.http_port: int | None = None
+        self._http_port: int | None = None
+
+    @property
+    def http_port(self) -> int | None:
+        return self._outside.front.port if self._outside.front.takes_http else self._http_port
 
     @property
     def executor(self) -> DAGExecutor:
@@ -166,17 +175,28 @@ class Copies:
         if start_method == "fork":
             check_that_grpc_rests()
         try:
-            self.rpc_port = self._reserve(self._config.rpc_port, "rpc_port")
-            self.http_port = self._reserve(self._config.http_port, "http_port")
-            config = msgspec.structs.replace(
-                self._config, rpc_port=self.rpc_port, http_port=self.http_port, dag=self._dag()
+            main = CopyMain(
+                self._name,
+                self._graph,
+                msgspec.structs.replace(self._config, **self._reserved()),
+                self._load_predictor,
+                dataclasses.replace(self._outside, front=NoFront()),  # it is not theirs to run
             )
-            main = CopyMain(self._name, self._graph, config, self._load_predictor)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
             self._zygotes = Zygotes(mains, start_method)
         except BaseException:
             self._closing.close()
             raise
+
+    def _reserved(self) -> dict[str, Any]:
+        """What the copies' configuration says of ports: the real ones, which are theirs alone."""
+        self.rpc_port = self._reserve(self._config.rpc_port, "rpc_port")
+        found: dict[str, Any] = {"rpc_port": self.rpc_port}
+        if not self._outside.front.takes_http:  # else it is bound by who does
+            found["http_port"] = self._http_port = self._reserve(
+                self._config.http_port, "http_port"
+            )
+        return {**found, "dag": self._dag()}
 
     def _dag(self) -> DagConfig:
         """`dag` with the port of the metrics, if there is one."""
@@ -202,12 +222,14 @@ class Copies:
         self._closing.enter_context(open_logs(self._config.log))
         for warning in warnings_about(self._config, self._graph):
             _LOGGER.warning("%s", warning)
+        fronted = self._outside.front.start()
         if self._companion is not None:
             await self._companion.start()
         self._zygotes.attach(self._loop)
         for place in self._places:
             self._launch(place)
         await self._started
+        await fronted
         _LOGGER.info("%s", self.describe())
 
     async def stop(self) -> None:
@@ -218,25 +240,42 @@ class Copies:
 
     def hurry(self) -> None:
         """Cut the grace period short: what is left is answered at once."""
+        self._outside.front.hurry()
+        self._tell_to_hurry()
+
+    def _tell_to_hurry(self) -> None:
         self._tell(Order(stop=True, hurry=True))
 
     async def _stop(self) -> None:
         try:
-            if self._running:
-                self._tell(Order(stop=True, hurry=self._order.hurry or not self._is_up))
-                limit_s = self._config.stop_grace_period_s + _END_S
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._all_ended.wait(), limit_s)
+            await self._drain()
             if self._zygotes is not None:
                 await self._zygotes.close(KILLED_S)
         finally:
             for place in self._places:
                 place.set_timer(None)
             self.inquiries.close()
+            self._outside.front.close()
             if self._companion is not None:
                 await self._companion.stop()
             _LOGGER.info("pipeline server stopped")
             self._closing.close()
+
+    async def _drain(self) -> None:
+        """Have the front end, and then the copies, within the grace period."""
+        loop, grace_s = asyncio.get_running_loop(), self._config.stop_grace_period_s
+        late = loop.call_later(grace_s, self._tell_to_hurry)
+        if not self._is_up:  # what waits for the Ops waits in vain
+            self.hurry()
+        elif not self._order.stop:
+            self._tell(Order(self._is_ready, closes=True))
+        await self._outside.front.stop(grace_s)
+        if self._running:
+            if not self._order.stop:
+                self._tell(Order(stop=True))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_ended.wait(), grace_s + _END_S)
+        late.cancel()
 
     def _launch(self, place: Place) -> None:
         assert self._zygotes is not None, "fork() comes first"
@@ -276,7 +315,7 @@ class Copies:
         )
 
     def _tell_readiness(self) -> None:
-        if not self._order.stop:
+        if self._stopping is None:
             self._tell(Order(self._is_ready))
 
     def _tell(self, order: Order) -> None:
@@ -298,7 +337,7 @@ class Copies:
 
     def _make_good(self, place: Place, pid: int | None, failure: str = "") -> None:
         """Have what just ended started anew, or give up if the server never came up."""
-        if self._order.stop:
+        if self._stopping is not None:
             return
         what = f"copy {place.number} of the server (pid {pid}) {place.last_cause}"
         if not self._is_up:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import socket
 import traceback
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -19,16 +21,18 @@ from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.event_loop import ends_before, loop_factory
 from pipeline.inquiry import Asker, Question, Reply
 from pipeline.observe.records import LogsHome
-from pipeline.service import CopyRole, Service, startup_frozen
+from pipeline.service import CopyRole, Outside, Service, startup_frozen
 
 
 class Order(msgspec.Struct, array_like=True):
     """What a copy is told: whether the whole is ready, to stop, to answer what is left at once.
 
+    Before it stops it is told that it `closes`: from then on requests come through the front only.
     Or one of these alone: a `question` of one of the copies, the `reply` to one of its own.
     """
 
     is_ready: bool = False
+    closes: bool = False
     stop: bool = False
     hurry: bool = False
     question: Question | None = None
@@ -67,6 +71,7 @@ class CopyMain:
     graph: Graph
     config: ServiceConfig
     load_predictor: PredictorLoader
+    outside: Outside
     is_replacement: bool = False
 
     def __call__(self, sock: socket.socket, number: int) -> None:
@@ -87,13 +92,15 @@ class _Copy:
     def __init__(self, main: CopyMain, number: int) -> None:
         self._asker = Asker(lambda question: self._say(Word(question=question)))
         role = CopyRole(number, self._tell_readiness, self._asker.ask, main.is_replacement)
-        self.service = Service(main.name, main.graph, main.config, main.load_predictor, role)
+        self.service = Service(
+            main.name, main.graph, main.config, main.load_predictor, role, outside=main.outside
+        )
         self._level = main.config.log.level
         self._word = Word()
         self._stop = asyncio.Event()
         self._parted = asyncio.Event()
         self._link: Link[Order] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, sock: socket.socket) -> None:
         """Until the server says stop, or is gone."""
@@ -126,13 +133,16 @@ class _Copy:
 
     def _obey(self, order: Order) -> None:
         if order.question is not None:
-            task = asyncio.ensure_future(self._answer(order.question))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._do(self._answer(order.question))
         elif order.reply is not None:
             self._asker.reply(order.reply)
         else:
             self._follow(order)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, question: Question) -> None:
         try:
@@ -142,6 +152,8 @@ class _Copy:
         self._say(Word(reply=Reply(question.number, [answer])))
 
     def _follow(self, order: Order) -> None:
+        if order.closes:
+            self._do(self.service.close_doors())
         if order.stop:
             self._stop.set()
         if order.hurry:

@@ -30,10 +30,11 @@ from pipeline.errors import InitError, PipelineError
 from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
-from pipeline.serve_arguments import MODEL, READY, ServeSettings, read_arguments
+from pipeline.serve_arguments import MODEL, ServeSettings, read_arguments
 from pipeline.server import announce, serve_until_signalled
 from pipeline.service import Outside, Service
 from pipeline.standard_streams import occupy_descriptors
+from pipeline.supervised import READY
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server has a clock of its own

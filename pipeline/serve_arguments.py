@@ -15,9 +15,6 @@ from pipeline.predictors.base import ENGINES, DeviceType
 MODEL = "model"
 """The name of the Op that has the model."""
 
-READY = b"ready\n"
-"""What a service says over `--parent_fd` when it takes requests."""
-
 _DEFAULT_PORT = 9292
 _DEFAULT_THREADS = 4
 _MAX_BODY_BYTES = 512 * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -15,13 +16,15 @@ from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig, load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.copies import Copies
+from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.event_loop import LoopThread, ends_before, loop_factory
+from pipeline.gateway.front import Gateway
 from pipeline.model_services import ModelServices
 from pipeline.op import ResponseOp, configure_op
-from pipeline.service import Service, startup_frozen
+from pipeline.service import Outside, Service, startup_frozen
 from pipeline.standard_streams import occupy_descriptors, write_out
 
 
@@ -131,15 +134,17 @@ class PipelineServer:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
         kind = Copies if self._config.build_dag_each_worker else Service
-        models = ModelServices(self._graph.ops, self._base_dir)
-        models.open()
-        try:
+        with contextlib.ExitStack() as undo:
+            outside = _outside_of(self._config, undo)
+            models = ModelServices(self._graph.ops, self._base_dir)
+            undo.callback(models.close)
+            models.open()
             loader = PredictorLoader(self._base_dir, models.addresses)
-            service = kind(self.name, self._graph, self._config, loader, companion=models)
+            service = kind(
+                self.name, self._graph, self._config, loader, companion=models, outside=outside
+            )
             service.fork()
-        except BaseException:
-            models.close()
-            raise
+            undo.pop_all()
         return service
 
     # What is known of a running server --------------------------------------------------
@@ -163,6 +168,16 @@ class PipelineServer:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
+
+
+def _outside_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Outside:
+    """What callers see of the server: its own HTTP door, or the gateway and doors behind it."""
+    if config.http_server == "embedded":
+        return Outside()
+    gateway = Gateway(config)
+    undo.callback(gateway.close)
+    doors = functools.partial(pipeline_doors, sockets=gateway.open())
+    return Outside(doors, front=gateway)
 
 
 def serve_until_signalled(

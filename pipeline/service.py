@@ -16,13 +16,7 @@ from typing import Any, Protocol
 from pipeline.config import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door, OpenDoors
-from pipeline.doors.grpc import GrpcDoor, pipeline_service
-from pipeline.doors.grpc_v2 import inference_service
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.http_v2 import InferenceSite
-from pipeline.doors.metrics import MetricsServer, MetricsSite
-from pipeline.doors.page import Page
-from pipeline.doors.web import Site
+from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.arena import Arena
@@ -36,7 +30,7 @@ from pipeline.engine.workers.supervision import KILLED_S
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.models import Models
+from pipeline.front import Front, NoFront
 from pipeline.observe.logs import LogSession, RequestLog, configure_logs, log_folder
 from pipeline.observe.records import LogsHome, replay_bytes
 from pipeline.observing import Ask, Observation, Whole
@@ -63,48 +57,6 @@ class CopyRole:
     opens_late: bool = False
 
 
-def pipeline_doors(behind: Behind) -> Mapping[str, Door]:
-    """gRPC and HTTP, as configured."""
-    config, doors = behind.config, dict[str, Door]()
-    handle, limit = behind.engine.handle, config.max_message_bytes
-    models = Models(
-        behind.graph,
-        behind.name,
-        behind.engine,
-        behind.whole,
-        has_statistics=config.statistics,
-        has_deadline=config.timeout_s is not None,
-    )
-    if config.rpc_port is not None:
-        services = [pipeline_service(handle, config.opentelemetry), inference_service(models)]
-        doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, behind.is_shared)
-    if config.http_port is not None:
-        doors["HTTP"] = HttpDoor(
-            handle,
-            config.host,
-            config.http_port,
-            limit,
-            is_shared=behind.is_shared,
-            sites=list(_sites(behind, models)),
-            takes_trace=config.opentelemetry,
-        )
-    if config.dag.enable_prometheus:
-        metrics = MetricsSite(behind.whole, by_copy=config.copies > 0, predecessors=True)
-        port = config.dag.prometheus_port
-        doors["metrics"] = MetricsServer(metrics, config.host, port, behind.is_shared)
-    return doors
-
-
-def _sites(behind: Behind, models: Models) -> Iterator[Site]:
-    """What is served on the HTTP port beside the pipeline."""
-    config = behind.config
-    yield InferenceSite(models)
-    yield MetricsSite(behind.whole, by_copy=config.copies > 0)
-    if config.status_page:
-        record = behind.record if config.statistics else None
-        yield Page(behind.name, behind.graph, behind.whole, record)
-
-
 def open_logs(log: LogConfig) -> LogSession:
     """Begin to write the server's log files."""
     return configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
@@ -112,10 +64,11 @@ def open_logs(log: LogConfig) -> LogSession:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a Service shows of itself: its doors, and where its logs go while it runs."""
+    """What a Service shows of itself: its doors, where its logs go, and what stands before all."""
 
     doors: OpenDoors = pipeline_doors
     logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
+    front: Front = NoFront()  # noqa: RUF009  # it has no state
 
 
 class Companion(Protocol):
@@ -155,6 +108,7 @@ class Service:
         self._stopping: asyncio.Task[None] | None = None
         self._grace_s = config.stop_grace_period_s
         self._doors: Mapping[str, Door] = {}
+        self._takes_more = True
         self._request_log: RequestLog | None = None
         self.observation = Observation(name, graph, config, copy.number if copy else None)
         self._telling: set[asyncio.Future[None]] = set()
@@ -169,15 +123,21 @@ class Service:
 
     def describe(self) -> str:
         """One line for whoever started the server."""
-        return described(self._name, {name: door.port for name, door in self._doors.items()})
+        return described(self._name, self._ports())
 
     @property
     def rpc_port(self) -> int | None:
-        return self._doors["gRPC"].port if "gRPC" in self._doors else None
+        return self._ports().get("gRPC")
 
     @property
     def http_port(self) -> int | None:
-        return self._doors["HTTP"].port if "HTTP" in self._doors else None
+        return self._ports().get("HTTP")
+
+    def _ports(self) -> Mapping[str, int]:
+        """As callers see them, by the doors' names."""
+        ports = {name: door.port for name, door in self._doors.items()}
+        front = self._outside.front.port
+        return ports if front is None else {**ports, "HTTP": front}
 
     def fork(self) -> None:
         """Fork what worker processes are forked from, if there are any.
@@ -210,6 +170,7 @@ class Service:
             self._closing.enter_context(self._outside.logs(config.log))
             for warning in warnings_about(config, self._graph):
                 _LOGGER.warning("%s", warning)
+        fronted = self._outside.front.start()
         if self._companion is not None:
             await self._companion.start()
         self._lower_switch_interval()
@@ -233,6 +194,7 @@ class Service:
         await self.executor.start()
         if opens_late:
             await self._open_doors()
+        await fronted
         self._was_up = True
         if self._copy is None:
             _LOGGER.info("%s", self.describe())
@@ -246,15 +208,32 @@ class Service:
     def hurry(self) -> None:
         """Cut the grace period short: what is left is answered at once."""
         self._grace_s = 0.0
+        self._outside.front.hurry()
+        self._answer_all()
+
+    async def close_doors(self) -> None:
+        """Take no more requests, but those that come through the front."""
+        if self._takes_more:
+            self._takes_more = False
+            for door in self._doors.values():
+                await door.close(self._grace_s + _DOOR_GRACE_S)
+
+    def _answer_all(self) -> None:
         if self._executor is not None:
             self._executor.answer_all_closed()
 
     async def _stop(self) -> None:
         self.observation.end_recordings()
-        for door in self._doors.values():
-            await door.close(self._grace_s + _DOOR_GRACE_S)
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._grace_s
+        await self.close_doors()
+        late = loop.call_at(ends, self._answer_all)
+        if not self._was_up:  # what waits for the Ops waits in vain
+            self._outside.front.hurry()
+        await self._outside.front.stop(self._grace_s + _DOOR_GRACE_S)
+        late.cancel()
         if self._executor is not None:
-            left = await self._executor.stop(self._grace_s)
+            left = await self._executor.stop(min(self._grace_s, max(0.0, ends - loop.time())))
             if left:
                 _LOGGER.warning("%d workers hang in user code and were left behind", left)
         if self._family is not None:
@@ -262,6 +241,7 @@ class Service:
             self._family.memory.close()
         for door in self._doors.values():
             await door.stop(_DOOR_GRACE_S)
+        self._outside.front.close()
         if self._companion is not None:
             await self._companion.stop()
         await self.observation.close()
@@ -281,6 +261,7 @@ class Service:
             whole.snapshots,
             whole.record,
             is_shared=self._copy is not None,
+            copy=self._copy.number if self._copy is not None else 0,
         )
         self._doors = self._outside.doors(behind)
         for door in self._doors.values():

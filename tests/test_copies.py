@@ -19,7 +19,7 @@ import pytest
 from doubles import client_of, http, post, server_for, wait_until
 
 from pipeline import Op, PipelineServer, RequestOp
-from pipeline.doors.grpc import check_that_grpc_rests
+from pipeline.doors.grpc_rest import check_that_grpc_rests
 from pipeline.doors.listen import bind, reserve
 from pipeline.errors import InitError
 from pipeline.observe.snapshot import Snapshot

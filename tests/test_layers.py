@@ -26,10 +26,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("doors",),
     ("serve_arguments",),
-    ("inquiry", "observing"),
+    ("inquiry", "observing", "temporary_folder", "front"),
     (
         "connecting",
+        "supervised",
         "model_services",
+        "gateway",
         "service",
         "copy_process",
         "copies",
@@ -48,6 +50,9 @@ ONLY: dict[str, set[str]] = {
     "errors": set(),
     "data": {"errors"},
     "deadline": {"errors"},
+    "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
+    "gateway.binary": {"errors", "gateway.build"},
+    "gateway.build": set(),  # packaging runs it with nothing of us installed
     "observe.span": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
     "op": {"errors", "data", "observe.span", "proto", "tensors"},  # config for its types only

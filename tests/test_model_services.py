@@ -22,8 +22,9 @@ from test_serve import CONF, save_model
 from pipeline import Op, RequestOp
 from pipeline.config import load_config, resolve_op
 from pipeline.errors import InitError
-from pipeline.model_services import ModelServices, _Relogger
+from pipeline.model_services import ModelServices
 from pipeline.op import configure_op
+from pipeline.supervised import _Relogger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -45,7 +45,7 @@ class Behind:
     """What is behind the doors of a server, which is called `name`.
 
     `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
-    `observe.recent`. `is_shared`: other processes listen there too.
+    `observe.recent`. `is_shared`: other processes listen there too; this one is `copy`.
     """
 
     name: str | None
@@ -55,6 +55,7 @@ class Behind:
     whole: AskAll
     record: Callable[[float], Awaitable[list[bytes]]]
     is_shared: bool = False
+    copy: int = 0
 
 
 OpenDoors = Callable[[Behind], Mapping[str, Door]]

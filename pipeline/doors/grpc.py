@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,17 +16,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pipeline.doors.door import Handle
-from pipeline.doors.listen import bind
+from pipeline.doors.grpc_timeout import seconds_of
+from pipeline.doors.listen import UNIX, address_of, bind, check_unix_path, placed
 from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
-    InitError,
     InputError,
     OverloadedError,
     PackageError,
     PayloadTypeError,
     PipelineError,
+    UserCodeError,
 )
 from pipeline.proto import pipeline_service_pb2
 
@@ -36,21 +36,31 @@ _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
+TIMEOUT = "pipeline-timeout"
+"""Metadata of a call: when the server has to answer, as `grpc-timeout` writes it.
+
+A caller that wants the server's own answer to a deadline, which is a Response, sends it here and
+gives the call itself more time: when that is over gRPC drops whatever the server says.
+"""
+
+ERR_NO = "pipeline-err-no"
+"""Trailing metadata of a status that is an error of ours: its code, as in `Response.err_no`."""
+
 _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
-_THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
-_REST_S = 1.0  # for them to end when the last channel was closed
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
+_FOREVER_S = 1e9
 _MOST_DETAILS = 2000  # bytes of a status' text: who calls takes 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcError(Exception):
-    """A call that is answered with a status of gRPC's own."""
+    """A call that is answered with a status of gRPC's own; `err_no` if it is an error of ours."""
 
-    def __init__(self, status: grpc.StatusCode, text: str) -> None:
+    def __init__(self, status: grpc.StatusCode, text: str, err_no: int | None = None) -> None:
         super().__init__(text)
         self.status = status
+        self.err_no = err_no
 
 
 class GrpcCall(Protocol):
@@ -89,9 +99,8 @@ def pipeline_service(handle: Handle, takes_trace: bool = False) -> GrpcService:
         try:
             request = pipeline_service_pb2.Request.FromString(message)
         except DecodeError as error:
-            text = f"not a Request: {error}"
-            raise GrpcError(grpc.StatusCode.INVALID_ARGUMENT, text) from error
-        asked: tuple[Any, ...] = (request, call.time_left())
+            raise grpc_error(PackageError(f"not a Request: {error}")) from error
+        asked: tuple[Any, ...] = (request, _time_given(call))
         if takes_trace and (traceparent := call.header("traceparent")):
             asked += (Route(traceparent=traceparent),)
         try:
@@ -102,10 +111,23 @@ def pipeline_service(handle: Handle, takes_trace: bool = False) -> GrpcService:
             raise GrpcError(
                 grpc.StatusCode.INTERNAL,
                 f"pack_response_package returned {type(response).__name__}, not a Response",
+                PackageError.code,
             )
         return response.SerializeToString()
 
     return GrpcService(SERVICE, {"inference": inference})
+
+
+def _time_given(call: GrpcCall) -> float | None:
+    """Seconds in which the server has to answer; None: the caller did not say."""
+    left, told = call.time_left(), call.header(TIMEOUT)
+    if not told:
+        return left
+    try:
+        given = seconds_of(told, TIMEOUT)
+    except PackageError as error:
+        raise grpc_error(error) from error
+    return given if left is None else min(given, left)
 
 
 _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
@@ -120,7 +142,8 @@ _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
 
 def grpc_error(error: PipelineError) -> GrpcError:
     """`error` for a service whose answers have no place for one of ours."""
-    return GrpcError(_STATUS_OF.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+    status = _STATUS_OF.get(type(error), grpc.StatusCode.INTERNAL)
+    return GrpcError(status, str(error), error.code)
 
 
 class GrpcDoor:
@@ -128,8 +151,8 @@ class GrpcDoor:
 
     Args:
         services: what is served.
-        host: address to bind; "::" for IPv6 and IPv4; "unix-abstract:<name>" for a socket of
-            Linux's that has neither port nor file.
+        host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket, and
+            "unix-abstract:<name>" for one of Linux's that has no file.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a message, both ways.
         is_shared: whether other processes of this server listen on the port too.
@@ -155,12 +178,15 @@ class GrpcDoor:
         self._health = health.aio.HealthServicer()
         self._guard: asyncio.Task[None] | None = None
         self._leaving: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
         self._crashed: dict[asyncio.Future[None], grpc.aio.Server] = {}
         self._no_farewells = _NoFarewells()
 
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
-        if not self._is_shared and not self._is_local:
+        if self._host.startswith(UNIX):
+            check_unix_path(self._host.removeprefix(UNIX), self._key)
+        elif not self._is_shared and not self._is_local:
             # If it is shared it is reserved, and a trial would be given connections. gRPC is
             # content with either of IPv6 and IPv4 and does not say why it got none.
             bind(self._host, self.port, self._key).close()
@@ -191,14 +217,22 @@ class GrpcDoor:
         reflection.enable_server_reflection(names, server)
         self.port = self._listen(server)
         self._server = server
-        await server.start()
+        starting = asyncio.ensure_future(server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:  # one that is started by half cannot be stopped
+            await starting
+            raise
 
     def _listen(self, server: grpc.aio.Server) -> int:
+        if self._host.startswith(UNIX):
+            with placed(self._host.removeprefix(UNIX), self._key) as path:
+                server.add_insecure_port(UNIX + quote(path))
+            return 0
         if self._is_local:
             server.add_insecure_port(self._host)
             return 0
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return server.add_insecure_port(f"{host}:{self.port}")
+        return server.add_insecure_port(address_of(self._host, self.port))
 
     async def _keep_open(self) -> None:
         """Open again if gRPC has crashed.
@@ -230,7 +264,7 @@ class GrpcDoor:
 
     async def close(self, grace_s: float) -> None:
         """Stop accepting at once; what still runs after `grace_s` ends. Does not wait for it."""
-        self._leaving = asyncio.ensure_future(self.stop(grace_s))
+        self._closing = asyncio.ensure_future(self.stop(grace_s))
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting; end what still runs after `grace_s`.
@@ -241,12 +275,25 @@ class GrpcDoor:
         if self._guard is not None:
             self._guard.cancel()
         if self._server is not None:
-            await self._health.enter_graceful_shutdown()
             servers = (self._server, *self._crashed.values())
-            await asyncio.gather(*(server.stop(grace_s) for server in servers))
-        _GRPC_LOGGER.removeFilter(self._no_farewells)
-        if self._leaving is not None and self._leaving is not asyncio.current_task():
+            if self._leaving is None:
+                self._leaving = asyncio.ensure_future(self._leave(servers))
+            await asyncio.wait({self._leaving}, timeout=grace_s)
+            if not self._leaving.done():
+                await asyncio.gather(*(server.stop(None) for server in servers))
             await self._leaving
+        _GRPC_LOGGER.removeFilter(self._no_farewells)
+        if self._closing is not None and self._closing is not asyncio.current_task():
+            await self._closing
+
+    async def _leave(self, servers: Sequence[grpc.aio.Server]) -> None:
+        """Stop accepting; done when nothing runs any more.
+
+        There is one grace period without an end: of two whose ends meet, gRPC uses in the second
+        what it has freed in the first, and the process dies.
+        """
+        await self._health.enter_graceful_shutdown()
+        await asyncio.gather(*(server.stop(_FOREVER_S) for server in servers))
 
 
 class _Call:
@@ -305,12 +352,17 @@ def _streaming(name: str, stream: Stream) -> Any:
     return answer
 
 
-def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """What a caller is told of an error of a method."""
+def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
+    """What a caller is told of an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
-        return error.status, _short(str(error))
+        return error.status, _short(str(error)), _trailing(error.err_no)
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
-    return grpc.StatusCode.INTERNAL, "internal error of the server"
+    text = "internal error of the server"
+    return grpc.StatusCode.INTERNAL, text, _trailing(UserCodeError.code)
+
+
+def _trailing(err_no: int | None) -> tuple[Any, ...]:
+    return () if err_no is None else ((ERR_NO, str(int(err_no))),)
 
 
 def _is_of_grpc(error: Exception) -> bool:
@@ -340,30 +392,3 @@ class _NoFarewells(logging.Filter):
             and kind is not None
             and kind.__name__ == _GRPCS_ERROR
         )
-
-
-def check_that_grpc_rests() -> None:
-    """For who is about to fork a process that uses gRPC: in use here, it is useless there.
-
-    Raises:
-        InitError: it is in use.
-    """
-    deadline = time.monotonic() + _REST_S
-    while _THREADS & _thread_names():
-        if time.monotonic() > deadline:
-            raise InitError(
-                "build_dag_each_worker: gRPC is in use in this process, so that copies of the "
-                "server that are forked from it could not use it. Close the channels, "
-                "PipelineClients and servers of this process first, or start this server before "
-                "them, or set dag.start_method: spawn."
-            )
-        time.sleep(0.002)
-
-
-def _thread_names() -> set[str]:
-    """What the system calls the threads of this process."""
-    names = set()
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it has just ended
-            names.add(path.read_text().strip())
-    return names

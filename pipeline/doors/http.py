@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from pipeline.doors.door import Handle
+from pipeline.doors.grpc_timeout import seconds_of
 from pipeline.doors.http_connection import (
     CLOSE,
     CONNECTION,
@@ -23,7 +24,7 @@ from pipeline.doors.http_connection import (
     error_body,
     not_allowed,
 )
-from pipeline.doors.listen import BACKLOG, bind
+from pipeline.doors.listen import BACKLOG, bind, port_of
 from pipeline.doors.web import JSON, Reply, Sites, WebRequest
 from pipeline.engine.request import Route
 from pipeline.errors import (
@@ -49,7 +50,6 @@ _WINDOW_BITS = {
     b"x-gzip": zlib.MAX_WBITS | 16,
     b"deflate": zlib.MAX_WBITS,
 }
-_TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class HttpDoor:
@@ -57,7 +57,7 @@ class HttpDoor:
 
     Args:
         handle: answers a Request with a Response; None: there are only sites.
-        host: address to bind; "::" for IPv6 and IPv4.
+        host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
         patience_s: for a request to arrive, from its first byte to its last.
@@ -99,7 +99,7 @@ class HttpDoor:
         self._is_ready = is_ready
         self._loop = asyncio.get_running_loop()
         self._socket = bind(self._host, self.port, self._key, self._is_shared)
-        self.port = self._socket.getsockname()[1]
+        self.port = port_of(self._socket)
         config = uvicorn.Config(
             self,
             http=functools.partial(HttpConnection, patience_s=self._patience_s),  # type: ignore[arg-type]  # uvicorn calls it like the class
@@ -115,8 +115,8 @@ class HttpDoor:
         config.load()
         self._server = _Server(config)
         self._server.lifespan = config.lifespan_class(config)
+        self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
         await self._server.startup(sockets=[self._socket])
-        self._ticker = asyncio.create_task(self._server.main_loop())
 
     async def set_ready(self, ready: bool) -> None:
         """What `GET /health/ready` says."""
@@ -358,12 +358,7 @@ def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int, str]:
 
 
 def _timeout(value: bytes) -> float:
-    """`Grpc-Timeout: 100m` -> 0.1; at most 8 digits and a unit, as gRPC over HTTP/2 says."""
-    text = value.decode("latin-1").strip()
-    digits, unit = text[:-1], text[-1:]
-    if not (
-        digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _TIMEOUT_UNITS_S
-    ):
-        error = PackageError(f"invalid Grpc-Timeout {text!r}: send digits and one of H M S m u n")
-        raise HttpError(400, error)
-    return int(digits) * _TIMEOUT_UNITS_S[unit]
+    try:
+        return seconds_of(value.decode("latin-1"), "Grpc-Timeout")
+    except PackageError as error:
+        raise HttpError(400, error) from error

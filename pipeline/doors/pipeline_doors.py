@@ -1,0 +1,78 @@
+"""Which doors a server of a pipeline has, as its configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pipeline.doors.door import Behind, Door
+from pipeline.doors.grpc import GrpcDoor, pipeline_service
+from pipeline.doors.grpc_v2 import inference_service
+from pipeline.doors.http import HttpDoor
+from pipeline.doors.http_v2 import InferenceSite
+from pipeline.doors.inner import InnerDoors, socket_paths
+from pipeline.doors.listen import UNIX
+from pipeline.doors.metrics import MetricsServer, MetricsSite
+from pipeline.doors.page import Page
+from pipeline.doors.web import Site
+from pipeline.models import Models
+
+_ANY_SIZE = 2**31 - 1  # gRPC's largest message: a front has its own limit, for what it is sent
+
+
+def pipeline_doors(behind: Behind, sockets: Path | None = None) -> Mapping[str, Door]:
+    """gRPC and HTTP, as configured.
+
+    With `sockets` there is a front, which takes HTTP and asks doors on Unix sockets in this folder.
+    """
+    config, doors = behind.config, dict[str, Door]()
+    models = _models(behind)
+    pipeline = pipeline_service(behind.engine.handle, config.opentelemetry)
+    if config.rpc_port is not None:
+        services, limit = [pipeline, inference_service(models)], config.max_message_bytes
+        doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, behind.is_shared)
+    if config.http_port is not None and sockets is None:
+        doors["HTTP"] = _http_door(behind, models, config.host, config.http_port)
+    elif config.http_port is not None and sockets is not None:
+        paths = socket_paths(sockets, behind.copy)
+        inner = GrpcDoor([pipeline], f"{UNIX}{paths.grpc}", 0, _ANY_SIZE, key="http_server")
+        http = _http_door(behind, models, f"{UNIX}{paths.http}", 0)
+        doors["HTTP"] = InnerDoors([inner, http])
+    if config.dag.enable_prometheus:
+        metrics = MetricsSite(behind.whole, by_copy=config.copies > 0, predecessors=True)
+        port = config.dag.prometheus_port
+        doors["metrics"] = MetricsServer(metrics, config.host, port, behind.is_shared)
+    return doors
+
+
+def _models(behind: Behind) -> Models:
+    return Models(
+        behind.graph,
+        behind.name,
+        behind.engine,
+        behind.whole,
+        has_statistics=behind.config.statistics,
+        has_deadline=behind.config.timeout_s is not None,
+    )
+
+
+def _http_door(behind: Behind, models: Models, host: str, port: int) -> HttpDoor:
+    return HttpDoor(
+        behind.engine.handle,
+        host,
+        port,
+        behind.config.max_message_bytes,
+        is_shared=behind.is_shared,
+        sites=list(_sites(behind, models)),
+        takes_trace=behind.config.opentelemetry,
+    )
+
+
+def _sites(behind: Behind, models: Models) -> Iterator[Site]:
+    """What is served on the HTTP port beside the pipeline."""
+    config = behind.config
+    yield InferenceSite(models)
+    yield MetricsSite(behind.whole, by_copy=config.copies > 0)
+    if config.status_page:
+        record = behind.record if config.statistics else None
+        yield Page(behind.name, behind.graph, behind.whole, record)

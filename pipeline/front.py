@@ -1,0 +1,54 @@
+"""Front: what stands before the doors of a server and takes its HTTP requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class Front(Protocol):
+    """Takes HTTP requests in a process of its own, and asks the doors.
+
+    Attributes:
+        takes_http: whether it does; False: there is nothing before the doors.
+        port: where it listens, after `start`.
+    """
+
+    takes_http: bool
+    port: int | None
+
+    def start(self) -> asyncio.Future[None]:
+        """Take requests; done when they are answered. InitError says why they are not."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more, and end when those that are inside are answered, or `grace_s` is over.
+
+        The doors are still open. May be called without `start`.
+        """
+
+    def hurry(self) -> None:
+        """Cut the grace period short."""
+
+    def close(self) -> None:
+        """Remove what it had in common with the doors, which are closed."""
+
+
+class NoFront:
+    """The doors are what callers see."""
+
+    takes_http = False
+    port: int | None = None
+
+    def start(self) -> asyncio.Future[None]:
+        started = asyncio.get_running_loop().create_future()
+        started.set_result(None)
+        return started
+
+    async def stop(self, grace_s: float) -> None:
+        pass
+
+    def hurry(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

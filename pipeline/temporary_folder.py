@@ -1,0 +1,48 @@
+"""TemporaryFolder: a folder that lives as long as a server does."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pipeline.errors import InitError
+
+
+class TemporaryFolder:
+    """A folder among the system's temporary ones, which nobody else on the machine can enter.
+
+    Those are cleared of what is old on many systems, and processes that are started anew use this
+    one after weeks: systemd-tmpfiles leaves alone what is in a folder that is locked.
+
+    Args:
+        whose: who needs it, to name in an error.
+    """
+
+    def __init__(self, whose: str) -> None:
+        self._whose = whose
+        self._path: Path | None = None
+        self._lock: int | None = None
+
+    def make(self) -> Path:
+        """The folder; made by the first call. Raises InitError if it cannot be."""
+        if self._path is None:
+            try:
+                self._path = Path(tempfile.mkdtemp(prefix="pipeline-"))
+                self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError as error:
+                raise InitError(f"{self._whose} need a temporary folder: {error}") from error
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return self._path
+
+    def remove(self) -> None:
+        """Remove it with what is in it, if it was made."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._path = self._lock = None
