@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pipeline.doors.door import Handle
 from pipeline.doors.grpc_timeout import seconds_of
-from pipeline.doors.listen import UNIX, address_of, bind, check_unix_path, placed
+from pipeline.doors.listen import address_of, bind
 from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
@@ -50,6 +49,7 @@ _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
 _FOREVER_S = 1e9
+_MOST_METADATA = 65536  # bytes, as the HTTP door has it: tokens are long
 _MOST_DETAILS = 2000  # bytes of a status' text: who calls takes 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -151,8 +151,8 @@ class GrpcDoor:
 
     Args:
         services: what is served.
-        host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket, and
-            "unix-abstract:<name>" for one of Linux's that has no file.
+        host: address to bind; "::" for IPv6 and IPv4; "unix-abstract:<name>" for a socket of
+            Linux's that has neither port nor file.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a message, both ways.
         is_shared: whether other processes of this server listen on the port too.
@@ -184,9 +184,7 @@ class GrpcDoor:
 
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
-        if self._host.startswith(UNIX):
-            check_unix_path(self._host.removeprefix(UNIX), self._key)
-        elif not self._is_shared and not self._is_local:
+        if not self._is_shared and not self._is_local:
             # If it is shared it is reserved, and a trial would be given connections. gRPC is
             # content with either of IPv6 and IPv4 and does not say why it got none.
             bind(self._host, self.port, self._key).close()
@@ -204,6 +202,9 @@ class GrpcDoor:
             options=[
                 ("grpc.max_receive_message_length", self._max_message_bytes),
                 ("grpc.max_send_message_length", self._max_message_bytes),
+                # By itself it takes 16 KiB at most, and of more than 8 refuses some by chance.
+                ("grpc.max_metadata_size", _MOST_METADATA),
+                ("grpc.absolute_max_metadata_size", _MOST_METADATA),
                 # Unless it is meant to: else a second server would silently share the port.
                 ("grpc.so_reuseport", int(self._is_shared)),
             ]
@@ -225,10 +226,6 @@ class GrpcDoor:
             raise
 
     def _listen(self, server: grpc.aio.Server) -> int:
-        if self._host.startswith(UNIX):
-            with placed(self._host.removeprefix(UNIX), self._key) as path:
-                server.add_insecure_port(UNIX + quote(path))
-            return 0
         if self._is_local:
             server.add_insecure_port(self._host)
             return 0

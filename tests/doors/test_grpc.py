@@ -77,6 +77,15 @@ def test_an_answer_above_the_limit_is_refused_and_the_server_goes_on():
         assert server.executor.inside == 0
 
 
+def test_a_caller_may_send_as_much_metadata_as_http_headers(echo):
+    with channel_to(echo.rpc_port) as channel:
+        call, token = raw_call(channel), "x" * 60_000
+        metadata = [("authorization", token)]
+        assert call(request_of(a="1"), metadata=metadata, timeout=30).value == ["1"]
+        status, _ = failure_of(call, request_of(a="1"), metadata=[("authorization", token * 2)])
+        assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 @pytest.mark.parametrize(
     "message",
     [
