@@ -9,12 +9,12 @@ _MOST_DIGITS = 8  # as gRPC over HTTP/2 says
 
 
 def seconds_of(value: str, header: str) -> float:
-    """`100m` -> 0.1: digits and a unit; spaces around them do not count.
+    """`100m` -> 0.1: digits and a unit; spaces and tabs around them do not count.
 
     Raises:
         PackageError: it is something else; the text names the header.
     """
-    text = value.strip()
+    text = value.strip(" \t")
     digits, unit = text[:-1], text[-1:]
     if not (
         digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS and unit in _UNITS_S

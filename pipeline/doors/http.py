@@ -291,7 +291,8 @@ class HttpDoor:
 
     def _decompressed(self, body: bytes, encoding: bytes) -> bytes:
         if encoding not in _WINDOW_BITS:
-            text = f"unsupported content-encoding {encoding!r}: send gzip, deflate or none"
+            name = encoding.decode("latin-1")
+            text = f'unsupported content-encoding "{name}": send gzip, deflate or none'
             raise HttpError(415, PackageError(text))
         name = encoding.removeprefix(b"x-").decode()
         unpacker = zlib.decompressobj(wbits=_WINDOW_BITS[encoding])
@@ -349,12 +350,12 @@ def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int, str]:
         if name == b"content-length":
             length = int(value)
         elif name == b"content-encoding":
-            encoding = b"" if value.lower() == b"identity" else value.lower()
+            encoding = value.strip(b" \t").lower()  # the parser keeps what stands behind a value
         elif name == b"grpc-timeout":
             timeout_s = _timeout(value)
         elif name == b"traceparent":
             traceparent = value.decode("latin-1")
-    return encoding, timeout_s, length, traceparent
+    return b"" if encoding == b"identity" else encoding, timeout_s, length, traceparent
 
 
 def _timeout(value: bytes) -> float:

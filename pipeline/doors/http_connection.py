@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from http import HTTPStatus
@@ -46,6 +47,15 @@ def not_allowed(method: str, allowed: bytes) -> HttpError:
     return HttpError(405, error, (b"allow", allowed))
 
 
+def _not_http(why: str) -> HttpError:
+    return HttpError(400, PackageError(f"this is no valid HTTP/1.1 request: {why}"))
+
+
+def _head_too_large() -> HttpError:
+    text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
+    return HttpError(431, PackageError(text))
+
+
 def error_body(error: PipelineError) -> bytes:
     """The body of an answer that is an error: a Response, like any other."""
     return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
@@ -54,6 +64,26 @@ def error_body(error: PipelineError) -> bytes:
 @functools.cache
 def _status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())
+
+
+def _check_target(target: bytes) -> None:
+    """Raise HttpError for a target that uvicorn cannot find a path in."""
+    if len(target) >= _MAX_HEAD_BYTES:  # a long head can come in one packet
+        raise _head_too_large()
+    if target.startswith((b"/", b"*")):
+        return
+    with contextlib.suppress(httptools.HttpParserInvalidURLError):
+        if httptools.parse_url(target).path:
+            return
+    raise _not_http("its target has no path: send POST /<name>/<method>")
+
+
+def _check_codings(headers: list[Header]) -> None:
+    """Raise HttpError for a body in a coding that the parser would hand on as it is."""
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
+        told = b", ".join(codings).decode("latin-1")
+        raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -98,6 +128,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an addition of ours
+        if not self.parser.should_upgrade():  # else `_decline` has the head read again
+            _check_target(self.url)
+            _check_codings(self.headers)
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -142,10 +175,14 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
+            rest = data[offer.args[0] :]
         except httptools.HttpParserError as error:
-            text = f"this is no valid HTTP/1.1 request: {error}"
-            self._refuse(HttpError(400, PackageError(text)))
+            ours = error.__context__  # what `on_headers_complete` raised
+            self._refuse(ours if isinstance(ours, HttpError) else _not_http(str(error)))
+            return
+        else:
+            return
+        self._decline(rest)  # not where the offer is handled: errors would have it for context
 
     def _decline(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 with a request that offers another protocol, as Java's clients do.
@@ -166,8 +203,7 @@ class HttpConnection(HttpToolsProtocol):
         """Count bytes of a head, or of trailers: nobody takes them until they are complete."""
         self._head_bytes += size
         if self._head_bytes > _MAX_HEAD_BYTES and not self._is_deaf:
-            text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
-            self._refuse(HttpError(431, PackageError(text)))
+            self._refuse(_head_too_large())
 
     def _lose_patience(self) -> None:
         self._timer = None

@@ -159,7 +159,7 @@ _DEADLINES = (
         simple(f"Grpc-Timeout: {value!r}, no deadline", ask(ECHO, f"Grpc-Timeout: {value}"),
                refused("invalid Grpc-Timeout"))
         for value in ("", "m", "5", "-1S", "+1S", "1.5S", "123456789S", "1s", "1 S", "1SS", "S1",
-                      "1e3m", "0x1S", "1_0S", "\xb2S", "1S, 2S", "infinity")
+                      "1e3m", "0x1S", "1_0S", "\xb2S", "1S, 2S", "infinity", "\xa01S", "1S\x85")
     ),
     simple("the last Grpc-Timeout counts",
            ask(ECHO, "Grpc-Timeout: 20H", "Grpc-Timeout: 20S"), ECHOED),

@@ -7,6 +7,7 @@ from conformance_talk import (
     END,
     Case,
     Expected,
+    Told,
     and_close,
     answers,
     ask,
@@ -70,9 +71,11 @@ HTTP_IN_OTHER_WORDS = (
     *(
         _no_http(f"Transfer-Encoding: {coding}",
                  ask(chunked(b"{}"), f"Transfer-Encoding: {coding}"))
-        for coding in ("identity", "chunked, chunked", "xchunked")
+        for coding in ("identity", "chunked, chunked", "xchunked", "gzip, chunked")
     ),
     _no_http("Transfer-Encoding: chunked, twice", ask(chunked(b"{}"), CHUNKS, CHUNKS)),
+    _no_http("Transfer-Encoding: gzip, then chunked",
+             ask(chunked(b"{}"), "Transfer-Encoding: gzip", CHUNKS)),
     *map(_in_chunks, (
         b"z\r\n{}\r\n", b"2\r\n{}\r\nz\r\n", b"-2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n",
         b"2\r\n{}0\r\n\r\n", b"2\n{}\n0\n\n", b"ffffffffffffffffff\r\n{}\r\n0\r\n\r\n",
@@ -89,6 +92,7 @@ HTTP_EDGE_CASES = (
             ("a header", ask(b"{}", "A: " + "b" * 500_000)),
             ("headers", ask(b"{}", *["A: b"] * 100_000)),
             ("the path", ask(path="/conf/" + "m" * 500_000)),
+            ("the path, in one packet", ask(path="/conf/" + "m" * 75_000)),
             ("trailers", ask(b"0\r\n", CHUNKS) + b"A: b\r\n" * 100_000),
             ("a trailer", ask(b"0\r\n", CHUNKS) + b"A: " + b"b" * 500_000),
         )
@@ -136,11 +140,6 @@ HTTP_DIFFERENT = (
     _only_gateway("a line end before the request", b"\r\n" + ask(ECHO), ECHOED),
     _only_gateway("two blanks", line("GET  /health/live HTTP/1.1", "Host: x"), _LIVE),
     _only_gateway("HTTP/0.9", b"GET /health/live\r\n\r\n", and_close(_LIVE)),
-    _only_gateway(
-        "Transfer-Encoding: gzip, chunked",
-        ask(chunked(ECHO), "Transfer-Encoding: gzip, chunked"),
-        ECHOED,
-    ),
     different(
         "an Expect that nobody knows",
         ask(ECHO, "Expect: nonsense"),
@@ -153,6 +152,13 @@ HTTP_DIFFERENT = (
         (ask(ECHO) + b"garbage\r\n\r\n", and_close(ECHOED), END),
         gateway=(ask(ECHO) + b"garbage\r\n\r\n", ECHOED, _BAD_HTTP, END),
         why="the door sees the garbage before it answers, and hangs up then",
+    ),
+    Case(
+        "a host without a path",
+        (ask(path="http://x"), _BAD_HTTP, END),
+        gateway=(ask(path="http://x"), not_allowed("POST", "GET, HEAD")),
+        grpc_only=(ask(path="http://x"), Expected(404, Told(3002, "no such path", True))),
+        why="to net/http it is the path /, where the server has its page",
     ),
     _only_door("HTTP/1.2", line("POST /conf/echo HTTP/1.2", "Host: x"), answers()),
     _only_door("line ends without CR", b"POST /conf/echo HTTP/1.1\nHost: x\n\n", answers()),

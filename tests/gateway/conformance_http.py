@@ -241,7 +241,7 @@ _BODIES = (
     simple("no Content-Length", line("POST /conf/echo HTTP/1.1", "Host: x"), answers()),
     *(
         simple(f"Content-Encoding: {name}", ask(_GZIP, f"Content-Encoding: {name}"), ECHOED)
-        for name in ("gzip", "GZip", "x-gzip")
+        for name in ("gzip", "GZip", "x-gzip", "gzip \t")
     ),
     simple(OF_DEFLATE, ask(_DEFLATE, OF_DEFLATE), ECHOED),
     simple("gzip in chunks", ask(chunked(_GZIP[:7], _GZIP[7:]), CHUNKS, OF_GZIP), ECHOED),

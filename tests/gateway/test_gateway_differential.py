@@ -181,7 +181,7 @@ GOOD = (
         {
             "tensors": [
                 {
-                    "name": "n", "elem_type": 1, "float_data": [1.5, "NaN", -0.25], "shape": [3, 1],
+                    "name": "n", "elem_type": 1, "float_data": [1.5, "NaN", -4.25], "shape": [3, 1],
                     "int64Data": ["5", 6, 7.0], "bool_data": [True], "byte_data": "QUJD",
                 }
             ]
@@ -262,7 +262,10 @@ def many(elements: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(elements, max_size=5)
 
 
-words_of_unicode = st.text(st.characters(exclude_categories=["Cs"]))
+# Hypothesis tries the texts of our own code too: this one has the server answer with its times.
+words_of_unicode = st.text(st.characters(exclude_categories=["Cs"])).filter(
+    lambda text: text != "pipeline.profile"
+)
 int32 = st.integers(-(2**31), 2**31 - 1)
 messages = st.builds(
     Request,
