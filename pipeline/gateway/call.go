@@ -12,7 +12,6 @@ type call struct {
 	original []byte // the body as it came
 	plain    []byte // unpacked
 	deadline deadline
-	hasDoor  bool      // there is one that can judge
 	judge    *handOver // not nil: the door is to judge it
 	failed   error     // what the generated code ended with
 }

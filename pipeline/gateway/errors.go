@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc/codes"
@@ -78,6 +79,11 @@ func headTooLarge() *refusal {
 	return &refusal{status: status, code: codePackage, text: text, mustClose: true}
 }
 
+func tooMuchMetadata(size int) *refusal {
+	text := fmt.Sprintf("%s: they have %d bytes", metadataTooLarge, size)
+	return &refusal{status: http.StatusRequestHeaderFieldsTooLarge, code: codePackage, text: text}
+}
+
 func tooLarge(maxBytes int64) *refusal {
 	text := fmt.Sprintf("the request is larger than max_message_bytes (%d bytes)", maxBytes)
 	return &refusal{status: http.StatusRequestEntityTooLarge, code: codePackage, text: text}
@@ -85,6 +91,12 @@ func tooLarge(maxBytes int64) *refusal {
 
 func badRequest(format string, args ...any) *refusal {
 	return &refusal{status: http.StatusBadRequest, code: codePackage, text: fmt.Sprintf(format, args...)}
+}
+
+// tooLate answers for a backend that kept still beyond the deadline and the slack.
+func tooLate(silent string) *refusal {
+	text := fmt.Sprintf("the request's deadline passed before backend %s answered", silent)
+	return &refusal{status: http.StatusGatewayTimeout, code: codeTimeout, text: text}
 }
 
 func unavailable(text string) *refusal {
@@ -108,6 +120,34 @@ var failures = map[codes.Code]struct {
 	codes.Unavailable:        {http.StatusServiceUnavailable, codeClosed},
 }
 
+const (
+	messageTooLarge  = "a message is larger than the backend's max_message_bytes"
+	metadataTooLarge = "the request's authorization, trace and Grpc-Metadata-* headers are longer than the backend takes"
+)
+
+// grpcLimits are in the texts of failures that gRPC itself reports, on either side. Their statuses
+// alone would have the caller try again what can never work.
+var grpcLimits = []struct {
+	part   string
+	status int
+	text   string
+}{
+	{"larger than max", http.StatusInternalServerError, messageTooLarge},
+	{"header list size to send violates the maximum", http.StatusRequestHeaderFieldsTooLarge, metadataTooLarge},
+	{"metadata size exceeds", http.StatusRequestHeaderFieldsTooLarge, metadataTooLarge},
+}
+
+// overLimit returns the answer to a call that is too large for gRPC; nil: it is not.
+func overLimit(failed *status.Status) *refusal {
+	for _, limit := range grpcLimits {
+		isOfGRPC := failed.Code() == codes.ResourceExhausted || failed.Code() == codes.Internal
+		if isOfGRPC && strings.Contains(failed.Message(), limit.part) {
+			return &refusal{status: limit.status, code: codePackage, text: limit.text + ": " + failed.Message()}
+		}
+	}
+	return nil
+}
+
 // refusalOf returns the answer to a call that a backend failed. A pipeline server says in the
 // trailing metadata which of its errors it was; for any other server the status has to do.
 func refusalOf(err error, trailer metadata.MD) *refusal {
@@ -120,7 +160,11 @@ func refusalOf(err error, trailer metadata.MD) *refusal {
 	if known, ok := failures[failed.Code()]; ok {
 		answer.status, answer.code = known.status, known.code
 	}
-	if said := trailer.Get(errNoKey); len(said) == 1 {
+	said := trailer.Get(errNoKey)
+	if tooMuch := overLimit(failed); tooMuch != nil && len(said) == 0 {
+		return tooMuch
+	}
+	if len(said) == 1 {
 		if code, err := strconv.ParseInt(said[0], 10, 32); err == nil {
 			answer.code = errorCode(code)
 			if answer.code == codeOverloaded {

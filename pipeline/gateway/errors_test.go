@@ -53,6 +53,28 @@ func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
 	}
 }
 
+func TestWhatIsTooLargeForGRPCIsNoReasonToTryAgain(t *testing.T) {
+	for _, test := range []struct {
+		code codes.Code
+		text string
+		want refusal
+	}{
+		{codes.ResourceExhausted, "SERVER: Sent message larger than max (9 vs. 5)", refusal{status: 500, code: 8000, text: messageTooLarge}},
+		{codes.ResourceExhausted, "grpc: received message larger than max (9 vs. 5)", refusal{status: 500, code: 8000, text: messageTooLarge}},
+		{codes.Internal, "header list size to send violates the maximum size (5 bytes) set by server", refusal{status: 431, code: 8000, text: metadataTooLarge}},
+		{codes.ResourceExhausted, "received metadata size exceeds hard limit (9 vs. 5)", refusal{status: 431, code: 8000, text: metadataTooLarge}},
+	} {
+		said := status.Error(test.code, test.text)
+		test.want.text += ": " + test.text
+		if got := refusalOf(said, nil); *got != test.want {
+			t.Errorf("got %+v, want %+v", *got, test.want)
+		}
+		if got := refusalOf(said, metadata.MD{errNoKey: {"3004"}}); got.status != 503 || got.text != test.text {
+			t.Errorf("the server's own word counts for more: %+v", *got)
+		}
+	}
+}
+
 func TestARefusalHasTheShapeOfAResponse(t *testing.T) {
 	got := string((&refusal{code: 8000, text: "<é> \"\n\xff"}).body())
 	want := `{"err_no":8000,"err_msg":"<é> \"\n\ufffd","key":[],"value":[],"tensors":[]}`

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 )
 
@@ -36,8 +37,9 @@ type exchange struct {
 	status  int    // 0: not answered yet
 	sent    int64  // bytes of the answer's body
 
-	stream     *stream // not nil: the body is passed on as it comes
-	mustLinger bool    // the caller still sends, though it has its answer
+	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
+	stream     *stream      // not nil: the body is passed on as it comes
+	mustLinger bool         // the caller still sends, though it has its answer
 }
 
 // WriteHeader notes the status; those below 200 are not the answer's.
@@ -104,6 +106,17 @@ func (x *exchange) refuseEarly(answer *refusal) {
 	_ = x.control().EnableFullDuplex() // else the server would wait for the body first
 	x.refuse(&closing)
 	x.linger()
+}
+
+// refuseFault answers a request with an error that is a *refusal; for errCallerLeft there is nobody
+// to answer. It says whether the error is one of these.
+func (x *exchange) refuseFault(err error) bool {
+	var answer *refusal
+	if errors.As(err, &answer) {
+		x.refuseEarly(answer)
+		return true
+	}
+	return errors.Is(err, errCallerLeft)
 }
 
 // isUnwantedHere reads a body that is not needed and says whether it ended.

@@ -51,7 +51,7 @@ func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway
 
 // ServeHTTP answers one request.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	found, name, method := routeOf(r)
+	found, name, method := routeOf(r, !g.web.isUnknown())
 	x := &exchange{ResponseWriter: w, cfg: &g.cfg, request: r, started: time.Now(), route: found}
 	g.stats.inFlight.Inc()
 	defer g.answered(x)
@@ -133,7 +133,11 @@ func (g *gateway) infer(x *exchange, name, method string) {
 		g.leaveToDoor(x, &handOver{"timeout", badRequest("%s", text)})
 		return
 	}
-	asked := &call{exchange: x, deadline: limit, hasDoor: g.hasDoor()}
+	if size := metadataBytes(r.Header); size > maxMetadataBytes && g.hasDoor() {
+		g.leaveToDoor(x, &handOver{"metadata", tooMuchMetadata(size)})
+		return
+	}
+	asked := &call{exchange: x, deadline: limit}
 	if err := g.read(asked); err != nil {
 		g.end(asked, err)
 		return
@@ -159,7 +163,6 @@ func (g *gateway) read(asked *call) (err error) {
 // end answers a call that failed, and frees what it held.
 func (g *gateway) end(asked *call, err error) {
 	x := asked.exchange
-	var answer *refusal
 	var judge *handOver
 	switch {
 	case err == nil:
@@ -169,9 +172,7 @@ func (g *gateway) end(asked *call, err error) {
 	case errors.As(err, &judge):
 		g.handOver(asked, judge)
 		return
-	case errors.As(err, &answer):
-		x.refuseEarly(answer)
-	case errors.Is(err, errCallerLeft), x.request.Context().Err() != nil:
+	case x.refuseFault(err), x.request.Context().Err() != nil:
 	default:
 		g.log.errorf("%s failed: %v", x.request.URL.Path, err)
 		x.refuse(&refusal{status: http.StatusInternalServerError, code: codeUnknown, text: "internal error of the gateway"})

@@ -167,9 +167,9 @@ func TestTheBackendIsToldTheDeadlineAndGivenTheSlack(t *testing.T) {
 }
 
 func TestABackendThatDoesNotAnswerInTimeIsATimeout(t *testing.T) {
-	backend := startDouble(t, func(ctx context.Context, _ *pipelinepb.Request) (*pipelinepb.Response, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
+	backend := startDouble(t, func(context.Context, *pipelinepb.Request) (*pipelinepb.Response, error) {
+		<-t.Context().Done()
+		return nil, context.Canceled
 	}, doubleOptions{})
 	g := startReady(t, "--backend", backend.address, "--slack", "5ms")
 	g.post(t, "{}", "Grpc-Timeout", "5m").isRefusal(t, 504, 6000, "the request's deadline passed before backend ")
@@ -181,8 +181,21 @@ func TestWithoutADoorTheGatewayJudgesAsItCan(t *testing.T) {
 		g.post(t, "{}", "Grpc-Timeout", value).isRefusal(t, 400, 8000, "invalid Grpc-Timeout")
 	}
 	g.post(t, "[]").isRefusal(t, 400, 8000, "the request does not fit its message")
-	if got := g.post(t, `{"[a.b]":1e400,"key":["a"],"value":["1"]}`); len(got.response(t).Key) != 1 {
-		t.Errorf("what the door alone refuses was refused: %s", got.body)
+	for _, body := range []string{`{"x":1e}`, `{"x":1e400}`, `{"x":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`} {
+		g.post(t, body).isRefusal(t, 400, 8000, "the request has")
+	}
+	for _, method := range []string{"FOO", "post", "PROPFIND"} {
+		got := g.ask(t, method, "/svc/prediction", pair)
+		got.isRefusal(t, 405, 3000, "method "+method+" is not allowed here: use POST")
+		if allow := got.header.Get("Allow"); allow != "POST" {
+			t.Errorf("%s: allow is %q", method, allow)
+		}
+		g.ask(t, method, "/health/live", "").isRefusal(t, 405, 3000, "use GET, HEAD")
+		g.ask(t, method, "/nowhere", "").isRefusal(t, 404, 3002, "no such path: /nowhere")
+	}
+	for _, target := range []string{"/svc/\xff", "/svc/\xc3\xa9", "/svc/p?\xff"} {
+		got := g.raw(t, "POST "+target+" HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+		wantIn(t, got, "HTTP/1.1 400 ", `"err_no":8000`, "not ASCII")
 	}
 }
 
@@ -252,4 +265,24 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 			t.Errorf("a metric of another name: %s", line)
 		}
 	}
+}
+
+// Sizes ------------------------------------------------------------------------------------
+
+func TestMetadataThatABackendDoesNotTakeIsRefused(t *testing.T) {
+	backend := startDouble(t, echo, doubleOptions{server: []grpc.ServerOption{grpc.MaxHeaderListSize(16 << 10)}})
+	g := startReady(t, "--backend", backend.address)
+	long := strings.Repeat("b", 20_000)
+	for _, name := range []string{"Authorization", "Grpc-Metadata-A"} {
+		g.post(t, pair, name, long).isRefusal(t, 431, 8000, "(16384 bytes)")
+	}
+	if got := g.post(t, pair, "Authorization", long[:10_000], "Cookie", long); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+func TestAnAnswerThatABackendCannotSendIsNotToBeAskedForAgain(t *testing.T) {
+	backend := startDouble(t, echo, doubleOptions{server: []grpc.ServerOption{grpc.MaxSendMsgSize(1000)}})
+	g := startReady(t, "--backend", backend.address)
+	g.post(t, `{"value":["`+strings.Repeat("x", 2000)+`"]}`).isRefusal(t, 500, 8000, "larger than the backend's max_message_bytes")
 }

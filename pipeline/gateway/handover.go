@@ -13,17 +13,22 @@ func (g *gateway) handOver(asked *call, why *handOver) {
 		x.refuse(why.own)
 		return
 	}
-	again := *x.request
-	again.ContentLength = int64(len(asked.original))
+	g.web.serve(x, withBody(x.request, asked.original))
+}
+
+// withBody returns a request whose body was read.
+func withBody(r *http.Request, body []byte) *http.Request {
+	again := *r
+	again.ContentLength = int64(len(body))
 	again.TransferEncoding = nil
 	again.GetBody = func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(asked.original)), nil
+		return io.NopCloser(bytes.NewReader(body)), nil
 	}
 	again.Body, _ = again.GetBody()
-	if len(asked.original) == 0 {
+	if len(body) == 0 {
 		again.Body = http.NoBody
 	}
-	g.web.serve(x, &again)
+	return &again
 }
 
 // leaveToDoor lets the HTTP door of a backend answer a request whose body was not read.

@@ -16,6 +16,7 @@ const (
 	readyWord   = "ready\n"
 	orphanGrace = time.Second // for requests in flight, when the parent is gone
 	lookForHim  = time.Second // how often we look whether it is still our parent
+	firstWord   = time.Second // for the backends to say how they are, before anybody is let in
 )
 
 // process is what the gateway needs of the process that it is.
@@ -63,7 +64,10 @@ func serve(cfg config, log *logger, self process) error {
 	server.TLSConfig = security
 	backends.start()
 	ended := make(chan error, 1)
-	go func() { ended <- serveOn(server, listener) }()
+	go func() {
+		backends.awaitKnown(firstWord)
+		ended <- serveOn(server, listener)
+	}()
 	log.infof("gateway %s listens on %s, %d backends", version, listener.Addr(), len(backends.backends))
 	goodbye := make(chan farewell, 3) // one of each who may say it
 	go self.watch(cfg, backends.serving, log, goodbye)

@@ -12,7 +12,7 @@ import (
 	"pipeline/gateway/pipelinepb"
 )
 
-// maxDepth of JSON is what the gateway judges itself: the door's parser has a limit too, and its
+// maxDepth of JSON is what the gateway reads itself: the door's parser has a limit too, and its
 // verdict counts.
 const maxDepth = 512
 
@@ -91,8 +91,11 @@ func (m *marshaler) decode(asked *call, value any) error {
 	if len(asked.plain) == 0 { // an empty body is an empty request
 		return nil
 	}
-	if asked.hasDoor && isForDoor(asked.plain) {
-		text := "the request has a number that is no double, an extension, or more than %d levels"
+	if request, isRequest := value.(*pipelinepb.Request); isRequest && readPlain(asked.plain, request) {
+		return nil
+	}
+	if isOdd(asked.plain) {
+		text := "the request has a number that no double can hold, one with an empty exponent, or more than %d levels"
 		asked.judge = &handOver{"json", badRequest(text, maxDepth)}
 		return errHandedOver
 	}

@@ -8,6 +8,12 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
+// maxMetadataBytes of what a backend is told is taken by every gRPC server: some refuse more by chance.
+const maxMetadataBytes = 8 << 10
+
+// metadataOverhead is what gRPC adds to the size of each key and value.
+const metadataOverhead = 32
+
 const (
 	timeoutKey     = "pipeline-timeout" // the caller's Grpc-Timeout, for a pipeline server
 	metadataPrefix = "Grpc-Metadata-"
@@ -26,15 +32,9 @@ var forwarded = map[string]string{
 func outgoing(header http.Header, limit deadline) metadata.MD {
 	told := make(metadata.MD, 4)
 	for name, values := range header {
-		key, isForwarded := forwarded[name]
+		key, isForwarded := metadataKey(name)
 		if !isForwarded {
-			suffix, hasPrefix := strings.CutPrefix(name, metadataPrefix)
-			if !hasPrefix {
-				continue
-			}
-			if key = strings.ToLower(suffix); !isFree(key) {
-				continue
-			}
+			continue
 		}
 		for _, value := range values {
 			if value, ok := metadataValue(key, value); ok {
@@ -46,6 +46,32 @@ func outgoing(header http.Header, limit deadline) metadata.MD {
 		told[timeoutKey] = []string{limit.text}
 	}
 	return told
+}
+
+// metadataBytes is the size of what a backend is told, as gRPC counts it.
+func metadataBytes(header http.Header) int {
+	size := 0
+	for name, values := range header {
+		if key, isForwarded := metadataKey(name); isForwarded {
+			for _, value := range values {
+				size += len(key) + len(value) + metadataOverhead
+			}
+		}
+	}
+	return size
+}
+
+// metadataKey returns the key by which a backend is told a header, if it is told.
+func metadataKey(name string) (key string, isForwarded bool) {
+	if key, isForwarded = forwarded[name]; isForwarded {
+		return key, true
+	}
+	suffix, hasPrefix := strings.CutPrefix(name, metadataPrefix)
+	if !hasPrefix {
+		return "", false
+	}
+	key = strings.ToLower(suffix)
+	return key, isFree(key)
 }
 
 // isFree says whether a caller may choose the value of a key: some are gRPC's, or ours.

@@ -20,6 +20,7 @@ const (
 	idleConnTimeout = 60 * time.Second // less than the 75 s of the doors, so that we are the first
 	continueTimeout = time.Second
 	metricsTimeout  = 5 * time.Second
+	wholeBytes      = 64 << 10  // a body up to here is read before it is passed on
 	webHost         = "backend" // of URLs: the transport of a backend has one place to dial
 )
 
@@ -38,7 +39,7 @@ func newPassthrough(backends *pool, log *logger) *passthrough {
 		FlushInterval:  -1, // at once: an answer may be a stream
 		ErrorLog:       log.standard(),
 		BufferPool:     copyBuffers{},
-		ModifyResponse: closeIfNeeded,
+		ModifyResponse: begin,
 		ErrorHandler:   p.fail,
 	}
 	return p
@@ -66,20 +67,32 @@ func newWebTransport(address backendAddress, security *backendTLS) *http.Transpo
 	return transport
 }
 
-// forward sends a request on whose body comes as it comes.
+// forward sends a request on. A small body is read first: while it is on its way a backend may
+// answer, and what it did not take would be left on the caller's connection.
 func (p *passthrough) forward(x *exchange) {
-	if p.isUnknown() {
-		x.refuseEarly(noSuchPath(x.request))
-		return
-	}
 	r := x.request
-	if r.ContentLength == 0 {
+	switch {
+	case p.isUnknown():
+		x.refuseEarly(noSuchPath(r))
+	case r.ContentLength == 0:
 		x.hasArrived()
 		p.serve(x, r)
-		return
+	case r.ContentLength > 0 && r.ContentLength <= min(wholeBytes, x.cfg.maxMessageBytes) && r.Header.Get("Expect") == "":
+		body, err := x.readBody()
+		if err != nil {
+			x.refuseFault(err) // which it is
+			return
+		}
+		p.serve(x, withBody(r, body))
+	default:
+		p.pour(x)
 	}
+}
+
+// pour sends a request on whose body goes as it comes.
+func (p *passthrough) pour(x *exchange) {
 	x.stream = newStream(x)
-	streamed := *r
+	streamed := *x.request
 	streamed.Body = x.stream
 	p.serve(x, &streamed)
 	if x.mustLinger {
@@ -87,9 +100,14 @@ func (p *passthrough) forward(x *exchange) {
 	}
 }
 
-// serve sends a request on.
+// serve sends a request on, and its answer back if that begins in time.
 func (p *passthrough) serve(x *exchange, r *http.Request) {
-	p.proxy.ServeHTTP(x, r.WithContext(withExchange(r.Context(), x)))
+	ctx, breakOff := context.WithCancel(withExchange(r.Context(), x))
+	defer breakOff()
+	if limit, isLimited := x.timeToBegin(); isLimited {
+		go x.awaitHead(ctx, limit, breakOff)
+	}
+	p.proxy.ServeHTTP(x, r.WithContext(ctx))
 }
 
 // isUnknown says whether no backend's HTTP port is known.
@@ -102,7 +120,11 @@ func (p *passthrough) isUnknown() bool {
 	return true
 }
 
+// noSuchPath answers what only an HTTP port has, or could judge.
 func noSuchPath(r *http.Request) *refusal {
+	if !isASCII(r.RequestURI) {
+		return badRequest("the request's path or query has bytes that are not ASCII: write them as %%XX")
+	}
 	path, _ := pathOf(r.URL)
 	text := fmt.Sprintf("no such path: %s; POST /<name>/<method>. "+
 		"For other paths the gateway needs a backend's HTTP port: --backend host:rpc_port/http_port", path)
@@ -161,26 +183,38 @@ func attempt(r *http.Request, chosen *backend) *http.Request {
 		address.Scheme = "https"
 		own.URL = &address
 	}
-	if r.Body != nil && r.Body != http.NoBody {
+	switch {
+	case r.Body == nil || r.Body == http.NoBody:
+	case r.GetBody != nil: // of what is seen to be in memory, head and body are one packet
+		own.Body, _ = r.GetBody()
+	default:
 		own.Body = io.NopCloser(r.Body)
 	}
 	return &own
 }
 
+// begin is told of the head of an answer.
+func begin(response *http.Response) error {
+	x := exchangeOf(response.Request.Context())
+	if !x.head.CompareAndSwap(headAwaited, headCame) {
+		return context.DeadlineExceeded
+	}
+	x.closeIfNeeded(response)
+	return nil
+}
+
 // closeIfNeeded ends the connection of a caller that still sends what got its answer, and of
 // one whom the door will not hear any more.
-func closeIfNeeded(response *http.Response) error {
-	x := exchangeOf(response.Request.Context())
+func (x *exchange) closeIfNeeded(response *http.Response) {
 	if response.Close && response.StatusCode >= http.StatusBadRequest {
 		response.Header.Set("Connection", "close")
 	}
 	if x.stream == nil || x.request.ProtoMajor != 1 || x.stream.hasEnded(unwantedWait) {
-		return nil
+		return
 	}
 	_ = x.control().EnableFullDuplex() // else the server would wait for the body first
 	response.Header.Set("Connection", "close")
 	x.mustLinger = true
-	return nil
 }
 
 // fail answers a request that got no answer from a backend.
@@ -196,6 +230,8 @@ func (p *passthrough) fail(_ http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &answer):
 	case errors.Is(err, errCallerLeft), x.request.Context().Err() != nil:
 		return
+	case x.head.Load() == headLate:
+		answer = tooLate(x.backend)
 	default:
 		answer = unavailable(fmt.Sprintf("the HTTP port of backend %s failed: %v", x.backend, err))
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // told answers with what it was sent.
@@ -62,6 +64,8 @@ func TestWhatTheDoorHasToJudgeIsHandedOver(t *testing.T) {
 		{"encoding", "/svc/p", "", "Content-Encoding", "br", "POST|/svc/p|%s|br||"},
 		{"timeout", "/svc/p", pair, "Grpc-Timeout", "never", "POST|/svc/p|%s||never|"},
 		{"size", "/svc/p", grows, "", "", "POST|/svc/p|%s|||"},
+		{"metadata", "/svc/p", pair, "Authorization", strings.Repeat("b", maxMetadataBytes), "POST|/svc/p|%s|||"},
+		{"metadata", "/svc/p", pair, "Grpc-Metadata-A", strings.Repeat("b", 20_000), "POST|/svc/p|%s|||"},
 	} {
 		header := []string{test.header, test.value}
 		if test.header == "" {
@@ -74,7 +78,130 @@ func TestWhatTheDoorHasToJudgeIsHandedOver(t *testing.T) {
 		wantIn(t, got.header.Get("X-Told"), fmt.Sprintf(test.want, g.address))
 	}
 	wantIn(t, g.ask(t, "GET", "/metrics", "").body, `handed_over_total{reason="json"} 3`, `handed_over_total{reason="encoding"} 2`,
-		`handed_over_total{reason="timeout"} 1`, `handed_over_total{reason="size"} 1`)
+		`handed_over_total{reason="timeout"} 1`, `handed_over_total{reason="size"} 1`, `handed_over_total{reason="metadata"} 2`)
+}
+
+func TestABackendThatAnswersEarlyIsNoReasonToHangUp(t *testing.T) {
+	early := func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		_ = control.EnableFullDuplex()
+		w.Header().Set("Content-Length", "0")
+		w.WriteHeader(http.StatusBadRequest)
+		_ = control.Flush()
+		_, _ = io.Copy(io.Discard, r.Body)
+	}
+	g := startBoth(t, early, nil)
+	for _, target := range []string{"POST /v2", "PROPFIND /svc/p", "PUT /svc/p/x"} {
+		conn, err := net.Dial("tcp", g.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(testPatience))
+		_, _ = io.WriteString(conn, target+" HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\n")
+		time.Sleep(5 * unwantedWait)
+		_, _ = io.WriteString(conn, "xyzGET /health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+		got, err := io.ReadAll(conn)
+		if err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 400 ") || !strings.Contains(string(got), `{"status":"ok"}`) {
+			t.Errorf("%s: %q, %v", target, got, err)
+		}
+	}
+}
+
+// noted is a connection that tells the first thing that is written to it.
+type noted struct {
+	net.Conn
+	first chan string
+}
+
+func (c noted) Write(data []byte) (int, error) {
+	select {
+	case c.first <- string(data):
+	default:
+	}
+	return c.Conn.Write(data)
+}
+
+func TestASmallBodyIsSentInOnePieceWithItsHead(t *testing.T) {
+	first := make(chan string, 1)
+	g := startBoth(t, told, nil)
+	web := g.pool.backends[0].web
+	dial := web.DialContext
+	web.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return noted{conn, first}, err
+	}
+	g.ask(t, "POST", "/v2", "the body")
+	if got := <-first; !strings.HasSuffix(got, "\r\n\r\nthe body") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestASmallBodyThatDoesNotComeIsRefusedBeforeItIsPassedOn(t *testing.T) {
+	g := startBoth(t, told, func(cfg *config) { cfg.patience = 30 * time.Millisecond })
+	got := g.raw(t, "POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n{")
+	wantIn(t, got, "HTTP/1.1 408 Request Timeout\r\n", "Connection: close\r\n", "did not arrive within 0.03 s")
+}
+
+// silent answers when its caller has left.
+func silent(_ http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	<-r.Context().Done()
+}
+
+func TestAnHTTPPortThatDoesNotAnswerInTimeIsATimeout(t *testing.T) {
+	g := startBoth(t, silent, nil, "--slack", "5ms")
+	for _, test := range []struct{ method, path, body string }{
+		{"POST", "/svc/p", "{"}, {"GET", "/v2", ""}, {"POST", "/v2/models/x/infer", "{}"}, {"GET", "/trace.json", ""},
+		{"POST", "/v2", strings.Repeat("x", 100_000)},
+	} {
+		got := g.ask(t, test.method, test.path, test.body, "Grpc-Timeout", "5m")
+		got.isRefusal(t, 504, 6000, "the request's deadline passed before backend 127.0.0.1:")
+	}
+	standard := startBoth(t, silent, nil, "--slack", "5ms", "--timeout", "5ms")
+	standard.post(t, "{").isRefusal(t, 504, 6000, "the request's deadline passed")
+	standard.post(t, "{}", "Grpc-Timeout", "x").isRefusal(t, 504, 6000, "the request's deadline passed")
+	standard.ask(t, "POST", "/v2", "{}").isRefusal(t, 504, 6000, "the request's deadline passed")
+}
+
+func TestTheDeadlineIsForTheFirstWordOfAnAnswer(t *testing.T) {
+	slack := 20 * time.Millisecond
+	slow := func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		time.Sleep(5 * slack)
+		_, _ = io.WriteString(w, "the end")
+	}
+	g := startBoth(t, slow, nil, "--slack", slack.String())
+	if got := g.ask(t, "GET", "/v2", "", "Grpc-Timeout", "1m"); got.body != "the end" {
+		t.Errorf("%q", got.body)
+	}
+}
+
+func TestTheStandardDeadlineIsNotForWhatIsWatched(t *testing.T) {
+	patient := func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(50 * time.Millisecond)
+		_, _ = io.WriteString(w, "recorded")
+	}
+	g := startBoth(t, patient, nil, "--slack", "5ms", "--timeout", "5ms")
+	if got := g.ask(t, "GET", "/trace.json", ""); got.body != "recorded" {
+		t.Errorf("%d %q", got.status, got.body)
+	}
+}
+
+func TestTheDeadlineBeginsWhenTheBodyHasCome(t *testing.T) {
+	g := startBoth(t, told, nil, "--slack", "300ms")
+	conn, err := net.Dial("tcp", g.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = io.WriteString(conn, "POST /v2 HTTP/1.1\r\nHost: h\r\nGrpc-Timeout: 0m\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+	time.Sleep(400 * time.Millisecond)
+	_, _ = io.WriteString(conn, "0\r\n\r\n")
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || answer.StatusCode != http.StatusTeapot {
+		t.Errorf("%v, %v", answer, err)
+	}
 }
 
 func TestABodyThatWasAskedForIsNotAskedForAgain(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // pool is all backends. Who is asked next is read without a lock; the lists change only with the
@@ -18,6 +19,8 @@ type pool struct {
 	lock         sync.Mutex
 	serving      chan struct{} // closed as soon as the first backend serves
 	hasServed    bool
+	known        chan struct{} // closed as soon as something is known of every backend
+	unknown      int
 	candidates   atomic.Pointer[candidates]
 	next         atomic.Uint64
 	stopWatching context.CancelFunc
@@ -38,7 +41,7 @@ func newPool(cfg config, log *logger, stats *stats) (*pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{log: log, stats: stats, serving: make(chan struct{})}
+	p := &pool{log: log, stats: stats, serving: make(chan struct{}), known: make(chan struct{})}
 	for _, address := range cfg.backends {
 		each, err := newBackend(address, security)
 		if err != nil {
@@ -48,6 +51,7 @@ func newPool(cfg config, log *logger, stats *stats) (*pool, error) {
 		p.backends = append(p.backends, each)
 		stats.backendUp.WithLabelValues(each.name).Set(0)
 	}
+	p.unknown = len(p.backends)
 	p.candidates.Store(&candidates{})
 	return p, nil
 }
@@ -85,6 +89,11 @@ func (p *pool) update(changed *backend, now health) {
 		p.hasServed = true
 		close(p.serving)
 	}
+	if before.reason == notConnectedYet && now.reason != notConnectedYet {
+		if p.unknown--; p.unknown == 0 {
+			close(p.known)
+		}
+	}
 	if before.state == now.state && before.reason != notConnectedYet {
 		return
 	}
@@ -116,6 +125,15 @@ func (p *pool) choose() *candidates {
 		}
 	}
 	return &chosen
+}
+
+// awaitKnown waits until something is known of every backend. Callers who come before, such as those
+// who queue at the socket of a gateway that is started anew, would be told that there is none.
+func (p *pool) awaitKnown(limit time.Duration) {
+	select {
+	case <-p.known:
+	case <-time.After(limit):
+	}
 }
 
 // isReady says whether any backend serves.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"syscall"
@@ -192,5 +193,32 @@ func TestMessagesOfManyMegabytesPassBothWays(t *testing.T) {
 	got := g.post(t, `{"key":["k"],"value":["`+text+`"]}`)
 	if got.status != 200 || got.response(t).Value[0] != text {
 		t.Errorf("%d, %d bytes", got.status, len(got.body))
+	}
+}
+
+func TestNobodyIsLetInBeforeEveryBackendIsKnown(t *testing.T) {
+	cfg := configOf(t, "--backend", "127.0.0.1:1", "--backend", "127.0.0.1:2")
+	backends, err := newPool(cfg, newLogger(io.Discard), newStats())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(backends.close)
+	isKnown := func() bool {
+		select {
+		case <-backends.known:
+			return true
+		default:
+			return false
+		}
+	}
+	one, other := backends.backends[0], backends.backends[1]
+	backends.update(one, health{stateDown, "refused"})
+	backends.update(one, health{state: stateServing})
+	if isKnown() {
+		t.Error("of one backend nothing is known")
+	}
+	backends.update(other, health{stateDown, "refused"})
+	if !isKnown() {
+		t.Error("of both backends something is known")
 	}
 }

@@ -35,12 +35,12 @@ var plainMethods = map[string]bool{
 
 // routeOf finds who answers a request and, for routeInference and routeHealth, the two parts of its
 // path. The rules are the door's: three parts of the decoded path, the first of them a service's.
-func routeOf(r *http.Request) (found route, name, method string) {
+func routeOf(r *http.Request, hasDoor bool) (found route, name, method string) {
 	if r.Method == http.MethodConnect || r.Method == "PRI" {
 		return routeNowhere, "", ""
 	}
 	path, ok := pathOf(r.URL)
-	if !ok || !isASCII(r.RequestURI) || !plainMethods[r.Method] {
+	if !ok || !isASCII(r.RequestURI) || (hasDoor && !plainMethods[r.Method]) {
 		return routePassthrough, "", ""
 	}
 	if path == "/metrics" || path == "/metrics/" {

@@ -55,7 +55,7 @@ func TestPathsAreRoutedAsTheDoorRoutesThem(t *testing.T) {
 		{"http://elsewhere", routePassthrough, "", "", "/"},
 	} {
 		request := parse(t, http.MethodPost, test.target)
-		got, name, method := routeOf(request)
+		got, name, method := routeOf(request, true)
 		if got != test.want || name != test.name || method != test.method {
 			t.Errorf("%q: got %v, %q, %q", test.target, got, name, method)
 		}
@@ -73,11 +73,14 @@ func TestMethodsThatOnlyTheDoorKnowsAreLeftToIt(t *testing.T) {
 		"GET": routeInference, "HEAD": routeInference, "TRACE": routeInference,
 		"PROPFIND": routePassthrough, "post": routePassthrough, "NONSENSE": routePassthrough,
 	} {
-		if got, _, _ := routeOf(parse(t, method, "/svc/p")); got != want {
+		if got, _, _ := routeOf(parse(t, method, "/svc/p"), true); got != want {
 			t.Errorf("%s: got %v", method, got)
 		}
+		if got, _, _ := routeOf(parse(t, method, "/svc/p"), false); got != routeInference {
+			t.Errorf("%s, without a door: got %v", method, got)
+		}
 	}
-	if got, _, _ := routeOf(parse(t, "CONNECT", "a:1")); got != routeNowhere {
+	if got, _, _ := routeOf(parse(t, "CONNECT", "a:1"), true); got != routeNowhere {
 		t.Errorf("CONNECT: got %v", got)
 	}
 }
@@ -92,7 +95,7 @@ func FuzzRoute(f *testing.F) {
 			return
 		}
 		request := &http.Request{Method: http.MethodPost, URL: address, RequestURI: target, Host: "h"}
-		got, name, method := routeOf(request)
+		got, name, method := routeOf(request, true)
 		if rawTarget(request) == "" {
 			t.Fatalf("%q goes on as nothing", target)
 		}

@@ -1,42 +1,34 @@
 package main
 
-import "bytes"
-
-// mostDigits of an exponent, and of a number without one, that is a double for sure.
-const (
-	mostExponentDigits = 2
-	mostDigits         = 300
+import (
+	"bytes"
+	"strconv"
 )
 
-// isForDoor says whether JSON has something that protojson takes and the door's reader refuses:
-// arrays in arrays without end, numbers that are no doubles, and names in the form that extensions
-// have. All of that can stand in fields that nobody knows.
-func isForDoor(text []byte) bool {
+// mostDigits of a number that has no exponent, and is a double for sure.
+const mostDigits = 308
+
+// isOdd says whether JSON has something that protojson takes and the door's reader refuses: arrays
+// in arrays without end, and numbers that are no doubles, or no numbers: 1e. All of that can stand
+// in fields that nobody knows.
+func isOdd(text []byte) bool {
 	depth := 0
 	for at := 0; at < len(text); at++ {
 		switch char := text[at]; {
 		case char == '"':
-			end := endOfString(text, at+1)
-			if isExtension(text[at:end], text[end:]) {
-				return true
-			}
-			at = end - 1
+			at = endOfString(text, at+1) - 1
 		case char == '[' || char == '{':
 			if depth++; depth > maxDepth {
 				return true
 			}
 		case char == ']' || char == '}':
 			depth--
-		case char == 'e' || char == 'E':
-			if digits(text, at+1) > mostExponentDigits {
-				return true
-			}
 		case isDigit(char):
-			count := digits(text, at)
-			if count > mostDigits {
+			end, hasExponent := endOfNumber(text, at)
+			if (hasExponent || end-at > mostDigits) && !isDouble(text[at:end]) {
 				return true
 			}
-			at += count - 1
+			at = end - 1
 		}
 	}
 	return false
@@ -60,24 +52,24 @@ func endOfString(text []byte, start int) int {
 	}
 }
 
-// isExtension says whether a JSON string is the name of a field, with brackets around it.
-func isExtension(name, behind []byte) bool {
-	if !bytes.HasPrefix(name, []byte(`"[`)) || !bytes.HasSuffix(name, []byte(`]"`)) {
-		return false
+// endOfNumber returns where a number ends that begins with a digit.
+func endOfNumber(text []byte, start int) (end int, hasExponent bool) {
+	for end = start; end < len(text); end++ {
+		switch char := text[end]; {
+		case isDigit(char), char == '.', char == '+', char == '-':
+		case char == 'e', char == 'E':
+			hasExponent = true
+		default:
+			return end, hasExponent
+		}
 	}
-	return bytes.HasPrefix(bytes.TrimLeft(behind, " \t\r\n"), []byte{':'})
+	return end, hasExponent
 }
 
-// digits counts those at a place, behind a plus sign: a negative exponent makes no number too large.
-func digits(text []byte, at int) int {
-	if at < len(text) && text[at] == '+' {
-		at++
-	}
-	start := at
-	for at < len(text) && isDigit(text[at]) {
-		at++
-	}
-	return at - start
+// isDouble says whether a number is one, and not beyond all doubles.
+func isDouble(number []byte) bool {
+	_, err := strconv.ParseFloat(string(number), 64)
+	return err == nil
 }
 
 func isDigit(char byte) bool { return char >= '0' && char <= '9' }

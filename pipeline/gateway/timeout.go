@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -27,6 +28,11 @@ var timeoutUnits = map[byte]time.Duration{
 type deadline struct {
 	text  string
 	after time.Duration
+}
+
+// with returns the time that a backend has, with the slack for its own answer to the deadline.
+func (d deadline) with(slack time.Duration) time.Duration {
+	return min(d.after, math.MaxInt64-slack) + slack
 }
 
 // deadlineOf returns the deadline in a request's headers, of several the last, or else the
