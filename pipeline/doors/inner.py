@@ -12,13 +12,13 @@ from pipeline.doors.door import Door
 class SocketPaths(NamedTuple):
     """Where one process of a server listens for its front."""
 
-    grpc: Path
+    link: Path
     http: Path
 
 
 def socket_paths(folder: Path, copy: int) -> SocketPaths:
     """Those of the copy of this number, 0 for a server without copies."""
-    return SocketPaths(folder / f"{copy}.grpc", folder / f"{copy}.http")
+    return SocketPaths(folder / f"{copy}.link", folder / f"{copy}.http")
 
 
 class InnerDoors:

@@ -69,7 +69,8 @@ def placed(path: str, key: str) -> Iterator[str]:
     """A path to bind a Unix socket to, which then takes the place of whatever is at `path`.
 
     Those who connect find the one socket or the other, and never none. And who removes the file
-    that it has bound when it closes, as gRPC does, does not remove that of its successor.
+    that it has bound when it closes, as event loops do from Python 3.13 on, does not remove that
+    of its successor.
 
     Raises:
         InitError: the path is longer than the system allows.

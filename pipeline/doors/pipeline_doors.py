@@ -11,33 +11,34 @@ from pipeline.doors.grpc_v2 import inference_service
 from pipeline.doors.http import HttpDoor
 from pipeline.doors.http_v2 import InferenceSite
 from pipeline.doors.inner import InnerDoors, socket_paths
+from pipeline.doors.link import LinkDoor
 from pipeline.doors.listen import UNIX
 from pipeline.doors.metrics import MetricsServer, MetricsSite
 from pipeline.doors.page import Page
 from pipeline.doors.web import Site
 from pipeline.models import Models
 
-_ANY_SIZE = 2**31 - 1  # gRPC's largest message: a front has its own limit, for what it is sent
-
 
 def pipeline_doors(behind: Behind, sockets: Path | None = None) -> Mapping[str, Door]:
     """gRPC and HTTP, as configured.
 
-    With `sockets` there is a front, which takes HTTP and asks doors on Unix sockets in this folder.
+    With `sockets` there is a front, which takes HTTP and asks doors on Unix sockets in this folder:
+    the link for the pipeline, HTTP for everything else.
     """
     config, doors = behind.config, dict[str, Door]()
     models = _models(behind)
-    pipeline = pipeline_service(behind.engine.handle, config.opentelemetry)
+    handle, takes_trace = behind.engine.handle, config.opentelemetry
     if config.rpc_port is not None:
-        services, limit = [pipeline, inference_service(models)], config.max_message_bytes
-        doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, behind.is_shared)
+        services = [pipeline_service(handle, takes_trace), inference_service(models)]
+        limit, is_shared = config.max_message_bytes, behind.is_shared
+        doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, is_shared)
     if config.http_port is not None and sockets is None:
         doors["HTTP"] = _http_door(behind, models, config.host, config.http_port)
     elif config.http_port is not None and sockets is not None:
         paths = socket_paths(sockets, behind.copy)
-        inner = GrpcDoor([pipeline], f"{UNIX}{paths.grpc}", 0, _ANY_SIZE, key="http_server")
+        link = LinkDoor(handle, paths.link, takes_trace)
         http = _http_door(behind, models, f"{UNIX}{paths.http}", 0)
-        doors["HTTP"] = InnerDoors([inner, http])
+        doors["HTTP"] = InnerDoors([link, http])
     if config.dag.enable_prometheus:
         metrics = MetricsSite(behind.whole, by_copy=config.copies > 0, predecessors=True)
         port = config.dag.prometheus_port

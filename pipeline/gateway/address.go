@@ -7,7 +7,11 @@ import (
 	"strings"
 )
 
-const unixScheme = "unix:"
+// Schemes of backends on Unix sockets, by what the first socket speaks.
+const (
+	unixScheme = "unix:" // gRPC
+	linkScheme = "link:" // see linkframe.go
+)
 
 // endpoint is where to dial: a network of package net, and an address there.
 type endpoint struct {
@@ -17,16 +21,20 @@ type endpoint struct {
 
 // backendAddress is one --backend.
 type backendAddress struct {
-	name string    // as it was given: what logs, metrics and errors call it
-	host string    // the name that its certificate should have
-	rpc  endpoint  // gRPC
-	http *endpoint // nil: not known
+	name   string    // as it was given: what logs, metrics and errors call it
+	host   string    // the name that its certificate should have
+	rpc    endpoint  // gRPC, or the link
+	isLink bool      // which of them
+	http   *endpoint // nil: not known
 }
 
-// parseBackend reads `host:rpc_port[/http_port]` or `unix:GRPC_SOCKET[,HTTP_SOCKET]`.
+// parseBackend reads `host:rpc_port[/http_port]`, `unix:GRPC_SOCKET[,HTTP_SOCKET]` or
+// `link:SOCKET[,HTTP_SOCKET]`.
 func parseBackend(text string) (backendAddress, error) {
-	if paths, isUnix := strings.CutPrefix(text, unixScheme); isUnix {
-		return parseUnixBackend(text, paths)
+	for _, scheme := range []string{unixScheme, linkScheme} {
+		if paths, isLocal := strings.CutPrefix(text, scheme); isLocal {
+			return parseLocalBackend(text, scheme, paths)
+		}
 	}
 	address, httpPort, hasHTTP := strings.Cut(text, "/")
 	host, rpcPort, err := net.SplitHostPort(address)
@@ -49,12 +57,14 @@ func parseBackend(text string) (backendAddress, error) {
 	return backend, nil
 }
 
-func parseUnixBackend(text, paths string) (backendAddress, error) {
+func parseLocalBackend(text, scheme, paths string) (backendAddress, error) {
 	rpc, web, hasHTTP := strings.Cut(paths, ",")
 	if rpc == "" || (hasHTTP && web == "") {
-		return backendAddress{}, fmt.Errorf("%q is not unix:GRPC_SOCKET[,HTTP_SOCKET]", text)
+		return backendAddress{}, fmt.Errorf("%q is not %sSOCKET[,HTTP_SOCKET]", text, scheme)
 	}
-	backend := backendAddress{name: unixScheme + rpc, host: "localhost", rpc: endpoint{"unix", rpc}}
+	backend := backendAddress{
+		name: scheme + rpc, host: "localhost", rpc: endpoint{"unix", rpc}, isLink: scheme == linkScheme,
+	}
 	if hasHTTP {
 		backend.http = &endpoint{"unix", web}
 	}

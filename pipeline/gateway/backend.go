@@ -44,16 +44,23 @@ type backend struct {
 
 // newBackend prepares a backend. It does not connect before `watch`.
 func newBackend(address backendAddress, security *backendTLS) (*backend, error) {
-	rpc, err := newRPC(address, security)
+	asker, err := newAsker(address, security)
 	if err != nil {
 		return nil, err
 	}
 	return &backend{
-		asker:  rpc,
+		asker:  asker,
 		name:   address.name,
 		web:    newWebTransport(address, security),
 		health: health{stateDown, notConnectedYet},
 	}, nil
+}
+
+func newAsker(address backendAddress, security *backendTLS) (asker, error) {
+	if address.isLink {
+		return newLink(address.rpc), nil
+	}
+	return newRPC(address, security)
 }
 
 // hangUp ends all connections to the backend.

@@ -3,9 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math"
-	"net/http"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -47,7 +44,7 @@ func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _
 		case x.request.Context().Err() != nil:
 			return nil, errCallerLeft
 		case ctx.Err() != nil:
-			return nil, tooLate(chosen)
+			return nil, tooLate(chosen.name)
 		case !errors.Is(err, errNeverLeft):
 			return nil, err
 		}
@@ -69,11 +66,5 @@ func (b *balancer) limited(ctx context.Context, limit deadline) (context.Context
 	if limit.text == "" {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, min(limit.after, math.MaxInt64-b.cfg.slack)+b.cfg.slack)
-}
-
-// tooLate answers for a backend that kept still beyond the deadline and the slack.
-func tooLate(silent *backend) *refusal {
-	text := fmt.Sprintf("the request's deadline passed before backend %s answered", silent.name)
-	return &refusal{status: http.StatusGatewayTimeout, code: codeTimeout, text: text}
+	return context.WithTimeout(ctx, limit.with(b.cfg.slack))
 }

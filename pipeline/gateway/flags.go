@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -64,7 +65,7 @@ func (l *backendList) Set(text string) error {
 func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.FlagSet {
 	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port] or unix:GRPC[,HTTP]; repeatable")
+	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
 	flags.StringVar(&cfg.listen, "listen", defaultListen, "host:port to listen on; port 0 is any free one")
 	flags.IntVar(&cfg.listenFD, "listen-fd", noFD, "number of an inherited listening socket, instead of --listen")
 	flags.BoolVar(&cfg.hasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
@@ -133,6 +134,8 @@ func (c *config) check() error {
 		return errors.New("--backend-cert and --backend-key belong together: give both")
 	case !c.backendTLS.enabled && c.backendTLS != backendTLSFiles{}:
 		return errors.New("--backend-ca, --backend-cert, --backend-key and --backend-server-name need --backend-tls")
+	case c.backendTLS.enabled && slices.ContainsFunc(c.backends, func(each backendAddress) bool { return each.isLink }):
+		return errors.New("--backend-tls: a link is not encrypted; give host:rpc_port[/http_port]")
 	}
 	return nil
 }

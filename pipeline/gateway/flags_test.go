@@ -44,14 +44,15 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"--backend a:1 --no-such":     "no-such",
 		"--backend a:1 --timeout 5":   "timeout",
 		"--backend a:1 --timeout -5s": "must not be negative",
-		"--backend a:1 --listen :1 --listen-fd 3":     "exclude each other",
-		"--backend a:1 --listen-fd -3":                "--listen-fd -3",
-		"--backend a:1 --max-message-bytes 0":         "--max-message-bytes 0",
-		"--backend a:1 --gzip-min-bytes -1":           "--gzip-min-bytes -1",
-		"--backend a:1 --tls-cert x":                  "--tls-key",
-		"--backend a:1 --tls-client-ca x":             "needs --tls-cert",
-		"--backend a:1 --backend-ca x":                "need --backend-tls",
-		"--backend a:1 --backend-tls --backend-key x": "give both",
+		"--backend a:1 --listen :1 --listen-fd 3":       "exclude each other",
+		"--backend a:1 --listen-fd -3":                  "--listen-fd -3",
+		"--backend a:1 --max-message-bytes 0":           "--max-message-bytes 0",
+		"--backend a:1 --gzip-min-bytes -1":             "--gzip-min-bytes -1",
+		"--backend a:1 --tls-cert x":                    "--tls-key",
+		"--backend a:1 --tls-client-ca x":               "needs --tls-cert",
+		"--backend a:1 --backend-ca x":                  "need --backend-tls",
+		"--backend a:1 --backend-tls --backend-key x":   "give both",
+		"--backend a:1 --backend link:/r --backend-tls": "a link is not encrypted",
 	} {
 		var out, log bytes.Buffer
 		if status := run(strings.Fields(args), &out, &log); status != exitUsage {
@@ -89,22 +90,24 @@ func TestWhatCannotServeSaysWhy(t *testing.T) {
 func TestBackendsAreParsed(t *testing.T) {
 	web := func(network, address string) *endpoint { return &endpoint{network, address} }
 	for text, want := range map[string]backendAddress{
-		"h:1":         {"h:1", "h", endpoint{"tcp", "h:1"}, nil},
-		"h:1/2":       {"h:1/2", "h", endpoint{"tcp", "h:1"}, web("tcp", "h:2")},
-		"[::1]:1/2":   {"[::1]:1/2", "::1", endpoint{"tcp", "[::1]:1"}, web("tcp", "[::1]:2")},
-		"unix:/r":     {"unix:/r", "localhost", endpoint{"unix", "/r"}, nil},
-		"unix:/r,/h":  {"unix:/r", "localhost", endpoint{"unix", "/r"}, web("unix", "/h")},
-		"10.0.0.1:80": {"10.0.0.1:80", "10.0.0.1", endpoint{"tcp", "10.0.0.1:80"}, nil},
+		"h:1":         {name: "h:1", host: "h", rpc: endpoint{"tcp", "h:1"}},
+		"h:1/2":       {name: "h:1/2", host: "h", rpc: endpoint{"tcp", "h:1"}, http: web("tcp", "h:2")},
+		"[::1]:1/2":   {name: "[::1]:1/2", host: "::1", rpc: endpoint{"tcp", "[::1]:1"}, http: web("tcp", "[::1]:2")},
+		"unix:/r":     {name: "unix:/r", host: "localhost", rpc: endpoint{"unix", "/r"}},
+		"unix:/r,/h":  {name: "unix:/r", host: "localhost", rpc: endpoint{"unix", "/r"}, http: web("unix", "/h")},
+		"link:/r":     {name: "link:/r", host: "localhost", rpc: endpoint{"unix", "/r"}, isLink: true},
+		"link:/r,/h":  {name: "link:/r", host: "localhost", rpc: endpoint{"unix", "/r"}, isLink: true, http: web("unix", "/h")},
+		"10.0.0.1:80": {name: "10.0.0.1:80", host: "10.0.0.1", rpc: endpoint{"tcp", "10.0.0.1:80"}},
 	} {
 		got, err := parseBackend(text)
-		if err != nil || got.name != want.name || got.host != want.host || got.rpc != want.rpc {
+		if err != nil || got.name != want.name || got.host != want.host || got.rpc != want.rpc || got.isLink != want.isLink {
 			t.Errorf("%q: got %+v, %v", text, got, err)
 		}
 		if (got.http == nil) != (want.http == nil) || (got.http != nil && *got.http != *want.http) {
 			t.Errorf("%q: HTTP at %v, want %v", text, got.http, want.http)
 		}
 	}
-	for _, text := range []string{"", "h", ":1", "h:", "h:0", "h:x", "h:65536", "h:1/", "h:1/x", "::1:2", "unix:", "unix:,h", "unix:/r,", "h:1/2/3"} {
+	for _, text := range []string{"", "h", ":1", "h:", "h:0", "h:x", "h:65536", "h:1/", "h:1/x", "::1:2", "unix:", "unix:,h", "unix:/r,", "link:", "link:,h", "link:/r,", "h:1/2/3"} {
 		if got, err := parseBackend(text); err == nil {
 			t.Errorf("%q was taken: %+v", text, got)
 		}

@@ -119,7 +119,7 @@ class Gateway:
             "access-log-sample": str(config.log.request_sample),
         }
         return [
-            *(f"--backend=unix:{grpc},{http}" for grpc, http in backends),
+            *(f"--backend=link:{link},{http}" for link, http in backends),
             *(f"--{name}={value}" for name, value in settings.items()),
             "--backend-metrics",
         ]

@@ -242,7 +242,8 @@ func (r reply) isRefusal(t *testing.T, status, code int, text string) {
 
 func (r *running) do(t *testing.T, request *http.Request) reply {
 	t.Helper()
-	return doWith(t, &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}}, request)
+	transport := &http.Transport{DisableCompression: true, DisableKeepAlives: true}
+	return doWith(t, &http.Client{Transport: transport, Timeout: testPatience}, request)
 }
 
 func doWith(t *testing.T, client *http.Client, request *http.Request) reply {

@@ -14,9 +14,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from doubles import chain, client_of, http, post, server_for, wait_until
+from linked import ask_once
 from played_gateway import Played
 from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
 
@@ -26,7 +26,6 @@ from pipeline.doors.listen import bind
 from pipeline.errors import ConfigError, InitError
 from pipeline.gateway.binary import VARIABLE
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
 
 GATEWAY = {"http_server": "gateway"}
 TWO = {"build_dag_each_worker": True, "worker_num": 2, **GATEWAY}
@@ -118,14 +117,9 @@ def test_the_doors_that_it_asks_are_in_a_folder_of_the_servers_own(played, tempo
     with server(max_message_bytes=100) as running:
         (folder,) = temporary.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert f"--backend=unix:{folder}/0.grpc,{folder}/0.http" in arguments_of(running)
-        with grpc.insecure_channel(f"unix:{folder}/0.grpc") as channel:
-            ask = PipelineServiceStub(channel).inference
-            large = Request(key=["path"], value=["x" * 10_000])  # the gateway has its own limit
-            assert ask(large, timeout=30).err_no == 0
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=30)
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert f"--backend=link:{folder}/0.link,{folder}/0.http" in arguments_of(running)
+        large = Request(key=["path"], value=["x" * 10_000])  # the gateway has its own limit
+        assert asyncio.run(ask_once(folder / "0.link", large)).err_no == 0
         assert b"200 OK" in asyncio.run(get_on(folder / "0.http", "/v2"))
         assert b'"value":["in>a"]' in asyncio.run(post_on(folder / "0.http"))
 
@@ -308,7 +302,7 @@ def test_copies_have_sockets_of_their_own_and_one_gateway(played, temporary):
     with server_for(chain("a"), **TWO) as running:
         (folder,) = temporary.iterdir()
         given = [word for word in arguments_of(running) if word.startswith("--backend=")]
-        assert given == [f"--backend=unix:{folder}/{n}.grpc,{folder}/{n}.http" for n in (0, 1)]
+        assert given == [f"--backend=link:{folder}/{n}.link,{folder}/{n}.http" for n in (0, 1)]
         for number in (0, 1):
             assert b'"value":["in>a"]' in asyncio.run(post_on(folder / f"{number}.http"))
         port = running.http_port

@@ -12,14 +12,15 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import grpc
 import pytest
+from linked import ask_once
 
 from pipeline.doors.grpc import ERR_NO, SERVICE, TIMEOUT, GrpcDoor, pipeline_service
 from pipeline.doors.http import HttpDoor
 from pipeline.doors.inner import InnerDoors
+from pipeline.doors.link import LinkDoor
 from pipeline.doors.listen import bind, check_unix_path, placed, port_of
 from pipeline.errors import ErrorCode, InitError, OverloadedError
 from pipeline.event_loop import loop_factory
@@ -49,8 +50,8 @@ def http_door(path: Path, text: str = "it") -> HttpDoor:
     return HttpDoor(answers(text), f"unix:{path}", 0, LIMIT)
 
 
-def grpc_door(path: Path, text: str = "it") -> GrpcDoor:
-    return GrpcDoor([pipeline_service(answers(text))], f"unix:{path}", 0, LIMIT)
+def link_door(path: Path, text: str = "it") -> LinkDoor:
+    return LinkDoor(answers(text), path)
 
 
 async def ask_http(path: Path) -> str:
@@ -69,11 +70,9 @@ def to(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
 
-async def ask_grpc(path: Path) -> str:
+async def ask_link(path: Path) -> str:
     """Who answers."""
-    async with to(f"unix:{quote(str(path))}") as channel:
-        call = channel.unary_unary(METHOD, None, Response.FromString)
-        return str((await call(b"", timeout=30)).value[0])
+    return str((await ask_once(path, Request())).value[0])
 
 
 def run(test: Any, new_loop: Any = None) -> Any:
@@ -92,7 +91,7 @@ async def opened(door: Any) -> AsyncIterator[None]:
 
 
 KINDS = pytest.mark.parametrize(
-    ("make", "ask"), [(http_door, ask_http), (grpc_door, ask_grpc)], ids=["http", "grpc"]
+    ("make", "ask"), [(http_door, ask_http), (link_door, ask_link)], ids=["http", "link"]
 )
 
 
@@ -142,7 +141,7 @@ def test_a_door_that_closes_leaves_the_socket_of_its_successor(folder, make, ask
 @KINDS
 def test_a_path_that_is_too_long_is_an_error_that_says_what_to_do(folder, make, ask):
     path = folder / ("x" * 100)
-    with pytest.raises(InitError, match=r"(rpc|http)_port: the path .* bytes, 107 .*Set TMPDIR"):
+    with pytest.raises(InitError, match=r"http_(server|port): the path .* bytes, 107 .*Set TMPDIR"):
         run(make(path).start())
 
 
@@ -173,10 +172,10 @@ def test_inner_doors_stay_open_until_they_are_stopped(folder):
     paths = folder / "a", folder / "b"
 
     async def test():
-        doors = InnerDoors([http_door(paths[0]), grpc_door(paths[1])])
+        doors = InnerDoors([http_door(paths[0]), link_door(paths[1])])
         await doors.start(True)
         await doors.close(0.0)
-        assert (await ask_http(paths[0]), await ask_grpc(paths[1])) == ("it", "it")
+        assert (await ask_http(paths[0]), await ask_link(paths[1])) == ("it", "it")
         await doors.stop(0.0)
         with pytest.raises(ConnectionRefusedError):
             await ask_http(paths[0])
@@ -184,13 +183,14 @@ def test_inner_doors_stay_open_until_they_are_stopped(folder):
     run(test())
 
 
-def test_a_grpc_door_may_be_closed_and_stopped_at_the_same_moment(folder):
+def test_a_grpc_door_may_be_closed_and_stopped_at_the_same_moment():
     """gRPC dies of two grace periods of a server that end at the same time."""
 
     async def test():
-        door = grpc_door(folder / "0.sock")
+        door = GrpcDoor([pipeline_service(answers("it"))], "127.0.0.1", 0, LIMIT)
         await door.start(True)
-        await ask_grpc(folder / "0.sock")
+        async with to(f"127.0.0.1:{door.port}") as channel:
+            await channel.unary_unary(METHOD, None, Response.FromString)(b"", timeout=30)
         await door.close(0.0)
         await door.stop(0.0)
 
