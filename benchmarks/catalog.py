@@ -229,6 +229,13 @@ TARGETS = (
     Target("E, statistics", MANY, "per_s", "E, nothing recorded", at_least=0.95),
     Target("E, all on", MANY, "per_s", "E, nothing recorded", at_least=0.95),
     Target("E, all on, and profiles", MANY, "per_s", "E, nothing recorded", at_least=0.95),
+    Target(
+        "E, gateway as its child",
+        MANY,
+        "per_s",
+        "gateway before 1 bare grpc.aio echo",
+        at_least=0.9,
+    ),
     *(
         Target(
             f"gateway before {count} E",
