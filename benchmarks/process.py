@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TypeVar
 
 from benchmarks import NotMeasuredError
 from benchmarks.family import Holdings, Usage, holdings_of, members, usage_of
+from benchmarks.services.ports import free_ports
 
 _ROOT = Path(__file__).parents[1]
 _START_LIMIT_S = 60.0
@@ -28,7 +28,7 @@ class Service:
 
     def __init__(self, folder: Path, module: str, *arguments: str) -> None:
         self.module = module
-        self.http_port, self.grpc_port = _free_ports()
+        self.http_port, self.grpc_port = free_ports()
         self._log = folder / "output"
         environment = os.environ | {
             "BENCH_HTTP_PORT": str(self.http_port),
@@ -109,10 +109,3 @@ def running(module: str, *arguments: str) -> Iterator[Service]:
             yield service
         finally:
             service.stop()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
-from benchmarks.services.ports import HTTP_PORT
+from benchmarks.services.ports import HTTP_PORT, free_ports
 
 
 def main(module: str, count: str, *arguments: str) -> int:
@@ -26,7 +25,7 @@ def main(module: str, count: str, *arguments: str) -> int:
 @contextlib.contextmanager
 def _backend(module: str, *arguments: str) -> Iterator[str]:
     """A service with ports of its own; its address, as the gateway is told it."""
-    rpc_port, http_port = _free_ports()
+    rpc_port, http_port = free_ports()
     ports = {"BENCH_GRPC_PORT": str(rpc_port), "BENCH_HTTP_PORT": str(http_port)}
     process = subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.services.{module}", *arguments], env=os.environ | ports
@@ -36,13 +35,6 @@ def _backend(module: str, *arguments: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
 
 
 if __name__ == "__main__":
