@@ -26,7 +26,8 @@ type health struct {
 
 // asker is a connection to a pipeline server, for inference.
 type asker interface {
-	// ask returns the server's answer. Its error is a *refusal, errNeverLeft, or that of ctx.
+	// ask returns the server's answer. Its error is a *refusal, errNeverLeft, or one of package
+	// context: that of ctx, or that the server saw the end of the time first.
 	ask(ctx context.Context, request *pipelinepb.Request, header http.Header, limit deadline) (*pipelinepb.Response, error)
 	// watch keeps the connection and reports the health of the server whenever it changes, until
 	// ctx ends.

@@ -43,7 +43,7 @@ func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _
 			return response, nil
 		case x.request.Context().Err() != nil:
 			return nil, errCallerLeft
-		case ctx.Err() != nil:
+		case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
 			return nil, tooLate(chosen.name)
 		case !errors.Is(err, errNeverLeft):
 			return nil, err

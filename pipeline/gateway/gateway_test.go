@@ -175,6 +175,14 @@ func TestABackendThatDoesNotAnswerInTimeIsATimeout(t *testing.T) {
 	g.post(t, "{}", "Grpc-Timeout", "5m").isRefusal(t, 504, 6000, "the request's deadline passed before backend ")
 }
 
+func TestTheEndOfTheTimeMayBeSeenByTheBackendFirst(t *testing.T) {
+	backend := startDouble(t, func(context.Context, *pipelinepb.Request) (*pipelinepb.Response, error) {
+		return nil, status.Error(codes.DeadlineExceeded, "of gRPC")
+	}, doubleOptions{})
+	g := startReady(t, "--backend", backend.address)
+	g.post(t, "{}", "Grpc-Timeout", "1H").isRefusal(t, 504, 6000, "the request's deadline passed before backend ")
+}
+
 func TestWithoutADoorTheGatewayJudgesAsItCan(t *testing.T) {
 	g, _ := startEcho(t, nil)
 	for _, value := range []string{"never", "", "123456789S"} {

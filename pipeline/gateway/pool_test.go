@@ -123,6 +123,8 @@ func TestACallThatNeverLeftGoesToAnotherBackend(t *testing.T) {
 	both := g.pool.candidates.Load()
 	gone.server.Stop()
 	g.waitUntilServing(t, 1)
+	g.pool.stopWatching()
+	g.pool.watchers.Wait()
 	g.pool.candidates.Store(both) // as it is for a moment after a backend is gone
 	for range 4 {
 		if got := g.post(t, pair); got.status != 200 {

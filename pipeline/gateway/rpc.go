@@ -45,7 +45,8 @@ func newRPC(address backendAddress, security *backendTLS) (*rpc, error) {
 	return &rpc{conn, pipelinepb.NewPipelineServiceClient(conn)}, nil
 }
 
-// ask calls the server. A call for which there was no connection has no peer.
+// ask calls the server. A call for which there was no connection has no peer. The end of the time
+// may be seen here first or there: it is context.DeadlineExceeded.
 func (c *rpc) ask(ctx context.Context, request *pipelinepb.Request, header http.Header, limit deadline) (*pipelinepb.Response, error) {
 	ctx = metadata.NewOutgoingContext(ctx, outgoing(header, limit))
 	var seenBy peer.Peer
@@ -58,6 +59,8 @@ func (c *rpc) ask(ctx context.Context, request *pipelinepb.Request, header http.
 		return nil, ctx.Err()
 	case seenBy.Addr == nil && status.Code(err) == codes.Unavailable:
 		return nil, errNeverLeft
+	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(errNoKey)) == 0:
+		return nil, context.DeadlineExceeded // the backend's gRPC has a clock, too
 	}
 	return nil, refusalOf(err, trailer)
 }
