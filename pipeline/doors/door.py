@@ -10,6 +10,7 @@ from pipeline.config import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import Route
+from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
 
 
@@ -56,6 +57,11 @@ class Behind:
     record: Callable[[float], Awaitable[list[bytes]]]
     is_shared: bool = False
     copy: int = 0
+
+
+def no_response(answer: Any) -> PackageError:
+    """What is told of an overridden `pack_response_package` that returned no Response."""
+    return PackageError(f"pack_response_package returned {type(answer).__name__}, not a Response")
 
 
 OpenDoors = Callable[[Behind], Mapping[str, Door]]

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.doors.door import Handle
+from pipeline.doors.door import Handle, no_response
 from pipeline.doors.grpc_timeout import seconds_of
 from pipeline.doors.listen import address_of, bind
 from pipeline.engine.request import Route
@@ -108,11 +108,8 @@ def pipeline_service(handle: Handle, takes_trace: bool = False) -> GrpcService:
         except OverloadedError as error:
             raise grpc_error(error) from error
         if not isinstance(response, pipeline_service_pb2.Response):
-            raise GrpcError(
-                grpc.StatusCode.INTERNAL,
-                f"pack_response_package returned {type(response).__name__}, not a Response",
-                PackageError.code,
-            )
+            failure = no_response(response)
+            raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)
         return response.SerializeToString()
 
     return GrpcService(SERVICE, {"inference": inference})

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from pipeline.doors.door import Handle
+from pipeline.doors.door import Handle, no_response
 from pipeline.doors.grpc_timeout import seconds_of
 from pipeline.doors.http_connection import (
     CLOSE,
@@ -259,12 +259,7 @@ class HttpDoor:
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"1")) from error
         if not isinstance(response, pipeline_service_pb2.Response):
-            raise HttpError(
-                500,
-                PackageError(
-                    f"pack_response_package returned {type(response).__name__}, not a Response"
-                ),
-            )
+            raise HttpError(500, no_response(response))
         return response
 
     async def _rest(self, message: Message, receive: Receive, connection: HttpConnection) -> bytes:

@@ -29,7 +29,7 @@ from typing import cast
 
 from google.protobuf.message import DecodeError
 
-from pipeline.doors.door import Handle
+from pipeline.doors.door import Handle, no_response
 from pipeline.doors.listen import BACKLOG, UNIX, bind
 from pipeline.engine.request import Route
 from pipeline.errors import (
@@ -170,8 +170,7 @@ class _Service:
         except OverloadedError as error:
             raise _Failure(503, error) from error
         if not isinstance(response, Response):
-            text = f"pack_response_package returned {type(response).__name__}, not a Response"
-            raise _Failure(500, PackageError(text))
+            raise _Failure(500, no_response(response))
         return response.SerializeToString()
 
 
