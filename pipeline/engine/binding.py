@@ -8,6 +8,7 @@ normalised here, once, when a worker binds its copy of the Op; behind this file 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import copy
 import inspect
 import logging
@@ -50,6 +51,7 @@ class BoundOp:
         self.keeps_state = overrides(op, "preprocess") and overrides(op, "postprocess")
         self.state = vars(self.op)
         self._loop = loop
+        self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.
         for name in ("preprocess", "process", "postprocess"):
             own = vars(self.op).get(name)
@@ -62,6 +64,12 @@ class BoundOp:
     def replacement(self) -> BoundOp:
         """A copy for the worker that takes over from one that is stuck, with its state."""
         return BoundOp(self.op, self.worker, self._loop)
+
+    def cancel(self) -> None:
+        """Cancel the `async def` method that its worker waits for. Thread-safe."""
+        awaited = self._awaited
+        if awaited is not None:
+            awaited.cancel()
 
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code."""
@@ -107,7 +115,7 @@ class BoundOp:
         """The result of one of the Op's one-argument methods, or the PipelineError it ended in."""
         function = getattr(self.op, method)
         if inspect.iscoroutinefunction(function):
-            function = self._on_loop(function)
+            function = self._on_loop(function, method)
         try:
             return function(argument)
         except ProductError as error:
@@ -119,18 +127,24 @@ class BoundOp:
     def _adapt(self, name: str, forms: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(self.op, name)
         if inspect.iscoroutinefunction(method):
-            method = self._on_loop(method)
+            method = self._on_loop(method, name)
         adapted: Callable[..., Any] = forms(method, _positional(getattr(self.op, name)))
         return adapted
 
-    def _on_loop(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_loop(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         """An `async def` method as a plain one: it runs on the loop, its worker waits."""
         loop = self._loop
         if loop is None:
             raise PipelineError(f"Op {self.name!r}: async methods need a running server")
 
         def wait_for(*args: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(method(*args), loop).result()
+            self._awaited = awaited = asyncio.run_coroutine_threadsafe(method(*args), loop)
+            try:
+                return awaited.result()
+            except concurrent.futures.CancelledError as error:  # by us, or by user code
+                raise PipelineError(f"{name} was cancelled") from error
+            finally:
+                self._awaited = None
 
         return wait_for
 

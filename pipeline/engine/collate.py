@@ -79,9 +79,9 @@ def _rows_of(feed: Any) -> int:
     return next((len(v) for v in feed.values() if isinstance(v, np.ndarray) and v.ndim), 1)
 
 
-def alone(call: Call, samples: Mapping[int, Any]) -> list[Call]:
-    """A merged call taken apart: one call a sample."""
-    return [Call(samples[index], [index]) for index in call.samples]
+def alone(call: Call, samples: Mapping[int, Any], attempts: int = 0) -> list[Call]:
+    """A merged call taken apart: one call a sample, which counts `attempts` already."""
+    return [Call(samples[index], [index], attempts=attempts) for index in call.samples]
 
 
 def distribute(call: Call) -> list[Any]:

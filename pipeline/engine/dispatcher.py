@@ -395,7 +395,10 @@ class OpDispatcher:
         resumed = None
         if any(not item.is_over for item in run.samples):
             resumed = run.resumed(self.name, worker.number, self._attempts)
-        if self.workers.replace(worker, resumed) and resumed is not None:
+        is_replaced = self.workers.replace(worker, resumed)
+        if resumed is not None and (is_replaced or self.workers.count):
+            if not is_replaced:  # but there are others
+                self._submit([resumed])
             return
         self._forget_run(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")

@@ -90,6 +90,8 @@ class BatchRun(msgspec.Struct, eq=False):
             self.prepare(op, clock_ns)
         if self.calls:
             self._process(op, watch, self.calls)
+        if self.is_superseded:  # another worker has it: what follows is for that one to do
+            return
         self.processed_ns = clock_ns()
         self._postprocess(op)
         if op.jumps:
@@ -109,19 +111,24 @@ class BatchRun(msgspec.Struct, eq=False):
     def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
         """The same run for another worker, after the running call exceeded its timeout.
 
-        The call is tried again if it has attempts left; else its samples fail and the rest of
-        the batch goes on. The stuck worker keeps this object and cannot disturb the new one.
+        The call is tried again if it has attempts left, each of its samples alone, so that only
+        the one that is to blame hangs again; else its samples fail and the rest of the batch goes
+        on. The stuck worker keeps this object and cannot disturb the new one.
         """
         run = copy(self)
         run.is_superseded = False
         run.outcomes = list(self.outcomes)
-        run.calls = [copy(call) for call in self.calls or []]
-        stuck = next((call for call in run.calls if not call.done), None)
-        if stuck is not None:
-            stuck.attempts += 1
-            if stuck.attempts >= attempts:
-                stuck.done = True
-                stuck.error = DeadlineError(self._failed(op_name, worker, stuck.samples, _EXCEEDED))
+        run.calls = calls = [copy(call) for call in self.calls or []]
+        place = next((place for place, call in enumerate(calls) if not call.done), None)
+        if place is None:
+            return run
+        stuck = calls[place]
+        stuck.attempts += 1
+        if stuck.attempts >= attempts:
+            stuck.done = True
+            stuck.error = DeadlineError(self._failed(op_name, worker, stuck.samples, _EXCEEDED))
+        elif len(stuck.samples) > 1:
+            calls[place : place + 1] = alone(stuck, self.prepared, stuck.attempts)
         return run
 
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
@@ -188,7 +195,7 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def _process(self, op: BoundOp, watch: CallWatch, calls: list[Call]) -> None:
         position = 0
-        while position < len(calls):
+        while position < len(calls) and not self.is_superseded:
             call = calls[position]
             if not call.done:
                 self._run_call(call, op, watch)

@@ -592,6 +592,15 @@ def test_a_call_that_hangs_once_succeeds_where_retry_says_so(rich):
     assert answer["retried"] != f"0 {pid}"
 
 
+def test_requests_that_hang_in_a_row_fail_alone_and_all_others_are_answered(rich):
+    """Of the only worker: four processes in a row that never got to answer."""
+    hanging = [rich.send({"retried.process": "hang"}) for _ in range(2)]
+    waiting = [rich.send({}) for _ in range(8)]
+    assert [call.result(PATIENCE_S).err_no for call in hanging] == [6000, 6000]
+    for call in waiting:
+        answers(call.result(PATIENCE_S))
+
+
 def test_requests_end_though_a_worker_with_a_timeout_was_stopped(rich):
     with rich.held("limited.preprocess", count=2) as calls:
         stopped = min(calls)

@@ -558,6 +558,34 @@ def test_requests_end_even_when_no_stuck_worker_can_be_replaced():
     run_virtual(main())
 
 
+def test_a_stuck_workers_other_calls_go_to_another_worker_where_it_is_not_replaced():
+    class Names(Counts):
+        def preprocess(self, input_dicts, data_id, log_id):
+            (inputs,) = input_dicts.values()
+            return {inputs["n"]: [1]}, False, None, ""
+
+        def process(self, feed_batch, typical_logid):
+            return {"path": "served"}
+
+    async def main():
+        settings = {"timeout": 100, "concurrency": 2, "batch_size": 2, "auto_batching_timeout": 10}
+        async with Engine(
+            Names("c", [RequestOp()]), {"op": {"c": settings}}, {"c": None}
+        ) as engine:
+            pool = engine.pools["c"]
+            pool.refuses_replacement = True
+            asked = [engine.ask(n="1"), engine.ask(n="2")]  # of two names: two calls
+            await asyncio.sleep(0.05)
+            assert pool.batches == [[0, 1]]
+            await asyncio.sleep(0.1)
+            assert (pool.count, len(pool.batches)) == (1, 2)
+            pool.release()
+            got = await asyncio.gather(*asked)
+            assert sorted(response.err_no for response in got) == [0, 6000]
+
+    run_virtual(main())
+
+
 # Stopping ---------------------------------------------------------------------------------
 
 

@@ -358,6 +358,40 @@ def test_a_resumed_run_without_attempts_left_fails_the_hung_call_only():
     assert "exceeded retry count" in str(second.outcomes[1])
 
 
+def test_a_merged_call_that_hung_is_tried_again_one_sample_at_a_time():
+    """Only the sample that is to blame hangs again; what it has used up counts for each."""
+
+    bound = bind(Model("m"))
+    first = BatchRun(samples(rows(1), rows(2), rows(3)))
+    first.prepare(bound, lambda: 0)
+    assert [call.samples for call in first.calls] == [[0, 1, 2]]
+    second = first.resumed("m", 0, attempts=3)
+    assert [(call.samples, call.attempts) for call in second.calls] == [
+        ([0], 1),
+        ([1], 1),
+        ([2], 1),
+    ]
+    second.calls[0].done, second.calls[0].result = True, [{"y": np.array([2])}]
+    third = second.resumed("m", 0, attempts=2)  # the second one hung again
+    third.run(bound, Watch(), lambda: 0)
+    assert third.outcomes[0]["y"].tolist() == [2]
+    assert third.outcomes[1].code == 6000
+    assert third.outcomes[2]["y"].tolist() == [6]
+
+
+def test_a_run_that_was_given_up_does_nothing_more_when_its_call_returns():
+    bound = bind(Model("m"))
+    given_up = BatchRun(samples(rows(1), {"x": np.zeros((1, 2), np.float32)}))
+
+    class Late(Watch):
+        def call_ends(self):
+            given_up.is_superseded = True
+
+    given_up.run(bound, Late(), lambda: 0)
+    assert bound.op.calls == [1], "the second call is another worker's"
+    assert given_up.outcomes == [None, None]
+
+
 class Deadlines(Op):
     """Answers with the deadline that each call is given; `after` has those outside of calls."""
 

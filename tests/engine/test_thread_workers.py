@@ -12,7 +12,7 @@ from pipeline import Op
 from pipeline.config import load_config, resolve_op
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.thread import ThreadWorkers
-from pipeline.errors import InitError
+from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
 
 
@@ -28,6 +28,16 @@ class Task:
         watch.call_begins()
         self.function(op.op)
         watch.call_ends()
+
+
+class BoundTask(Task):
+    """A job that runs a function of the worker's BoundOp."""
+
+    bound = None
+
+    def run(self, op, watch, clock_ns):
+        self.bound = op
+        self.function(op)
 
 
 class Pool:
@@ -197,6 +207,64 @@ def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_retur
             await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
             pool.workers.submit([Task()])
             await pool.until(lambda: len(pool.done) >= 1)
+
+    asyncio.run(main())
+
+
+def test_what_waits_for_a_worker_is_lost_when_the_last_one_is_not_replaced():
+    async def main():
+        async with Pool() as pool:
+            release = threading.Event()
+            replaced = True
+            while replaced:
+                began = threading.Event()
+
+                def hang(op, began=began):
+                    began.set()
+                    release.wait(20)
+
+                pool.workers.submit([Task(hang)])
+                await asyncio.to_thread(began.wait, 20)
+                waiting = Task()
+                (worker,) = pool.workers.busy()
+                if pool.workers.stuck == 32:
+                    pool.workers.submit([waiting])
+                replaced = pool.workers.replace(worker, None)
+            ((lost, error),) = pool.owner.losses
+            assert lost is waiting
+            assert isinstance(error, DeadlineError)
+            assert not pool.workers.backlog
+            release.set()
+            await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
+
+    asyncio.run(main())
+
+
+def test_an_async_method_that_hangs_is_cancelled_and_its_thread_comes_back():
+    class Hangs(Op):
+        async def process(self, feed_batch, typical_logid):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    def call(bound):
+        with pytest.raises(PipelineError, match="process was cancelled"):
+            bound.process({}, 0)
+
+    ended = threading.Event()
+
+    async def main():
+        async with Pool(Hangs("op")) as pool:
+            for _ in range(40):  # more than may be stuck at once
+                ended.clear()
+                job = BoundTask(call)
+                pool.workers.submit([job])
+                await pool.until(lambda job=job: job.bound and job.bound._awaited is not None)
+                (worker,) = pool.workers.busy()
+                assert pool.workers.replace(worker, None)
+                await pool.until(lambda: pool.workers.stuck == 0)
+                assert await asyncio.to_thread(ended.wait, 20)
 
     asyncio.run(main())
 

@@ -127,6 +127,7 @@ class ProcessWorkers:
             hanging.number,
             hanging.child.pid,
         )
+        hanging.hung_at = hanging.culprit
         hanging.kill("hung and was killed")
         self._take_back(hanging)
         if job is not None:
@@ -303,7 +304,9 @@ class ProcessWorkers:
         place.set_timer(None)
         culprit = worker.culprit
         cause = worker.cause or worker.child.ending
-        place.ended(cause, worker.finished > 0, is_blamed=culprit is not None)
+        blamed = culprit or worker.hung_at
+        is_again = blamed is not None and blamed.attempts > 0
+        place.ended(cause, worker.finished > 0, blamed is not None, is_again)
         self._take_back(worker, culprit)
         if self._is_stopped:
             return

@@ -97,6 +97,7 @@ class ProcessWorker:
         note: of the model that it has loaded.
         failure: the traceback if it could not start.
         cause: why it ended, if the system does not know better.
+        hung_at: the run that it was killed for, which another worker may have by now.
         finished: jobs that it has reported on.
 
     Raises:
@@ -113,6 +114,7 @@ class ProcessWorker:
         self.note: ModelNote | None = None
         self.failure = ""
         self.cause = ""
+        self.hung_at: BatchRun | None = None
         self.finished = 0
         self._pool = pool
         self._memory = family.memory

@@ -34,9 +34,9 @@ def signal_name(number: int) -> str:
 class Place:
     """A worker's place, which is filled with one process after the other.
 
-    `failures` counts the processes in a row that ended without having got anywhere, `unprovoked`
-    those among the last of them that no job can be blamed for. There is one timer: of a process
-    that is about to be started, killed, or found to be steady.
+    `failures` counts the processes in a row that ended without having got anywhere, the attempts
+    of one request as one; `unprovoked` those among the last of them that no job can be blamed for.
+    There is one timer: of a process that is about to be started, killed, or found to be steady.
     """
 
     number: int
@@ -60,10 +60,16 @@ class Place:
         """How long to wait before the next start. Bad requests must not delay the good ones."""
         return restart_pause_s(self.unprovoked)
 
-    def ended(self, cause: str, got_somewhere: bool, is_blamed: bool = False) -> None:
-        """Note that its process ended; `is_blamed`: in the midst of a job."""
+    def ended(
+        self, cause: str, got_somewhere: bool, is_blamed: bool = False, is_again: bool = False
+    ) -> None:
+        """Note that its process ended.
+
+        `is_blamed`: in the midst of a job, or killed because that hung; `is_again`: which had cost
+        a process before.
+        """
         self.last_cause = cause
-        self.failures = 1 if got_somewhere else self.failures + 1
+        self.failures = 1 if got_somewhere else self.failures + (not is_again)
         self.unprovoked = 0 if is_blamed else 1 if got_somewhere else self.unprovoked + 1
 
     def is_steady(self) -> None:

@@ -267,6 +267,7 @@ class ThreadWorkers:
         self._workers.remove(stuck)
         self._stuck.append(stuck)
         self.replaced += 1
+        stuck.op.cancel()
         _LOGGER.warning(
             "[%s] worker %d is stuck: it was replaced (%d stuck now). A thread cannot be "
             "interrupted; run the Op in processes if this goes on.",
@@ -275,10 +276,17 @@ class ThreadWorkers:
             len(self._stuck),
         )
         if len(self._stuck) > _MOST_STUCK:
+            self._fail_backlog()
             self._owner.workers_changed()
             return False
         self._add(stuck.op.replacement(), stuck.op.worker, job)
         return True
+
+    def _fail_backlog(self) -> None:
+        """Give back what no worker will take, if there is none left."""
+        outage = self.outage
+        while outage is not None and (job := self.next_job()) is not None:
+            self._owner.lost(job, outage)
 
     def _came_back(self, worker: ThreadWorker) -> None:
         """A worker that was given up came to an end after all; its place may be free to fill."""

@@ -558,6 +558,72 @@ async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_b
         assert worker.call_started == given + 3.0 + 1.0
 
 
+async def hang(pool, run):
+    """The running `run` is over its timeout: its worker is killed, and ends."""
+    child = pool.children[-1]
+    child.begins(child.take()[0])
+    (hanging,) = pool.workers.busy()
+    run.is_superseded = True
+    pool.workers.replace(hanging, None)
+    return child
+
+
+@virtual
+async def test_hangs_in_a_row_are_no_outage_for_those_who_wait_behind_them():
+    """One request after the other on a fresh process, and no pause between them."""
+    async with PlayedPool() as pool:
+        await pool.up()
+        hanging = [run_of(number) for number in range(5)]
+        innocent = run_of(100)
+        pool.workers.submit([*hanging, innocent])
+        for run in hanging:
+            (await hang(pool, run)).dies()
+            assert pool.workers.outage is None
+            assert pool.lost == []
+            await settle()
+            pool.children[-1].is_ready()
+            await settle()
+        assert len(set(pool.zygotes.started_at)) == 1, "nobody is kept waiting"
+        assert not pool.workers.is_ready, "but five in a row are a sign"
+        child = pool.children[-1]
+        child.answers(*child.take(), payload="right")
+        await settle()
+        assert [outcome.open() for outcome in innocent.outcomes] == ["right"]
+        assert pool.workers.is_ready
+
+
+@virtual
+async def test_one_request_that_hangs_in_all_its_attempts_makes_no_crash_loop():
+    async with PlayedPool() as pool:
+        await pool.up()
+        for attempt in range(5):
+            run = run_of(1)
+            run.attempts = attempt
+            pool.workers.submit([run])
+            (await hang(pool, run)).dies()
+            await settle()
+            pool.children[-1].is_ready()
+            await settle()
+            assert pool.workers.is_ready
+
+
+@virtual
+async def test_workers_that_never_take_a_job_up_are_an_outage():
+    async with PlayedPool() as pool:
+        await pool.up()
+        for _ in range(3):
+            pool.workers.submit([run_of(1)])
+            (idle,) = pool.workers.busy()
+            idle.job.is_superseded = True
+            pool.workers.replace(idle, None)
+            pool.children[-1].dies()
+            if pool.workers.outage is None:
+                await asyncio.sleep(1)
+                pool.children[-1].is_ready()
+                await settle()
+        assert isinstance(pool.workers.outage, InitError)
+
+
 # Ends --------------------------------------------------------------------------------------------
 
 

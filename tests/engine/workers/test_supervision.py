@@ -71,6 +71,13 @@ def test_ends_that_jobs_are_to_blame_for_delay_nobody():
     assert not place.is_looping
 
 
+def test_the_attempts_of_one_request_count_as_one_end():
+    place = Place(0)
+    for attempt in range(5):
+        place.ended("hung", got_somewhere=False, is_blamed=True, is_again=attempt > 0)
+    assert not place.is_looping
+
+
 @virtual
 async def test_a_place_has_one_timer():
     place, rung = Place(0), []
