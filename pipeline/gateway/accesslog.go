@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -21,6 +23,21 @@ func (a *accessLog) answered(x *exchange, took time.Duration) {
 		backend = "-"
 	}
 	r := x.request
-	a.log.infof("%s %q %d %dB %.2fms %s", r.RemoteAddr, r.Method+" "+r.RequestURI+" "+r.Proto,
+	a.log.infof("%s %q %d %dB %.2fms %s", r.RemoteAddr, r.Method+" "+loggedPath(r)+" "+r.Proto,
 		x.status, x.sent, float64(took)/float64(time.Millisecond), backend)
+}
+
+// mostLoggedBytes of a path are written.
+const mostLoggedBytes = 1024
+
+// loggedPath returns the path as it came. A query may hold what is nobody's to read.
+func loggedPath(r *http.Request) string {
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	if !strings.HasPrefix(path, "/") && path != "*" { // with a host, and perhaps a password
+		path = r.URL.EscapedPath()
+	}
+	if len(path) > mostLoggedBytes {
+		path = path[:mostLoggedBytes] + "..."
+	}
+	return path
 }

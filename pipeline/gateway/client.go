@@ -32,7 +32,7 @@ func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _
 	x := asking.exchange
 	var asked []*backend
 	for {
-		chosen := b.pool.pick(b.pool.candidates.Load().rpc, asked)
+		chosen := pick(b.pool.candidates.Load().rpc, &b.pool.turns.rpc, asked)
 		if chosen == nil {
 			return nil, b.pool.nobody()
 		}

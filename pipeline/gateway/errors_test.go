@@ -108,6 +108,23 @@ func TestHeadersBecomeMetadata(t *testing.T) {
 	}
 }
 
+func TestACallerCannotSayWhatIsTheGatewaysToSay(t *testing.T) {
+	header := http.Header{"Authorization": {"Bearer own"}}
+	for _, key := range []string{
+		"authorization", "traceparent", "tracestate", "x-request-id", "Host", "Connection", "Te", "Content-Type", "User-Agent",
+		"Transfer-Encoding", "Forwarded", "X-Real-Ip", "X-Forwarded-For", "Pipeline-Err-No", "Grpc-Metadata-Authorization",
+	} {
+		header.Add(metadataPrefix+key, "forged")
+	}
+	got := outgoing(header, deadline{})
+	if len(got) != 1 || len(got["authorization"]) != 1 || got["authorization"][0] != "Bearer own" {
+		t.Errorf("got %v", got)
+	}
+	if size := metadataBytes(header); size != len("authorization")+len("Bearer own")+metadataOverhead {
+		t.Errorf("%d bytes", size)
+	}
+}
+
 func TestGzipIsSentToWhoAcceptsIt(t *testing.T) {
 	for text, want := range map[string]bool{
 		"": false, "gzip": true, "GZIP;q=0.5": true, "gzip;q=0": false, "gzip; q=0.000": false, "br, gzip": true,

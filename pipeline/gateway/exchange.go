@@ -42,6 +42,9 @@ type exchange struct {
 	mustLinger bool         // the caller still sends, though it has its answer
 }
 
+// isOurs says whether it is the gateway that asks.
+func (x *exchange) isOurs() bool { return x.request == nil }
+
 // WriteHeader notes the status; those below 200 are not the answer's.
 func (x *exchange) WriteHeader(status int) {
 	if x.status == 0 && status >= http.StatusOK {

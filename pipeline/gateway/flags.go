@@ -27,6 +27,7 @@ type config struct {
 	gzipMinBytes    int    // 0: answers are sent as they are
 	accessLogSample uint64 // 0: nothing is logged
 	backendMetrics  bool
+	trustedProxies  proxyList
 	patience        time.Duration // for a request to arrive, from its first byte to its last
 }
 
@@ -85,6 +86,7 @@ func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.IntVar(&cfg.gzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
 	flags.Uint64Var(&cfg.accessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
 	flags.BoolVar(&cfg.backendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
+	flags.Var(&cfg.trustedProxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
 	flags.BoolVar(wantsVersion, "version", false, "print the version")
 	return flags
 }

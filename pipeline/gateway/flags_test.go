@@ -27,9 +27,12 @@ func TestFlagsHaveDefaults(t *testing.T) {
 func TestFlagsAreRead(t *testing.T) {
 	cfg := configOf(t, "-backend", "a:1/2", "--backend=unix:/r,/h", "--listen-fd", "3", "--parent",
 		"--max-message-bytes", "1000", "--timeout", "2s", "--slack", "1ms", "--grace", "5s", "--h2c",
-		"--gzip-min-bytes", "10", "--access-log-sample", "7", "--backend-metrics")
+		"--gzip-min-bytes", "10", "--access-log-sample", "7", "--backend-metrics",
+		"--trusted-proxy", "10.0.0.1", "--trusted-proxy", "fd00::/8")
 	if len(cfg.backends) != 2 || cfg.listenFD != 3 || !cfg.hasParent || cfg.maxMessageBytes != 1000 ||
 		cfg.timeout != 2*time.Second || cfg.slack != time.Millisecond || cfg.grace != 5*time.Second ||
+		!cfg.trusts("10.0.0.1:5") || !cfg.trusts("[::ffff:10.0.0.1]:5") || !cfg.trusts("[fd00::1%eth0]:5") ||
+		cfg.trusts("10.0.0.2:5") || cfg.trusts("") ||
 		!cfg.h2c || cfg.gzipMinBytes != 10 || cfg.accessLogSample != 7 || !cfg.backendMetrics {
 		t.Errorf("got %+v", cfg)
 	}
@@ -48,6 +51,7 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"--backend a:1 --listen-fd -3":                  "--listen-fd -3",
 		"--backend a:1 --max-message-bytes 0":           "--max-message-bytes 0",
 		"--backend a:1 --gzip-min-bytes -1":             "--gzip-min-bytes -1",
+		"--backend a:1 --trusted-proxy x":               "no network",
 		"--backend a:1 --tls-cert x":                    "--tls-key",
 		"--backend a:1 --tls-client-ca x":               "needs --tls-cert",
 		"--backend a:1 --backend-ca x":                  "need --backend-tls",

@@ -86,6 +86,10 @@ func (g *gateway) refuseNowhere(x *exchange) {
 		x.refuse(&refusal{status: http.StatusMethodNotAllowed, code: codePackage, text: text, mustClose: true})
 		return
 	}
+	if reason := whyNoHTTP2(x.request); reason != "" {
+		x.refuse(badRequest("this is no valid HTTP/2 request: %s", reason))
+		return
+	}
 	x.refuse(notHTTP("HTTP/2 is not spoken here"))
 }
 

@@ -251,6 +251,29 @@ func TestTheLogHasOneLineARequestWhateverItSays(t *testing.T) {
 	}
 }
 
+func TestNothingInTheLogMovesACursor(t *testing.T) {
+	text := &lines{}
+	newLogger(text).infof("%s", "\x1b[31mred\x00\x7f\u009b1m\u2028\u202e\xff\t é 中 \\ \"")
+	want := `INFO \x1b[31mred\x00\x7f\u009b1m\u2028\u202e\xff\t é 中 \ "` + "\n"
+	if got := text.String(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestTheAccessLogHasNoQueries(t *testing.T) {
+	g := startBoth(t, told, nil, "--access-log-sample", "1")
+	g.post(t, pair)
+	g.ask(t, "POST", "/svc/prediction?token=secret", pair)
+	g.ask(t, "GET", "/v2?token=secret", "")
+	g.raw(t, "GET http://user:secret@h/v2/x?token=secret HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+	g.ask(t, "GET", "/"+strings.Repeat("x", 5000), "")
+	waitUntil(t, "five lines", func() bool { return strings.Count(g.log.String(), " HTTP/1.1\" ") == 5 })
+	if text := g.log.String(); strings.Contains(text, "secret") || strings.Contains(text, strings.Repeat("x", 2000)) {
+		t.Error(text)
+	}
+	wantIn(t, g.log.String(), `"GET /v2 HTTP/1.1"`, `"GET /v2/x HTTP/1.1"`)
+}
+
 func TestMetricsTellWhatHappened(t *testing.T) {
 	g, backend := startEcho(t, nil)
 	g.post(t, pair)

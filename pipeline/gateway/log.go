@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"strconv"
 	"strings"
 	"sync"
+	"unicode/utf8"
 )
 
 // logger writes lines of `LEVEL text`, which a parent can sort into its own log.
@@ -20,11 +22,33 @@ func (l *logger) infof(format string, args ...any)    { l.line("INFO", format, a
 func (l *logger) warningf(format string, args ...any) { l.line("WARNING", format, args) }
 func (l *logger) errorf(format string, args ...any)   { l.line("ERROR", format, args) }
 
-// lineBreaks keeps what a caller sent from starting a line of its own.
-var lineBreaks = strings.NewReplacer("\r", `\r`, "\n", `\n`)
+// printable escapes what cannot be printed: what a caller sent starts no line of its own, and moves no
+// terminal's cursor.
+func printable(text string) string {
+	if strings.IndexFunc(text, isUnprintable) < 0 {
+		return text
+	}
+	shown := make([]byte, 0, len(text)+16)
+	for at := 0; at < len(text); {
+		char, size := utf8.DecodeRuneInString(text[at:])
+		switch {
+		case !isUnprintable(char):
+			shown = append(shown, text[at:at+size]...)
+		case char == utf8.RuneError && size == 1:
+			shown = fmt.Appendf(shown, `\x%02x`, text[at])
+		default:
+			quoted := strconv.QuoteRune(char)
+			shown = append(shown, quoted[1:len(quoted)-1]...)
+		}
+		at += size
+	}
+	return string(shown)
+}
+
+func isUnprintable(char rune) bool { return char == utf8.RuneError || !strconv.IsPrint(char) }
 
 func (l *logger) line(level, format string, args []any) {
-	text := level + " " + lineBreaks.Replace(fmt.Sprintf(format, args...)) + "\n"
+	text := level + " " + printable(fmt.Sprintf(format, args...)) + "\n"
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, _ = io.WriteString(l.writer, text) // nobody is left to be told that the log is gone

@@ -28,6 +28,18 @@ var forwarded = map[string]string{
 	"X-Request-Id":  "x-request-id",
 }
 
+// protectedKeys are those that Grpc-Metadata-* cannot say: a backend would take what a caller writes for
+// the gateway's word, or the connection's. Those of `forwarded` have headers of their own.
+var protectedKeys = map[string]bool{
+	"authorization": true, "traceparent": true, "tracestate": true, "x-request-id": true,
+	"connection": true, "content-length": true, "content-type": true, "forwarded": true, "host": true,
+	"keep-alive": true, "proxy-authorization": true, "proxy-connection": true, "te": true, "trailer": true,
+	"transfer-encoding": true, "upgrade": true, "user-agent": true, "x-real-ip": true,
+}
+
+// protectedPrefixes are those of keys of the same kind: of gRPC, of ours, and of proxies.
+var protectedPrefixes = []string{"grpc-", "pipeline-", "x-forwarded-"}
+
 // outgoing returns what a backend is told beside the request.
 func outgoing(header http.Header, limit deadline) metadata.MD {
 	told := make(metadata.MD, 4)
@@ -76,8 +88,13 @@ func metadataKey(name string) (key string, isForwarded bool) {
 
 // isFree says whether a caller may choose the value of a key: some are gRPC's, or ours.
 func isFree(key string) bool {
-	if key == "" || key == timeoutKey || strings.HasPrefix(key, "grpc-") {
+	if key == "" || protectedKeys[key] {
 		return false
+	}
+	for _, prefix := range protectedPrefixes {
+		if strings.HasPrefix(key, prefix) {
+			return false
+		}
 	}
 	return strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }

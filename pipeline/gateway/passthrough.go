@@ -146,10 +146,33 @@ func rewrite(request *httputil.ProxyRequest) {
 	if in.GetBody != nil { // the body is here: nobody has to be asked whether to send it
 		out.Header.Del("Expect")
 	}
-	out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
-	request.SetXForwarded()
+	sayWhoAsks(request)
 	if in.Header.Get("User-Agent") == "" {
 		out.Header["User-Agent"] = nil // else Go adds its own
+	}
+}
+
+// sayWhoAsks tells the backend where a request comes from. Who says that of others is believed if it is a
+// proxy that the gateway was told of.
+func sayWhoAsks(request *httputil.ProxyRequest) {
+	in, out := request.In, request.Out
+	for name := range out.Header {
+		if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" {
+			delete(out.Header, name)
+		}
+	}
+	isTrusted := exchangeOf(in.Context()).cfg.trusts(in.RemoteAddr)
+	if isTrusted {
+		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
+	}
+	request.SetXForwarded()
+	if !isTrusted {
+		return
+	}
+	for name, values := range in.Header {
+		if (strings.HasPrefix(name, "X-Forwarded-") && name != "X-Forwarded-For") || name == "X-Real-Ip" || name == "Forwarded" {
+			out.Header[name] = values
+		}
 	}
 }
 
@@ -159,9 +182,13 @@ func (p *passthrough) RoundTrip(r *http.Request) (*http.Response, error) {
 		defer r.Body.Close()
 	}
 	x := exchangeOf(r.Context())
+	next := &p.pool.turns.web
+	if x.isOurs() {
+		next = &p.pool.turns.metrics
+	}
 	var asked []*backend
 	for {
-		chosen := p.pool.pick(p.pool.candidates.Load().web, asked)
+		chosen := pick(p.pool.candidates.Load().web, next, asked)
 		if chosen == nil {
 			return nil, p.pool.nobody()
 		}
@@ -244,7 +271,7 @@ func (p *passthrough) fail(_ http.ResponseWriter, r *http.Request, err error) {
 
 // copyMetrics writes the metrics of a backend behind ours.
 func (p *passthrough) copyMetrics(ctx context.Context, w io.Writer) error {
-	ctx, cancel := context.WithTimeout(withExchange(ctx, &exchange{}), metricsTimeout)
+	ctx, cancel := context.WithTimeout(withExchange(ctx, &exchange{}), metricsTimeout) // an exchange without a caller
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+webHost+"/metrics", nil)
 	if err != nil {

@@ -333,3 +333,36 @@ func TestABackendsMetricsFollowOurs(t *testing.T) {
 		t.Errorf("%d", got.status)
 	}
 }
+
+func TestACallersOwnWordOnWhereItComesFromIsNotBelieved(t *testing.T) {
+	seen := make(chan http.Header, 1)
+	echoed := func(_ http.ResponseWriter, r *http.Request) { seen <- r.Header }
+	own := []string{
+		"X-Forwarded-For", "10.9.9.9", "Forwarded", "for=10.9.9.9", "X-Real-Ip", "10.9.9.9",
+		"X-Forwarded-Host", "elsewhere", "X-Forwarded-Proto", "https", "X-Forwarded-Port", "443",
+	}
+	for _, test := range []struct {
+		args []string
+		want map[string]string
+	}{
+		{nil, map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "http"}},
+		{[]string{"--trusted-proxy", "10.0.0.0/8"}, map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "http"}},
+		{[]string{"--trusted-proxy", "10.0.0.0/8", "--trusted-proxy", "127.0.0.1"}, map[string]string{
+			"X-Forwarded-For": "10.9.9.9, 127.0.0.1", "Forwarded": "for=10.9.9.9", "X-Real-Ip": "10.9.9.9",
+			"X-Forwarded-Host": "elsewhere", "X-Forwarded-Proto": "https", "X-Forwarded-Port": "443",
+		}},
+	} {
+		g := startBoth(t, echoed, nil, test.args...)
+		g.ask(t, "GET", "/v2", "", own...)
+		got := soon(t, "a request", seen)
+		for at := 0; at < len(own); at += 2 {
+			want := test.want[own[at]]
+			if own[at] == "X-Forwarded-Host" && want == "" {
+				want = g.address
+			}
+			if said := got.Get(own[at]); said != want {
+				t.Errorf("%v: %s is %q, not %q", test.args, own[at], said, want)
+			}
+		}
+	}
+}

@@ -22,10 +22,14 @@ type pool struct {
 	known        chan struct{} // closed as soon as something is known of every backend
 	unknown      int
 	candidates   atomic.Pointer[candidates]
-	next         atomic.Uint64
+	turns        turns
 	stopWatching context.CancelFunc
 	watchers     sync.WaitGroup
 }
+
+// turns says whose turn it is, for each kind of work in a list of its own: with one turn for all, two
+// kinds that alternate would each have one backend do everything.
+type turns struct{ rpc, web, metrics atomic.Uint64 }
 
 // candidates are the backends to ask: those that serve or, if none does, those that are connected,
 // whose own answer then counts.
@@ -141,10 +145,10 @@ func (p *pool) isReady() bool { return p.candidates.Load().isReady }
 
 // pick returns whose turn it is in a list, without those that were asked; nil: nobody's. A second
 // attempt takes no turn of its own, so that all keep their share.
-func (p *pool) pick(list []*backend, asked []*backend) *backend {
-	turn := p.next.Load()
+func pick(list []*backend, next *atomic.Uint64, asked []*backend) *backend {
+	turn := next.Load()
 	if len(asked) == 0 {
-		turn = p.next.Add(1)
+		turn = next.Add(1)
 	}
 	for offset := range uint64(len(list)) {
 		each := list[(turn+offset)%uint64(len(list))]

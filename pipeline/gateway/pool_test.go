@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -222,5 +224,33 @@ func TestNobodyIsLetInBeforeEveryBackendIsKnown(t *testing.T) {
 	backends.update(other, health{stateDown, "refused"})
 	if !isKnown() {
 		t.Error("of both backends something is known")
+	}
+}
+
+func TestRequestsGoRoundWhateverElsePassesBetweenThem(t *testing.T) {
+	var web [2]atomic.Int64
+	doubles := []*double{startDouble(t, echo, doubleOptions{}), startDouble(t, echo, doubleOptions{})}
+	args := []string{"--backend-metrics"}
+	for at, each := range doubles {
+		port := startWeb(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { web[at].Add(1) }))
+		args = append(args, "--backend", each.address+"/"+port)
+	}
+	g := start(t, nil, args...)
+	g.waitUntilServing(t, 2)
+	for range 10 {
+		g.post(t, pair)
+		g.ask(t, "GET", "/v2/health/live", "")
+	}
+	for at, each := range doubles {
+		if each.calls.Load() != 5 || web[at].Load() != 5 {
+			t.Errorf("backend %d: %d inferences, %d others", at, each.calls.Load(), web[at].Load())
+		}
+	}
+	for range 10 {
+		g.ask(t, "GET", "/metrics", "")
+		g.ask(t, "GET", "/v2/health/live", "")
+	}
+	if web[0].Load() != 15 || web[1].Load() != 15 {
+		t.Errorf("beside scrapes: %d and %d", web[0].Load(), web[1].Load())
 	}
 }

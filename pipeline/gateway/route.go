@@ -36,7 +36,7 @@ var plainMethods = map[string]bool{
 // routeOf finds who answers a request and, for routeInference and routeHealth, the two parts of its
 // path. The rules are the door's: three parts of the decoded path, the first of them a service's.
 func routeOf(r *http.Request, hasDoor bool) (found route, name, method string) {
-	if r.Method == http.MethodConnect || r.Method == "PRI" {
+	if r.Method == http.MethodConnect || r.Method == "PRI" || whyNoHTTP2(r) != "" {
 		return routeNowhere, "", ""
 	}
 	path, ok := pathOf(r.URL)
@@ -95,4 +95,42 @@ func isASCII(text string) bool {
 		}
 	}
 	return true
+}
+
+// whyNoHTTP2 returns what is wrong with an HTTP/2 request that cannot be written as one of HTTP/1.1, which
+// backends are sent: frames may hold blanks and more, where a line would end too early. "": nothing.
+func whyNoHTTP2(r *http.Request) string {
+	switch {
+	case r.ProtoMajor < 2:
+		return "" // of whose lines it was made
+	case !isVisible(r.RequestURI):
+		return "its :path has bytes that are no visible ASCII: write them as %XX"
+	case !isToken(r.Method):
+		return "its :method is no token"
+	case !isHost(r.Host):
+		return "its :authority is no host"
+	}
+	return ""
+}
+
+// isVisible says whether a text is ASCII without blanks and control characters.
+func isVisible(text string) bool {
+	for at := range len(text) {
+		if text[at] <= ' ' || text[at] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// isToken says whether a text is one of HTTP's.
+func isToken(text string) bool {
+	return text != "" && strings.Trim(text, tokenChars) == ""
+}
+
+const tokenChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~"
+
+// isHost says whether a text may be a host and a port; what they mean is for the backend to say.
+func isHost(text string) bool {
+	return isVisible(text) && !strings.ContainsAny(text, `/?#@\"<>`)
 }

@@ -113,3 +113,25 @@ func FuzzRoute(f *testing.F) {
 		}
 	})
 }
+
+func TestHTTP2ThatCannotBeALineOfHTTP1IsRefused(t *testing.T) {
+	asked := make(chan string, 99)
+	g := startBoth(t, func(_ http.ResponseWriter, r *http.Request) { asked <- r.RequestURI }, nil, "--h2c")
+	caller := startH2(t, g.address)
+	for at, fields := range [][]string{
+		{":path", "/v2/x y"}, {":path", "/v2/x HTTP/1.1"}, {":path", "/v2/q?a b HTTP/1.0"}, {":path", "/v2/\xe9"},
+		{":path", "/v2/\xff"}, {":path", "/svc/a b"}, {":method", "GET /v2/evil"}, {":authority", "a b"}, {":authority", "h/v2?"},
+	} {
+		caller.ask(uint32(1+2*at), "", fields...)
+		if got := caller.status(); got != "400" {
+			t.Errorf("%q: %s", fields, got)
+		}
+	}
+	caller.ask(99, "", ":path", "/v2/x%20y?a=%C3%A9", ":method", "GET", ":authority", "[::1]:80")
+	if got := caller.status(); got != "200" {
+		t.Errorf("a proper one: %s", got)
+	}
+	if got := soon(t, "a request", asked); got != "/v2/x%20y?a=%C3%A9" || len(asked) != 0 {
+		t.Errorf("the backend was asked for %q and %d others", got, len(asked))
+	}
+}
