@@ -82,7 +82,7 @@ def what_is_no_json_is_told(way: Way) -> None:
 def parameters_of_ones_own_are_taken_and_reserved_ones_refused(way: Way) -> None:
     inputs = {"x": np.ones((1, 2), np.int8)}
     way.infer("echo", inputs, parameters={"a": 1, "b": "text", "c": True})
-    with refused("reserved", "400", "INVALID_ARGUMENT"):
+    with refused("reserved for Triton usage", "400", "INVALID_ARGUMENT"):
         way.infer("echo", inputs, parameters={"triton_no_such": 1})
 
 

@@ -170,6 +170,28 @@ def what_does_not_fit_is_refused(way: Way) -> None:
         way.infer("numbers", {"A": pair()["A"]})
     with refused("unexpected inference input 'C'", *invalid):
         way.infer("numbers", {**pair(), "C": pair()["A"]})
+    with refused("[request id: <id_unknown>] input 'A' already exists in request", *invalid):
+        way.client.infer("numbers", [way.input("A", pair()["A"])] * 2)
+    with refused("in ensemble 'numbers', [51] this number is no good", *invalid):
+        way.infer("numbers", {**pair(), "A": np.full((1, 16), NO_GOOD, np.int32)})
+
+
+@check("numbers")
+def an_output_that_is_asked_for_twice_comes_once(way: Way) -> None:
+    outputs = [way.module.InferRequestedOutput("SUM")] * 2
+    tensors = [way.input(name, array) for name, array in pair().items()]
+    result = way.client.infer("numbers", tensors, outputs=outputs)
+    assert result.as_numpy("SUM").tolist() == (pair()["A"] + 5).tolist()
+    response = result.get_response(**({} if way.protocol == "http" else {"as_json": True}))
+    assert [output["name"] for output in response["outputs"]] == ["SUM"]
+
+
+@check("numbers")
+def an_op_is_a_model_of_the_python_backend(way: Way) -> None:
+    assert way.ask("get_model_metadata", "sum")["platform"] == "python"
+    config = way.ask("get_model_config", "sum")
+    config = config.get("config", config)
+    assert (config.get("platform", ""), config["backend"]) == ("", "python")
 
 
 @check("numbers")

@@ -13,7 +13,7 @@ from pipeline.doors.grpc import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.errors import PipelineError
 from pipeline.models import Kind, Models, V2Error, v2_error
 from pipeline.models.config import config_message, metadata_message
-from pipeline.models.unserved import UNSERVED_METHODS
+from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.inference_v2 import SERVICE, request_from_message, response_to_message
@@ -21,9 +21,9 @@ from pipeline.proto.inference_v2 import SERVICE, request_from_message, response_
 _AHEAD = 64  # requests of one stream that are read before the first of them is answered
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
-_NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
 
 _Request = TypeVar("_Request", bound=Message)
+_LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
 def inference_service(models: Models) -> GrpcService:
@@ -38,8 +38,8 @@ def inference_service(models: Models) -> GrpcService:
         "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
         "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
         "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
-        "RepositoryModelLoad": _refuse_loading,
-        "RepositoryModelUnload": _refuse_loading,
+        "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, _refuse_loading),
+        "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, _refuse_loading),
         "ModelInfer": _unary(pb.ModelInferRequest, calls.model_infer),
         **{name: _refusing(text) for name, text in UNSERVED_METHODS.items()},
     }
@@ -180,8 +180,10 @@ def _refusing(text: str) -> Unary:
     return method
 
 
-async def _refuse_loading(message: bytes, call: GrpcCall) -> bytes:
-    raise GrpcError(grpc.StatusCode.UNAVAILABLE, _NO_LOADING)
+async def _refuse_loading(request: _LoadRequest, call: GrpcCall) -> Message:
+    if request.repository_name:
+        raise V2Error(Kind.UNSUPPORTED, NO_REPOSITORY_NAME)
+    raise V2Error(Kind.UNAVAILABLE, NO_LOADING)
 
 
 def _parsed(kind: type[_Request], message: bytes) -> _Request:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
 from pipeline.doors.http_connection import HttpError
-from pipeline.doors.web import TEXT, Endpoint, Reply, WebRequest
+from pipeline.doors.web import JSON, TEXT, Endpoint, Reply, WebRequest
 from pipeline.errors import PackageError, PipelineError
 from pipeline.models import Kind, Models, V2Error, v2_error
-from pipeline.models.unserved import unserved_path
+from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.inference_v2_json import binary_names, read_request, write_response
 
@@ -23,7 +24,10 @@ _HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = b"application/octet-stream"
 _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
-_NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
+_REPOSITORY = r"(?:/[^/]+)?"  # its name, which Triton takes and passes over
+_LIVE, _READY = r"/v2/health/live", r"/v2/health/ready"
+_PLAIN = re.compile(rf"{_LIVE}|{_READY}|/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:ready|infer)")
+"""Paths of which Triton's refusals are plain text, though they are JSON."""
 
 _QUICK_BYTES = 64 * 1024  # of an answer: they are packed on the event loop
 _LEVEL = 1  # of zlib: tensors gain little by more
@@ -54,16 +58,21 @@ class InferenceSite:
         # The first that matches: a model called "stats" can be asked for with its version.
         routes: list[tuple[str, str, _Answer]] = [
             (r"/v2", "GET", self._server),
-            (r"/v2/health/live", "GET", self._live),
-            (r"/v2/health/ready", "GET", self._ready),
+            (_LIVE, "GET", self._live),
+            (_READY, "GET", self._ready),
             (r"/v2/models/stats", "GET", self._statistics),
             (rf"{model}/stats", "GET", self._statistics),
             (rf"{model}/ready", "GET", self._model_ready),
             (rf"{model}/config", "GET", self._config),
             (rf"{model}/infer", "POST", self._infer),
             (model, "GET", self._metadata),
-            (r"/v2/repository/index", "POST", self._index),
+            (rf"/v2/repository{_REPOSITORY}/index", "POST", self._index),
             (rf"/v2/repository/models/{_NAME}/(?:load|unload)", "POST", self._load),
+            (
+                rf"/v2/repository{_REPOSITORY}/models/{_NAME}/(?:load|unload)",
+                "POST",
+                self._load_from_repository,
+            ),
         ]
         self._routes = [(re.compile(path), method, answer) for path, method, answer in routes]
 
@@ -76,7 +85,9 @@ class InferenceSite:
             match = pattern.fullmatch(path)
             if match is not None:
                 names = {key: unquote(value or "") for key, value in match.groupdict().items()}
-                return _guarded(answer if request.method == method else _refusing(method), names)
+                if request.method != method:
+                    answer = _refusing(method, _PLAIN.fullmatch(path) is not None)
+                return _guarded(answer, names)
         return _guarded(_refuse_path, {})
 
     # Descriptions and states ------------------------------------------------------------
@@ -96,7 +107,7 @@ class InferenceSite:
     async def _model_ready(self, asked: _Asked) -> Reply:
         if await self._models.is_model_ready(asked.name, asked.version):
             return _json({"name": asked.name, "ready": True})
-        return _failed(400, "Model version not ready")
+        return _failed(400, "Model version not ready", content_type=TEXT)
 
     async def _metadata(self, asked: _Asked) -> Reply:
         return _json(self._models.metadata(asked.name, asked.version))
@@ -112,17 +123,22 @@ class InferenceSite:
         return _json(await self._models.index(_wants_ready(await asked.web.read())))
 
     async def _load(self, asked: _Asked) -> Reply:
-        return _failed(503, _NO_LOADING)  # and no Retry-After: it stays so
+        return _failed(503, NO_LOADING)  # and no Retry-After: it stays so
+
+    async def _load_from_repository(self, asked: _Asked) -> Reply:
+        raise V2Error(Kind.UNSUPPORTED, NO_REPOSITORY_NAME)
 
     # Inference --------------------------------------------------------------------------
 
     async def _infer(self, asked: _Asked) -> Reply:
         web = asked.web
-        raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 before it is read
-        body = await web.read()
+        with _before_the_handler():
+            raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 without reading
+            body = await web.read()
+            header_length = _header_length(web, len(body))
         request = read_request(
             body,
-            _header_length(web),
+            header_length,
             model_name=asked.name,
             model_version=asked.version,
             raw_inputs=raw_inputs,
@@ -149,23 +165,44 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
         asked = _Asked(request, names.get("name", ""), names.get("version", ""))
         try:
             return await answer(asked)
-        except HttpError as error:  # of reading the body
-            return _failed(error.status, str(error), error.headers)
-        except PipelineError as error:
-            failure = v2_error(error)
-        except V2Error as error:
-            failure = error
-        headers = ((b"retry-after", b"1"),) if failure.kind is Kind.UNAVAILABLE else ()
-        return _failed(failure.kind.http_status, str(failure), headers)
+        except _EarlyError as early:
+            return _failure(early.error, TEXT)
+        except (HttpError, PipelineError, V2Error) as error:
+            return _failure(error)
 
     return endpoint
 
 
-def _refusing(method: str) -> _Answer:
+class _EarlyError(Exception):
+    """An error that in Triton comes before a handler has begun, and is sent as plain text."""
+
+    def __init__(self, error: HttpError | PipelineError | V2Error) -> None:
+        self.error = error
+
+
+@contextlib.contextmanager
+def _before_the_handler() -> Iterator[None]:
+    try:
+        yield
+    except (HttpError, PipelineError, V2Error) as error:
+        raise _EarlyError(error) from error
+
+
+def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> Reply:
+    if isinstance(error, HttpError):  # of reading the body
+        status = 501 if error.status == 415 else error.status  # as Triton says it
+        return _failed(status, str(error), error.headers, content_type)
+    failure = error if isinstance(error, V2Error) else v2_error(error)
+    headers = ((b"retry-after", b"1"),) if failure.kind is Kind.UNAVAILABLE else ()
+    return _failed(failure.kind.http_status, str(failure), headers, content_type)
+
+
+def _refusing(method: str, is_plain: bool) -> _Answer:
     """Answers requests by other methods than `method`."""
 
     async def answer(asked: _Asked) -> Reply:
-        return _failed(405, "Method Not Allowed", ((b"allow", method.encode()),))
+        allow = ((b"allow", method.encode()),)
+        return _failed(405, "Method Not Allowed", allow, TEXT if is_plain else JSON)
 
     return answer
 
@@ -181,8 +218,13 @@ def _json(value: Any, status: int = 200) -> Reply:
     return Reply(status, orjson.dumps(value))
 
 
-def _failed(status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
-    return Reply(status, orjson.dumps({"error": text}), headers=headers)
+def _failed(
+    status: int,
+    text: str,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    content_type: bytes = JSON,
+) -> Reply:
+    return Reply(status, orjson.dumps({"error": text}), content_type, headers)
 
 
 def _wants_ready(body: bytes) -> bool:
@@ -199,13 +241,17 @@ def _wants_ready(body: bytes) -> bool:
     return only_ready
 
 
-def _header_length(web: WebRequest) -> int | None:
-    text = web.headers.get(_HEADER_LENGTH)
-    if text is None:
+def _header_length(web: WebRequest, body_length: int) -> int | None:
+    """The length of the JSON that the body begins with; None if the request does not say it."""
+    header = web.headers.get(_HEADER_LENGTH)
+    if header is None:
         return None
-    if not text.isdigit() or len(text) > 18:
+    text = header.decode("latin-1").strip()
+    if not re.fullmatch("-?[0-9]{1,18}", text):
+        raise PackageError(f"Inference-Header-Content-Length {text!r} is no number of bytes")
+    if not 0 <= int(text) <= body_length:
         raise PackageError(
-            f"Inference-Header-Content-Length {text.decode('latin-1')!r} is no number of bytes"
+            f"inference header size should be in range (0, {body_length}), got: {text}"
         )
     return int(text)
 

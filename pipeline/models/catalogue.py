@@ -25,7 +25,7 @@ from pipeline.observe.statistics import (
 )
 from pipeline.op import Op
 from pipeline.predictors.note import ModelNote
-from pipeline.proto.inference_v2 import InferRequest, InferResponse
+from pipeline.proto.inference_v2 import InferRequest, InferResponse, about_request
 from pipeline.proto.inference_v2_json import RawInput
 
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
@@ -168,7 +168,9 @@ class Models:
             asked = (timeout_s, limit_s if self._has_deadline else None)
             limits = [limit for limit in asked if limit is not None]
             answer = await self._engine.handle(raw, min(limits, default=None), route)
-            outputs = arrays_of(payload_of(answer, interface), interface, model.name, wanted)
+            ensemble = model.name if model.op is None else ""
+            payload = payload_of(answer, interface, ensemble)
+            outputs = arrays_of(payload, interface, model.name, wanted)
         except PipelineError as error:
             raise v2_error(error) from error
         return InferResponse(model.name, VERSION, request.id, {}, outputs)
@@ -198,8 +200,7 @@ def _checked(
         interface.check_outputs(model, wanted)
         return interface.check_inputs(model, request.inputs), limit_s
     except V2Error as error:
-        about = f"[request id: {request.id or '<id_unknown>'}]"
-        raise V2Error(error.kind, f"{about} {error}") from None
+        raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
 
 
 def _indexed(name: str, is_ready: bool) -> dict[str, str]:

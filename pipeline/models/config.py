@@ -26,6 +26,7 @@ _INPUT_DEFAULTS = {
     "allow_ragged_batch": False,
     "optional": False,
 }
+_BACKENDS = {"python": "python", "onnxruntime_onnx": "onnxruntime"}  # by platform
 _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False}
 
 
@@ -110,8 +111,9 @@ def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
 def _config_of(name: str, platform: str, interface: Interface) -> dict[str, Any]:
     return {
         "name": name,
-        "platform": platform,
-        "backend": "python" if platform == "python" else "",
+        # As in Triton's configurations; the metadata of such a model do say "python".
+        "platform": "" if platform == "python" else platform,
+        "backend": _BACKENDS.get(platform, ""),
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": interface.max_batch_size,
         "input": [_config_slot(slot) | _INPUT_DEFAULTS for slot in interface.inputs or ()],

@@ -18,6 +18,10 @@ from pipeline.tensors import ANY, Tensor
 Array = npt.NDArray[Any]
 
 _LEAST_BATCH = 4  # what a model takes at least that takes a batch of any size, as in Triton
+_BATCH_NOTE = (
+    ". NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to "
+    "be prepended to each input shape."
+)
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -94,6 +98,7 @@ class Interface(msgspec.Struct, frozen=True):
             raise _refused(
                 f"unexpected shape for input '{slot.name}' for model '{model}'. "
                 f"Expected {_dims(expected)}, got {_dims(array.shape)}"
+                f"{_BATCH_NOTE if self.batches else ''}"
             )
 
     def _batch_of(self, model: str, inputs: Mapping[str, Array]) -> int:

@@ -29,11 +29,11 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
     for name, value in parameters.items():
         if name in _KINDS:
             _check_kind(name, value)
-        elif name == "headers" or name.startswith("triton_"):
+        elif name.startswith("triton_"):
             raise V2Error(
                 Kind.INVALID,
-                f"parameter '{name}' is reserved: a parameter of one's own may be called neither "
-                "'headers' nor 'triton_...'",
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
+                f"not be specified. Found '{name}'",
             )
     micros = parameters.get("timeout", 0)
     assert isinstance(micros, int)

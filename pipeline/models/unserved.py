@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
+NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
 _SHARED_MEMORY = "shared memory is not served here: send and take the data themselves"
 _TRACES = (
     "trace settings are not served here: the page at / records traces, dag.use_profile and "

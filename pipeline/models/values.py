@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pipeline.data import ChannelData
 from pipeline.errors import (
+    ErrorCode,
     PackageError,
     PayloadTypeError,
     PipelineError,
@@ -29,6 +30,7 @@ Array = npt.NDArray[Any]
 _NUMBERS = (np.ndarray, np.generic, int, float)
 _BYTES = "BYTES"
 _MOST_LOG_ID = 2**63 - 1
+_OF_THE_SERVER = (ErrorCode.CLOSED_ERROR, ErrorCode.OVERLOADED, ErrorCode.NO_SERVICE)
 
 
 # --- in -------------------------------------------------------------------------------------
@@ -89,21 +91,22 @@ def _log_id(request_id: str) -> int:
 # --- out ------------------------------------------------------------------------------------
 
 
-def payload_of(answer: object, interface: Interface) -> Mapping[str, Any]:
+def payload_of(answer: object, interface: Interface, ensemble: str = "") -> Mapping[str, Any]:
     """The values in what the engine answered: a ChannelData, or what a ResponseOp made of it.
 
-    Raises V2Error for the error in its place, and for what is no answer.
+    Raises V2Error for the error in its place, and for what is no answer. The error of a request
+    to an `ensemble` says so, unless it is one of the server and not of a step.
     """
     if isinstance(answer, ChannelData):
         if answer.error is not None:
-            raise v2_error(answer.error)
+            raise _in_ensemble(answer.error, ensemble)
         if not isinstance(answer.payload, Mapping):
             raise _broken(f"the model answered with {_kind(answer.payload)}, not with a dict")
         return answer.payload
     if not isinstance(answer, Response):
         raise _broken(f"pack_response_package returned {_kind(answer)}, not a Response")
     if answer.err_no:
-        raise v2_error(error_from_wire(answer.err_no, answer.err_msg))
+        raise _in_ensemble(error_from_wire(answer.err_no, answer.err_msg), ensemble)
     numeric = {slot.name for slot in interface.outputs or () if slot.datatype != _BYTES}
     values: dict[str, Any] = {}
     for name, text in zip(answer.key, answer.value, strict=False):
@@ -114,6 +117,13 @@ def payload_of(answer: object, interface: Interface) -> Mapping[str, Any]:
     except PackageError as error:
         raise _broken(str(error)) from error
     return values
+
+
+def _in_ensemble(error: PipelineError, ensemble: str) -> V2Error:
+    failure = v2_error(error)
+    if not ensemble or error.code in _OF_THE_SERVER:
+        return failure
+    return V2Error(failure.kind, f"in ensemble '{ensemble}', {failure}")
 
 
 def _number(text: str) -> Any:

@@ -23,13 +23,16 @@ from pipeline.proto.inference_v2_raw import (
     BYTES,
     DATATYPES,
     Array,
-    ByteSizeError,
+    UnfilledError,
+    about_request,
     array_to_raw,
+    count_mismatch,
     datatype_of,
     known_dtype,
     object_array,
     raw_to_array,
     shaped,
+    size_mismatch,
     size_of,
     with_text,
 )
@@ -41,6 +44,7 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "RequestedOutput",
+    "about_request",
     "add_tensor",
     "array_to_raw",
     "check_input_parameters",
@@ -75,6 +79,26 @@ _CONTENTS: dict[str, tuple[str, np.dtype[Any]]] = {
     "FP64": ("fp64_contents", np.dtype(np.float64)),
     "BYTES": ("bytes_contents", BYTES),
 }
+_CONTENTS_OF = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+"""What data in a field of InferTensorContents says of itself, where it is the wrong field."""
+_PARAMETER_FIELDS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+}
+"""The fields of InferParameter that may hold a request's parameters of the protocol's own."""
+_ANY_FIELD = ("int64_param", "bool_param", "string_param")  # as Triton lists them
 _UNSERVED = {
     "shared_memory_region": "shared memory is not served here: send and take the data themselves",
     "classification": "the classification extension is not served here: take the tensor itself",
@@ -124,7 +148,7 @@ def request_from_message(message: ModelInferRequest) -> InferRequest:
     """
     for tensor in message.inputs:
         check_input_parameters(tensor.name, tensor.parameters)
-    refuse_twice("input", [tensor.name for tensor in message.inputs])
+    refuse_twice([tensor.name for tensor in message.inputs], message.id)
     outputs = [
         RequestedOutput(output.name, _from_parameters(output.parameters))
         for output in message.outputs
@@ -134,7 +158,7 @@ def request_from_message(message: ModelInferRequest) -> InferRequest:
         model_name=message.model_name,
         model_version=message.model_version,
         id=message.id,
-        parameters=_from_parameters(message.parameters),
+        parameters=_from_parameters(message.parameters, _PARAMETER_FIELDS),
         inputs=_inputs_of(message),
         outputs=outputs,
     )
@@ -148,7 +172,8 @@ def _inputs_of(message: ModelInferRequest) -> dict[str, Array]:
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{tensor.name}' for model '{message.model_name}'"
                 )
-    return tensors_to_arrays(message.inputs, message.raw_input_contents, message.model_name)
+    asked = (message.model_name, message.id)
+    return tensors_to_arrays(message.inputs, message.raw_input_contents, asked)
 
 
 def response_to_message(response: InferResponse) -> ModelInferResponse:
@@ -175,12 +200,8 @@ def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
 
 
 def check_outputs(outputs: Iterable[RequestedOutput]) -> None:
-    """Raise PackageError if one is asked for twice, or in a way that is not served."""
-    seen: set[str] = set()
+    """Raise PackageError if one is asked for in a way that is not served."""
     for output in outputs:
-        if output.name in seen:
-            raise PackageError(f"Duplicate output name '{output.name}' is not allowed in a request")
-        seen.add(output.name)
         _check_output_parameters(output)
 
 
@@ -192,23 +213,35 @@ def _check_output_parameters(output: RequestedOutput) -> None:
             )
 
 
-def refuse_twice(what: str, names: Iterable[str]) -> None:
-    """Raise PackageError if a name is there twice."""
+def refuse_twice(inputs: Iterable[str], request_id: str) -> None:
+    """Raise PackageError if the name of an input is there twice."""
     seen: set[str] = set()
-    for name in names:
+    for name in inputs:
         if name in seen:
-            raise PackageError(f"{what} {name!r} is there twice")
+            raise PackageError(
+                f"{about_request(request_id)}input '{name}' already exists in request"
+            )
         seen.add(name)
 
 
-def _from_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
+def _from_parameters(
+    parameters: Mapping[str, InferParameter], fields: Mapping[str, tuple[str, ...]] = {}
+) -> Parameters:
+    """Read parameters; those named in `fields` may only be in a field that stands there."""
     found: Parameters = {}
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
-        if kind is None:
-            raise PackageError(f"parameter {name!r} has no value")
+        allowed = fields.get(name)
+        if kind is None or (allowed is not None and kind not in allowed):
+            expected = _listed(allowed or _ANY_FIELD)
+            raise PackageError(f"invalid value type for '{name}' parameter, expected {expected}.")
         found[name] = getattr(parameter, kind)
     return found
+
+
+def _listed(fields: tuple[str, ...]) -> str:
+    *first, last = fields
+    return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
 
 
 def _set_parameter(parameter: InferParameter, name: str, value: bool | int | float | str) -> None:
@@ -245,13 +278,15 @@ def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, ar
 
 
 def tensors_to_arrays(
-    tensors: Sequence[InferTensor], raw_contents: Sequence[bytes], model: str | None = None
+    tensors: Sequence[InferTensor],
+    raw_contents: Sequence[bytes],
+    asked: tuple[str, str] | None = None,
 ) -> dict[str, Array]:
     """The arrays of all tensors of a request or response, by name; they can be written to.
 
     Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for
-    data that does not fit the shape, and where only some of the tensors are raw. With a `model`,
-    that of a request, it says what Triton says, as far as that has words for it.
+    data that does not fit the shape, and where only some of the tensors are raw. With `asked`,
+    the model and the id of a request, it says what Triton says, as far as that has words for it.
     """
     if raw_contents and len(raw_contents) != len(tensors):
         raise PackageError(f"{len(tensors)} tensors, but {len(raw_contents)} raw contents")
@@ -265,14 +300,14 @@ def tensors_to_arrays(
             else:
                 array = raw_to_array(tensor.datatype, tensor.shape, raw_contents[index])
         except PackageError as error:
-            raise _about(tensor.name, error, model) from None
+            raise _about(tensor.name, error, asked) from None
         arrays[tensor.name] = array
     return arrays
 
 
-def _about(name: str, error: PackageError, model: str | None) -> PackageError:
-    if model is not None and isinstance(error, ByteSizeError):
-        return error.of_input(name, model)
+def _about(name: str, error: PackageError, asked: tuple[str, str] | None) -> PackageError:
+    if asked is not None and isinstance(error, UnfilledError):
+        return error.of_input(name, *asked)
     return PackageError(f"tensor {name!r}: {error}")
 
 
@@ -289,10 +324,7 @@ def contents_to_array(datatype: str, shape: Sequence[int], contents: InferTensor
     elements = getattr(contents, field)
     size = size_of(shape)
     if len(elements) != size:
-        raise PackageError(
-            f"{datatype} of shape {list(shape)} has {size} elements, "
-            f"but {field} holds {len(elements)}"
-        )
+        raise _wrong_contents(datatype, list(shape), field, contents)
     if dtype == BYTES:
         return object_array(list(elements), shape)
     wide = np.fromiter(elements, field_dtype, count=size)
@@ -300,3 +332,23 @@ def contents_to_array(datatype: str, shape: Sequence[int], contents: InferTensor
     if flat is not wide and not np.array_equal(flat, wide):
         raise PackageError(f"{field} holds {wide.min()} to {wide.max()}, too much for {datatype}")
     return shaped(flat, shape)
+
+
+def _wrong_contents(
+    datatype: str, shape: list[int], field: str, contents: InferTensorContents
+) -> UnfilledError:
+    """The error of contents whose `field`, that of the datatype, does not fill the shape."""
+    filled = [found.name for found, _ in contents.ListFields()]
+    size, came = size_of(shape), len(getattr(contents, field))
+    what = f"{datatype} of shape {shape}"
+    text = f"{what} has {size} elements, but {field} holds {came}"
+    if not filled:
+        return UnfilledError(text, "unable to find data for input tensor {} in request.")
+    if field not in filled:
+        told = "unexpected explicit tensor data for input tensor {} of type "
+        told += f"'{_CONTENTS_OF[filled[0]]}', expected datatype '{datatype}'"
+        return UnfilledError(text, told)
+    if datatype == "BYTES":
+        return count_mismatch(size, came)
+    item = DATATYPES[datatype].itemsize
+    return size_mismatch(what, size * item, came * item)

@@ -29,7 +29,7 @@ from pipeline.proto.inference_v2_data import array_to_data, data_to_array, shown
 from pipeline.proto.inference_v2_raw import (
     BYTES,
     Array,
-    ByteSizeError,
+    UnfilledError,
     array_to_raw,
     datatype_of,
     known_dtype,
@@ -80,18 +80,20 @@ def read_request(
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
         raise PackageError(
-            f"Inference-Header-Content-Length is {length}, but the body has {len(body)} bytes"
+            f"inference header size should be in range (0, {len(body)}), got: {length}"
         )
     view = memoryview(body)
     fields = _object(_parsed(view[:length]), "the request")
     parameters = _parameters(fields, "the request")
     _check_bool(parameters, "binary_data_output", "the request")
+    request_id = _text(fields, "id", "the request", default="")
+    tail = _Tail(view[length:], is_told=header_length is not None)
     return InferRequest(
         model_name=model_name,
         model_version=model_version,
-        id=_text(fields, "id", "the request", default=""),
+        id=request_id,
         parameters=parameters,
-        inputs=_inputs(fields, _Tail(view[length:], is_told=header_length is not None), model_name),
+        inputs=_inputs(fields, tail, (model_name, request_id)),
         outputs=_outputs(fields),
     )
 
@@ -122,7 +124,7 @@ def _raw_request(
             f"{len(raw_inputs)} inputs in '{name}' model configuration: send JSON"
         )
     (raw_input,) = raw_inputs
-    array = _raw_array(body, raw_input)
+    array = _raw_array(body, raw_input, name)
     # Who sends no JSON wants none.
     return InferRequest(
         model_name=name,
@@ -132,7 +134,7 @@ def _raw_request(
     )
 
 
-def _raw_array(body: bytes, raw_input: RawInput) -> Array:
+def _raw_array(body: bytes, raw_input: RawInput, model: str) -> Array:
     name, shape = raw_input.name, list(raw_input.shape)
     if shape.count(-1) > 1:
         raise PackageError(
@@ -146,6 +148,8 @@ def _raw_array(body: bytes, raw_input: RawInput) -> Array:
             if -1 in shape:
                 shape[shape.index(-1)] = len(body) // (known * dtype.itemsize) if known else 0
             return raw_to_array(raw_input.datatype, shape, body)
+    except UnfilledError as error:
+        raise error.of_input(name, model, "") from None
     except PackageError as error:
         raise PackageError(f"input {name!r}: {error}") from None
     if known != 1:  # the element has no length before it
@@ -177,7 +181,8 @@ class _Tail:
         return taken
 
 
-def _inputs(fields: dict[str, Any], tail: _Tail, model: str) -> dict[str, Array]:
+def _inputs(fields: dict[str, Any], tail: _Tail, asked: tuple[str, str]) -> dict[str, Array]:
+    """The arrays, by name; `asked`: the model and the id of the request."""
     arrays: dict[str, Array] = {}
     names: list[str] = []
     for index, entry in enumerate(_list(fields, "inputs", "the request")):
@@ -189,11 +194,11 @@ def _inputs(fields: dict[str, Any], tail: _Tail, model: str) -> dict[str, Array]
         check_input_parameters(name, parameters)
         try:
             arrays[name] = _input(tensor, parameters, tail)
-        except ByteSizeError as error:
-            raise error.of_input(name, model) from None
+        except UnfilledError as error:
+            raise error.of_input(name, *asked) from None
         except PackageError as error:
             raise PackageError(f"input {name!r}: {error}") from None
-    refuse_twice("input", names)
+    refuse_twice(names, asked[1])
     if tail.data:
         raise PackageError(f"{len(tail.data)} bytes of the body belong to no input")
     return arrays

@@ -23,7 +23,7 @@ __all__ = [
     "BYTES",
     "DATATYPES",
     "Array",
-    "ByteSizeError",
+    "UnfilledError",
     "array_to_raw",
     "datatype_of",
     "known_dtype",
@@ -109,27 +109,48 @@ def _element_bytes(element: object) -> bytes:
     return element
 
 
-class ByteSizeError(PackageError):
-    """Raw data do not fill their shape.
+class UnfilledError(PackageError):
+    """Data do not fill their shape.
 
     Args:
-        what: the datatype and shape.
-        expected: bytes of such a tensor.
-        came: bytes that there are.
+        text: says so of any tensor.
+        told: says so of a model's input, as callers know it from Triton; the names of input and
+            model stand in the place of `{}`.
     """
 
-    def __init__(self, what: str, expected: int, came: int) -> None:
-        super().__init__(f"{what} takes {expected} bytes, but {came} came")
-        self._what = what
-        self._expected = expected
-        self._came = came
+    def __init__(self, text: str, told: str) -> None:
+        super().__init__(text)
+        self._told = told
 
-    def of_input(self, name: str, model: str) -> PackageError:
-        """The same of a model's input, as callers know it from Triton."""
-        return PackageError(
-            f"input byte size mismatch for input '{name}' for model '{model}'. "
-            f"Expected {self._expected}, got {self._came}: it is {self._what}"
+    def of_input(self, name: str, model: str, request_id: str) -> PackageError:
+        """The same, of an input of a request."""
+        told = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
+        return PackageError(f"{about_request(request_id)}{told}")
+
+
+def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
+    """The error of a tensor of `expected` bytes, its datatype and shape `what`, of which `came`."""
+    return UnfilledError(
+        f"{what} takes {expected} bytes, but {came} came",
+        f"input byte size mismatch for input {{}}. Expected {expected}, got {came}: it is {what}",
+    )
+
+
+def count_mismatch(expected: int, came: int) -> UnfilledError:
+    """The error of BYTES of which more or fewer elements came; of more, one is enough to know."""
+    if came > expected:
+        told = (
+            f"unexpected number of string elements {came} for inference input {{}}, "
+            f"expecting {expected}"
         )
+    else:
+        told = f"expected {expected} string elements for inference input {{}}, got {came}"
+    return UnfilledError(f"{came} elements of BYTES came, but its shape has {expected}", told)
+
+
+def about_request(request_id: str) -> str:
+    """What Triton's errors of a request that does not fit its model begin with."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 # --- wire to numpy --------------------------------------------------------------------------
@@ -145,7 +166,7 @@ def raw_to_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -
         return object_array(list(_elements(raw, size_of(shape))), shape)
     size = size_of(shape)
     if len(raw) != size * dtype.itemsize:
-        raise ByteSizeError(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
+        raise size_mismatch(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
     if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
         return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
     flat = np.frombuffer(raw, dtype.newbyteorder("<"))
@@ -157,14 +178,16 @@ def _elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
     at = 0
     for index in range(count):
         start = at + _LENGTH.size
+        if at == len(raw):
+            raise count_mismatch(count, index)
         if start > len(raw):
-            raise PackageError(f"BYTES ends after {index} of {count} elements")
+            raise PackageError(f"BYTES ends within the length of element {index} of {count}")
         at = start + _LENGTH.unpack_from(raw, at)[0]
         if at > len(raw):
             raise PackageError(f"element {index} of BYTES needs {at - len(raw)} bytes more")
         yield bytes(raw[start:at])
     if at != len(raw):
-        raise PackageError(f"{len(raw) - at} bytes follow the last element of BYTES")
+        raise count_mismatch(count, count + 1)
 
 
 def with_text(array: Array) -> Array:

@@ -19,7 +19,7 @@ from v2_doubles import Double, Server, double, running, served
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.doors.http_connection import HttpError
 from pipeline.doors.http_v2 import InferenceSite
-from pipeline.doors.web import WebRequest
+from pipeline.doors.web import JSON, TEXT, WebRequest
 from pipeline.errors import PackageError
 from pipeline.tensors import Tensor
 
@@ -116,6 +116,39 @@ def test_other_methods_are_not_allowed(method, path, allowed):
     async def test(site):
         assert await site.ask(method, path) == (405, {"error": "Method Not Allowed"})
         assert (await site.reply(method, path)).headers == ((b"allow", allowed),)
+
+    visited(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "is_plain"),
+    [
+        ("GET", "/v2/models/svc/infer", True),
+        ("POST", "/v2/models/svc/versions/1/ready", True),
+        ("POST", "/v2/health/live", True),
+        ("POST", "/v2/models/svc/stats", False),
+        ("POST", "/v2/models/infer", False),
+        ("GET", "/v2/repository/index", False),
+    ],
+)
+def test_a_refused_method_is_plain_text_where_it_is_in_triton(method, path, is_plain):
+    async def test(site):
+        reply = await site.reply(method, path)
+        assert (reply.content_type == TEXT) is is_plain
+        assert reply.status == 405
+
+    visited(test)
+
+
+def test_the_repository_may_be_named():
+    async def test(site):
+        status, index = await site.ask("POST", "/v2/repository/mine/index")
+        assert (status, [entry["name"] for entry in index]) == (200, ["double", "svc"])
+        for verb in ("load", "unload"):
+            asked = f"/v2/repository/mine/models/double/{verb}"
+            refused = (501, {"error": "'repository_name' specification is not supported"})
+            assert await site.ask("POST", asked) == refused
+            assert (await site.ask("POST", f"/v2/repository/models/double/{verb}"))[0] == 503
 
     visited(test)
 
@@ -307,13 +340,13 @@ def test_data_alone_are_enough_for_a_model_with_one_input():
     [
         (b"{", {}, 400, "JSON"),
         (b"[" * 100_000, {}, 400, "JSON"),
-        ({"inputs": [X]}, {LENGTH: 10_000}, 400, "10000"),
-        ({"inputs": [X]}, {LENGTH: -1}, 400, "'-1' is no number of bytes"),
+        ({"inputs": [X]}, {LENGTH: 10_000}, 400, "should be in range (0, 72), got: 10000"),
+        ({"inputs": [X]}, {LENGTH: -1}, 400, "should be in range (0, 72), got: -1"),
         ({"inputs": [X]}, {LENGTH: "9" * 30}, 400, "is no number of bytes"),
         ({"inputs": [{**X, "datatype": "INT32", "data": [1, 2]}]}, {}, 400, "data-type is 'INT32'"),
         ({"inputs": [{**X, "name": "z"}]}, {}, 400, "unexpected inference input 'z'"),
         ({"inputs": [X], "outputs": [{"name": "z"}]}, {}, 400, "unexpected inference output 'z'"),
-        ({"inputs": [X], "parameters": {"headers": "a"}}, {}, 400, "reserved"),
+        ({"inputs": [X], "parameters": {"triton_a": 1}}, {}, 400, "reserved for Triton usage"),
     ],
 )
 def test_requests_that_break_the_protocol_are_refused(body, headers, status, text):
@@ -321,7 +354,24 @@ def test_requests_that_break_the_protocol_are_refused(body, headers, status, tex
         reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
         assert reply.status == status
         assert text in orjson.loads(reply.body)["error"]
-        assert reply.content_type == b"application/json"
+        assert reply.content_type == (TEXT if LENGTH in headers else JSON)
+
+    visited(test)
+
+
+def test_an_output_that_is_asked_for_twice_comes_once():
+    async def test(site):
+        body = {"inputs": [X], "outputs": [{"name": "y"}, {"name": "y"}]}
+        status, answer = await site.infer(body)
+        assert (status, [output["name"] for output in answer["outputs"]]) == (200, ["y"])
+
+    visited(test)
+
+
+def test_a_parameter_called_headers_is_one_of_the_callers_own():
+    async def test(site):
+        status, _ = await site.infer({"inputs": [X], "parameters": {"headers": "a"}})
+        assert status == 200
 
     visited(test)
 

@@ -105,7 +105,10 @@ def test_a_request_op_of_the_users_own_is_asked_with_a_request():
         assert "'pairs': {'words': 'a b'}" in seen
         assert "'n': array([1., 2.], dtype=float32)" in seen
         assert response.outputs["log_id"].tolist() == [17]
-        assert await server.refused(n=floats(1)) == (Kind.INVALID, "[51] no words")
+        assert await server.refused(n=floats(1)) == (
+            Kind.INVALID,
+            "in ensemble 'svc', [51] no words",
+        )
 
     served(Show("show", Reads()), ask)
 
@@ -187,8 +190,11 @@ def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
         ({"timeout": -1}, "'timeout'"),
         ({"sequence_start": 1}, "'sequence_start' must be a boolean"),
         ({"sequence_id": 1.5}, "'sequence_id'"),
-        ({"triton_mine": 1}, "'triton_mine' is reserved"),
-        ({"headers": "x"}, "'headers' is reserved"),
+        (
+            {"triton_mine": 1},
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not "
+            "be specified.",
+        ),
     ],
 )
 def test_parameters_of_the_protocols_own_have_their_kinds(parameters, reason):

@@ -35,7 +35,7 @@ def op_config(**settings):
 
 def test_an_ops_configuration_has_what_clients_look_for():
     config = op_config(concurrency=3)
-    assert (config["name"], config["platform"], config["backend"]) == ("bow", "python", "python")
+    assert (config["name"], config["platform"], config["backend"]) == ("bow", "", "python")
     assert config["max_batch_size"] == 8
     unset = {
         "format": "FORMAT_NONE",

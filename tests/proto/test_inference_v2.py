@@ -183,11 +183,12 @@ def test_what_the_protocol_cannot_carry_is_refused_by_name(array: np.ndarray, to
         ("FP32", (0, 2**62, 2**62), b"", "no array has the shape"),
         ("FP32", (2**62, 2**62), b"", "takes"),
         ("STRING", (1,), b"", "datatype 'STRING' is none of BOOL, "),
-        ("BYTES", (2,), b"\x01\x00\x00\x00a", "BYTES ends after 1 of 2 elements"),
-        ("BYTES", (2**40,), b"", "BYTES ends after 0 of"),
+        ("BYTES", (2,), b"\x01\x00\x00\x00a", "1 elements of BYTES came, but its shape has 2"),
+        ("BYTES", (2**40,), b"", "0 elements of BYTES came"),
+        ("BYTES", (2,), b"\x01\x00\x00\x00a\x01", "ends within the length of element 1 of 2"),
         ("BYTES", (1,), b"\xff\xff\xff\xffa", "element 0 of BYTES needs 4294967294 bytes more"),
-        ("BYTES", (1,), b"\x00\x00\x00\x00a", "1 bytes follow the last element"),
-        ("BYTES", (0,), b"a", "1 bytes follow the last element"),
+        ("BYTES", (1,), b"\x00\x00\x00\x00a", "2 elements of BYTES came, but its shape has 1"),
+        ("BYTES", (0,), b"a", "1 elements of BYTES came, but its shape has 0"),
     ],
 )
 def test_raw_data_that_do_not_fit_are_refused(

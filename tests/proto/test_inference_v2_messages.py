@@ -188,16 +188,27 @@ def wrong_size(came: int) -> ModelInferRequest:
     return message
 
 
-def output_twice() -> ModelInferRequest:
-    message = ModelInferRequest()
-    for name in "yzy":
-        message.outputs.add(name=name)
+def text_of(elements: int) -> ModelInferRequest:
+    message = ModelInferRequest(model_name="m", id="7")
+    tensor = message.inputs.add(name="x", datatype="BYTES", shape=[2])
+    tensor.contents.bytes_contents.extend([b"a"] * elements)
     return message
 
 
-def valueless() -> ModelInferRequest:
+def contents_of(field: str = "", count: int = 2) -> ModelInferRequest:
+    message = ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="x", datatype="INT32", shape=[2])
+    if field:
+        getattr(tensor.contents, field).extend([1] * count)
+    return message
+
+
+def parameter(name: str, field: str = "") -> ModelInferRequest:
     message = ModelInferRequest()
-    message.parameters["p"].SetInParent()
+    if field:
+        setattr(message.parameters[name], field, "1" if field == "string_param" else 1)
+    else:
+        message.parameters[name].SetInParent()
     return message
 
 
@@ -207,8 +218,7 @@ def valueless() -> ModelInferRequest:
         (wrong_input("shared_memory_region"), "input 'x' has the parameter 'shared_memory_region'"),
         (wrong_output("shared_memory_region", 1), "output 'y' has the parameter 'shared_memory_r"),
         (wrong_output("classification", 3), "the classification extension is not served here"),
-        (twice(), "input 'x' is there twice"),
-        (output_twice(), "Duplicate output name 'y' is not allowed in a request"),
+        (twice(), "[request id: <id_unknown>] input 'x' already exists in request"),
         (
             partly_raw(),
             "contents field must not be specified when using raw_input_contents for 'x' for "
@@ -218,13 +228,48 @@ def valueless() -> ModelInferRequest:
             wrong_size(12),
             "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 12",
         ),
-        (valueless(), "parameter 'p' has no value"),
+        (
+            contents_of("int_contents", 3),
+            "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 12",
+        ),
+        (
+            contents_of("fp32_contents"),
+            "unexpected explicit tensor data for input tensor 'x' for model 'm' of type 'FP32', "
+            "expected datatype 'INT32'",
+        ),
+        (contents_of(), "unable to find data for input tensor 'x' for model 'm' in request."),
+        (
+            text_of(1),
+            "[request id: 7] expected 2 string elements for inference input 'x' for model 'm', "
+            "got 1",
+        ),
+        (text_of(3), "unexpected number of string elements 3 for inference input 'x' for model"),
+        (
+            parameter("p"),
+            "invalid value type for 'p' parameter, expected int64_param, bool_param, or "
+            "string_param.",
+        ),
+        (
+            parameter("sequence_id", "bool_param"),
+            "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
+        ),
+        (
+            parameter("timeout", "string_param"),
+            "invalid value type for 'timeout' parameter, expected int64_param.",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused(message, text):
     with pytest.raises(PackageError) as caught:
         request_from_message(message)
     assert text in str(caught.value)
+
+
+def test_an_output_that_is_asked_for_twice_is_taken():
+    message = ModelInferRequest()
+    for name in "yzy":
+        message.outputs.add(name=name)
+    assert [output.name for output in request_from_message(message).outputs] == ["y", "z", "y"]
 
 
 def test_a_classification_of_no_classes_is_none():
