@@ -188,6 +188,7 @@ class ScriptedWorkers:
             if job.calls is None:
                 job.prepare(worker.op, self._clock_ns)
             self.batches.append([sample.data_id for sample in job.samples])
+            _count_attempt(job, 1)
         self.begun_at.append(self._loop.time())
         if isinstance(job, BatchRun) and job.calls and all(call.done for call in job.calls):
             self._loop.call_soon(self._finish, worker)  # resumed, and nothing left to call
@@ -198,10 +199,19 @@ class ScriptedWorkers:
         job = worker.job
         if job is None or worker in self.given_up:
             return
+        if isinstance(job, BatchRun):
+            _count_attempt(job, -1)  # `run` begins the call once more
         job.run(worker.op, worker, self._clock_ns)
         worker.job = worker.job_started = worker.call_started = None
         self.owner.done(worker, job)
         self._feed()
+
+
+def _count_attempt(run: BatchRun, count: int) -> None:
+    """The call that is about to run counts as begun: it may be found to hang."""
+    call = next((call for call in run.calls or () if not call.done), None)
+    if call is not None:
+        call.attempts += count
 
 
 class Engine:

@@ -122,8 +122,7 @@ class BatchRun(msgspec.Struct, eq=False):
         place = next((place for place, call in enumerate(calls) if not call.done), None)
         if place is None:
             return run
-        stuck = calls[place]
-        stuck.attempts += 1
+        stuck = calls[place]  # who began it has counted the attempt
         if stuck.attempts >= attempts:
             stuck.done = True
             stuck.error = DeadlineError(self._failed(op_name, worker, stuck.samples, _EXCEEDED))

@@ -365,6 +365,7 @@ def test_a_merged_call_that_hung_is_tried_again_one_sample_at_a_time():
     first = BatchRun(samples(rows(1), rows(2), rows(3)))
     first.prepare(bound, lambda: 0)
     assert [call.samples for call in first.calls] == [[0, 1, 2]]
+    first.calls[0].attempts = 1  # it was begun
     second = first.resumed("m", 0, attempts=3)
     assert [(call.samples, call.attempts) for call in second.calls] == [
         ([0], 1),
@@ -372,11 +373,24 @@ def test_a_merged_call_that_hung_is_tried_again_one_sample_at_a_time():
         ([2], 1),
     ]
     second.calls[0].done, second.calls[0].result = True, [{"y": np.array([2])}]
+    second.calls[1].attempts += 1
     third = second.resumed("m", 0, attempts=2)  # the second one hung again
     third.run(bound, Watch(), lambda: 0)
     assert third.outcomes[0]["y"].tolist() == [2]
     assert third.outcomes[1].code == 6000
     assert third.outcomes[2]["y"].tolist() == [6]
+
+
+def test_a_call_that_hung_has_all_attempts_that_are_configured():
+    bound = bind(Model("m"))
+    run = BatchRun(samples(rows(1)))
+    run.prepare(bound, lambda: 0)
+    for _ in range(2):
+        run.calls[0].attempts += 1  # as `_run_call` counts before it calls
+        run = run.resumed("m", 0, attempts=3)
+        assert not run.calls[0].done
+    run.run(bound, Watch(), lambda: 0)
+    assert run.outcomes[0]["y"].tolist() == [2]
 
 
 def test_a_run_that_was_given_up_does_nothing_more_when_its_call_returns():
