@@ -19,6 +19,7 @@ from pipeline.copies import Copies
 from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
+from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.event_loop import LoopThread, ends_before, loop_factory
 from pipeline.gateway.front import Gateway
@@ -64,7 +65,7 @@ class PipelineServer:
             raise GraphError("no graph yet: call set_response_op before prepare_server.")
         config = load_config(yml_file, yml_dict)
         self._base_dir = Path(yml_file).resolve().parent if yml_file else Path.cwd()
-        for op in (self._graph.request_op, *self._graph.ops, self._graph.response_op):
+        for op in self._graph.all_ops:
             configure_op(op, resolve_op(op.name, op.pipeline_given, config))
         self._config = config
 
@@ -133,6 +134,7 @@ class PipelineServer:
     def _new_service(self) -> Service | Copies:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
+        check_hooks(self._graph.all_ops)
         kind = Copies if self._config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
             outside = _outside_of(self._config, undo)

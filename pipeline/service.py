@@ -19,6 +19,7 @@ from pipeline.doors.door import Behind, Door, OpenDoors
 from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
+from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
@@ -326,7 +327,8 @@ def described(name: str | None, doors: Mapping[str, int | None]) -> str:
 
 
 def warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
-    """What is odd about a configuration."""
+    """What is odd about a configuration, and about the methods of its Ops."""
     yield from config.warnings
+    yield from doubtful_names(graph.all_ops)
     yield from unknown_ops(config, [op.name for op in graph.ops])
     yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})

@@ -12,9 +12,13 @@ import concurrent.futures
 import copy
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from enum import Enum
 from typing import Any
 
+import numpy as np
+
+from pipeline.engine.hooks import POSTPROCESS, PREPROCESS, PROCESS, UNPACK, Hook, argument_count
 from pipeline.errors import (
     ErrorCode,
     PackageError,
@@ -25,6 +29,9 @@ from pipeline.errors import (
 from pipeline.op import Op, overrides, runs_process
 
 _LOGGER = logging.getLogger(__name__)
+
+_FLAGS = (bool, np.bool_, int, type(None))
+_UNFINISHED = (Generator, AsyncGenerator, Awaitable)
 
 Prepared = tuple[Any, bool]
 """(what `process` is fed, whether to skip `process`)"""
@@ -48,7 +55,11 @@ class BoundOp:
         self.attempts = max(1, op.pipeline_config.retry)
         self.timeout_s = op.pipeline_config.timeout_s
         self.jumps = op.is_jump_op()
-        self.keeps_state = overrides(op, "preprocess") and overrides(op, "postprocess")
+        self._named = {
+            hook.name: f"Op {op.name!r}: {hook.name}" for hook in (PREPROCESS, PROCESS, POSTPROCESS)
+        }
+        self._needs_dicts = not overrides(op, "postprocess")
+        self.keeps_state = overrides(op, "preprocess") and not self._needs_dicts
         self.state = vars(self.op)
         self._loop = loop
         self._awaited: concurrent.futures.Future[Any] | None = None
@@ -57,9 +68,9 @@ class BoundOp:
             own = vars(self.op).get(name)
             if inspect.ismethod(own) and own.__self__ is op:
                 setattr(self.op, name, own.__func__.__get__(self.op))
-        self._preprocess = self._adapt("preprocess", _preprocess_forms)
-        self._process = self._adapt("process", _process_forms)
-        self._postprocess = self._adapt("postprocess", _postprocess_forms)
+        self._preprocess = self._adapt(PREPROCESS, _preprocess_forms)
+        self._process = self._adapt(PROCESS, _process_forms)
+        self._postprocess = self._adapt(POSTPROCESS, _postprocess_forms)
 
     def replacement(self) -> BoundOp:
         """A copy for the worker that takes over from one that is stuck, with its state."""
@@ -72,44 +83,92 @@ class BoundOp:
             awaited.cancel()
 
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
-        """Raises ProductError for a returned product code."""
-        returned = self._preprocess(inputs, data_id, log_id)
-        if isinstance(returned, tuple):
-            if len(returned) == 4 and returned[2] is None:
-                return returned[0], returned[1]
-            return _unpack_prepared(returned)
-        if returned is None:
+        """Raises ProductError for a returned product code, PayloadTypeError for no data."""
+        data = self._preprocess(inputs, data_id, log_id)
+        skip = False
+        if isinstance(data, tuple):
+            data, skip = self._unpack_prepared(data)
+        elif data is None:
+            raise self._refused("preprocess", None, "return a dict, or a list of dicts.")
+        if isinstance(data, dict | list):
+            return data, skip
+        data = self._finished("preprocess", data)
+        if self.runs_process and not skip:
             raise PayloadTypeError(
-                f"Op {self.name!r}: preprocess returned None: return a dict, or a list of dicts."
+                f"expect input type is dict or list, but get {type(data)} from preprocess of Op "
+                f"{self.name!r}"
             )
-        return returned, False
+        return data, skip
 
     def process(self, feed: Any, log_id: int) -> Any:
         """The result for one merged feed; raises a PipelineError for a returned error code."""
-        returned = self._process([feed], log_id)
-        if _is_process_triple(returned):
-            result, code, info = returned
+        result = self._process([feed], log_id)
+        if _is_process_triple(result):
+            result, code, info = result
+            code = code.value if isinstance(code, Enum) else code
             if code not in (None, ErrorCode.OK):
                 raise coded_error(int(code), str(info))
-            returned = result
-        if returned is None:
-            raise PayloadTypeError("process returned None: return a dict of results")
-        return returned
+        if isinstance(result, dict):
+            return result
+        if result is None or self._needs_dicts:
+            return self.answer(result)
+        return self._finished("process", result)
+
+    def answer(self, result: Any) -> dict[str, Any]:
+        """The result of `process`, where no postprocess of the user's turns it into an answer."""
+        if isinstance(result, dict):
+            return result
+        expected = "return a dict of results, or (dict, err_code, err_info)"
+        raise self._refused("process", result, expected)
 
     def postprocess(
         self, inputs: dict[str, Any], fetched: Any, data_id: int, log_id: int
     ) -> dict[str, Any]:
         """Raises ProductError for a returned product code, PayloadTypeError for no dict."""
+        if self._needs_dicts and not isinstance(fetched, dict | None):
+            expected = "return a dict, or write a postprocess that makes one of it or its results"
+            raise self._refused("preprocess", fetched, expected)
         answer = self._postprocess(inputs, fetched, data_id, log_id)
         if isinstance(answer, tuple):
-            answer, code, info = answer if len(answer) == 3 else _padded(answer, 3, "postprocess")
+            what = self._named["postprocess"]
+            answer, code, info = _padded(answer, 3, what)
             if code is not None:
-                raise ProductError(code, str(info or ""))
+                raise _product_error(code, info, what)
         if not isinstance(answer, dict):
+            _close(answer)
             raise PayloadTypeError(
                 f"postprocess should return dict, but Op {self.name!r} returned {type(answer)}"
             )
         return answer
+
+    def _finished(self, method: str, value: Any) -> Any:
+        """A value of any type that is there already."""
+        if isinstance(value, _UNFINISHED):
+            expected = "return a dict; only what is declared async def is awaited, nothing streams"
+            raise self._refused(method, value, expected)
+        return value
+
+    def _refused(self, method: str, value: Any, expected: str) -> PayloadTypeError:
+        _close(value)
+        found = "None" if value is None else type(value).__name__
+        return PayloadTypeError(f"{self._named[method]} returned {found}: {expected}")
+
+    def _unpack_prepared(self, returned: tuple[Any, ...]) -> Prepared:
+        """(data, is_skip, code, info), or (data, code, info) without the flag."""
+        what = self._named["preprocess"]
+        if len(returned) == 3 and not isinstance(returned[1], bool | np.bool_):
+            data, code, info = returned
+            skip: Any = False
+        else:
+            data, skip, code, info = _padded(returned, 4, what)
+        if code is not None:
+            raise _product_error(code, info, what)
+        if not isinstance(skip, _FLAGS):
+            raise PayloadTypeError(
+                f"{what} returned a tuple with {type(skip).__name__} as its second value: return "
+                "(data, is_skip_process, prod_errcode, prod_errinfo), or only the data."
+            )
+        return data, bool(skip)
 
     def call(self, method: str, argument: Any) -> Any:
         """The result of one of the Op's one-argument methods, or the PipelineError it ended in."""
@@ -124,11 +183,13 @@ class BoundOp:
             _LOGGER.exception("[%s] %s raised", type(self.op).__name__, method)
             return PackageError(f"rpc package error: {error}")
 
-    def _adapt(self, name: str, forms: Callable[..., Any]) -> Callable[..., Any]:
-        method = getattr(self.op, name)
+    def _adapt(self, hook: Hook, forms: Callable[..., Any]) -> Callable[..., Any]:
+        method = getattr(self.op, hook.name)
+        count, names = argument_count(self.op, hook)
         if inspect.iscoroutinefunction(method):
-            method = self._on_loop(method, name)
-        adapted: Callable[..., Any] = forms(method, _positional(getattr(self.op, name)))
+            method = self._on_loop(method, hook.name)
+        is_full = count == len(hook.most)
+        adapted: Callable[..., Any] = method if is_full else forms(method, names[:count])
         return adapted
 
     def _on_loop(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -158,36 +219,36 @@ def coded_error(code: int, text: str) -> PipelineError:
 
 def unpack_result(returned: Any) -> tuple[Any, int | None]:
     """(payload, log id or None) of `unpack_request_package` in any historical shape."""
-    if not isinstance(returned, tuple):
-        return returned, None
-    payload, log_id, code, info = (
-        returned if len(returned) == 4 else _padded(returned, 4, "unpack_request_package")
-    )
-    if code is not None:
-        raise ProductError(code, str(info or ""))
-    return payload, log_id
+    payload, log_id = returned, None
+    what = UNPACK.name
+    if isinstance(returned, tuple):
+        payload, log_id, code, info = _padded(returned, 4, what)
+        if code is not None:
+            raise _product_error(code, info, what)
+    if not isinstance(payload, Mapping):
+        _close(payload)
+        raise PayloadTypeError(
+            f"{what} returned {type(payload).__name__}: return a dict, or (dict, log_id, "
+            "prod_errcode, prod_errinfo)"
+        )
+    return payload, None if log_id is None else _log_id(log_id)
 
 
-def _positional(method: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that can be passed by position; "*" for any number."""
-    names = []
-    for parameter in inspect.signature(method).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names.append("*")
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names
-
-
-def _takes(names: list[str], count: int) -> bool:
-    return "*" in names or len(names) >= count
+def _log_id(given: Any) -> int:
+    try:
+        log_id = int(given or 0)
+        log_id.to_bytes(8, signed=True)  # more the wire cannot hold
+    except (TypeError, ValueError, OverflowError):
+        raise PayloadTypeError(
+            f"{UNPACK.name} returned {type(given).__name__} {given!s:.40} as log id: return an "
+            "int of at most 64 bits"
+        ) from None
+    return log_id
 
 
 def _preprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """(inputs, data_id, log_id), (inputs, log_id | data_id), (inputs)"""
-    if _takes(names, 3):
-        return method
-    if len(names) < 2:
+    """(inputs, log_id | data_id), (inputs)"""
+    if len(names) == 1:
         return lambda inputs, data_id, log_id: method(inputs)
     if names[1] == "data_id":
         return lambda inputs, data_id, log_id: method(inputs, data_id)
@@ -195,49 +256,49 @@ def _preprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[
 
 
 def _process_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """(feed_batch, log_id), (feed_batch), and v0.3's (feed_dict), which takes the dict itself."""
-    if _takes(names, 2):
-        return method
+    """(feed_batch), and v0.3's (feed_dict), which takes the dict itself."""
     if names == ["feed_dict"]:
         return lambda feed_batch, log_id: method(feed_batch[0])
     return lambda feed_batch, log_id: method(feed_batch)
 
 
 def _postprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """(inputs, fetched, data_id, log_id), (inputs, fetched, log_id | data_id), (inputs, fetched)"""
-    if _takes(names, 4):
-        return method
-    if len(names) < 3:
+    """(inputs, fetched, log_id | data_id), (inputs, fetched)"""
+    if len(names) == 2:
         return lambda inputs, fetched, data_id, log_id: method(inputs, fetched)
     if names[2] == "data_id":
         return lambda inputs, fetched, data_id, log_id: method(inputs, fetched, data_id)
     return lambda inputs, fetched, data_id, log_id: method(inputs, fetched, log_id)
 
 
-def _unpack_prepared(returned: tuple[Any, ...]) -> Prepared:
-    """(data, is_skip, code, info), or (data, code, info) without the flag."""
-    if len(returned) == 3 and not isinstance(returned[1], bool):
-        data, code, info = returned
-        skip: Any = False
-    else:
-        data, skip, code, info = _padded(returned, 4, "preprocess")
-    if code is not None:
-        raise ProductError(code, str(info or ""))
-    return data, bool(skip)
-
-
-def _padded(returned: tuple[Any, ...], length: int, method: str) -> tuple[Any, ...]:
+def _padded(returned: tuple[Any, ...], length: int, what: str) -> tuple[Any, ...]:
     if not 1 <= len(returned) <= length:
         raise PayloadTypeError(
-            f"{method} returned a tuple of {len(returned)} values: return {length} values, or "
+            f"{what} returned a tuple of {len(returned)} values: return {length} values, or "
             "only the first."
         )
     return returned + (None,) * (length - len(returned))
+
+
+def _product_error(code: Any, info: Any, what: str) -> PipelineError:
+    """The ProductError for a code that was returned; members of a ProductErrCode count, too."""
+    try:
+        return ProductError(code.value if isinstance(code, Enum) else code, str(info or ""))
+    except (TypeError, ValueError):
+        return PayloadTypeError(
+            f"{what} returned {type(code).__name__} as error code: return an int, or None"
+        )
+
+
+def _close(value: object) -> None:
+    """Drop what a method returned; of a coroutine that is not closed Python says more."""
+    if isinstance(value, Coroutine):
+        value.close()
 
 
 def _is_process_triple(returned: Any) -> bool:
     return (
         isinstance(returned, tuple)
         and len(returned) == 3
-        and (returned[1] is None or isinstance(returned[1], int))
+        and (returned[1] is None or isinstance(returned[1], int | np.integer | Enum))
     )

@@ -19,6 +19,11 @@ class Graph:
     ops: tuple[Op, ...]
 
     @property
+    def all_ops(self) -> tuple[Op, ...]:
+        """With the RequestOp and the ResponseOp."""
+        return (self.request_op, *self.ops, self.response_op)
+
+    @property
     def last_op(self) -> Op:
         """The Op whose answer the ResponseOp packs."""
         return self.response_op.get_input_ops()[0]

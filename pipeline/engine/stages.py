@@ -264,14 +264,16 @@ class BatchRun(msgspec.Struct, eq=False):
             if self.outcomes[index] is not None or index not in self.prepared:
                 continue
             data = fetched.get(index, self.prepared[index])
-            if sample.is_feed or isinstance(data, PipelineError):
+            if isinstance(data, PipelineError):
                 self.outcomes[index] = data
                 continue
             if index in self.states:
                 op.state.update(self.states[index])
             try:
-                self.outcomes[index] = op.postprocess(
-                    sample.inputs, data, sample.data_id, sample.log_id
+                self.outcomes[index] = (
+                    op.answer(data)
+                    if sample.is_feed
+                    else op.postprocess(sample.inputs, data, sample.data_id, sample.log_id)
                 )
             except BaseException as error:  # user code; a worker survives even SystemExit
                 self.outcomes[index] = _stage_error(error, op, "postprocess", sample.log_id)

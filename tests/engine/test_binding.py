@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import functools
 import inspect
 
 import numpy as np
 import pytest
 
 from pipeline import Op
+from pipeline.compat import ProductErrCode
 from pipeline.config import load_config, resolve_op
 from pipeline.engine.binding import BoundOp, unpack_result
 from pipeline.errors import PayloadTypeError, PipelineError, ProductError
@@ -125,6 +127,87 @@ def test_postprocess_should_return_a_dict():
         op.postprocess(IN, {}, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (({}, {"b": 2}), "a tuple with dict as its second value"),
+        (({}, False, "no", ""), "str as error code"),
+        (({}, np.zeros(2), ""), "ndarray as error code"),
+        (({}, 1, 2, 3, 4), "a tuple of 5 values"),
+    ],
+)
+def test_a_tuple_of_preprocess_that_is_none_of_the_shapes_is_named(returned, found):
+    op = bound(type("X", (Op,), {"preprocess": lambda self, i: returned}))
+    with pytest.raises(PayloadTypeError, match=f"Op 'op': preprocess returned {found}"):
+        op.preprocess(IN, 0, 0)
+
+
+def test_numbers_of_numpy_and_members_of_enums_are_codes_too():
+    class Code(ProductErrCode):
+        BAD = 61
+
+    op = bound(
+        type(
+            "X",
+            (Op,),
+            {
+                "preprocess": lambda self, i: ({}, np.True_, None),
+                "process": lambda self, f, log_id: ({"y": 1}, np.int64(0), ""),
+                "postprocess": lambda self, i, f: ({}, Code.BAD, "bad"),
+            },
+        )
+    )
+    assert op.preprocess(IN, 0, 0) == ({}, True)
+    assert op.process({}, 0) == {"y": 1}
+    with pytest.raises(ProductError) as caught:
+        op.postprocess(IN, {}, 0, 0)
+    assert caught.value.code == 61
+
+
+async def later():
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [(later, "coroutine"), (lambda: (x for x in "abc"), "generator")],
+)
+def test_what_is_not_there_yet_is_no_result(make, found):
+    """Nobody awaits what a plain method returns, and nothing streams."""
+    op = bound(
+        type(
+            "X",
+            (Op,),
+            {
+                "preprocess": lambda self, i: make(),
+                "process": lambda self, f, log_id: make(),
+                "postprocess": lambda self, i, f: make(),
+            },
+        )
+    )
+    with pytest.raises(PayloadTypeError, match=f"Op 'op': preprocess returned {found}"):
+        op.preprocess(IN, 0, 0)
+    with pytest.raises(PayloadTypeError, match=f"Op 'op': process returned {found}"):
+        op.process({}, 0)
+    with pytest.raises(PayloadTypeError, match=f"Op 'op' returned <class '{found}'>"):
+        op.postprocess(IN, {}, 0, 0)
+
+
+def test_a_decorator_that_adds_an_argument_is_called_with_what_it_takes():
+    def with_size(function):
+        @functools.wraps(function)
+        def wrapper(self, input_dicts):
+            return function(self, input_dicts, 0, 0, 3)
+
+        return wrapper
+
+    def preprocess(self, input_dicts, data_id, log_id, size):
+        return {"size": size}
+
+    op = bound(type("X", (Op,), {"preprocess": with_size(preprocess)}))
+    assert op.preprocess(IN, 7, 8) == ({"size": 3}, False)
+
+
 PROCESS = {
     "list and log id": lambda self, feed_batch, typical_logid: (feed_batch, typical_logid),
     "list": lambda self, feed_batch: (feed_batch, None),
@@ -209,6 +292,22 @@ def test_unpack_may_return_every_shape(returned, expected):
 def test_a_product_code_of_unpack_is_an_error():
     with pytest.raises(ProductError, match="bad"):
         unpack_result(({}, 0, 51, "bad"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (None, "NoneType: return a dict"),
+        ([{"a": 1}], "list: return a dict"),
+        ((None, 0, None, ""), "NoneType: return a dict"),
+        (({}, "abc", None, ""), "str abc as log id"),
+        (({}, 2**63, None, ""), "int 9223372036854775808 as log id"),
+        (({}, 0, "bad", ""), "str as error code"),
+    ],
+)
+def test_what_unpack_must_not_return_is_named(returned, found):
+    with pytest.raises(PayloadTypeError, match=f"unpack_request_package returned {found}"):
+        unpack_result(returned)
 
 
 def test_only_ops_that_need_it_run_process():

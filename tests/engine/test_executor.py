@@ -211,6 +211,21 @@ def test_overridden_edges_run_on_workers_and_their_product_codes_count():
 # Admission --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("returned", [({}, "no number", None, ""), ({}, 0, "no code", ""), [1]])
+def test_a_request_whose_unpack_returned_nonsense_ends_at_once(returned):
+    class Odd(RequestOp):
+        def unpack_request_package(self, request):
+            return returned
+
+    async def test():
+        async with Engine(chain("a", read=Odd())) as engine:
+            response = await engine.ask()
+            assert response.err_no == 7000
+            assert "unpack_request_package returned" in response.err_msg
+
+    run_virtual(test())
+
+
 def test_worker_num_bounds_what_is_inside_and_queue_size_what_waits():
     async def main():
         engine = Engine(chain("a"), {"worker_num": 2, "queue_size": 3}, {"a": None})

@@ -221,12 +221,64 @@ def test_an_op_without_model_hands_any_object_on():
     assert run(bind(Anything("m")), samples({})) == [{"got": "any object"}]
 
 
-def test_the_default_postprocess_drops_what_is_no_dict():
-    class Lists(Op):
+@pytest.mark.parametrize("data", [[{"a": 1}], "text", 7, [], iter("abc")])
+def test_what_is_no_dict_is_not_dropped_where_no_postprocess_reads_it(data):
+    class Returns(Op):
         def preprocess(self, input_dicts):
-            return [{"a": 1}]
+            return data if input_dicts["read"] else {"good": 1}
 
-    assert run(bind(Lists("m")), samples({})) == [{}]
+    good, bad = run(bind(Returns("m")), samples({}, {"bad": 1}))
+    assert good == {"good": 1}
+    assert bad.code == 7000
+    assert f"Op 'm': preprocess returned {type(data).__name__}: return a dict" in str(bad)
+
+
+@pytest.mark.parametrize("result", [[1, 2], "text", 7, np.zeros(2), ({}, 0), (x for x in "abc")])
+def test_a_result_that_is_no_dict_is_an_error_of_its_request_alone(result):
+    class Returns(Model):
+        postprocess = Op.postprocess
+
+        def process(self, feed_batch, typical_logid):
+            (feed,) = feed_batch
+            return result if (feed["x"] < 0).any() else {"y": feed["x"]}
+
+    good, bad, other = run(bind(Returns("m")), samples(rows(1), rows(-1), rows(2)))
+    assert (good["y"].tolist(), other["y"].tolist()) == ([1], [2])
+    assert bad.code == 7000
+    expected = f"Op 'm': process returned {type(result).__name__}: return a dict of results"
+    assert expected in str(bad)
+
+
+def test_a_postprocess_of_the_users_may_be_given_any_result():
+    class Lists(Model):
+        def process(self, feed_batch, typical_logid):
+            return list(feed_batch[0]["x"])
+
+        def postprocess(self, input_dicts, fetch_data):
+            return {"got": fetch_data}
+
+    assert run(bind(Lists("m")), samples(rows(1), rows(2, 3))) == [{"got": [1]}, {"got": [2, 3]}]
+
+
+def test_a_mini_batch_needs_a_postprocess():
+    class Mini(Model):
+        postprocess = Op.postprocess
+
+        def preprocess(self, input_dicts, data_id, log_id):
+            return [input_dicts["read"]]
+
+    (outcome,) = run(bind(Mini("m")), samples(rows(1)))
+    assert "preprocess returned list" in str(outcome)
+    assert "write a postprocess" in str(outcome)
+
+
+def test_a_request_for_process_alone_gets_no_result_that_is_no_dict():
+    class Lists(Model):
+        def process(self, feed_batch, typical_logid):
+            return list(feed_batch[0]["x"])
+
+    (outcome,) = run(bind(Lists("m")), [Sample(0, rows(1), is_feed=True)])
+    assert "Op 'm': process returned list" in str(outcome)
 
 
 def test_what_is_neither_dict_nor_list_cannot_be_processed():

@@ -1,0 +1,252 @@
+"""Hooks: the methods that users override, in which forms, and what can be seen wrong at start."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from types import CodeType
+from typing import Any
+
+from pipeline.errors import InitError
+from pipeline.op import Op, RequestOp, ResponseOp, overrides, runs_process
+
+_ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A method that users override.
+
+    Args:
+        name: of the method.
+        most: the parameters of its longest form, after `self`.
+        least: how many of them its shortest form has.
+        others: the forms between, for texts.
+        may_be_async: whether somebody awaits it.
+        answer: what it returns, for texts.
+    """
+
+    name: str
+    most: tuple[str, ...] = ()
+    least: int = 0
+    others: tuple[tuple[str, ...], ...] = ()
+    may_be_async: bool = True
+    answer: str = "one dict"
+
+    @property
+    def forms(self) -> str:
+        """Every form that is accepted, the longest first."""
+        forms = dict.fromkeys((self.most, *self.others, self.most[: self.least]))
+        return ", ".join(f"{self.name}({', '.join(('self', *form))})" for form in forms)
+
+
+INIT_OP = Hook("init_op", answer="nothing")
+PREPROCESS = Hook(
+    "preprocess",
+    ("input_dicts", "data_id", "log_id"),
+    1,
+    (("input_dicts", "log_id"), ("input_dicts", "data_id")),
+    answer="one dict, or a list of dicts",
+)
+PROCESS = Hook("process", ("feed_batch", "typical_logid"), 1)
+POSTPROCESS = Hook(
+    "postprocess",
+    ("input_dicts", "fetch_data", "data_id", "log_id"),
+    2,
+    (("input_dicts", "fetch_data", "log_id"), ("input_dicts", "fetch_data", "data_id")),
+)
+CHECK_JUMPING = Hook("check_jumping", ("input_data",), 1, may_be_async=False, answer="a bool")
+SHAPES = Hook("set_dynamic_shape_info", may_be_async=False, answer="nothing")
+UNPACK = Hook("unpack_request_package", ("request",), 1)
+PACK = Hook("pack_response_package", ("channeldata",), 1, answer="one Response")
+_OF_ALL = (INIT_OP, SHAPES)
+_OF_OPS = (*_OF_ALL, PREPROCESS, PROCESS, POSTPROCESS, CHECK_JUMPING)
+_EVERY = (*_OF_OPS, UNPACK, PACK)
+
+
+def check_hooks(ops: Iterable[Op]) -> None:
+    """Look at every hook that will be called.
+
+    Raises:
+        InitError: naming Op, method and expected forms of all those that cannot be called.
+    """
+    wrong = [text for op in ops for hook in _called(op) for text in _faults(op, hook)]
+    if wrong:
+        raise InitError("\n".join(wrong))
+
+
+def argument_count(op: Op, hook: Hook) -> tuple[int, list[str]]:
+    """How many arguments a hook is called with, and the names of its positional parameters.
+
+    Raises:
+        InitError: it cannot be called with any number of arguments that it may have.
+    """
+    method = getattr(op, hook.name)
+    outer = _signature(method, follow_wrapped=False)
+    if outer is None:  # compiled code without one: it is believed to take everything
+        return len(hook.most), [_ANY]
+    inner = _signature(method, follow_wrapped=True)
+    says_more = inner is not None and _ANY in _positional(outer)
+    for seen in ([outer, inner], [outer]) if says_more else ([outer],):
+        for count in range(len(hook.most), hook.least - 1, -1):
+            if all(_binds(signature, count) for signature in seen if signature):
+                return count, _positional(seen[-1] or outer)
+    raise InitError(
+        f"Op {op.name!r}: {_described(method, hook)} takes {outer}, which is none of the forms "
+        f"that it is called in: {hook.forms}."
+    )
+
+
+def _called(op: Op) -> Iterator[Hook]:
+    """The hooks of `op` that somebody calls."""
+    for hook in _hooks_of(op):
+        is_idle = hook is PROCESS and not runs_process(op)
+        if not is_idle and (hook is not CHECK_JUMPING or op.is_jump_op()):
+            yield hook
+
+
+def _faults(op: Op, hook: Hook) -> Iterator[str]:
+    method = getattr(op, hook.name)
+    if not callable(method):
+        yield (
+            f"Op {op.name!r}: {type(op).__qualname__}.{hook.name} is no method, but "
+            f"{type(method).__name__}. Give it another name, or write {hook.forms}."
+        )
+        return
+    where = f"Op {op.name!r}: {_described(method, hook)}"
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        yield (
+            f"{where} has a yield, which makes it a generator: an Op answers once, streams are "
+            f"not served yet. Return {hook.answer}."
+        )
+    elif inspect.iscoroutinefunction(method) and not hook.may_be_async:
+        yield f"{where} is async def, and nobody awaits it. Make it def."
+    try:
+        argument_count(op, hook)
+    except InitError as error:
+        yield str(error)
+
+
+def _described(method: Any, hook: Hook) -> str:
+    """The method's name and where it is written."""
+    function = inspect.unwrap(getattr(method, "__func__", method))
+    name = getattr(function, "__qualname__", hook.name)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return str(name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def _signature(method: Callable[..., Any], follow_wrapped: bool) -> inspect.Signature | None:
+    try:
+        return inspect.signature(method, follow_wrapped=follow_wrapped)
+    except (TypeError, ValueError):  # compiled code need not have one
+        return None
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _positional(signature: inspect.Signature) -> list[str]:
+    """Names of the parameters that can be passed by position; "*" for any number."""
+    names = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names.append(_ANY)
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names
+
+
+# Names that miss a hook -------------------------------------------------------------------------
+
+
+def doubtful_names(ops: Iterable[Op]) -> Iterator[str]:
+    """Methods that look as if they were meant to be a hook, but are called by nobody."""
+    owners: dict[type, Op] = {}
+    for op in ops:
+        for cls in _own_classes(op):
+            owners.setdefault(cls, op)
+    mentioned = {name for cls in owners for name in _mentioned_in(cls)}
+    for cls, op in owners.items():
+        for name, value in vars(cls).items():
+            if _is_method(value) and name not in mentioned and (doubt := _doubt(op, cls, name)):
+                yield doubt
+
+
+def _own_classes(op: Op) -> list[type]:
+    """The user's classes among those of an Op."""
+    ours = __name__.partition(".")[0]
+    return [c for c in type(op).__mro__ if c.__module__.partition(".")[0] not in (ours, "builtins")]
+
+
+def _is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, staticmethod | classmethod)
+
+
+def _doubt(op: Op, cls: type, name: str) -> str:
+    """What to think of a method's name; "" if it is a good one."""
+    what = f"Op {op.name!r}: {cls.__qualname__}.{name} is never called"
+    for hook in _EVERY:
+        if name == hook.name:
+            if hook in _hooks_of(op) or not issubclass(cls, Op):
+                return ""
+            return f"{what}: {_kind(op)} has no such method."
+        if name.startswith("_") or hook not in _hooks_of(op) or overrides(op, hook.name):
+            continue
+        if _is_one_slip(_plain(name), _plain(hook.name)):
+            return f"{what}: is {hook.name} meant? If not, give it a name that is less like it."
+    return ""
+
+
+def _hooks_of(op: Op) -> tuple[Hook, ...]:
+    if isinstance(op, RequestOp):
+        return (*_OF_ALL, UNPACK)
+    return (*_OF_ALL, PACK) if isinstance(op, ResponseOp) else _OF_OPS
+
+
+def _kind(op: Op) -> str:
+    return next(k.__name__ for k in (RequestOp, ResponseOp, Op) if isinstance(op, k))
+
+
+def _is_one_slip(one: str, other: str) -> bool:
+    """Whether they are equal but for a letter that is wrong, missing or added, or two swapped."""
+    start = _alike(one, other)
+    one, other = one[start:], other[start:]
+    end = _alike(one[::-1], other[::-1])
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    return max(len(one), len(other)) <= 1 or (len(one) == 2 and one == other[::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many letters they begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _mentioned_in(cls: type) -> Iterator[str]:
+    """All names in the code of a class's methods."""
+    for value in vars(cls).values():
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        if isinstance(code, CodeType):
+            yield from _names_of(code)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)
+        elif isinstance(constant, str):  # as of a getattr
+            yield constant
