@@ -368,7 +368,11 @@ class DAGExecutor:
         error = answer if isinstance(answer, PipelineError) else None
         if isinstance(error, DeadlineError) and self._restart(request):
             return
+        branches = request.live - 1  # that nobody waits for any more
         self._close(request, error, Outcome.BACKEND)
+        if branches > 0:
+            for node in self.nodes.values():
+                node.forget(request)
         data = self._channel_data(request, None if error else answer, error)
         if not request.is_packed:
             self._answer(request, data)

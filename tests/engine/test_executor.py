@@ -547,6 +547,28 @@ def test_a_worker_nobody_waits_for_any_more_is_replaced_when_it_takes_far_too_lo
     run_virtual(main())
 
 
+def test_branches_that_lost_the_race_leave_nothing_behind_an_op_that_hangs():
+    """All gauges are 0: else what is pending there stands for ever, and nobody looks."""
+
+    async def main():
+        read = RequestOp()
+        slow, quick = Tag("slow", [read]), Tag("quick", [read])
+        config = {"dag": {"channel_recv_first_arrive": True}}
+        async with Engine(Tag("j", [slow, quick]), config, {"slow": None}) as engine:
+            asked = [engine.ask(path=str(i)) for i in range(5)]
+            got = [path_of(response) for response in await asyncio.gather(*asked)]
+            assert got == [f"{i}>quick>j" for i in range(5)]
+            assert [op.queued for op in engine.executor.state().ops] == [0, 0, 0]
+            assert engine.pools["slow"].given_up == [], "it may still come to an end"
+            await asyncio.sleep(3)
+            assert len(engine.pools["slow"].given_up) == 1
+            assert [op.running for op in engine.executor.state().ops] == [0, 0, 0]
+            engine.journal.fold()
+            assert len(engine.turns) == 15, "each turn is told"
+
+    run_virtual(main())
+
+
 def test_a_request_that_expires_does_not_put_off_the_timeout_of_another():
     async def main():
         loop = asyncio.get_running_loop()
