@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -36,14 +37,17 @@ async def ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a thread of its own, in a copy of its maker's context."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=loop_factory())
         self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop]
         self._loop = concurrent.futures.Future()
         self._end = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="pipeline-loop", daemon=True)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name="pipeline-loop", daemon=True
+        )
         self._thread.start()
 
     @property

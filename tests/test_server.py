@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import socket
 import sys
@@ -513,3 +514,51 @@ def test_the_gil_is_handed_over_sooner_while_a_server_runs():
     with server_for(chain("a"), switch_interval=200):
         assert sys.getswitchinterval() == pytest.approx(0.0002)
     assert sys.getswitchinterval() == before
+
+
+# The context of whoever starts the server ---------------------------------------------------
+
+MARK = contextvars.ContextVar("mark", default="none")
+
+
+class UnpacksMark(RequestOp):
+    def unpack_request_package(self, request):
+        return {"unpack": MARK.get()}
+
+
+class PacksMark(ResponseOp):
+    def pack_response_package(self, channeldata):
+        response = pipeline_service_pb2.Response(key=["pack"], value=[MARK.get()])
+        for key, value in channeldata.parse().items():
+            response.key.append(key)
+            response.value.append(value)
+        return response
+
+
+class AddsMark(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, answer),) = input_dicts.items()
+        return {**answer, "preprocess": MARK.get()}, False, None, ""
+
+    async def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+        return {**fetch_dict, "async": MARK.get()}, None, ""
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("copies", [False, True])
+def test_all_user_code_runs_in_the_context_of_whoever_started_the_server(workers, copies):
+    op = AddsMark("adds", [UnpacksMark()])
+    token = MARK.set("starter")
+    try:
+        dag = {"is_thread_op": workers == "thread"}
+        config = {"build_dag_each_worker": copies, "worker_num": 1}
+        with (
+            server_for(op, response_op=PacksMark(op), dag=dag, **config) as server,
+            client_of(server) as client,
+        ):
+            found = client.predict({"x": "1"})
+            assert {key: found[key] for key in found.key} == dict.fromkeys(
+                ("unpack", "preprocess", "async", "pack"), "starter"
+            )
+    finally:
+        MARK.reset(token)

@@ -1,4 +1,4 @@
-"""Names that NumPy has dropped since those scripts were written, put back for them."""
+"""What NumPy has dropped since those scripts were written, put back for them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def restore() -> None:
     for name, value in _FORMER.items():
         vars(np).setdefault(name, value)  # to ask by hasattr would be a warning
     np.fromstring = _fromstring  # type: ignore[assignment]  # it is overloaded there
+
+
+def write_scalars_as_before() -> None:
+    """Write `0.9` where NumPy 2 writes `np.float32(0.9)`, in this context.
+
+    Scripts send `str()` of lists with NumPy's scalars in them, and their clients evaluate it.
+    """
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # before it, they are written so anyway
+        np.set_printoptions(legacy="1.25")
 
 
 def _fromstring(

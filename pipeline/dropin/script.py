@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
+from pipeline.dropin import old_numpy
 from pipeline.dropin.finder import install
 
 
@@ -26,6 +27,7 @@ def run_script(path: str, arguments: Sequence[str] = ()) -> None:
         reason = "is a folder, not a script" if Path(path).is_dir() else "no such file"
         raise ScriptNotFoundError(f"can't open {path!r}: {reason} (current folder: {Path.cwd()})")
     install()
+    old_numpy.write_scalars_as_before()
     folder = os.path.dirname(os.path.realpath(path))
     _warn_of_namesake(folder)
     _set_first_path(folder)
@@ -36,6 +38,7 @@ def run_script(path: str, arguments: Sequence[str] = ()) -> None:
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
     """Run an importable module, or the `__main__` of a package, as `python -m` does."""
     install()
+    old_numpy.write_scalars_as_before()
     _set_first_path(os.getcwd())
     spec = _spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import copy
 import inspect
 import logging
@@ -208,6 +209,27 @@ class BoundOp:
                 self._awaited = None
 
         return wait_for
+
+
+def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Call `init_op`; what it sets in its context, such as numpy's print options, stays set.
+
+    An `async def` one runs on `loop`, in a context of its own that is taken over from there.
+    """
+    init_op: Callable[[], Any] = op.init_op
+    if not inspect.iscoroutinefunction(init_op):
+        init_op()
+        return
+    assert loop is not None, "there is a loop for every async method"
+
+    async def run() -> contextvars.Context:
+        await init_op()
+        return contextvars.copy_context()
+
+    now = contextvars.copy_context()
+    for variable, value in asyncio.run_coroutine_threadsafe(run(), loop).result().items():
+        if variable not in now or now[variable] is not value:
+            variable.set(value)
 
 
 def coded_error(code: int, text: str) -> PipelineError:

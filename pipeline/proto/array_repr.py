@@ -26,9 +26,9 @@ _DEFAULT_OPTIONS: dict[str, Any] = {
     "sign": "-",
     "floatmode": "maxprec",
     "formatter": None,
-    "legacy": False,
     "override_repr": None,
 }
+_SAME_TEXT = (False, "1.25", "2.1")  # values of "legacy" with which arrays of numbers look alike
 _DTYPE_NAMES = {  # empty where the text implies the dtype
     np.dtype(np.float64): "",
     np.dtype(np.float32): "float32",
@@ -64,7 +64,9 @@ def quick_repr(array: Array) -> str | None:
 
 def _options_are_default() -> bool:
     options = np.get_printoptions()
-    return all(options.get(name) == value for name, value in _DEFAULT_OPTIONS.items())
+    return options.get("legacy") in _SAME_TEXT and all(
+        options.get(name) == value for name, value in _DEFAULT_OPTIONS.items()
+    )
 
 
 def _words(flat: Array) -> list[str] | None:

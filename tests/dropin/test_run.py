@@ -152,7 +152,9 @@ class ShoutOp(Op):
 SERVICE = """
 import argparse
 import logging
+import sys
 import numpy as np
+np.set_printoptions(threshold=sys.maxsize)
 try:
     from paddle_serving_server_gpu.web_service import WebService, Op
 except ImportError:
@@ -178,7 +180,10 @@ class EndOp(Op):
         assert channel.ChannelDataErrcode is ChannelDataErrcode
         assert pipeline_service_pb2.Request().logid == 0
         mark = np.fromstring(args.mark.encode(), np.uint8)
-        return {"text": input_dict["answer"].text + chr(mark[0])}, False, None, ""
+        scalars = str([np.float32(0.5), np.float64(0.25)])
+        long_text = len(str(np.arange(5000)))
+        text = input_dict["answer"].text + chr(mark[0]) + scalars + str(long_text)
+        return {"text": text}, False, None, ""
 
 
 class ShoutService(WebService):
@@ -209,7 +214,7 @@ def test_a_service_of_the_predecessor_runs_unmodified(tmp_path, arguments):
     (tmp_path / "service.py").write_text(SERVICE)
     with nothing_more():
         done = run(tmp_path, "service.py", *arguments)
-    assert (done.stdout, done.stderr) == ("ABC! 5000\n", "")
+    assert (done.stdout, done.stderr) == ("ABC![0.5, 0.25]25358 5000\n", "")
 
 
 BENCHMARK = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 
 import pytest
@@ -316,5 +317,58 @@ def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
             pool.workers.submit([left])
             await pool.until(lambda: any(job is left for _, job in pool.done))
             release.set()
+
+    asyncio.run(main())
+
+
+# What the starter of the server set in its context ------------------------------------------
+
+MARK = contextvars.ContextVar("mark", default="none")
+
+
+async def marks_of_two_workers(pool):
+    """What two workers that are at work at the same time find."""
+    both = threading.Barrier(2, timeout=20)
+    seen = []
+
+    def look(op):
+        both.wait()
+        seen.append(MARK.get())
+        MARK.set("one worker's own")
+
+    for _ in range(2):
+        pool.workers.submit([Task(look)])
+    await pool.until(lambda: len(pool.done) == 2)
+    return seen
+
+
+def test_workers_run_in_copies_of_the_context_that_they_are_made_in():
+    async def main():
+        MARK.set("starter")
+        pool = Pool(count=2)
+        MARK.set("later")
+        async with pool:
+            assert await marks_of_two_workers(pool) == ["starter", "starter"]
+        assert MARK.get() == "later"
+
+    asyncio.run(main())
+
+
+class SetsMark(Op):
+    def init_op(self):
+        MARK.set("init_op")
+
+
+class SetsMarkAsync(Op):
+    async def init_op(self):
+        await asyncio.sleep(0)
+        MARK.set("init_op")
+
+
+@pytest.mark.parametrize("kind", [SetsMark, SetsMarkAsync])
+def test_what_init_op_sets_in_its_context_holds_for_every_worker(kind):
+    async def main():
+        async with Pool(kind("op"), 2) as pool:
+            assert await marks_of_two_workers(pool) == ["init_op", "init_op"]
 
     asyncio.run(main())

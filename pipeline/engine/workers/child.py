@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.engine.binding import BoundOp
+from pipeline.engine.binding import BoundOp, run_init_op
 from pipeline.engine.parcel import seal, unseal
 from pipeline.engine.stages import BatchRun
 from pipeline.engine.workers.arena import Arena, RegionAllocator
@@ -147,11 +147,7 @@ class WorkerMain:
         op.concurrency_idx = number
         loop = _loop_for(op, stack)
         self.set_up(op, number)
-        if inspect.iscoroutinefunction(op.init_op):
-            assert loop is not None, "there is a loop for every async method"
-            asyncio.run_coroutine_threadsafe(op.init_op(), loop).result()
-        else:
-            op.init_op()
+        run_init_op(op, loop)
         return BoundOp(op, number, loop)
 
 

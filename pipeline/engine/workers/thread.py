@@ -10,6 +10,7 @@ worker with every job that is taken.)
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import cast
 
-from pipeline.engine.binding import BoundOp
+from pipeline.engine.binding import BoundOp, run_init_op
 from pipeline.engine.state import WorkersState
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
@@ -62,7 +63,10 @@ class ThreadWorker:
         self.is_stuck = False
         self.began_ns = self.took_ns = 0
         self.thread = threading.Thread(
-            target=self._run, name=f"pipeline-{pool.name}-{number}", daemon=True
+            target=pool.context.copy().run,
+            args=(self._run,),
+            name=f"pipeline-{pool.name}-{number}",
+            daemon=True,
         )
 
     @property
@@ -134,6 +138,9 @@ class ThreadWorkers:
         self._stuck: list[ThreadWorker] = []
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
+        # What the server's starter set for itself, such as numpy's print options, holds for its
+        # workers: to the user both are one program.
+        self.context = contextvars.copy_context()
 
     @property
     def count(self) -> int:
@@ -185,10 +192,8 @@ class ThreadWorkers:
         op = self._op
         try:
             self._set_up(op, 0)
-            if asyncio.iscoroutinefunction(op.init_op):
-                asyncio.run_coroutine_threadsafe(op.init_op(), self._loop).result()
-            else:
-                op.init_op()
+            run_init_op(op, self._loop)
+            self.context = contextvars.copy_context()  # with what `init_op` set
             worker.op = BoundOp(op, 0, self._loop)
         except BaseException as error:  # user code; the start of the server fails with it
             detail = "".join(traceback.format_exception(error))

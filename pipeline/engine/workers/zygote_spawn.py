@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
 
 from pipeline.engine.workers.zygote_main import ChildMain, serve, signals_blocked
 from pipeline.errors import InitError
@@ -132,9 +133,13 @@ def _classes_of_script() -> dict[str, type]:
 
 
 def _preparations() -> list[Callable[[], None]]:
-    """What import hooks do to be there in a fresh interpreter, too, such as that of `dropin`."""
+    """What makes a fresh interpreter like this one.
+
+    That is what import hooks, such as that of `dropin`, do to be there, and numpy's print options.
+    """
     hooks = (getattr(finder, "prepare_spawned", None) for finder in sys.meta_path)
-    return [hook for hook in hooks if hook is not None]
+    options = functools.partial(np.set_printoptions, **np.get_printoptions())
+    return [*(hook for hook in hooks if hook is not None), options]
 
 
 def _why_not(value: object) -> str | None:
