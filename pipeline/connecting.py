@@ -94,7 +94,7 @@ class PredictorLoader:
             fetch_list=_fetch_list(config),
             model_name=config.model_name,
             model_version=config.model_version,
-            sends_tensors=op.packs_tensors is not False,
+            sends_tensors=op.pipeline_packs_tensors is not False,
         )
 
 

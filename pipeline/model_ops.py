@@ -61,7 +61,7 @@ def log_id_of(message: bytes) -> int:
 class CallOp(RequestOp):
     """Passes the call on as it is: a worker reads it, the event loop has other work."""
 
-    is_quick = True
+    pipeline_is_quick = True
 
     def unpack_request_package(self, request: Any) -> Any:
         call: ModelCall = request
@@ -71,13 +71,10 @@ class CallOp(RequestOp):
 class AnswerOp(ResponseOp):
     """Takes what the model's worker wrote; an error comes out as `pack_error` has it."""
 
-    is_quick = True
+    pipeline_is_quick = True
 
     def pack_response_package(self, channeldata: ChannelData) -> Any:
         return pack_error(channeldata) if channeldata.error else channeldata.payload["message"]
-
-    def is_cheap_to_pack(self, channeldata: ChannelData) -> bool:
-        return True
 
 
 class ModelOp(Op):

@@ -69,14 +69,12 @@ class Op:
     A value given here wins over config.yml, config.yml over the default.
     """
 
+    # What scripts may read, and set: documented, or names of the predecessor's.
     client: _Client | None = None
     concurrency_idx: int | None = None
     with_serving: bool = False
-    in_a_graph: bool = False
     input_tensors: Sequence[Tensor] = ()  # for the v2 protocol, see `tensors`
     output_tensors: Sequence[Tensor] = ()
-    is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
-    pipeline_config: OpConfig
     concurrency: int
     client_type: str | None
     model_config: str | None
@@ -90,6 +88,11 @@ class Op:
     _retry: int
     _timeout: float
     _auto_batching_timeout: float | None
+    # What is only ours begins with `pipeline_`, so that no script has it by chance.
+    pipeline_config: OpConfig
+    pipeline_in_a_graph: bool = False
+    pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
+    pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told
 
     def __init__(
         self,
@@ -123,7 +126,6 @@ class Op:
         self.pipeline_consumers: weakref.WeakSet[Op] = weakref.WeakSet()
         self._input_ops: list[Op] = []
         self._jump_to_ops: list[Op] = []
-        self.packs_tensors: bool | None = None
         self.set_input_ops(input_ops)
         self.set_jump_to_ops(jump_to_ops)
         self.dynamic_shape_info = dict(getattr(local_service_handler, "dynamic_shape_info", {}))
@@ -225,7 +227,7 @@ class Op:
         """Set the Ops that this one reads."""
         for op in self._input_ops:
             op.pipeline_consumers.discard(self)
-        self._input_ops = self._as_ops(ops, "input_ops")
+        self._input_ops = _as_ops(self, ops, "input_ops")
         for op in self._input_ops:
             op.pipeline_consumers.add(self)
 
@@ -234,20 +236,10 @@ class Op:
 
     def set_jump_to_ops(self, ops: Op | Iterable[Op] | None) -> None:
         """Set the Ops that `check_jumping` may send a batch to."""
-        self._jump_to_ops = self._as_ops(ops, "jump_to_ops")
+        self._jump_to_ops = _as_ops(self, ops, "jump_to_ops")
 
     def is_jump_op(self) -> bool:
         return bool(self._jump_to_ops)
-
-    def _as_ops(self, ops: Op | Iterable[Op] | None, argument: str) -> list[Op]:
-        found = [ops] if isinstance(ops, Op) else list(ops or [])
-        for op in found:
-            if not isinstance(op, Op):
-                raise GraphError(
-                    f"Op {self.name!r}: {argument} must be an Op or a list of Ops, "
-                    f"found {op!r} ({type(op).__name__})."
-                )
-        return found
 
     def set_pack_tensor_format(self, is_tensor_format: bool = False) -> None:
         """Say in which form data leaves this Op: as tensors, or (False) as text.
@@ -255,7 +247,7 @@ class Op:
         That is the answer, where it is the last Op of the pipeline, and what another pipeline
         server is sent (`client_type: pipeline_grpc`, by default tensors).
         """
-        self.packs_tensors = is_tensor_format
+        self.pipeline_packs_tensors = is_tensor_format
 
     @staticmethod
     def get_feed_fetch_list(client: Any) -> tuple[list[str], list[str]]:
@@ -299,16 +291,6 @@ class RequestOp(Op):
             data.update(codec.decode_tensors(request.tensors))
         return data, request.logid, None, ""
 
-    def has_tensors(self, request: Any) -> bool:
-        """Whether the caller speaks tensors, and so is answered with tensors too."""
-        return bool(getattr(request, "tensors", None))
-
-    def wants_profile(self, request: Any) -> bool:
-        """Whether the caller asked for a profile of its request."""
-        keys: Sequence[str] = getattr(request, "key", ())
-        # Most requests have one pair, and `in` takes three times as long.
-        return keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys
-
     def proto_tensor_2_numpy(self, tensor: pipeline_service_pb2.Tensor) -> tuple[Any, Any]:
         """`(value, lod)` of one tensor; `lod` is a 1-D int32 array, or None."""
         lod = np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
@@ -324,7 +306,7 @@ class ResponseOp(Op):
 
     def __init__(self, input_ops: Op | Iterable[Op]) -> None:
         super().__init__(name=EXECUTOR_NAME, input_ops=input_ops)
-        self.is_pack_tensor: bool | None = None
+        self.pipeline_pack_format: bool | None = None
 
     def set_pack_format(self, isTensor: bool = False) -> None:
         """Answer with tensors only (True) or with key/value text only (False).
@@ -332,7 +314,7 @@ class ResponseOp(Op):
         Without a call, and if the last Op asked for nothing either, a request that came as
         tensors is answered with both, so that clients of either kind find what they read.
         """
-        self.is_pack_tensor = isTensor
+        self.pipeline_pack_format = isTensor
 
     def pack_response_package(self, channeldata: ChannelData) -> pipeline_service_pb2.Response:
         """Turn the last Op's answer, or the error in its place, into a Response.
@@ -343,7 +325,7 @@ class ResponseOp(Op):
         """
         if channeldata.error is not None:
             return pack_error(channeldata)
-        as_text, as_tensors = self._formats(channeldata)
+        as_text, as_tensors = _formats(self, channeldata)
         payload = channeldata.payload
         if as_text and not as_tensors and all(type(value) is str for value in payload.values()):
             return pipeline_service_pb2.Response(key=map(str, payload), value=payload.values())
@@ -358,23 +340,20 @@ class ResponseOp(Op):
             response.err_msg = str(error)
         return response
 
-    def is_cheap_to_pack(self, channeldata: ChannelData) -> bool:
-        """Whether packing is quick enough for the event loop: no long array becomes text."""
-        if channeldata.error is not None or not self._formats(channeldata)[0]:
-            return True
-        return all(map(_is_short, channeldata.payload.values()))
-
-    def _formats(self, channeldata: ChannelData) -> tuple[bool, bool]:
-        """(as text, as tensors)"""
-        if self.is_pack_tensor is not None:
-            return not self.is_pack_tensor, self.is_pack_tensor
-        if self.packs_tensors or self._input_ops[0].packs_tensors:
-            return False, True
-        return True, channeldata.as_tensors
-
 
 # What the library does with an Op. These are functions, and the attributes that only the library
 # reads begin with `pipeline_`: an Op of a script may have a `config` or `connect` of its own.
+
+
+def _as_ops(owner: Op, ops: Op | Iterable[Op] | None, argument: str) -> list[Op]:
+    found = [ops] if isinstance(ops, Op) else list(ops or [])
+    for op in found:
+        if not isinstance(op, Op):
+            raise GraphError(
+                f"Op {owner.name!r}: {argument} must be an Op or a list of Ops, "
+                f"found {op!r} ({type(op).__name__})."
+            )
+    return found
 
 
 def configure_op(op: Op, config: OpConfig) -> None:
@@ -407,7 +386,12 @@ def connect_op(
 
 def runs_process(op: Op) -> bool:
     """Whether batches go through `process`: with a model, an override, or `with_serving`."""
-    return op.client is not None or op.with_serving or overrides(op, "process")
+    return predictor_of(op) is not None or op.with_serving or overrides(op, "process")
+
+
+def predictor_of(op: Op) -> _Client | None:
+    """What is in `client`, if it can predict: a script may keep that of its database there."""
+    return op.client if hasattr(type(op.client), "predict") else None
 
 
 def overrides(op: Op, method: str) -> bool:
@@ -418,7 +402,35 @@ def overrides(op: Op, method: str) -> bool:
 
 def runs_on_the_loop(op: Op, method: str) -> bool:
     """Whether `method` is quick enough for the event loop: ours are, a user's may be anything."""
-    return op.is_quick or not overrides(op, method)
+    return op.pipeline_is_quick or not overrides(op, method)
+
+
+def has_tensors(request: Any) -> bool:
+    """Whether the caller speaks tensors, and so is answered with tensors too."""
+    return bool(getattr(request, "tensors", None))
+
+
+def wants_profile(request: Any) -> bool:
+    """Whether the caller asked for a profile of its request."""
+    keys: Sequence[str] = getattr(request, "key", ())
+    # Most requests have one pair, and `in` takes three times as long.
+    return keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys
+
+
+def is_cheap_to_pack(op: ResponseOp, channeldata: ChannelData) -> bool:
+    """Whether packing is quick enough for the event loop: no long array becomes text."""
+    if channeldata.error is not None or op.pipeline_is_quick or not _formats(op, channeldata)[0]:
+        return True
+    return all(map(_is_short, channeldata.payload.values()))
+
+
+def _formats(op: ResponseOp, channeldata: ChannelData) -> tuple[bool, bool]:
+    """(as text, as tensors)"""
+    if op.pipeline_pack_format is not None:
+        return not op.pipeline_pack_format, op.pipeline_pack_format
+    if op.pipeline_packs_tensors or op.get_input_ops()[0].pipeline_packs_tensors:
+        return False, True
+    return True, channeldata.as_tensors
 
 
 def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:

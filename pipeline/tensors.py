@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, one_line
 
 DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {
     "BOOL",
@@ -69,10 +70,37 @@ class Tensor(msgspec.Struct, frozen=True):
 def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
     """The Tensors that `op` lists as `input_tensors` or `output_tensors`; () if it lists none.
 
-    Scripts of old may use the names for something else: that is no declaration.
+    Scripts of old may use the names for something else: without a Tensor it is no declaration.
+
+    Raises:
+        ConfigError: there are Tensors, but not as a list of them alone.
     """
     listed = getattr(op, attribute, ())
-    is_list = isinstance(listed, list | tuple)
-    if not is_list or not all(isinstance(item, Tensor) for item in listed):
+    values = listed.values() if isinstance(listed, dict) else listed
+    items = [*values] if isinstance(listed, list | tuple | set | dict) else [listed]
+    if not any(isinstance(item, Tensor) for item in items):
         return ()
+    if not isinstance(listed, list | tuple) or not all(isinstance(item, Tensor) for item in items):
+        found = one_line(repr(listed))
+        raise ConfigError(f"Op {op.name!r}: {attribute} has to be a list of Tensors, found {found}")
     return tuple(listed)
+
+
+def max_batch_size_of(op: Any) -> int:
+    """The samples that an Op takes at once, as its `max_batch_size` says; 0 if it says nothing.
+
+    Like `declared` it leaves alone what is no declaration.
+
+    Raises:
+        ConfigError: it is no whole number, 0 or more, beside declared tensors.
+    """
+    most = getattr(op, "max_batch_size", 0)
+    is_whole = isinstance(most, int | np.integer) and not isinstance(most, bool)
+    if is_whole and most >= 0:
+        return int(most)
+    if declared(op, "input_tensors") or declared(op, "output_tensors"):
+        raise ConfigError(
+            f"Op {op.name!r}: max_batch_size has to be a whole number, 0 or more, found {most!r} "
+            f"({type(most).__name__})"
+        )
+    return 0

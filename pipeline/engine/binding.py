@@ -27,7 +27,7 @@ from pipeline.errors import (
     PipelineError,
     ProductError,
 )
-from pipeline.op import Op, overrides, runs_process
+from pipeline.op import Op, overrides, predictor_of, runs_process
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class BoundOp:
         self.name = op.name
         self.worker = worker
         self.runs_process = runs_process(op)
-        self.has_model = op.client is not None
+        self.has_model = predictor_of(op) is not None
         self.attempts = max(1, op.pipeline_config.retry)
         self.timeout_s = op.pipeline_config.timeout_s
         self.jumps = op.is_jump_op()

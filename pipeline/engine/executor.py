@@ -27,7 +27,17 @@ from pipeline.errors import (
     error_from_wire,
 )
 from pipeline.observe.span import PIPELINE, Outcome
-from pipeline.op import EXECUTOR_NAME, PROFILE_KEY, Op, ResponseOp, pack_error, runs_on_the_loop
+from pipeline.op import (
+    EXECUTOR_NAME,
+    PROFILE_KEY,
+    Op,
+    ResponseOp,
+    has_tensors,
+    is_cheap_to_pack,
+    pack_error,
+    runs_on_the_loop,
+    wants_profile,
+)
 from pipeline.predictors.note import ModelNote
 from pipeline.proto.pipeline_service_pb2 import Response
 
@@ -265,8 +275,8 @@ class DAGExecutor:
             self._finish(request, error)
             return
         request.log_id = int(log_id or 0)
-        request.as_tensors = self._request_op.has_tensors(request.raw)
-        if self._watchers.profile is not None and self._request_op.wants_profile(request.raw):
+        request.as_tensors = has_tensors(request.raw)
+        if self._watchers.profile is not None and wants_profile(request.raw):
             request.turns = []
         self._start(request, payload)
 
@@ -376,7 +386,7 @@ class DAGExecutor:
         data = self._channel_data(request, None if error else answer, error)
         if not request.is_packed:
             self._answer(request, data)
-        elif self._packs_inline and self._response_op.is_cheap_to_pack(data):
+        elif self._packs_inline and is_cheap_to_pack(self._response_op, data):
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
             job = EdgeJob(request, "pack_response_package", data)

@@ -133,7 +133,7 @@ def _check_nothing_hangs_loose(graph: Graph) -> None:
     frontier = sorted(members, key=lambda op: op.name)
     while frontier:
         for op in frontier.pop().pipeline_consumers:
-            known = op in members or op in loose or op.in_a_graph
+            known = op in members or op in loose or op.pipeline_in_a_graph
             if not known and not isinstance(op, ResponseOp):
                 loose.append(op)
                 frontier.append(op)
@@ -143,7 +143,7 @@ def _check_nothing_hangs_loose(graph: Graph) -> None:
             "input_ops of an Op that does, or remove them."
         )
     for op in members:
-        op.in_a_graph = True
+        op.pipeline_in_a_graph = True
 
 
 def _check_jumps(graph: Graph) -> None:

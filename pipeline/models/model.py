@@ -16,7 +16,7 @@ from pipeline.op import Op, overrides
 from pipeline.predictors.note import ModelNote
 from pipeline.proto.inference_v2 import InferRequest, with_text
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.tensors import Tensor, declared
+from pipeline.tensors import Tensor, declared, max_batch_size_of
 
 NoteOf = Callable[[Op], ModelNote | None]
 """`DAGExecutor.note`: of the model that an Op's workers have loaded."""
@@ -161,12 +161,6 @@ class OpModel:
             source = tensor.source or self._producers[0]
             inputs[source][tensor.name] = values[tensor.full_name]
         return inputs
-
-
-def max_batch_size_of(op: Op) -> int:
-    """What the Op says of itself; 0 if it says nothing."""
-    most = getattr(op, "max_batch_size", 0)
-    return most if type(most) is int and most > 0 else 0
 
 
 def _check_sources(op: Op, inputs: Sequence[Tensor], producers: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.event_loop import LoopThread
-from pipeline.op import Op
+from pipeline.op import Op, predictor_of
 from pipeline.predictors.note import note_of
 
 SendRecord = Callable[[bytes], None]
@@ -139,7 +139,7 @@ class WorkerMain:
                 except BaseException as error:  # user code: the server's start fails with it
                     link.send(Report(failure=_described(error)))
                     return
-                link.send(Report(is_ready=True, note=note_of(bound.op.client)))
+                link.send(Report(is_ready=True, note=note_of(predictor_of(bound.op))))
                 _Worker(link, bound, self.arena, region).run()
 
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:

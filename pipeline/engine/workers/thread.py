@@ -25,7 +25,7 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.errors import DeadlineError, InitError, PipelineError
-from pipeline.op import Op
+from pipeline.op import Op, predictor_of
 from pipeline.predictors.note import ModelNote, note_of
 
 _LOGGER = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class ThreadWorkers:
 
     @property
     def note(self) -> ModelNote | None:
-        return note_of(self._op.client)
+        return note_of(predictor_of(self._op))
 
     def state(self) -> WorkersState:
         return WorkersState(
