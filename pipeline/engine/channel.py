@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.errors import PipelineError
+from pipeline.errors import GraphError, PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.request import InFlight
@@ -60,6 +60,7 @@ class Channel:
         self._has_one_producer = len(self.producers) == 1
         self._first_arrival = first_arrival
         self._parts: dict[InFlight, dict[str, Any]] = {}
+        self._names: dict[InFlight, dict[str, str]] = {}  # of stand-ins, by producer
         self._ready: list[tuple[int, int, Item]] = []
         self._pushed = 0
 
@@ -71,39 +72,33 @@ class Channel:
         """Requests of which only some parts have arrived."""
         return len(self._parts)
 
-    def join(self, request: InFlight, producer: str, part: Any) -> dict[str, Any] | None:
-        """Take `producer`'s part; the request's inputs once they are complete, else None.
+    def join(
+        self, request: InFlight, slot: str, part: Any, name: str | None = None
+    ) -> dict[str, Any] | None:
+        """Take the part of the producer `slot`; the request's inputs once complete, else None.
 
         A part is a payload or a `PipelineError`; inputs that hold an error are complete all
-        the same, see `first_error`.
+        the same, see `first_error`. `name` is that of the Op whose answer it is, where a jump
+        stands in for the producer: the part is read under that name.
         """
         if self._has_one_producer:
-            return {producer: part}
+            return {name or slot: part}
         parts = self._parts.setdefault(request, {})
-        won = any(not isinstance(other, PipelineError) for other in parts.values())
-        parts[producer] = part
-        complete = len(parts) == len(self.producers)
-        if complete:
-            del self._parts[request]
-        if not self._first_arrival:
-            return self._in_producer_order(parts) if complete else None
+        won = self._first_arrival and any(map(_is_answer, parts.values()))
+        parts[slot] = part
+        if name is not None:
+            self._names.setdefault(request, {})[slot] = name
+        names = self._names.get(request, {})
+        is_complete = len(parts) == len(self.producers)
+        if is_complete:
+            self.discard_parts(request)
         if won:
             return None
-        if isinstance(part, PipelineError):
-            return self._in_producer_order(parts) if complete else None
-        return {producer: part}
-
-    def join_as(
-        self, request: InFlight, slot: str, producer: str, part: Any
-    ) -> dict[str, Any] | None:
-        """`join` for an Op that jumped: it takes the place of `slot` under its own name."""
-        inputs = self.join(request, slot, part)
-        if inputs is None:
+        if self._first_arrival and _is_answer(part):
+            return {name or slot: part}
+        if not is_complete:
             return None
-        return {producer if name == slot else name: value for name, value in inputs.items()}
-
-    def _in_producer_order(self, parts: dict[str, Any]) -> dict[str, Any]:
-        return {name: parts[name] for name in self.producers if name in parts}
+        return {names.get(slot, slot): parts[slot] for slot in self.producers}
 
     def push(self, item: Item) -> None:
         """Queue an item whose inputs are complete."""
@@ -124,6 +119,12 @@ class Channel:
     def discard_parts(self, request: InFlight) -> None:
         """Forget the parts that still wait for others."""
         self._parts.pop(request, None)
+        self._names.pop(request, None)
+
+    def held_error(self, request: InFlight) -> PipelineError | None:
+        """The first error among the parts that still wait for others, in producer order."""
+        parts = self._parts.get(request, {})
+        return first_error({slot: parts[slot] for slot in self.producers if slot in parts})
 
     def discard(self, request: InFlight) -> list[Item]:
         """Forget everything of a request that was answered, or is started anew.
@@ -140,9 +141,69 @@ class Channel:
         return dropped
 
 
+class Room:
+    """The bound of the channels that one Op fills.
+
+    An Op begins only what has a place behind it: what runs has been promised one in each of
+    these channels.
+
+    Args:
+        channel_size: requests that may be ready in a channel; 0: any number.
+
+    Attributes:
+        behind: the channels that the Op fills; see `dispatcher.link`.
+    """
+
+    def __init__(self, channel_size: int) -> None:
+        self.behind: tuple[Channel, ...] = ()
+        self._channel_size = channel_size
+        self._promised: set[Item] = set()
+
+    @property
+    def is_bounded(self) -> bool:
+        return self._channel_size > 0
+
+    def most(self, size: int) -> int:
+        """How many of `size` requests may begin."""
+        if not self.behind:
+            return size
+        longest = max(map(len, self.behind))
+        return min(size, self._channel_size - longest - len(self._promised))
+
+    def is_full(self, channel: Channel) -> bool:
+        """Whether who fills `channel` has to wait."""
+        return self.is_bounded and len(channel) >= self._channel_size
+
+    def promise(self, items: Iterable[Item]) -> None:
+        """Keep a place for the answer of each."""
+        if self.is_bounded:
+            self._promised.update(items)
+
+    def release(self, items: Iterable[Item]) -> None:
+        """The places of `items` are taken by their answers, or not needed."""
+        self._promised.difference_update(items)
+
+    def release_request(self, request: InFlight) -> bool:
+        """Nothing more will come of `request`; whether a place was kept for it."""
+        kept = [item for item in self._promised if item.request is request]
+        self.release(kept)
+        return bool(kept)
+
+
+class PassedOver(GraphError):
+    """Stands for the part of an Op that a jump passed over; every other error goes before it."""
+
+
 def first_error(inputs: dict[str, Any]) -> PipelineError | None:
     """The first error among the parts, in producer order."""
+    passed_over = None
     for part in inputs.values():
         if isinstance(part, PipelineError):
-            return part
-    return None
+            if not isinstance(part, PassedOver):
+                return part
+            passed_over = passed_over or part
+    return passed_over
+
+
+def _is_answer(part: Any) -> bool:
+    return not isinstance(part, PipelineError)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
-from pipeline.engine.channel import Channel, Item, first_error
+from pipeline.engine.channel import Channel, Item, Room, first_error
 from pipeline.engine.parcel import opened
 from pipeline.engine.request import InFlight, Route
 from pipeline.engine.stages import BatchRun
@@ -75,7 +75,11 @@ class OpDispatcher:
         self.name = op.name
         self.channel = Channel(producers, bool(config.channel_recv_first_arrive))
         self.successors: tuple[OpDispatcher, ...] = ()
-        self.producers: tuple[OpDispatcher, ...] = ()
+        self.below: frozenset[OpDispatcher] = frozenset()  # all that its answers lead to
+        self.targets: tuple[OpDispatcher, ...] = ()  # of its jumps
+        self.runs_again: frozenset[OpDispatcher] = frozenset()  # after it jumped back
+        self.is_target = False
+        self.held_back: tuple[OpDispatcher, ...] = ()  # who waits for a place in its channel
         self.is_touched = False
         self.opens_parcels = False
         self.runs_in_processes = config.workers == "process"
@@ -93,21 +97,16 @@ class OpDispatcher:
         self._journal = watchers.journal if watchers is not None else None
         self._clock_ns = watchers.clock_ns if watchers is not None else time.monotonic_ns
         self._batches = 0
-        self._channel_size = channel_size
+        self.room = Room(channel_size)
         self._items_running = 0
         self._cut_timer: Any = None
         self._watch_timer: Any = None
 
     # In ---------------------------------------------------------------------------------
 
-    def offer(
-        self, request: InFlight, producer: str, part: Any, in_place_of: str | None = None
-    ) -> None:
-        """Take a producer's answer; `in_place_of` names the Op that a jump stands in for."""
-        if in_place_of is None:
-            inputs = self.channel.join(request, producer, part)
-        else:
-            inputs = self.channel.join_as(request, in_place_of, producer, part)
+    def offer(self, request: InFlight, slot: str, part: Any, stand_in: str | None = None) -> None:
+        """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it."""
+        inputs = self.channel.join(request, slot, part, stand_in)
         if inputs is None:
             return
         if self.opens_parcels:
@@ -141,17 +140,34 @@ class OpDispatcher:
             self._touch()
 
     def forget(self, request: InFlight) -> None:
+        """Drop what there is of a request that is over, or starts anew, and watch what runs."""
+        self.drop(request)
+        if self.running and self._watch_timer is None:
+            self._watch_in(_STUCK_AFTER_S)
+
+    def drop(self, request: InFlight) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
         dropped = self.channel.discard(request)
         if dropped:
             self._note_unfinished(dropped, Outcome.OTHER)
-        if self.running and self._watch_timer is None:
-            self._watch_in(_STUCK_AFTER_S)
+        if self.room.release_request(request) or dropped:
+            self._places_freed()
+
+    def _places_freed(self) -> None:
+        """Let go on who waited for a place: at this Op, in front of it, and at the door.
+
+        Whatever takes an item out of the channel, or ends the wait for an answer that has been
+        promised a place behind this Op, comes here.
+        """
+        if self.room.is_bounded:
+            self._router.touch(self)
+            for node in self.held_back:
+                self._router.touch(node)
 
     @property
     def is_full(self) -> bool:
         """Whether producers have to wait before they send more."""
-        return bool(self._channel_size) and len(self.channel) >= self._channel_size
+        return self.room.is_full(self.channel)
 
     def state(self) -> OpState:
         """How it stands."""
@@ -168,20 +184,22 @@ class OpDispatcher:
     def pump(self) -> None:
         """Hand out all batches that should leave now; set a timer for the next one."""
         self.is_touched = False
-        channel, was_full = self.channel, self.is_full
+        channel = self.channel
         runs = []
         while channel:
             size = self._next_batch()
             if not size:
                 break
-            runs.append(self._begin(channel.pop(size)))
+            runs.append(self._begin(self._take(size)))
         if runs:
             self._submit(runs)
         if channel and (outage := self.workers.outage) is not None:
-            self._fail(channel.pop(len(channel)), outage, Outcome.OTHER)
-        if was_full and not self.is_full:
-            for producer in self.producers:
-                self._router.touch(producer)
+            self._fail(self._take(len(channel)), outage, Outcome.OTHER)
+
+    def _take(self, count: int) -> list[Item]:
+        items = self.channel.pop(count)
+        self._places_freed()
+        return items
 
     def _next_batch(self) -> int:
         """How many of the ready requests should leave now, as one batch."""
@@ -189,8 +207,8 @@ class OpDispatcher:
         is_full_batch = len(self.channel) >= size
         if self.running >= workers and not (is_full_batch and self._may_queue_ahead(workers)):
             return 0
-        if self._channel_size:
-            size = min(size, self._room_behind())
+        if self.room.is_bounded:
+            size = self.room.most(size)
         if size > 0 and (is_full_batch or self._is_ready_to_cut()):
             return size
         return 0
@@ -199,14 +217,9 @@ class OpDispatcher:
         ahead = batches_ahead(self.load.service_s, self._policy.batch_size, workers)
         return workers > 0 and self.running < workers + ahead
 
-    def _room_behind(self) -> int:
-        """Answers that the channels behind this Op can still take, without growing too long."""
-        longest = max((len(successor.channel) for successor in self.successors), default=0)
-        return self._channel_size - longest - self._items_running
-
     def _is_ready_to_cut(self) -> bool:
         policy = self._policy
-        if policy.timeout_s is None:
+        if policy.timeout_s is None or self.is_full:  # no other can come while it is full
             return True
         first = self.channel.first_ready_at()
         target = policy.target(self.load, max(1, self.workers.count))
@@ -221,9 +234,13 @@ class OpDispatcher:
         self._cut_timer = self._loop.call_at(when, self._touch)
 
     def _begin(self, items: list[Item]) -> BatchRun:
+        return self._count(BatchRun(items))
+
+    def _count(self, run: BatchRun) -> BatchRun:
         self.running += 1
-        self._items_running += len(items)
-        return BatchRun(items)
+        self._items_running += len(run.samples)
+        self.room.promise(run.samples)
+        return run
 
     def _submit(self, runs: list[BatchRun]) -> None:
         self.workers.submit(runs)
@@ -260,10 +277,7 @@ class OpDispatcher:
 
     def _start_over(self, job: BatchRun, error: PipelineError) -> None:
         self._forget_run(job)
-        runs = job.again(error, self._attempts)
-        for run in runs:
-            self.running += 1
-            self._items_running += len(run.samples)
+        runs = [self._count(run) for run in job.again(error, self._attempts)]
         if runs:
             self._note_unfinished([item for item in job.samples if item.is_over], Outcome.OTHER)
             self._submit(runs)
@@ -293,6 +307,8 @@ class OpDispatcher:
     def _forget_run(self, run: BatchRun) -> None:
         self.running -= 1
         self._items_running -= len(run.samples)
+        self.room.release(run.samples)
+        self._places_freed()
 
     # What is told of it -----------------------------------------------------------------
 
@@ -418,9 +434,30 @@ def _wants_turns(run: BatchRun) -> bool:
 
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:
-    """Tell every dispatcher of its neighbours."""
+    """Tell every dispatcher of its neighbours. `nodes` are in the order of the graph."""
     has_processes = any(node.runs_in_processes for node in nodes.values())
-    for op, node in nodes.items():
+    for op, node in reversed(nodes.items()):
         node.successors = tuple(nodes[successor] for successor in successors_of(op))
-        node.producers = tuple(nodes[other] for other in op.get_input_ops() if other in nodes)
+        node.below = frozenset(node.successors).union(*(after.below for after in node.successors))
         node.opens_parcels = has_processes and not node.runs_in_processes
+    for op, node in nodes.items():
+        node.targets = tuple(nodes[target] for target in op.get_jump_to_ops())
+        back = [target.below for target in node.targets if node in target.below]
+        node.runs_again = frozenset().union(*back)
+        for target in node.targets:
+            target.is_target = True
+    _bound(list(nodes.values()))
+
+
+def _bound(nodes: list[OpDispatcher]) -> None:
+    """Say who waits for a place in whose channel.
+
+    An Op fills the channels of its successors and, where it jumps, of its targets' successors. It
+    waits only for those further down, so that two never wait for each other.
+    """
+    for place, node in enumerate(nodes):
+        readers = {*node.successors, *(after for t in node.targets for after in t.successors)}
+        behind = [other for other in nodes[place + 1 :] if other in readers]
+        node.room.behind = tuple(other.channel for other in behind)
+        for other in behind:
+            other.held_back += (node,)

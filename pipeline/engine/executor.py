@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.config import ServiceConfig
@@ -15,13 +15,13 @@ from pipeline.engine.gate import Gate
 from pipeline.engine.graph import Graph
 from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight, Route
+from pipeline.engine.router import Router, own_dict
 from pipeline.engine.state import EngineState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Worker, WorkersFactory
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
-    GraphError,
     PackageError,
     PipelineError,
     error_from_wire,
@@ -78,7 +78,6 @@ class DAGExecutor:
         self._watchers = watchers or Watchers()
         self._clock_ns = self._watchers.clock_ns
         self._screen = screen
-        self._seal = seal
         self._on_readiness = on_readiness
         self._was_ready = False
         self._request_op = graph.request_op
@@ -93,9 +92,7 @@ class DAGExecutor:
         self._index_of = {op: index for index, op in enumerate(graph.ops)}
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
-        self._last = self.nodes[graph.last_op]
-        self._joins = tuple(n for n in self.nodes.values() if len(n.channel.producers) > 1)
-        self._has_jumps = any(op.is_jump_op() for op in graph.ops)
+        self._router = Router(self.nodes, graph.last_op, self._finish, seal)
         self._unpacks_inline = runs_on_the_loop(self._request_op, "unpack_request_package")
         self._packs_inline = runs_on_the_loop(self._response_op, "pack_response_package")
         self._unpackers = factory(self._request_op, Edge(self._unpacked))
@@ -284,60 +281,20 @@ class DAGExecutor:
         """Send it into the graph, or to the only Op that it is for; also when it starts anew."""
         request.begun_ns = self._clock_ns()
         if self._config.dag.retry > 1:
-            request.payload, payload = payload, _own(payload)
+            request.payload, payload = payload, own_dict(payload)
         route = request.route
         if route is not None and route.op is not None:
             self.nodes[route.op].offer_alone(request, route)
         else:
-            self._send(request, self._entries, EXECUTOR_NAME, payload)
+            self._router.send(request, self._entries, EXECUTOR_NAME, payload)
 
     # Through ----------------------------------------------------------------------------
 
     def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
-        """Pass an Op's answer on to its readers, or to those of the Ops it jumps to."""
-        if self._has_jumps and isinstance(answer, PipelineError):
-            self._finish(request, answer)  # joins may never see the parts that were jumped over
-        elif jumped and (request.route is None or request.route.op is None):
-            self._jump(source, request, answer)
-        elif source is self._last or (request.route is not None and request.route.op is not None):
-            self._finish(request, answer)
-        else:
-            self._send(request, source.successors, source.name, answer)
+        self._router.deliver(source, request, answer, jumped)
 
-    def _send(
-        self,
-        request: InFlight,
-        readers: Sequence[OpDispatcher],
-        producer: str,
-        answer: Any,
-        in_place_of: str | None = None,
-    ) -> None:
-        """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
-        first, *others = readers
-        if others and self._seal is not None and isinstance(answer, dict):
-            answer = self._sealed_once(readers, answer)
-        first.offer(request, producer, answer, in_place_of)
-        for reader in others:
-            if not request.is_over:
-                reader.offer(request, producer, _own(answer), in_place_of)
-
-    def _sealed_once(self, readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
-        """One Parcel for several readers in other processes: what is large is copied only once."""
-        assert self._seal is not None
-        if not all(reader.runs_in_processes for reader in readers):
-            return answer
-        try:
-            return self._seal(answer)
-        except PipelineError as error:
-            return error
-
-    def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:
-        for target in source.op.get_jump_to_ops():
-            node = self.nodes[target]
-            if node is self._last:
-                self._finish(request, answer)
-                return
-            self._send(request, node.successors, source.name, answer, in_place_of=target.name)
+    def strand(self, request: InFlight) -> None:
+        self._router.strand(request)
 
     def touch(self, node: OpDispatcher) -> None:
         if not node.is_touched:
@@ -357,15 +314,6 @@ class DAGExecutor:
         self._is_pump_due = False
         if self._gate.waiting:
             self._gate.let_in()
-
-    def strand(self, request: InFlight) -> None:
-        self._finish(
-            request,
-            GraphError(
-                "the request got lost in the graph: a jump passed over an Op whose answer a "
-                "later Op waits for. Check jump_to_ops."
-            ),
-        )
 
     # Out --------------------------------------------------------------------------------
 
@@ -399,6 +347,7 @@ class DAGExecutor:
             return False
         request.generation += 1
         request.live = 0
+        request.settled = frozenset()
         request.input_ns = request.infer_ns = request.output_ns = 0
         for node in self.nodes.values():
             node.forget(request)
@@ -477,8 +426,10 @@ class DAGExecutor:
         request.packing_ns = self._clock_ns()
         if error is not None:
             request.error, request.outcome = error, outcome
-        for node in self._joins:
-            node.channel.discard_parts(request)
+        self._router.forget_parts(request)
+        if request.live > 1:  # branches that nobody waits for any more
+            for node in self.nodes.values():
+                node.drop(request)
 
     def _answer(self, request: InFlight, response: Any) -> None:
         if not request.answer.done():
@@ -529,8 +480,3 @@ def _package_error(error: Exception) -> PipelineError:
     if isinstance(error, PipelineError) and not isinstance(error, PackageError):
         return error
     return PackageError(f"rpc package error: {error}")
-
-
-def _own(payload: Any) -> Any:
-    """A dict that its reader may change without others noticing; the values are shared."""
-    return dict(payload) if isinstance(payload, dict) else payload

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from pipeline.errors import PipelineError
 from pipeline.observe.span import Outcome
 from pipeline.op import Op
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -42,6 +45,7 @@ class InFlight(msgspec.Struct, eq=False):
     times are `time.monotonic_ns`, see `observe.span.REQUEST`; the last three are sums over its
     turns. `turns` has these turns, packed, where its caller asked for a profile. `trace` is its own
     traceparent; "" if it is not traced. `is_told`: it is over, and all know it who want to.
+    `settled`: the targets of jumps that have answered, or for which a jump stood in.
     """
 
     OVER: ClassVar[int] = -1
@@ -71,6 +75,7 @@ class InFlight(msgspec.Struct, eq=False):
     turns: list[bytes] | None = None
     trace: str = ""
     is_told: bool = False
+    settled: frozenset[OpDispatcher] = frozenset()
 
     @property
     def is_over(self) -> bool:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.channel import Channel, Item, first_error
+from pipeline.engine.channel import Channel, Item, PassedOver, first_error
 from pipeline.errors import InputError, UserCodeError
 
 
@@ -78,11 +78,40 @@ def test_the_first_error_is_the_first_producers():
     assert str(first_error(inputs)) == "a broke"
 
 
-def test_a_jumping_op_takes_a_producers_place_under_its_own_name():
+@pytest.mark.parametrize("jumper_comes_first", [False, True])
+def test_a_jumping_op_takes_a_producers_place_under_its_own_name(jumper_comes_first):
     channel = Channel(["a", "b"])
+    asked, other = request(1), request(2)
+    parts = [("a", 1, "jumper"), ("b", 2, None)]
+    first, second = parts if jumper_comes_first else reversed(parts)
+    assert channel.join(asked, *first) is None
+    inputs = channel.join(asked, *second)
+    assert list(inputs.items()) == [("jumper", 1), ("b", 2)]
+    channel.join(other, "a", 3)
+    assert channel.join(other, "b", 4) == {"a": 3, "b": 4}, "the name was that request's alone"
+
+
+def test_a_jumping_op_may_be_the_first_arrival_or_the_only_producer():
     asked = request()
-    channel.join(asked, "b", 2)
-    assert channel.join_as(asked, "a", "jumper", 1) == {"jumper": 1, "b": 2}
+    assert Channel(["a", "b"], first_arrival=True).join(asked, "a", 1, "jumper") == {"jumper": 1}
+    assert Channel(["a"]).join(asked, "a", 1, "jumper") == {"jumper": 1}
+
+
+def test_what_a_jump_passed_over_is_the_last_of_the_errors():
+    passed_over, error = PassedOver("by a"), UserCodeError("b broke")
+    assert first_error({"a": passed_over, "b": error}) is error
+    assert first_error({"a": passed_over, "b": 1}) is passed_over
+    assert first_error({"a": 1, "b": 2}) is None
+
+
+def test_a_channel_tells_which_error_waits_for_other_parts():
+    channel = Channel(["a", "b", "c"])
+    asked, other = request(1), request(2)
+    channel.join(asked, "c", UserCodeError("c broke"))
+    channel.join(asked, "b", UserCodeError("b broke"))
+    channel.join(other, "a", 1)
+    assert str(channel.held_error(asked)) == "b broke"
+    assert channel.held_error(other) is None
 
 
 @pytest.mark.parametrize("first_arrival", [False, True])

@@ -720,6 +720,156 @@ def test_a_jump_back_runs_ops_again():
     run_virtual(main())
 
 
+@pytest.mark.parametrize("quick", ["jumper", "side"])
+def test_the_name_of_an_op_that_jumped_does_not_depend_on_who_comes_first(quick):
+    class Names(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {"names": " ".join(input_dicts)}, False, None, ""
+
+    async def main():
+        read = RequestOp()
+        j, side = Jumper("jumper", [read]), Tag("side", [read])
+        skipped = Tag("skipped", [j])
+        j.set_jump_to_ops([skipped])
+        slow = {"jumper": 0.5, "side": 0.5, quick: 0.001}
+        async with Engine(Names("last", [skipped, side]), service_s=slow) as engine:
+            assert answers(await engine.ask(path="hop"))["names"] == "jumper side"
+            assert answers(await engine.ask(path="walk"))["names"] == "skipped side"
+
+    run_virtual(main())
+
+
+def joined_behind_a_jumper(*names):
+    """Ops that are joined, behind a jumper, which may pass over an Op in front of the join."""
+    j = Jumper("jumper", [RequestOp()])
+    over = Tag("over", [j])
+    passed = Tag("passed", [over])
+    j.set_jump_to_ops([passed])
+    return Tag(
+        "join", [(Fails if name.startswith("bad") else Tag)(name, [passed]) for name in names]
+    )
+
+
+@pytest.mark.parametrize("path", ["hop", "walk"])
+@pytest.mark.parametrize("quick", ["bad1", "bad2"])
+def test_the_order_of_errors_at_a_join_is_the_producers_where_there_are_jumps(path, quick):
+    async def main():
+        join = joined_behind_a_jumper("good", "bad1", "bad2")
+        times = {"good": 0.1, "bad1": 0.5, "bad2": 0.5, quick: 0.001}
+        async with Engine(Tag("last", [join]), service_s=times) as engine:
+            response = await engine.ask(path=path)
+            assert (response.err_no, response.err_msg) == (51, "bad1 refuses")
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("path", ["hop", "walk"])
+def test_an_error_does_not_win_a_first_arrival_where_there_are_jumps(path):
+    async def main():
+        config = {"op": {"join": {"channel_recv_first_arrive": True}}}
+        join = joined_behind_a_jumper("bad", "good")
+        async with Engine(Tag("last", [join]), config, {"good": 0.5}) as engine:
+            assert path_of(await engine.ask(path=path)).endswith(">good>join>last")
+
+    run_virtual(main())
+
+
+def test_a_first_arrival_takes_the_other_branch_when_a_jump_passed_over_one():
+    async def main():
+        read = RequestOp()
+        j = Jumper("jumper", [read])
+        target, over = Tag("target", [j]), Tag("over", [j])
+        j.set_jump_to_ops([target])
+        first = Tag("first", [over, Tag("slow", [read])])
+        config = {"op": {"first": {"channel_recv_first_arrive": True}}}
+        engine = Engine(Tag("last", [target, first]), config, {"slow": 0.5})
+        async with engine:
+            assert path_of(await engine.ask(path="hop")) == "(hop>jumper|hop>slow>first)>last"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_an_error_behind_what_a_jump_passed_over_is_what_the_caller_is_told(is_slow):
+    """The join waits for an Op that was passed over and for one that fails."""
+
+    async def main():
+        read = RequestOp()
+        j = Jumper("jumper", [read])
+        target, over, bad = Tag("target", [j]), Tag("over", [j]), Fails("bad", [read])
+        j.set_jump_to_ops([target])
+        last = Tag("last", [target, Tag("join", [over, bad])])
+        times = {"bad" if is_slow else "jumper": 0.5}
+        async with Engine(last, service_s=times) as engine:
+            response = await engine.ask(path="hop")
+            assert (response.err_no, response.err_msg) == (51, "bad refuses")
+
+    run_virtual(main())
+
+
+def test_what_was_jumped_over_does_not_answer_after_all():
+    """The target reads another Op too: what comes of that one is late, be it an error."""
+
+    async def main():
+        read = RequestOp()
+        j, bad = Jumper("jumper", [read]), Fails("bad", [read])
+        target, side = Tag("target", [j, bad]), Tag("side", [read])
+        j.set_jump_to_ops([target])
+        engine = Engine(Tag("last", [target, side]), service_s={"bad": 0.1, "side": 0.5})
+        async with engine:
+            assert path_of(await engine.ask(path="hop")) == "(hop>jumper|hop>side)>last"
+            response = await engine.ask(path="walk")
+            assert response.err_msg == "bad refuses"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("slow", ["jumper", "other"])
+def test_an_op_answers_once_by_itself_or_by_a_jump(slow):
+    """The target took the first arrival; the jump in its place may come before, or too late."""
+
+    async def main():
+        read = RequestOp()
+        j, other = Jumper("jumper", [read]), Tag("other", [read])
+        target = Tag("target", [j, other])
+        j.set_jump_to_ops([target])
+        config = {"op": {"target": {"channel_recv_first_arrive": True}}}
+        engine = Engine(Tag("last", [Tag("behind", [target])]), config, {slow: 0.1, "last": 1.0})
+        async with engine:
+            got = path_of(await engine.ask(path="hop"))
+            took = "hop>jumper" if slow == "other" else "hop>other>target"
+            assert got == f"{took}>behind>last"
+            assert len(engine.pools["behind"].batches) == 1
+
+    run_virtual(main())
+
+
+def test_an_error_after_a_jump_back_is_what_the_caller_is_told():
+    """The join behind gets its parts once only: what waits there says why."""
+
+    class OnceMore(Tag):
+        def check_jumping(self, input_data):
+            return True
+
+    class FailsAgain(Tag):
+        def preprocess(self, input_dicts, data_id, log_id):
+            (answer,) = input_dicts.values()
+            if "again" in answer["path"]:
+                raise ProductError(52, "once is enough")
+            return super().preprocess(input_dicts, data_id, log_id)
+
+    async def main():
+        read = RequestOp()
+        first, side = Tag("first", [read]), Tag("side", [read])
+        again = OnceMore("again", [Tag("join", [FailsAgain("fails", [first]), side])])
+        again.set_jump_to_ops([first])
+        async with Engine(Tag("last", [again])) as engine:
+            response = await engine.ask()
+            assert (response.err_no, response.err_msg) == (52, "once is enough")
+
+    run_virtual(main())
+
+
 def test_a_jump_that_starves_a_join_is_an_error_not_a_hang():
     async def main():
         read = RequestOp()
@@ -730,6 +880,7 @@ def test_a_jump_that_starves_a_join_is_an_error_not_a_hang():
         async with Engine(last) as engine:
             response = await engine.ask(path="hop")
             assert response.err_no == ErrorCode.CONF_ERROR
+            assert "Op 'jumper' jumped to 'k', past an Op" in response.err_msg
             assert "jump_to_ops" in response.err_msg
 
     run_virtual(main())
