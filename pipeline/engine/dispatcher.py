@@ -140,18 +140,14 @@ class OpDispatcher:
             self._touch()
 
     def forget(self, request: InFlight) -> None:
-        """Drop what there is of a request that is over, or starts anew, and watch what runs."""
-        self.drop(request)
-        if self.running and self._watch_timer is None:
-            self._watch_in(_STUCK_AFTER_S)
-
-    def drop(self, request: InFlight) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
         dropped = self.channel.discard(request)
         if dropped:
             self._note_unfinished(dropped, Outcome.OTHER)
         if self.room.release_request(request) or dropped:
             self._places_freed()
+        if self.running and self._watch_timer is None:
+            self._watch_in(_STUCK_AFTER_S)
 
     def _places_freed(self) -> None:
         """Let go on who waited for a place: at this Op, in front of it, and at the door.

@@ -427,9 +427,6 @@ class DAGExecutor:
         if error is not None:
             request.error, request.outcome = error, outcome
         self._router.forget_parts(request)
-        if request.live > 1:  # branches that nobody waits for any more
-            for node in self.nodes.values():
-                node.drop(request)
 
     def _answer(self, request: InFlight, response: Any) -> None:
         if not request.answer.done():

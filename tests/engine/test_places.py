@@ -209,7 +209,6 @@ def test_a_place_becomes_free_when_the_request_is_answered_by_another_branch(siz
             found = await asyncio.gather(*asked)
             assert paths_of(found) == [f"{i}>quick>last" for i in range(len(asked))]
             assert not any(len(node.channel) for node in nodes.values())
-            assert engine.pools["slow"].batches == [[0]], "the others were dropped before they ran"
 
     run_virtual(main())
 
