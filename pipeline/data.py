@@ -57,13 +57,18 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @property
     def error_code(self) -> int:
-        if self.error is None or isinstance(self.error, ProductError):
+        """0 for none; PRODUCT_ERROR for one of the product, whose own is `prod_error_code`."""
+        if self.error is None:
             return ErrorCode.OK.value
+        if isinstance(self.error, ProductError):
+            return ErrorCode.PRODUCT_ERROR.value
         return int(self.error.code)
 
     @property
     def error_info(self) -> str:
-        return "" if self.error_code == ErrorCode.OK.value else str(self.error)
+        """The text of `error_code`; "" for an error of the product, see `prod_error_info`."""
+        is_told_apart = self.error is None or isinstance(self.error, ProductError)
+        return "" if is_told_apart else str(self.error)
 
     @property
     def prod_error_code(self) -> int | None:

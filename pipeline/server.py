@@ -51,7 +51,10 @@ class PipelineServer:
 
     def set_response_op(self, response_op: ResponseOp) -> None:
         """Set the end of the graph; GraphError says what is wrong with the graph."""
-        self._graph = build_graph(response_op)
+        self._graph = self._build_graph(response_op)
+
+    def _build_graph(self, response_op: ResponseOp) -> Graph:
+        return build_graph(response_op)
 
     def prepare_server(
         self, yml_file: str | None = None, yml_dict: Mapping[str, Any] | None = None

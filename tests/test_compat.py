@@ -6,6 +6,7 @@ import pytest
 from pipeline import data
 from pipeline.channel import ChannelData, ChannelDataErrcode, ChannelDataType
 from pipeline.error_catch import CustomException, CustomExceptionCode, ErrorCatch, ProductErrCode
+from pipeline.errors import ErrorCode
 
 
 def test_codes_are_those_of_the_predecessor():
@@ -46,7 +47,8 @@ def test_a_record_of_an_error_raises_instead_of_exiting_when_parsed():
 
 def test_a_product_error_is_told_apart():
     record = ChannelData(prod_error_code=0, prod_error_info="odd", data_id=1)
-    assert (record.error_code, record.prod_error_code, record.prod_error_info) == (0, 0, "odd")
+    assert (record.error_code, record.error_info) == (ErrorCode.PRODUCT_ERROR, "")
+    assert (record.prod_error_code, record.prod_error_info) == (0, "odd")
     assert record.datatype == 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import GraphError
@@ -33,8 +33,13 @@ class Graph:
         return [other for other in self.ops if op in other.get_input_ops()]
 
 
-def build_graph(response_op: ResponseOp) -> Graph:
+def build_graph(
+    response_op: ResponseOp, on_loose: Callable[[Sequence[Op]], None] | None = None
+) -> Graph:
     """Walk back from `response_op` and check what is found.
+
+    Args:
+        on_loose: told of Ops that lead nowhere, which are left out; without it they are an error.
 
     Raises:
         GraphError: naming the Ops: not one input of the ResponseOp, a cycle, not exactly one
@@ -50,14 +55,18 @@ def build_graph(response_op: ResponseOp) -> Graph:
     if len(inputs) != 1:
         raise GraphError(
             f"Failed to set response_op: a ResponseOp reads exactly one Op, found {len(inputs)} "
-            f"({_names(inputs)}). Put one Op before it that combines them."
+            f"({names_of(inputs)}). Put one Op before it that combines them."
         )
     ordered = _in_order(response_op)
     request_op = _only_request_op(ordered)
     ops = tuple(op for op in ordered if op is not request_op and op is not response_op)
     graph = Graph(request_op, response_op, ops)
     _check_names(graph)
-    _check_nothing_hangs_loose(graph)
+    loose = _loose_ops(graph)
+    if loose:
+        (on_loose or _refuse_loose)(loose)
+    for op in (request_op, *ops):
+        op.pipeline_in_a_graph = True
     _check_jumps(graph)
     return graph
 
@@ -98,7 +107,7 @@ def _only_request_op(ops: list[Op]) -> RequestOp:
     orphans = [op for op in ops if not op.get_input_ops() and not isinstance(op, RequestOp)]
     if orphans:
         raise GraphError(
-            f"Ops without input: {_names(orphans)}. Give each the RequestOp, or an Op that "
+            f"Ops without input: {names_of(orphans)}. Give each the RequestOp, or an Op that "
             "leads back to it, as input_ops."
         )
     if len(request_ops) > 1:
@@ -126,8 +135,8 @@ def _check_names(graph: Graph) -> None:
         )
 
 
-def _check_nothing_hangs_loose(graph: Graph) -> None:
-    """An Op that reads this graph but feeds nothing in it was left out by mistake."""
+def _loose_ops(graph: Graph) -> list[Op]:
+    """The Ops that read this graph but feed nothing in it: they were left out by mistake."""
     members = {graph.request_op, *graph.ops}
     loose: list[Op] = []
     frontier = sorted(members, key=lambda op: op.name)
@@ -137,13 +146,14 @@ def _check_nothing_hangs_loose(graph: Graph) -> None:
             if not known and not isinstance(op, ResponseOp):
                 loose.append(op)
                 frontier.append(op)
-    if loose:
-        raise GraphError(
-            f"Ops that do not lead to the ResponseOp: {_names(loose)}. Add them to the "
-            "input_ops of an Op that does, or remove them."
-        )
-    for op in members:
-        op.pipeline_in_a_graph = True
+    return loose
+
+
+def _refuse_loose(loose: Sequence[Op]) -> None:
+    raise GraphError(
+        f"Ops that do not lead to the ResponseOp: {names_of(loose)}. Add them to the "
+        "input_ops of an Op that does, or remove them."
+    )
 
 
 def _check_jumps(graph: Graph) -> None:
@@ -151,9 +161,10 @@ def _check_jumps(graph: Graph) -> None:
         outside = [target for target in op.get_jump_to_ops() if target not in graph.ops]
         if outside:
             raise GraphError(
-                f"Op {op.name!r} has jump_to_ops outside the graph: {_names(outside)}."
+                f"Op {op.name!r} has jump_to_ops outside the graph: {names_of(outside)}."
             )
 
 
-def _names(ops: list[Op]) -> str:
+def names_of(ops: Sequence[Op]) -> str:
+    """The names of Ops for a text."""
     return ", ".join(sorted(repr(op.name) for op in ops)) or "none"

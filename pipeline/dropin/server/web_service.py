@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pipeline import web_service
-from pipeline.errors import NotImplementedByOpError
+from pipeline.dropin.server.pipeline.pipeline_server import PipelineServer
+from pipeline.errors import ConfigError, NotImplementedByOpError
 from pipeline.op import Op
 
 __all__ = ["Op", "PipelineWebService", "WebService", "port_is_available"]
@@ -30,6 +32,23 @@ def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 class WebService(web_service.WebService):
     """The library's, and a clear answer to scripts from before the pipeline."""
+
+    def __init__(self, name: str = "default_service") -> None:
+        super().__init__(name)
+        self._server = PipelineServer(name)
+
+    def prepare_pipeline_config(
+        self,
+        yml_file: str | None = None,
+        yml_dict: Mapping[str, Any] | None = None,
+        yaml_file: str | None = None,
+    ) -> None:
+        """The library's; `yaml_file` is the name of `yml_file` up to 0.6."""
+        if yml_file is not None and yaml_file is not None:
+            raise ConfigError("prepare_pipeline_config: give yml_file or yaml_file, not both.")
+        super().prepare_pipeline_config(yml_file or yaml_file, yml_dict)
+
+    prepare_server = prepare_pipeline_config
 
     load_model_config = set_gpus = default_rpc_service = create_rpc_config = _refuse
     run_rpc_service = run_debugger_service = run_web_service = get_app_instance = _refuse
