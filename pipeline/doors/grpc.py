@@ -11,10 +11,13 @@ from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pipeline.doors.door import Handle, no_response
+from pipeline.doors.grpc_health import GrpcHealth
+from pipeline.doors.grpc_running import RunningCalls
+from pipeline.doors.grpc_sockets import GrpcSockets, end
 from pipeline.doors.grpc_timeout import seconds_of
 from pipeline.doors.listen import address_of, bind
 from pipeline.engine.request import Route
@@ -48,7 +51,6 @@ ERR_NO = "pipeline-err-no"
 _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
-_FOREVER_S = 1e9
 _MOST_METADATA = 65536  # bytes, as the HTTP door has it: tokens are long
 _MOST_DETAILS = 2000  # bytes of a status' text: who calls takes 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -172,10 +174,11 @@ class GrpcDoor:
         self._key = key
         self._max_message_bytes = max_message_bytes
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
+        self._running = RunningCalls()
+        self._health = GrpcHealth([service.name for service in services], self._running.begins)
+        self._sockets = GrpcSockets()
         self._guard: asyncio.Task[None] | None = None
-        self._leaving: asyncio.Future[None] | None = None
-        self._closing: asyncio.Future[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._crashed: dict[asyncio.Future[None], grpc.aio.Server] = {}
         self._no_farewells = _NoFarewells()
 
@@ -186,7 +189,7 @@ class GrpcDoor:
             # content with either of IPv6 and IPv4 and does not say why it got none.
             bind(self._host, self.port, self._key).close()
         _GRPC_LOGGER.addFilter(self._no_farewells)
-        await self.set_ready(is_ready)
+        self._health.set_ready(is_ready)
         await self._open()
         self._guard = asyncio.create_task(self._keep_open())
 
@@ -207,13 +210,17 @@ class GrpcDoor:
             ]
         )
         for service in self._services:
-            handler = grpc.method_handlers_generic_handler(service.name, _handlers(service))
+            handlers = _handlers(service, self._running)
+            handler = grpc.method_handlers_generic_handler(service.name, handlers)
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         ours = [service.name for service in self._services]
         names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        self.port = self._listen(server)
+        self._sockets.forget()
+        self._sockets = GrpcSockets()
+        with self._sockets.opening():
+            self.port = self._listen(server)
         self._server = server
         starting = asyncio.ensure_future(server.start())
         try:
@@ -247,47 +254,33 @@ class GrpcDoor:
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the health service, for the server as a whole and for our services."""
-        status = (
-            health_pb2.HealthCheckResponse.SERVING
-            if ready
-            else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        await self._health.set("", status)
-        for service in self._services:
-            await self._health.set(service.name, status)
+        self._health.set_ready(ready)
 
     async def close(self, grace_s: float) -> None:
-        """Stop accepting at once; what still runs after `grace_s` ends. Does not wait for it."""
-        self._closing = asyncio.ensure_future(self.stop(grace_s))
-
-    async def stop(self, grace_s: float) -> None:
-        """Stop accepting; end what still runs after `grace_s`.
-
-        Health watchers and reflection clients stay until they are ended: call it again with a
-        shorter time when the requests are answered.
-        """
+        """Stop accepting; each connection is closed when nothing runs on it. Does not wait."""
         if self._guard is not None:
             self._guard.cancel()
+        self._health.close()
+        self._sockets.stop_listening()
+        if not self._running.is_leaving:
+            self._running.leave(self._sockets)
+
+    async def stop(self, grace_s: float) -> None:
+        """End what still runs after `grace_s`. gRPC itself ends what no door of ours waits for."""
+        await self.close(grace_s)
         if self._server is not None:
-            servers = (self._server, *self._crashed.values())
-            if self._leaving is None:
-                self._leaving = asyncio.ensure_future(self._leave(servers))
-            await asyncio.wait({self._leaving}, timeout=grace_s)
-            if not self._leaving.done():
-                await asyncio.gather(*(server.stop(None) for server in servers))
-            await self._leaving
+            await self._running.are_over(grace_s)
+            if self._ending is None:
+                self._ending = asyncio.ensure_future(self._end(self._server))
+            await asyncio.shield(self._ending)
         _GRPC_LOGGER.removeFilter(self._no_farewells)
-        if self._closing is not None and self._closing is not asyncio.current_task():
-            await self._closing
 
-    async def _leave(self, servers: Sequence[grpc.aio.Server]) -> None:
-        """Stop accepting; done when nothing runs any more.
-
-        There is one grace period without an end: of two whose ends meet, gRPC uses in the second
-        what it has freed in the first, and the process dies.
-        """
-        await self._health.enter_graceful_shutdown()
-        await asyncio.gather(*(server.stop(_FOREVER_S) for server in servers))
+    async def _end(self, server: grpc.aio.Server) -> None:
+        """Close what is open; once, since of two at a time gRPC may free what both use."""
+        for _, connection in self._sockets.connections():
+            end(connection)
+        await asyncio.gather(server.stop(None), *(old.stop(None) for old in self._crashed.values()))
+        self._sockets.forget()
 
 
 class _Call:
@@ -306,20 +299,23 @@ class _Call:
         return value if isinstance(value, str) else value.decode("latin-1")
 
 
-def _handlers(service: GrpcService) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+def _handlers(
+    service: GrpcService, running: RunningCalls
+) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
     """Bytes in and out: gRPC would log each broken message with a traceback."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        name: grpc.unary_unary_rpc_method_handler(_answering(name, method), None, None)
+        name: grpc.unary_unary_rpc_method_handler(_answering(name, method, running), None, None)
         for name, method in service.methods.items()
     }
     for name, stream in service.streams.items():
-        answering = _streaming(name, stream)
+        answering = _streaming(name, stream, running)
         handlers[name] = grpc.stream_stream_rpc_method_handler(answering, None, None)
     return handlers
 
 
-def _answering(name: str, method: Unary) -> Any:
+def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
     async def answer(message: bytes, context: _Context) -> bytes:
+        running.begins(context)
         try:
             return await method(message, _Call(context))
         except Exception as error:
@@ -330,13 +326,17 @@ def _answering(name: str, method: Unary) -> Any:
     return answer
 
 
-def _streaming(name: str, stream: Stream) -> Any:
+def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
     async def answer(messages: AsyncIterator[bytes], context: _Context) -> None:
+        running.begins(context)
+        asked = running.reads(messages)
         try:
-            async with contextlib.aclosing(stream(messages, _Call(context))) as answers:
+            async with contextlib.aclosing(stream(asked, _Call(context))) as answers:
                 async for message in answers:
                     await context.write(message)  # yielded, gRPC would log that a peer has left
-            return
+            if not asked.is_closed:
+                return
+            failure = _failure(name, grpc_error(ClosedError("the server has stopped")))
         except Exception as error:
             if context.cancelled() or _is_of_grpc(error):  # there is nobody to tell
                 return

@@ -17,11 +17,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.doors.grpc import SERVICE, GrpcDoor, pipeline_service
+from pipeline.doors.grpc import ERR_NO, SERVICE, GrpcDoor, GrpcService, pipeline_service
+from pipeline.doors.grpc_sockets import peer_named
+from pipeline.doors.listen import reserve
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 LIMIT = 10_000
 METHOD = f"/{SERVICE}/inference"
+ALONE = [("grpc.use_local_subchannel_pool", 1)]
 Status = health_pb2.HealthCheckResponse
 
 pytestmark = pytest.mark.usefixtures("grpc_is_up")
@@ -267,8 +270,7 @@ def test_health_watchers_are_told_of_the_stop_and_do_not_delay_it(holds):
         holds.release.set()
         assert call.result(30).value == ["1"]
         stopping.result(30)  # long before the grace period ends
-        with pytest.raises(grpc.RpcError):
-            next(watch)
+        assert watch.code() == grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_reflection_client_that_stays_does_not_delay_the_stop():
@@ -285,6 +287,7 @@ def test_a_reflection_client_that_stays_does_not_delay_the_stop():
         try:
             assert next(answers).list_services_response.service
             pool.submit(server.stop).result(30)
+            assert answers.code() == grpc.StatusCode.UNAVAILABLE
         finally:
             done.set()
 
@@ -301,11 +304,160 @@ def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
         late = raw_call(channel).future(b"", timeout=30)
         if late.exception(30) is None:
             assert late.result().err_no == 3001
-        else:
+        else:  # it needed a new connection
             assert late.code() == grpc.StatusCode.UNAVAILABLE
         holds.release.set()
         assert inside.result(30).err_no == 0
         stopping.result(30)
+
+
+class Gate:
+    """Between a client and a server: lets bytes through, one way, unless it is shut."""
+
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.held = asyncio.Event()
+
+    async def __aenter__(self) -> Gate:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    def to(self, port: int) -> None:
+        self._to = port
+
+    async def _relay(self, reader, writer) -> None:
+        other, to_other = await asyncio.open_connection("127.0.0.1", self._to)
+        await asyncio.gather(self._pass_on(reader, to_other), self._pass_on(other, writer, False))
+
+    async def _pass_on(self, reader, writer, is_gated=True) -> None:
+        while data := await reader.read(65536):
+            if is_gated and not self.is_open.is_set():
+                self.held.set()
+                await self.is_open.wait()
+            writer.write(data)
+        writer.close()
+
+
+def test_a_call_that_reaches_a_stopping_server_is_not_cancelled():
+    """Sent before the server stops, it gets there afterwards, on a busy channel or an idle one."""
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    async def holds(request, timeout_s):
+        if "hold" in request.key:
+            entered.set()
+            await release.wait()
+        return Response(err_no=3001 if door_is_closed else 0)
+
+    async def test():
+        nonlocal door_is_closed
+        for is_busy in (True, False):
+            door_is_closed = False
+            entered.clear()
+            release.clear()
+            async with door_and_channel(holds) as (door, _), Gate() as gate:
+                gate.to(door.port)
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{gate.port}") as channel:
+                    call = channel.unary_unary(METHOD, None, Response.FromString)
+                    await call(b"", timeout=30)
+                    inside = call(request_of(hold="1"), timeout=30) if is_busy else None
+                    if inside is not None:
+                        await asyncio.wait_for(entered.wait(), 30)
+                    gate.is_open.clear()
+                    late = call(request_of(late="1"), timeout=30)
+                    await asyncio.wait_for(gate.held.wait(), 30)
+                    door_is_closed = True
+                    stopping = asyncio.ensure_future(door.stop(30.0))
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                    gate.is_open.set()
+                    if inside is not None:
+                        assert (await late).err_no == 3001
+                        release.set()
+                        assert (await inside).err_no == 3001
+                    else:
+                        assert await late.code() == grpc.StatusCode.UNAVAILABLE
+                    await stopping
+
+    door_is_closed = False
+    asyncio.run(test())
+
+
+def test_what_still_runs_when_the_time_is_over_ends_as_unavailable():
+    async def hangs(request, timeout_s):
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def test():
+        async with door_and_channel(hangs) as (door, channel):
+            call = channel.unary_unary(METHOD)(b"", timeout=60)
+            await asyncio.wait_for(entered.wait(), 30)
+            await door.stop(0.0)
+            assert await call.code() == grpc.StatusCode.UNAVAILABLE
+
+    entered = asyncio.Event()
+    asyncio.run(test())
+
+
+def test_an_idle_stream_ends_as_unavailable_behind_its_answers():
+    async def echo(messages, call):
+        async for message in messages:
+            yield message
+
+    async def test():
+        door = GrpcDoor([GrpcService("a.B", {}, {"echo": echo})], "127.0.0.1", 0, LIMIT)
+        await door.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+            stream = channel.stream_stream("/a.B/echo")(timeout=60)
+            await stream.write(b"1")
+            assert await stream.read() == b"1"
+            await door.stop(60.0)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stream.read()
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert dict(caught.value.trailing_metadata())[ERR_NO] == "3001"
+
+    asyncio.run(test())
+
+
+def test_two_doors_of_one_process_on_one_port_stop_apart():
+    async def answers(request, timeout_s):
+        return Response()
+
+    async def test():
+        with reserve("127.0.0.1", 0, "rpc_port") as held:
+            port = held.getsockname()[1]
+            services = [pipeline_service(answers)]
+            first, second = (GrpcDoor(services, "127.0.0.1", port, LIMIT, True) for _ in range(2))
+            await first.start()
+            await second.start()
+            await first.stop(1.0)
+            for _ in range(5):
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", ALONE) as channel:
+                    await channel.unary_unary(METHOD)(b"", timeout=30)
+            await second.stop(1.0)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("ipv4:127.0.0.1:5000", ("127.0.0.1", 5000)),
+        ("ipv6:%5B::1%5D:5000", ("::1", 5000)),
+        ("ipv6:[fe80::1%25eth0]:5000", ("fe80::1", 5000)),
+        ("ipv6:[::ffff:127.0.0.1]:5000", ("127.0.0.1", 5000)),
+        ("unix:", None),
+        ("unix-abstract:name", None),
+        ("", None),
+    ],
+)
+def test_a_peer_is_known_by_the_name_that_grpc_gives_it(name, peer):
+    assert peer_named(name) == peer
 
 
 # The door on its own ------------------------------------------------------------------------

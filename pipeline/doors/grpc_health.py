@@ -1,0 +1,67 @@
+"""GrpcHealth: the standard health service, whose watchers are told when the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_Response = health_pb2.HealthCheckResponse
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
+    """Says of `names`, and of "" which is all of them, whether they serve; all or none do.
+
+    `on_watch` is told of every watcher.
+    """
+
+    def __init__(self, names: Sequence[str], on_watch: Callable[[_Context], None]) -> None:
+        self._names = ("", *names)
+        self._on_watch = on_watch
+        self._is_ready = self._is_closed = False
+        self._changed: asyncio.Event | None = None
+
+    def set_ready(self, ready: bool) -> None:
+        """Answer so from now on, and tell who watches."""
+        self._is_ready = ready and not self._is_closed
+        self._tell()
+
+    def close(self) -> None:
+        """Say NOT_SERVING for good; who watches is told, and sent away with UNAVAILABLE."""
+        self._is_ready, self._is_closed = False, True
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
+
+    async def Check(self, request: Any, context: _Context) -> Any:
+        """Answer who asks once."""
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return _Response(status=self._status(request.service))
+
+    async def Watch(self, request: Any, context: _Context) -> None:
+        """Tell how it is, and each change."""
+        self._on_watch(context)
+        told = None
+        while True:
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            changed, status = self._changed, self._status(request.service)
+            if status != told:
+                await context.write(_Response(status=status))
+                told = status
+            if self._is_closed and changed is self._changed:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
+            await changed.wait()
+
+    def _status(self, service: str) -> Any:
+        if service not in self._names:
+            return _Response.SERVICE_UNKNOWN
+        return _Response.SERVING if self._is_ready else _Response.NOT_SERVING

@@ -1,0 +1,106 @@
+"""RunningCalls: the calls that a GrpcDoor is answering, and how they and their connections end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from pipeline.doors.grpc_sockets import Found, GrpcSockets, Peer, end, peer_named
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RunningCalls:
+    """The calls that a door is answering, and what becomes of their connections when it closes."""
+
+    def __init__(self) -> None:
+        self.is_leaving = False
+        self._calls: set[_Context] = set()
+        self._streams: set[Messages] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open: dict[Peer, list[Found]] = {}
+
+    def begins(self, context: _Context) -> None:
+        """A call runs until its answer is sent."""
+        if not self._calls:
+            self._idle.clear()
+        self._calls.add(context)
+        context.add_done_callback(self._ended)  # type: ignore[arg-type]  # it is given the context
+
+    def reads(self, messages: AsyncIterator[bytes]) -> Messages:
+        """What a caller sends in a stream, up to the end of either."""
+        reading = Messages(messages, self._streams)
+        if self.is_leaving:
+            reading.close()
+        return reading
+
+    def leave(self, sockets: GrpcSockets) -> None:
+        """Read no more from streams, and end each connection when nothing runs on it."""
+        self.is_leaving = True
+        for messages in list(self._streams):
+            messages.close()
+        for peer, connection in sockets.connections():
+            self._open.setdefault(peer, []).append(connection)
+        for peer in self._open.keys() - {_peer(context) for context in self._calls}:
+            self._part(peer)
+
+    async def are_over(self, timeout_s: float) -> None:
+        """Wait for the calls to end, but no longer than that."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    def _ended(self, context: _Context) -> None:
+        self._calls.discard(context)
+        if not self._calls:
+            self._idle.set()
+        if self._open:
+            peer = _peer(context)
+            if all(_peer(other) != peer for other in self._calls):
+                self._part(peer)
+
+    def _part(self, peer: Peer) -> None:
+        for connection in self._open.pop(peer, ()):
+            end(connection)
+
+
+class Messages:
+    """An iterator over what a caller sends, which ends early when it is closed."""
+
+    def __init__(self, messages: AsyncIterator[bytes], register: set[Messages]) -> None:
+        self._messages = messages
+        self._register = register
+        self._reading: asyncio.Future[bytes] | None = None
+        self.is_closed = False
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self.is_closed:
+            raise StopAsyncIteration
+        self._register.add(self)
+        self._reading = asyncio.ensure_future(anext(self._messages))
+        try:
+            return await self._reading
+        except asyncio.CancelledError:
+            if self.is_closed and self._reading.cancelled():
+                raise StopAsyncIteration from None
+            self._reading.cancel()
+            raise
+        finally:
+            self._register.discard(self)
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self.is_closed = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def _peer(context: _Context) -> Peer:
+    return peer_named(context.peer())

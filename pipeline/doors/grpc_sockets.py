@@ -1,0 +1,161 @@
+"""GrpcSockets: the sockets of one gRPC server, which the system knows and gRPC does not give away.
+
+gRPC has one way to stop, which ends every call that reaches it at that moment with CANCELLED.
+Callers take that for their own doing and do not try elsewhere. Here listening ends first, then each
+connection when nothing runs on it: a call that comes too late finds its connection closed, which is
+UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import unquote
+
+Peer = tuple[str, int] | None
+"""(address, port) of who is at the other end; None if it has none, as on Unix sockets."""
+
+_FOLDER = "/proc/self/fd"
+_INET = (socket.AF_INET, socket.AF_INET6)
+_open_at: Counter[object] = Counter()  # servers of this process, by where they listen
+
+
+class Found(NamedTuple):
+    """A socket of this process; its inode tells it from another one that gets its descriptor."""
+
+    descriptor: int
+    inode: int
+
+
+class GrpcSockets:
+    """Finds, and closes, what a gRPC server has opened."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Found] = []
+        self._place: object = None
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Note which sockets listen afterwards that did not before."""
+        before = {found for found, _ in _listening()}
+        yield
+        for found, place in _listening():
+            if found not in before:
+                self._listeners.append(found)
+                self._place = place
+        if self._listeners:
+            _open_at[self._place] += 1
+
+    def stop_listening(self) -> None:
+        """Refuse connections from now on.
+
+        The listening socket is replaced by one that nobody can reach: closed, it would be an error
+        to gRPC, and its descriptor would be another file's before long.
+        """
+        for found in self._listeners:
+            with _taken(found) as sock:
+                if sock is not None:
+                    with socket.socket(sock.family) as unreachable:
+                        os.dup2(unreachable.fileno(), found.descriptor, inheritable=False)
+
+    def connections(self) -> list[tuple[Peer, Found]]:
+        """All that are open. None if they cannot be told from those of another server."""
+        if not self._listeners or _open_at[self._place] > 1:
+            return []
+        return [(_peer_of(sock), found) for found, sock in _sockets() if _is_at(sock, self._place)]
+
+    def forget(self) -> None:
+        """The server is gone, with all its sockets."""
+        if self._listeners:
+            self._listeners.clear()
+            _open_at[self._place] -= 1
+
+
+def end(connection: Found) -> None:
+    """Say no more on a connection: its peer, told so, closes it; gRPC sees that."""
+    with _taken(connection) as sock:
+        if sock is not None:
+            with contextlib.suppress(OSError):  # its peer was first
+                sock.shutdown(socket.SHUT_WR)
+
+
+def peer_named(name: str) -> Peer:
+    """Whom gRPC calls so, as in "ipv6:[::1]:5000"."""
+    scheme, _, rest = unquote(name).partition(":")
+    host, _, port = rest.rpartition(":")
+    if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return _address(host.strip("[]")), int(port)
+
+
+def _address(host: str) -> str:
+    """As it is written in one way only: without scope, and IPv4 as such."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host.partition("%")[0])
+        return str(getattr(address, "ipv4_mapped", None) or address)
+    return host
+
+
+def _peer_of(sock: socket.socket) -> Peer:
+    with contextlib.suppress(OSError):  # it has left
+        if sock.family in _INET:
+            host, port = sock.getpeername()[:2]
+            return _address(host), port
+    return None
+
+
+def _sockets() -> Iterator[tuple[Found, socket.socket]]:
+    """All stream sockets of this process that have a name, each open until the next one."""
+    with contextlib.suppress(FileNotFoundError):  # no /proc: gRPC stops in its own way
+        for name in os.listdir(_FOLDER):
+            with _opened(int(name)) as sock:
+                if sock is not None and sock.type == socket.SOCK_STREAM:
+                    yield Found(int(name), os.fstat(sock.fileno()).st_ino), sock
+
+
+def _listening() -> list[tuple[Found, object]]:
+    return [
+        (found, _place_of(sock))
+        for found, sock in _sockets()
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ]
+
+
+def _place_of(sock: socket.socket) -> object:
+    """The port, or the name of a Unix socket."""
+    name = sock.getsockname()
+    return name[1] if isinstance(name, tuple) else name
+
+
+def _is_at(sock: socket.socket, place: object) -> bool:
+    with contextlib.suppress(OSError):
+        return _place_of(sock) == place
+    return False
+
+
+@contextlib.contextmanager
+def _taken(found: Found) -> Iterator[socket.socket | None]:
+    """The socket, if the descriptor is still that one's."""
+    with _opened(found.descriptor) as sock:
+        is_it = sock is not None and os.fstat(sock.fileno()).st_ino == found.inode
+        yield sock if is_it else None
+
+
+@contextlib.contextmanager
+def _opened(descriptor: int) -> Iterator[socket.socket | None]:
+    """A second way to the same socket, so that nobody else's is met if gRPC closes it meanwhile."""
+    sock: socket.socket | None = None
+    with contextlib.suppress(OSError):
+        if os.readlink(f"{_FOLDER}/{descriptor}").startswith("socket:"):
+            second = os.dup(descriptor)
+            try:
+                sock = socket.socket(fileno=second)
+            except OSError:
+                os.close(second)
+    with sock or contextlib.nullcontext():
+        yield sock
