@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from .fonts import CHINESE, LATIN, font
 from .texts import chinese_line, latin_line
@@ -24,25 +25,31 @@ class Page(NamedTuple):
     lines: list[str]
 
 
-def pages(number: int, seed: int = 2026) -> list[Page]:
+FontOf = Callable[[str, int], ImageFont.FreeTypeFont]
+"""(name, height in pixels) -> the font."""
+
+
+def pages(number: int, seed: int = 2026, font_of: FontOf = font) -> list[Page]:
     """So many pages: in turn Latin, Chinese, and both."""
-    return [make_page(Random(f"{seed} {index}"), index % 3) for index in range(number)]
+    return [make_page(Random(f"{seed} {index}"), index % 3, font_of) for index in range(number)]
 
 
-def make_page(random: Random, kind: int) -> Page:
+def make_page(random: Random, kind: int, font_of: FontOf = font) -> Page:
     """A page of Latin (0) or Chinese text (1), or of both (2)."""
     width, height = random.choice(_SIZES)
     paper = tuple(random.randint(225, 255) for _ in range(3))
     ink = tuple(random.randint(0, 70) for _ in range(3))
     image = Image.new("RGB", (width, height), paper)
-    lines = _write(image, random, kind, ink)
+    lines = _write(image, random, kind, ink, font_of)
     image = image.rotate(random.uniform(-2, 2), Image.Resampling.BICUBIC, fillcolor=paper)
     if random.random() < 0.5:
         image = image.filter(ImageFilter.GaussianBlur(random.uniform(0.3, 0.8)))
     return Page(_file(_noisy(image, random), random), lines)
 
 
-def _write(image: Image.Image, random: Random, kind: int, ink: tuple[int, ...]) -> list[str]:
+def _write(
+    image: Image.Image, random: Random, kind: int, ink: tuple[int, ...], font_of: FontOf
+) -> list[str]:
     """Fill the page with lines that fit; returns what they say."""
     draw = ImageDraw.Draw(image)
     left, top = image.width * _MARGIN, image.height * _MARGIN
@@ -54,7 +61,7 @@ def _write(image: Image.Image, random: Random, kind: int, ink: tuple[int, ...]) 
             top += letters
         is_chinese = kind == 1 or (kind == 2 and random.random() < 0.5)
         text = chinese_line(random) if is_chinese else latin_line(random)
-        face = font(random.choice(CHINESE if is_chinese else LATIN), letters)
+        face = font_of(random.choice(CHINESE if is_chinese else LATIN), letters)
         if draw.textlength(text, face) < image.width - 2 * left:
             draw.text((left, top), text, ink, face)
             lines.append(text)
