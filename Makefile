@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo ocr test bench advice soak chaos interop page proto gateway packages clean
+.PHONY: demo ocr test bench advice soak chaos fuzz interop page proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -39,6 +39,11 @@ soak: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos
+
+# Random graphs and faults, held to a model. FUZZ='--seconds 3600 --seed 7': see --help.
+FUZZ ?= --seconds 600
+fuzz: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 # Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's
 # a JDK and Maven.

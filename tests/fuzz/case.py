@@ -1,0 +1,123 @@
+"""What a case is made of: a graph of Ops, a configuration, requests, and what befalls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+REQUEST = "@DAGExecutor"
+"""The producer of the first Ops."""
+
+ALWAYS = 99
+"""Of attempts: all of them."""
+
+RAISES = ("raise_pre", "raise_process", "raise_post", "product_pre", "product_process", "code")
+"""Faults that end a request with an error, whatever else happens."""
+
+RETRIED = ("unavailable", "hang", "crash")
+"""Faults of the first `attempts` calls of `process`; `hang` is ended by the Op's timeout."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What `preprocess` feeds to `process` for one request: `rows` of each part.
+
+    kind: "rows" (one part), "mini" (a list of parts, a call each), "skip" (no call at all).
+    """
+
+    kind: str = "rows"
+    rows: tuple[int, ...] = (1,)
+    width: int = 1
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with one request at one Op.
+
+    kind: one of RAISES, of RETRIED, or "stuck": hangs in `preprocess`, which nothing limits.
+    attempts: for RETRIED, the number of calls of `process` that it strikes.
+    back_s: a hang in a thread ends after so long; None: it does not while the case lasts.
+    """
+
+    kind: str
+    attempts: int = ALWAYS
+    back_s: float | None = None
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to."""
+
+    name: str
+    inputs: tuple[str, ...]
+    has_process: bool = True
+    first_arrival: bool = False
+    jumps_to: tuple[str, ...] = ()
+    workers: str = "thread"
+    concurrency: int = 1
+    batch_size: int = 1
+    batching_s: float | None = None
+    adaptive: bool = False
+    timeout_s: float | None = None
+    retry: int = 1
+    max_batch_size: int = 0  # samples of one call; 0: any number
+    has_lod: bool = False
+    has_texts: bool = False
+
+    @property
+    def is_batched(self) -> bool:
+        return self.batch_size > 1
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """One request: comes after `at_s`, and what it meets at each Op by its name.
+
+    `leaves_s` after it came its caller cancels. `delays_s` are of preprocess, process and
+    postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number.
+    """
+
+    number: int
+    at_s: float = 0.0
+    deadline_s: float | None = None
+    leaves_s: float | None = None
+    alone_at: str = ""
+    log_id: int = 0
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    delays_s: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    faults: dict[str, Fault] = field(default_factory=dict)
+    jumps: frozenset[str] = frozenset()
+
+    def shape(self, op: str) -> Shape:
+        return self.shapes.get(op, Shape())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A whole case. `may_starve`: so much goes wrong in it that any request may run late."""
+
+    ops: tuple[OpSpec, ...]
+    requests: tuple[RequestSpec, ...]
+    dag_retry: int = 1
+    channel_size: int = 0
+    worker_num: int | None = None
+    queue_size: int = 1024
+    own_edges: bool = False  # unpack and pack are the user's, and run in threads
+    origin: str = ""
+
+    @property
+    def last(self) -> OpSpec:
+        return self.ops[-1]
+
+    def op(self, name: str) -> OpSpec:
+        return next(op for op in self.ops if op.name == name)
+
+    def only(self, numbers: list[int]) -> Case:
+        """The same with only some of its requests."""
+        kept = tuple(request for request in self.requests if request.number in numbers)
+        return replace(self, requests=kept)
+
+
+def mark(number: int, op: str) -> str:
+    """What stands in the text of every error that a fault of this request at this Op causes."""
+    return f"<r{number}@{op}>"

@@ -1,0 +1,183 @@
+"""Compares what happened in a case with what may happen, and looks for what is left of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from fuzz import model
+from fuzz.case import Case, RequestSpec
+from fuzz.model import Answer, Failure, Nothing
+from fuzz.ops import Board
+from pipeline.engine.state import EngineState, OpState
+from pipeline.observe.span import Rows
+from pipeline.observe.statistics import Statistics
+
+_EXACT_S = 1e-6
+_STUCK_S = 1.0  # a worker nobody waits for is given at least so long
+_STUCK_FACTOR = 5.0
+_RESTART_S = 0.1
+_EXPIRED, _OVERLOADED = 6000, 3004
+_SAYS_EXPIRED = "deadline passed before it was answered"
+
+
+@dataclass
+class Ending:
+    """How a request ended for its caller. kind: "answer", "error" or "left" (it cancelled)."""
+
+    number: int
+    kind: str
+    code: int = 0
+    text: str = ""
+    took_s: float = 0.0
+
+
+class Outlook:
+    """The findings of a case; reads the engine's journal."""
+
+    def __init__(self, case: Case, board: Board) -> None:
+        self.case = case
+        self.findings: list[str] = []
+        self.requests = 0
+        self.turns: Counter[int] = Counter()
+        self.ended: Counter[int] = Counter()
+        self._board = board
+        self._statistics = Statistics("fuzz", [op.name for op in case.ops])
+
+    def complain(self, text: str) -> None:
+        if len(self.findings) < 20:
+            self.findings.append(text)
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        """A sink of the journal."""
+        self._statistics.fold(turns, requests)
+        self.turns.update(turns["op"].tolist())
+        self.ended.update(requests["data_id"].tolist())
+        for table, steps in (
+            (turns, ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")),
+            (requests, ("start_ns", "entered_ns", "packing_ns", "end_ns")),
+        ):
+            for before, after in itertools.pairwise(steps):
+                if (table[before] > table[after]).any():
+                    self.complain(f"the journal has a {after} before its {before}")
+
+    def check_complaint(self) -> None:
+        """What user code had to say; with that the case is over."""
+        if self._board.complaint:
+            self.complain(f"user code: {self._board.complaint}")
+        self._board.close()
+
+    # Gauges -----------------------------------------------------------------------------------
+
+    def is_idle(self, state: EngineState) -> bool:
+        """Whether nothing is left of the requests but stuck threads."""
+        return not (state.inside or state.waiting or any(map(_is_at_work, state.ops)))
+
+    def check_state(self, state: EngineState, is_released: bool = True) -> None:
+        """All gauges are 0, all workers are there; but those that hang until they are released."""
+        if state.inside or state.waiting:
+            self.complain(f"inside {state.inside}, waiting {state.waiting} after the last answer")
+        for op in state.ops:
+            is_stuck = is_released and bool(op.workers.stuck)
+            if _is_at_work(op) or is_stuck:
+                self.complain(f"not at rest after the last answer: {op}")
+
+    def check_turns(self, executor: Any) -> None:
+        """Every request is told once, and every turn that it had."""
+        self.check_counts(executor.state().accepted)
+        for index, node in enumerate(executor.nodes.values()):
+            begun = node.channel._pushed
+            if begun != self.turns[index]:
+                self.complain(f"{node.name}: {begun} turns begun, {self.turns[index]} told")
+
+    def check_counts(self, accepted: int) -> None:
+        """The statistics have each request that was taken in once."""
+        twice = [data_id for data_id, count in self.ended.items() if count > 1]
+        if twice:
+            self.complain(f"told twice how they ended: {twice}")
+        if len(self.ended) != accepted:
+            self.complain(f"{accepted} requests taken in, {len(self.ended)} told")
+        pipeline = self._statistics.models[0]
+        counted = pipeline.success_count + sum(pipeline.fail_counts)
+        whole = sum(not request.alone_at for request in self.case.requests)
+        if counted > whole:
+            self.complain(f"{counted} requests in the statistics of {whole}")
+
+
+def _is_at_work(op: OpState) -> bool:
+    is_short = op.workers.up < op.workers.wanted  # of a process that is being started
+    return bool(op.joining or op.queued or op.running or op.workers.busy or is_short)
+
+
+# Endings --------------------------------------------------------------------------------------
+
+
+def check_endings(case: Case, endings: list[Ending], outlook: Outlook, late_s: float = 0.0) -> None:
+    """Hold every ending to the model, and to its time. `late_s`: what the machine may cost."""
+    by_number = {ending.number: ending for ending in endings}
+    for request in case.requests:
+        ending = by_number.get(request.number)
+        if ending is None:
+            outlook.complain(f"request {request.number} has no end")
+            continue
+        problem = problem_with(case, request, ending, late_s)
+        if problem:
+            outlook.complain(f"request {request.number} {problem}")
+
+
+def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float) -> str:
+    """What is wrong with how a request ended; "" if nothing is."""
+    limit_s = bound_s(case)
+    for most_s in (request.deadline_s, request.leaves_s):
+        limit_s = min(limit_s, most_s if most_s is not None else limit_s)
+    if ending.took_s > limit_s + late_s + _EXACT_S:
+        return f"took {ending.took_s:.3f} s of {limit_s:.3f} s: {ending}"
+    if ending.kind == "left":
+        return "" if request.leaves_s is not None else "was cancelled by nobody"
+    allowed = model.outcomes(case, request)
+    if any(_fits(outcome, ending) for outcome in allowed):
+        return ""
+    if _is_expired(ending) and may_expire(case, request, allowed):
+        return ""
+    return f"ended as {ending}, allowed: {sorted(map(str, allowed))}"
+
+
+def _fits(outcome: model.Result, ending: Ending) -> bool:
+    if isinstance(outcome, Answer):
+        return ending.kind == "answer" and ending.text == outcome.value
+    if isinstance(outcome, Failure):
+        is_same = ending.kind == "error" and ending.code == outcome.code
+        return is_same and outcome.holds in ending.text and not _is_expired(ending)
+    return False
+
+
+def _is_expired(ending: Ending) -> bool:
+    return ending.code == _EXPIRED and _SAYS_EXPIRED in ending.text
+
+
+def may_expire(case: Case, request: RequestSpec, allowed: set[model.Result]) -> bool:
+    """Whether its deadline may pass: it is short, or something may hang."""
+    if request.deadline_s is None:
+        return False
+    return request.deadline_s < bound_s(case) or any(isinstance(o, Nothing) for o in allowed)
+
+
+def bound_s(case: Case) -> float:
+    """No request can take longer, if nobody waits for nothing: all there is to do, in a row."""
+    last_s = max((request.at_s for request in case.requests), default=0.0)
+    rounds = case.dag_retry * (2 + max(op.retry for op in case.ops))
+    work_s = sum(sum(times) for r in case.requests for times in r.delays_s.values())
+    waits_s = sum(op.batching_s or 0.0 for op in case.ops) * len(case.requests)
+    longest_s = max((sum(t) for r in case.requests for t in r.delays_s.values()), default=0.0)
+    hangs_s = 0.0
+    for request in case.requests:
+        for name, fault in request.faults.items():
+            hangs_s += rounds * _RESTART_S
+            if fault.kind in ("hang", "stuck"):
+                timeout_s = next((op.timeout_s or 0.0 for op in case.ops if op.name == name), 0.0)
+                deadline_s = max((r.deadline_s or 0.0 for r in case.requests), default=0.0)
+                usual_s = _STUCK_FACTOR * longest_s * max(op.batch_size for op in case.ops)
+                hangs_s += rounds * (timeout_s + deadline_s + max(_STUCK_S, usual_s))
+    return last_s + rounds * (2 * work_s + waits_s) + hangs_s + 1.0

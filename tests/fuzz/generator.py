@@ -1,0 +1,282 @@
+"""A random case for a seed: graph, configuration, requests and faults.
+
+What the engine can do is switched by `Features`, so that a new capability, or one with a known
+defect, can be left out. The same seed and features give the same case.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+
+from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec, Shape
+
+_MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
+
+
+@dataclass(frozen=True)
+class Features:
+    """What cases may have.
+
+    processes: worker processes beside threads; crashes with them.
+    faults, cancels, deadlines: what befalls requests. stuck: hangs that no timeout ends.
+    """
+
+    processes: bool = True
+    faults: bool = True
+    stuck: bool = True
+    cancels: bool = True
+    deadlines: bool = True
+    first_arrival: bool = True
+    batches: bool = True
+    jumps: bool = True
+    channel_size: bool = True
+    max_batch_size: bool = True
+    alone: bool = True
+    own_edges: bool = True
+    retries: bool = True
+    scale: str = "virtual"  # or "real": fewer of everything, and times that a busy machine keeps
+
+    def without(self, *names: str) -> Features:
+        known = {field.name for field in fields(self)}
+        assert known >= set(names), f"no such features: {set(names) - known}"
+        return replace(self, **dict.fromkeys(names, False))
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Most of each, and how long things take, in seconds."""
+
+    ops: int
+    requests: int
+    delay_s: float
+    timeouts_s: tuple[float, ...]
+    deadline_s: tuple[float, float]
+    over_s: float
+    workers: tuple[int, ...]
+
+
+_SCALES = {
+    "virtual": _Scale(8, 24, 0.1, (0.5, 1.0, 3.0), (0.02, 1.0), 0.3, (1, 1, 1, 2, 2, 3, 5, 8)),
+    "real": _Scale(5, 24, 0.008, (0.6, 1.0), (0.02, 0.5), 0.2, (1, 1, 2, 3)),
+}
+
+
+def generate(seed: int, features: Features = Features()) -> Case:
+    """The case of this seed."""
+    return _Generator(random.Random(seed), features).case(f"seed {seed}")
+
+
+class _Generator:
+    def __init__(self, rng: random.Random, features: Features) -> None:
+        self.rng = rng
+        self.has = features
+        self.scale = _SCALES[features.scale]
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def case(self, origin: str) -> Case:
+        ops = self.graph()
+        if self.has.jumps and self.chance(0.3):
+            ops = self.with_jumps(ops)
+        has = self.has
+        case = Case(
+            ops=tuple(ops),
+            requests=(),
+            dag_retry=self.rng.choice((1, 1, 1, 2, 3)) if has.retries else 1,
+            channel_size=self.rng.choice((0, 0, 1, 1, 2, 3)) if has.channel_size else 0,
+            worker_num=self.rng.choice((None, None, None, 1, 2, 4)),
+            own_edges=has.own_edges and self.chance(0.2),
+            origin=origin,
+        )
+        count = self.rng.randint(1, self.scale.requests)
+        requests = [self.request(case, number) for number in range(1, count + 1)]
+        if has.faults and self.chance(0.8):
+            for _ in range(self.rng.choice((1, 2, 3, 5, 8))):
+                self.strike(case, requests)
+        return replace(case, requests=tuple(requests))
+
+    # The graph ----------------------------------------------------------------------------
+
+    def graph(self) -> list[OpSpec]:
+        count = self.rng.randint(1, self.scale.ops)
+        names = self.rng.sample("abcdefghijkl", count)
+        kind = self.rng.choice(("thread", "process", "mixed")) if self.has.processes else "thread"
+        known = [REQUEST]
+        inputs: list[list[str]] = []
+        for name in names:
+            wanted = self.rng.choice((1, 1, 1, 2, 2, 3))
+            recent = known[-3:] if self.chance(0.7) else known
+            inputs.append(self.rng.sample(recent, min(wanted, len(recent))))
+            known.append(name)
+        read = {name for each in inputs for name in each}
+        inputs[-1] += [name for name in names[:-1] if name not in read]
+        for each in inputs:
+            self.rng.shuffle(each)
+        free = _MOST_FIRST_ARRIVALS
+        ops = []
+        for name, producers in zip(names, inputs, strict=True):
+            is_first = self.has.first_arrival and len(producers) > 1 and free and self.chance(0.35)
+            free -= bool(is_first)
+            ops.append(self.op(name, tuple(producers), bool(is_first), kind))
+        return ops
+
+    def op(self, name: str, inputs: tuple[str, ...], is_first: bool, kind: str) -> OpSpec:
+        rng, has = self.rng, self.has
+        batch_size = rng.choice((1, 1, 2, 3, 8)) if has.batches else 1
+        return OpSpec(
+            name=name,
+            inputs=inputs,
+            has_process=self.chance(0.8),
+            first_arrival=is_first,
+            workers=rng.choice(("thread", "process")) if kind == "mixed" else kind,
+            concurrency=rng.choice(self.scale.workers),
+            batch_size=batch_size,
+            batching_s=rng.choice((None, 0.005, 0.05)) if batch_size > 1 else None,
+            adaptive=self.chance(0.3),
+            timeout_s=rng.choice((None, *self.scale.timeouts_s)),
+            retry=rng.choice((1, 1, 2, 3)) if has.retries else 1,
+            max_batch_size=self._most_samples(batch_size),
+            has_lod=self.chance(0.15),
+            has_texts=self.chance(0.15),
+        )
+
+    def _most_samples(self, batch_size: int) -> int:
+        if not self.has.max_batch_size or batch_size == 1 or self.chance(0.7):
+            return 0
+        return self.rng.choice((4, 8))
+
+    def with_jumps(self, ops: list[OpSpec]) -> list[OpSpec]:
+        """Some Op may jump: over a part of the graph that nobody else feeds or reads."""
+        places = [
+            (op.name, target.name)
+            for index, op in enumerate(ops)
+            for target in ops[index + 1 :]
+            if is_jump_clear(ops, op.name, target.name)
+        ]
+        if not places:
+            return ops
+        jumper, target = self.rng.choice(places)
+        return [replace(op, jumps_to=(target,)) if op.name == jumper else op for op in ops]
+
+    # Requests -----------------------------------------------------------------------------
+
+    def request(self, case: Case, number: int) -> RequestSpec:
+        rng, has = self.rng, self.has
+        low, high = self.scale.deadline_s
+        tight = round(rng.uniform(low, high), 3)
+        return RequestSpec(
+            number=number,
+            at_s=0.0 if self.chance(0.4) else round(rng.uniform(0.0, self.scale.over_s), 3),
+            deadline_s=tight if has.deadlines and self.chance(0.15) else None,
+            leaves_s=round(rng.uniform(0.0, high), 3) if has.cancels and self.chance(0.1) else None,
+            alone_at=rng.choice(case.ops).name if has.alone and self.chance(0.06) else "",
+            log_id=rng.randint(1, 2**40),
+            shapes={op.name: self.shape(op) for op in case.ops if op.has_process},
+            delays_s=self.delays(case),
+            jumps=frozenset(op.name for op in case.ops if op.jumps_to and self.chance(0.5)),
+        )
+
+    def shape(self, op: OpSpec) -> Shape:
+        rng = self.rng
+        kind = rng.choice(("rows", "rows", "rows", "rows", "rows", "rows", "mini", "skip"))
+        most = min(5, op.max_batch_size or 5)
+        count = rng.randint(0, 3) if kind == "mini" else 1
+        least = 0 if self.chance(0.05) else 1
+        return Shape(
+            kind=kind,
+            rows=tuple(rng.randint(least, most) for _ in range(count)),
+            width=rng.choice((1, 1, 1, 2)),
+            dtype=rng.choice(("int64", "int64", "int64", "float32")),
+        )
+
+    def delays(self, case: Case) -> dict[str, tuple[float, float, float]]:
+        most = self.scale.delay_s
+        delays = {}
+        for name in (*(op.name for op in case.ops), REQUEST):
+            if self.chance(0.5):
+                pre, process, post = (
+                    round(self.rng.uniform(0.0, most), 4) if self.chance(0.5) else 0.0
+                    for _ in range(3)
+                )
+                delays[name] = (pre, process, post)
+        return delays
+
+    # Faults -------------------------------------------------------------------------------
+
+    def strike(self, case: Case, requests: list[RequestSpec]) -> None:
+        """One more fault, if it has a place."""
+        rng = self.rng
+        struck = [place for place, request in enumerate(requests) if request.faults]
+        index = rng.choice(struck) if struck and self.chance(0.4) else rng.randrange(len(requests))
+        request = requests[index]
+        if case.own_edges and self.chance(0.2) and not request.alone_at:
+            fault = Fault(rng.choice(("raise_pre", "raise_post")))
+            requests[index] = _struck(request, REQUEST, fault)
+            return
+        op = rng.choice(_racers(case.ops) or case.ops) if self.chance(0.4) else rng.choice(case.ops)
+        kinds = ["raise_pre", "product_pre", "raise_post"]
+        if op.has_process:
+            kinds += [*RAISES, "unavailable", "unavailable"]
+            if op.workers == "process":
+                kinds += ["crash"] * 3
+            if op.timeout_s is not None or self.has.stuck:
+                kinds += ["hang"] * 3
+        if self.has.stuck:
+            kinds += ["stuck"] * 2
+        kind = rng.choice(kinds)
+        back_s = None if self.chance(0.5) else round(rng.uniform(3.5, 6.0), 3)
+        fault = Fault(kind, rng.choice((1, 1, 2, ALWAYS)), back_s)
+        request = _called(request, op.name) if kind not in ("stuck", "raise_post") else request
+        if kind == "stuck" or (kind == "hang" and op.timeout_s is None):
+            # It ends by its own deadline, or not at all; so may those of the same batch.
+            requests[index] = self._limited(request)
+            if op.is_batched:
+                requests[:] = map(self._limited, requests)
+            request = requests[index]
+            fault = replace(fault, back_s=None, attempts=ALWAYS)
+        requests[index] = _struck(request, op.name, fault)
+
+    def _limited(self, request: RequestSpec) -> RequestSpec:
+        if request.deadline_s is not None:
+            return request
+        return replace(request, deadline_s=round(self.rng.uniform(*self.scale.deadline_s), 3))
+
+
+def _racers(ops: tuple[OpSpec, ...]) -> list[OpSpec]:
+    """Ops whose answer is not waited for, if another one's comes first."""
+    raced = {name for op in ops if op.first_arrival for name in op.inputs}
+    return [op for op in ops if op.name in raced]
+
+
+def _struck(request: RequestSpec, place: str, fault: Fault) -> RequestSpec:
+    return replace(request, faults={**request.faults, place: fault})
+
+
+def _called(request: RequestSpec, op: str) -> RequestSpec:
+    """With a shape for which `process` is called, and with rows by which it is known."""
+    shape = request.shape(op)
+    rows = tuple(max(1, count) for count in shape.rows) or (1,)
+    kind = "rows" if shape.kind == "skip" else shape.kind
+    return replace(request, shapes={**request.shapes, op: replace(shape, kind=kind, rows=rows)})
+
+
+def is_jump_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
+    """Whether a jump leaves nobody waiting: what it passes over is fed by the jumper alone,
+    and read, but for the target's answer, within."""
+    inputs = {op.name: set(op.inputs) for op in ops}
+    readers = {name: {op.name for op in ops if name in op.inputs} for name in inputs}
+    over = {jumper}
+    for op in ops:  # in the graph's order: all that can be reached from the jumper alone
+        if op.name != jumper and inputs[op.name] <= over:
+            over.add(op.name)
+    # Of these only what leads to the target.
+    leads = {target}
+    for op in reversed(ops):
+        if readers[op.name] & leads:
+            leads.add(op.name)
+    over &= leads | {jumper}
+    if target not in over:
+        return False
+    return all(readers[name] <= over for name in over if name != target)

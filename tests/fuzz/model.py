@@ -1,0 +1,283 @@
+"""The model: what a request may end as, by a plain evaluation of its graph.
+
+It walks the Ops once, in order, and knows no time, no batch, no worker. Where the engine is free
+(who arrives first), or a fault of another request of the same batch may reach this one, it asks
+`choose`; `outcomes` walks once for every sequence of choices and collects the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fuzz.case import ALWAYS, RAISES, REQUEST, Case, OpSpec, RequestSpec, mark
+
+MOST_WORLDS = 4000
+
+UNKNOWN, TIMEOUT, UNAVAILABLE, LOST, PACKAGE = 10000, 6000, 9000, 4000, 8000
+PRODUCT, OWN_CODE = 61, 8123
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A good end: the last Op's value."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error: its code, and what its text has to hold."""
+
+    code: int
+    holds: str = ""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No end of its own. `waits`: something hangs; else the answer was passed over by a jump."""
+
+    waits: bool
+
+
+Result = Answer | Failure | Nothing
+NEVER, ABSENT = Nothing(True), Nothing(False)
+Choose = Callable[[Sequence[Any]], Any]
+
+
+def outcomes(case: Case, request: RequestSpec) -> set[Result]:
+    """All that may come of a request that is given all the time it needs."""
+    return every(lambda choose: evaluate(case, request, choose))
+
+
+def every(walk: Callable[[Choose], Result]) -> set[Result]:
+    """The results of `walk` for all sequences of choices."""
+    found: set[Result] = set()
+    pending: list[tuple[int, ...]] = [()]
+    for _ in range(MOST_WORLDS):
+        if not pending:
+            return found
+        path = pending.pop()
+        taken: list[int] = []
+
+        def choose(options: Sequence[Any], path: Any = path, taken: Any = taken) -> Any:
+            place = len(taken)
+            if place >= len(path):
+                pending.extend((*taken, other) for other in range(1, len(options)))
+            taken.append(path[place] if place < len(path) else 0)
+            return options[taken[-1]]
+
+        found.add(walk(choose))
+    raise RuntimeError(f"more than {MOST_WORLDS} worlds: make the generator's cases simpler")
+
+
+def evaluate(case: Case, request: RequestSpec, choose: Choose) -> Result:
+    """One walk through the graph."""
+    if request.alone_at:
+        return at_op(case, case.op(request.alone_at), request, [(REQUEST, Answer("in"))], choose)
+    edge = request.faults.get(REQUEST)
+    if edge is not None and edge.kind == "raise_pre":
+        return Failure(PACKAGE, mark(request.number, REQUEST))
+    result = through(case, request, choose)
+    if edge is not None and isinstance(result, Answer):
+        return Failure(PACKAGE, mark(request.number, REQUEST))
+    return result
+
+
+def through(case: Case, request: RequestSpec, choose: Choose) -> Result:
+    results: dict[str, Result] = {REQUEST: Answer("in")}
+    stand_ins: dict[str, tuple[str, Result]] = {}
+    for op in case.ops:
+        parts = [stand_ins.get(name, (name, results[name])) for name in op.inputs]
+        result = at_op(case, op, request, parts, choose)
+        if isinstance(result, Answer) and op.jumps_to and jumps(case, op, request, choose):
+            stand_ins |= dict.fromkeys(op.jumps_to, (op.name, result))
+            if case.last.name in op.jumps_to:
+                return result
+            result = ABSENT  # for those who read it
+        results[op.name] = result
+    result = results[case.last.name]
+    return Failure(LOST, "lost in the graph") if result == ABSENT else result
+
+
+def at_op(
+    case: Case,
+    op: OpSpec,
+    request: RequestSpec,
+    parts: list[tuple[str, Result]],
+    choose: Choose,
+) -> Result:
+    joined = joined_parts(op, parts, choose)
+    if not isinstance(joined, list):
+        return joined
+    struck = strike(case, op, request, choose)
+    return struck if struck is not None else Answer(value(op, request, joined))
+
+
+def joined_parts(
+    op: OpSpec, parts: list[tuple[str, Result]], choose: Choose
+) -> list[tuple[str, str]] | Result:
+    """What an Op reads, or the result that it passes on without reading."""
+    good = [(name, part.value) for name, part in parts if isinstance(part, Answer)]
+    if op.first_arrival and good:
+        return [choose(good)]
+    failures = [part for _, part in parts if isinstance(part, Failure)]
+    if NEVER in (part for _, part in parts):
+        return NEVER
+    if ABSENT in (part for _, part in parts):
+        return choose([ABSENT, failures[0]]) if failures else ABSENT
+    return failures[0] if failures else good
+
+
+def jumps(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> bool:
+    """The oldest request of a batch decides for all of it."""
+    own = op.name in request.jumps
+    others = [other for other in case.requests if other.number != request.number]
+    is_swayed = op.is_batched and any((op.name in other.jumps) != own for other in others)
+    return bool(choose([own, not own])) if is_swayed else own
+
+
+# Faults -------------------------------------------------------------------------------------
+
+
+def strike(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> Result | None:
+    """What faults make of a request at an Op; None: nothing, it is worked on."""
+    fault = request.faults.get(op.name)
+    around = _neighbours(case, op, request) if op.is_batched else []
+    kind = fault.kind if fault is not None else ""
+    if kind == "":
+        options: list[Result | None] = [None]
+    elif kind == "stuck":
+        return NEVER
+    elif kind in RAISES:
+        options = [_raised(kind, op, request)]
+    else:
+        options = _retried(case, op, request, around)
+    for other in around:
+        if kind not in ("raise_pre", "product_pre") or _takes_the_worker(op, other):
+            options += _shared(op, other)
+    return choose(list(dict.fromkeys(options)))
+
+
+def _neighbours(case: Case, op: OpSpec, request: RequestSpec) -> list[RequestSpec]:
+    """Other requests that have a fault at this Op."""
+    others = (other for other in case.requests if other.number != request.number)
+    return [other for other in others if op.name in other.faults]
+
+
+def _raised(kind: str, op: OpSpec, request: RequestSpec) -> Failure:
+    codes = {"product_pre": PRODUCT, "product_process": PRODUCT, "code": OWN_CODE}
+    return Failure(codes.get(kind, UNKNOWN), mark(request.number, op.name))
+
+
+def _retried(
+    case: Case, op: OpSpec, request: RequestSpec, around: list[RequestSpec]
+) -> list[Result | None]:
+    """A fault of the first attempts: it is over in time, or it is not."""
+    fault = request.faults[op.name]
+    if fault.kind == "hang" and op.timeout_s is None:
+        return [NEVER]
+    failure = {
+        "hang": Failure(TIMEOUT, f"[{op.name}]"),
+        "crash": Failure(UNKNOWN, f"[{op.name}]"),
+        "unavailable": Failure(UNAVAILABLE, mark(request.number, op.name)),
+    }[fault.kind]
+    if fault.attempts == ALWAYS:
+        return [failure]
+    kinds = {other.faults[op.name].kind for other in around}
+    if fault.attempts < op.retry:
+        # A process is lost with all its requests, also those whose call it had not come to.
+        is_robbed = op.workers == "process" and "hang" in kinds
+        return [None, failure] if is_robbed else [None]
+    if sum(len(each.faults) for each in case.requests) == 1 and not op.is_batched:
+        rounds = case.dag_retry if fault.kind == "hang" else 1
+        return [None] if fault.attempts < op.retry * rounds else [failure]
+    return [None, failure]
+
+
+def _takes_the_worker(op: OpSpec, other: RequestSpec) -> bool:
+    """Whether also those suffer from `other` that have failed before `process`."""
+    is_hang = other.faults[op.name].kind in ("hang", "stuck")
+    return is_hang and (op.workers == "process" or not _is_limited(op, other))
+
+
+def _is_limited(op: OpSpec, other: RequestSpec) -> bool:
+    """Whether the Op's timeout ends what `other` does here."""
+    return other.faults[op.name].kind != "stuck" and op.timeout_s is not None
+
+
+def _shared(op: OpSpec, other: RequestSpec) -> list[Result]:
+    """What `other`'s fault may do to a request of the same batch."""
+    fault = other.faults[op.name]
+    if fault.kind in ("stuck", "hang") and not _is_limited(op, other):
+        return [NEVER]
+    if fault.kind == "hang" and fault.attempts >= op.retry:
+        # With attempts left each request of the batch is tried again alone.
+        return [] if op.retry > 1 else [Failure(TIMEOUT, f"[{op.name}]")]
+    if fault.kind == "unavailable" and fault.attempts >= op.retry:
+        return [Failure(UNAVAILABLE, mark(other.number, op.name))]
+    return []
+
+
+# Values -------------------------------------------------------------------------------------
+
+
+def value(op: OpSpec, request: RequestSpec, inputs: list[tuple[str, str]]) -> str:
+    """The Op's answer: who made it, of what, with which rows."""
+    read = ",".join(f"{name}={text}" for name, text in inputs)
+    return squeezed(f"{op.name}({read})r{request.number}{model_text(op, request)}")
+
+
+def model_text(op: OpSpec, request: RequestSpec) -> str:
+    """What `process` makes of the request's parts; "" without `process`."""
+    if not op.has_process:
+        return ""
+    shape = request.shape(op.name)
+    if shape.kind == "skip":
+        return "skip"
+    salted = salt(op.name)
+    parts = [
+        part_text(op, processed(fed(request.number, part, rows, shape.width), salted), salted)
+        for part, rows in enumerate(shape.rows)
+    ]
+    return f"{shape.kind}{parts}"
+
+
+def part_text(op: OpSpec, table: list[list[int]], salted: int) -> str:
+    """One part's result, and what goes beside it: texts a row, a LoD tensor."""
+    text = str(table)
+    if op.has_texts:
+        text += "|" + ",".join(f"T{row[0]}" for row in table)
+    if op.has_lod:
+        text += "|" + ",".join(
+            str(row[0] + 1) for row in table for _ in range(tokens((row[0] - salted) // 3))
+        )
+    return text
+
+
+def fed(number: int, part: int, rows: int, width: int) -> list[list[int]]:
+    """The table that a request feeds: no number in it occurs twice in a case."""
+    start = number * 1000 + part * 100
+    return [[start + row * width + column for column in range(width)] for row in range(rows)]
+
+
+def processed(table: list[list[int]], salted: int) -> list[list[int]]:
+    return [[3 * cell + salted for cell in row] for row in table]
+
+
+def tokens(cell: int) -> int:
+    """How many tokens the LoD tensor has for a row that begins with `cell`."""
+    return cell % 3
+
+
+def salt(name: str) -> int:
+    return sum(map(ord, name)) % 97
+
+
+def squeezed(text: str) -> str:
+    """`text`, or its head and a digest where it is long."""
+    if len(text) <= 100:
+        return text
+    return f"{text[:40]}~{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

@@ -1,0 +1,224 @@
+"""Known defects, put back into the engine: each has to be found, or the fuzzer is blind there.
+
+A mutant is a context manager. `python -m fuzz --mutant NAME` shows what it makes of one; the run
+ends with status 1 then, as with a defect of our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from pipeline.engine import collate
+from pipeline.engine.channel import Channel
+from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.gate import Gate
+from pipeline.engine.stages import BatchRun
+from pipeline.errors import PipelineError
+
+Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    MUTANTS[function.__name__] = contextlib.contextmanager(function)
+    return function
+
+
+@contextlib.contextmanager
+def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """`owner.name` replaced by what `make` makes of it."""
+    with mock.patch.object(owner, name, make(getattr(owner, name))):
+        yield
+
+
+@mutant
+def a_lost_wake_up() -> Iterator[None]:
+    """An Op whose worker became idle does not look for more."""
+
+    def make(done: Any) -> Any:
+        def lazy(self: OpDispatcher, worker: Any, job: Any) -> None:
+            self.is_touched, before = True, self.is_touched
+            done(self, worker, job)
+            self.is_touched = before
+
+        return lazy
+
+    with _wrapped(OpDispatcher, "done", make):
+        yield
+
+
+@mutant
+def parts_of_two_requests_mixed() -> Iterator[None]:
+    """A join gives a request the part of the one before, now and then."""
+
+    def make(push: Any) -> Any:
+        def mixing(self: Channel, item: Any) -> None:
+            before = getattr(self, "mixed_up", None)
+            if before is not None and len(item.inputs) > 1 and item.data_id % 4 == 3:
+                item.inputs = {**before, **dict(list(item.inputs.items())[1:])}
+            self.mixed_up = dict(item.inputs)  # type: ignore[attr-defined]
+            push(self, item)
+
+        return mixing
+
+    with _wrapped(Channel, "push", make):
+        yield
+
+
+@mutant
+def rows_split_one_off() -> Iterator[None]:
+    """A batch's rows are given to the wrong requests."""
+
+    def shifted(value: Any, counts: Any) -> Any:
+        pieces, start = [], len(value) and 1
+        for count in counts:
+            pieces.append(value[start : start + count])
+            start += count
+        pieces[-1] = value[len(value) - counts[-1] :]
+        return pieces
+
+    with mock.patch.object(collate, "_slices", shifted):
+        yield
+
+
+@mutant
+def an_error_wins_a_first_arrival() -> Iterator[None]:
+    """A join that takes the first answer takes the first error, too."""
+
+    def make(join: Any) -> Any:
+        def hasty(self: Channel, request: Any, slot: str, part: Any, *more: Any) -> Any:
+            if self._first_arrival and isinstance(part, PipelineError):
+                return {slot: part}
+            return join(self, request, slot, part, *more)
+
+        return hasty
+
+    with _wrapped(Channel, "join", make):
+        yield
+
+
+@mutant
+def errors_in_the_order_of_time() -> Iterator[None]:
+    """A full join fails with the error that came first, not with the first producer's."""
+
+    def make(join: Any) -> Any:
+        def hasty(self: Channel, request: Any, slot: str, part: Any, *more: Any) -> Any:
+            if not self._first_arrival and isinstance(part, PipelineError):
+                return {slot: part}
+            return join(self, request, slot, part, *more)
+
+        return hasty
+
+    with _wrapped(Channel, "join", make):
+        yield
+
+
+@mutant
+def losers_stay() -> Iterator[None]:
+    """What lost a race of branches is not dropped, and nobody watches the worker that has it."""
+
+    def make(finish: Any) -> Any:
+        def careless(self: DAGExecutor, request: Any, answer: Any) -> None:
+            request.live = min(request.live, 1)
+            finish(self, request, answer)
+
+        return careless
+
+    with _wrapped(DAGExecutor, "_finish", make):
+        yield
+
+
+@mutant
+def nobody_is_let_in() -> Iterator[None]:
+    """Who leaves does not make room for who waits at the gate."""
+
+    def leave(self: Gate, request: Any) -> None:
+        self.inside.discard(request)
+        self.waiting.pop(request, None)
+
+    with mock.patch.object(Gate, "leave", leave):
+        yield
+
+
+@mutant
+def deadlines_are_late() -> Iterator[None]:
+    """A deadline is kept a fifth too late."""
+
+    def make(set_deadline: Any) -> Any:
+        def late(self: DAGExecutor, request: Any, timeout_s: Any) -> None:
+            set_deadline(self, request, timeout_s and timeout_s * 1.2)
+
+        return late
+
+    with _wrapped(DAGExecutor, "_set_deadline", make):
+        yield
+
+
+@mutant
+def an_attempt_too_few() -> Iterator[None]:
+    """A call that hung has used up two attempts."""
+
+    def make(resumed: Any) -> Any:
+        def impatient(self: BatchRun, op_name: str, worker: int, attempts: int) -> Any:
+            return resumed(self, op_name, worker, attempts - 1)
+
+        return impatient
+
+    with _wrapped(BatchRun, "resumed", make):
+        yield
+
+
+@mutant
+def the_batch_pays_for_one() -> Iterator[None]:
+    """A batch that fails is not taken apart."""
+    with mock.patch.object(BatchRun, "_is_worth_isolating", return_value=False):
+        yield
+
+
+@mutant
+def a_turn_is_not_told() -> Iterator[None]:
+    """What is dropped does not get into the statistics."""
+
+    def make(note: Any) -> Any:
+        def forgetful(self: OpDispatcher, items: Any, outcome: Any) -> None:
+            note(self, list(items)[1:], outcome)
+
+        return forgetful
+
+    with _wrapped(OpDispatcher, "_note_unfinished", make):
+        yield
+
+
+@mutant
+def cancelled_requests_keep_their_place() -> Iterator[None]:
+    """A caller who leaves still counts as inside."""
+
+    def make(leave: Any) -> Any:
+        def stay(self: DAGExecutor, request: Any) -> None:
+            if not request.answer.cancelled():
+                leave(self, request)
+
+        return stay
+
+    with _wrapped(DAGExecutor, "_leave", make):
+        yield
+
+
+@mutant
+def a_state_of_another_request() -> Iterator[None]:
+    """What preprocess stored for one request of a batch is read for another."""
+
+    def make(postprocess: Any) -> Any:
+        def confused(self: BatchRun, op: Any) -> None:
+            self.states = {}
+            postprocess(self, op)
+
+        return confused
+
+    with _wrapped(BatchRun, "_postprocess", make):
+        yield

@@ -1,0 +1,325 @@
+"""The users' Ops of a case: they compute what the model computes, and act out the faults."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Any, Protocol
+
+import numpy as np
+
+from fuzz import model
+from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, mark
+from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline.errors import PredictorUnavailableError
+from pipeline.proto import pipeline_service_pb2
+
+_TEXT_BYTES = 512
+_COUNT = struct.Struct("<I")
+
+
+class World(Protocol):
+    """Where the Ops run: what time is, and what becomes of who hangs."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def hang(self, seconds: float | None) -> None:
+        """Return after so long, or when the case is over."""
+
+    def crash(self) -> None:
+        """End this process."""
+
+
+class Board:
+    """What all processes of a case share: how often each request was called, and a complaint."""
+
+    def __init__(self, case: Case) -> None:
+        self._ops = {op.name: index for index, op in enumerate(case.ops)}
+        self._most = max((request.number for request in case.requests), default=0) + 1
+        self._memory = mmap.mmap(-1, _TEXT_BYTES + _COUNT.size * len(self._ops) * self._most)
+
+    def strike(self, op: str, number: int) -> int:
+        """How many calls of `process` this request had at this Op, with this one."""
+        place = _TEXT_BYTES + _COUNT.size * (self._ops[op] * self._most + number)
+        count = _COUNT.unpack_from(self._memory, place)[0] + 1
+        _COUNT.pack_into(self._memory, place, count)
+        return count
+
+    def complain(self, text: str) -> None:
+        """Say that the engine broke a promise to user code."""
+        if not self.complaint:
+            data = text.encode()[:_TEXT_BYTES]
+            self._memory[: len(data)] = data
+
+    @property
+    def complaint(self) -> str:
+        return self._memory[:_TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class Script:
+    """What the Ops of a case know of it."""
+
+    def __init__(self, case: Case, world: World) -> None:
+        self.requests = {request.number: request for request in case.requests}
+        self.world = world
+        self.board = Board(case)
+
+    def demand(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.board.complain(text)
+            raise AssertionError(text)
+
+
+class PlainOp(Op):
+    """Without `process`: its answer is what `postprocess` makes of its inputs."""
+
+    def __init__(self, spec: OpSpec, script: Script, inputs: list[Op]) -> None:
+        super().__init__(name=spec.name, input_ops=inputs)
+        self.spec = spec
+        self.script = script
+        self.current = -1
+        if spec.max_batch_size:
+            self.max_batch_size = spec.max_batch_size
+
+    def preprocess(
+        self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
+    ) -> Any:
+        script, name = self.script, self.name
+        numbers = {int(part["id"]) for part in input_dicts.values()}
+        script.demand(len(numbers) == 1, f"{name}: parts of several requests: {input_dicts}")
+        request = script.requests[numbers.pop()]
+        script.demand(
+            log_id in (request.log_id, 0 if request.alone_at else request.log_id),
+            f"{name}: request {request.number} has log_id {log_id}, not {request.log_id}",
+        )
+        self.current = request.number
+        script.world.sleep(self._delay_s(request, 0))
+        kind = self._kind(request)
+        if kind == "stuck":
+            script.world.hang(request.faults[name].back_s)
+        if kind == "raise_pre":
+            raise ValueError(mark(request.number, name))
+        if kind == "product_pre":
+            return {}, False, model.PRODUCT, mark(request.number, name)
+        return self.feed(request)
+
+    def feed(self, request: RequestSpec) -> Any:
+        return {"id": str(request.number)}, False, None, ""
+
+    def postprocess(
+        self,
+        input_dicts: dict[str, dict[str, Any]],
+        fetch_data: Any,
+        data_id: int = 0,
+        log_id: int = 0,
+    ) -> Any:
+        request = self.script.requests[int(next(iter(input_dicts.values()))["id"])]
+        self.script.demand(
+            self.current == request.number,
+            f"{self.name}: what preprocess of {request.number} stored is of {self.current}",
+        )
+        self.script.world.sleep(self._delay_s(request, 2))
+        if self._kind(request) == "raise_post":
+            raise ValueError(mark(request.number, self.name))
+        read = ",".join(f"{name}={part.get('value', 'in')}" for name, part in input_dicts.items())
+        made = self.made_of(request, fetch_data)
+        text = model.squeezed(f"{self.name}({read})r{request.number}{made}")
+        return {"id": str(request.number), "value": text}, None, ""
+
+    def made_of(self, request: RequestSpec, fetched: Any) -> str:
+        return ""
+
+    def check_jumping(self, input_data: Any) -> bool:
+        oldest = next(iter(input_data.values()))
+        return self.name in self.script.requests[int(oldest.payload["id"])].jumps
+
+    def _kind(self, request: RequestSpec) -> str:
+        fault = request.faults.get(self.name)
+        return fault.kind if fault is not None else ""
+
+    def _delay_s(self, request: RequestSpec, stage: int) -> float:
+        return request.delays_s.get(self.name, (0.0, 0.0, 0.0))[stage]
+
+
+class ModelOp(PlainOp):
+    """With `process`: rows of all requests of a batch, merged."""
+
+    def feed(self, request: RequestSpec) -> Any:
+        shape = request.shape(self.name)
+        if shape.kind == "skip":
+            return {"id": str(request.number)}, True, None, ""
+        parts = [
+            self._part(request.number, part, rows, shape.width, shape.dtype)
+            for part, rows in enumerate(shape.rows)
+        ]
+        return (parts if shape.kind == "mini" else parts[0]), False, None, ""
+
+    def _part(self, number: int, part: int, rows: int, width: int, dtype: str) -> dict[str, Any]:
+        table = model.fed(number, part, rows, width)
+        feed: dict[str, Any] = {
+            "id": np.full(rows, number, np.int64),
+            "x": np.array(table, dtype).reshape(rows, width),
+        }
+        if self.spec.has_texts:
+            feed["s"] = [f"t{row[0]}" for row in table]
+        if self.spec.has_lod:
+            counts = [model.tokens(row[0]) for row in table]
+            feed["t"] = np.array(
+                [row[0] for row, n in zip(table, counts, strict=True) for _ in range(n)], np.int64
+            )
+            feed["t.lod"] = np.cumsum([0, *counts]).tolist()
+        return feed
+
+    def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
+        (feed,) = feed_batch
+        numbers = list(dict.fromkeys(feed["id"].tolist()))
+        requests = [self.script.requests[number] for number in numbers]
+        self._check(feed, requests, typical_logid)
+        struck = [self.script.board.strike(self.name, number) for number in numbers]
+        self.script.world.sleep(max((self._delay_s(each, 1) for each in requests), default=0.0))
+        for request, count in zip(requests, struck, strict=True):
+            if (error := self._act(request, count)) is not None:
+                return error
+        salt = model.salt(self.name)
+        result = {"y": feed["x"] * 3 + np.array(salt, feed["x"].dtype)}
+        if self.spec.has_texts:
+            # Of its own row, so that a text at the wrong row is seen.
+            ys = result["y"]
+            result["s"] = [
+                f"T{int(ys[row][0])}" if text == f"t{int(feed['x'][row][0])}" else "torn"
+                for row, text in enumerate(feed["s"])
+            ]
+        if self.spec.has_lod:
+            result["t"], result["t.lod"] = feed["t"] * 3 + salt + 1, feed["t.lod"]
+        return result
+
+    def _check(self, feed: Any, requests: list[RequestSpec], log_id: int) -> None:
+        demand, spec = self.script.demand, self.spec
+        demand(
+            len(requests) <= spec.batch_size,
+            f"{self.name}: {len(requests)} requests in a batch of {spec.batch_size}",
+        )
+        rows = len(feed["id"])
+        demand(
+            not spec.max_batch_size or rows <= spec.max_batch_size or len(requests) == 1,
+            f"{self.name}: {rows} samples in a call, max_batch_size {spec.max_batch_size}",
+        )
+        if requests and spec.batch_size == 1:
+            expected = 0 if requests[0].alone_at else requests[0].log_id
+            demand(log_id == expected, f"{self.name}: log_id {log_id}, not {expected}")
+
+    def _act(self, request: RequestSpec, count: int) -> Any:
+        """Act out the fault of one request; what `process` returns because of it, or None."""
+        fault, text = request.faults.get(self.name), mark(request.number, self.name)
+        if fault is None:
+            return None
+        if fault.kind == "raise_process":
+            raise ValueError(text)
+        if fault.kind == "product_process":
+            raise ProductError(model.PRODUCT, text)
+        if fault.kind == "code":
+            return None, model.OWN_CODE, text
+        if count > fault.attempts:
+            return None
+        if fault.kind == "unavailable":
+            raise PredictorUnavailableError(text)
+        if fault.kind == "hang":
+            self.script.world.hang(fault.back_s)
+        if fault.kind == "crash":
+            self.script.world.crash()
+        return None
+
+    def made_of(self, request: RequestSpec, fetched: Any) -> str:
+        shape = request.shape(self.name)
+        if shape.kind == "skip":
+            return "skip" if fetched == {"id": str(request.number)} else f"skipped: {fetched!r}"
+        parts = fetched if isinstance(fetched, list) else [fetched]
+        return f"{shape.kind}{[self._text(part) for part in parts]}"
+
+    def _text(self, part: dict[str, Any]) -> str:
+        text = str(part["y"].astype(np.int64).tolist())
+        if self.spec.has_texts:
+            text += "|" + ",".join(part["s"])
+        if self.spec.has_lod:
+            text += "|" + ",".join(map(str, part["t"].tolist()))
+        return text
+
+
+class OwnRequestOp(RequestOp):
+    """An unpack method of the user's, which runs in a thread."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self.script = script
+
+    def unpack_request_package(self, request: Any) -> Any:
+        fields, log_id, *_ = super().unpack_request_package(request)
+        spec = self.script.requests[int(fields["id"])]
+        self.script.world.sleep(spec.delays_s.get(REQUEST, (0.0, 0.0, 0.0))[0])
+        fault = spec.faults.get(REQUEST)
+        if fault is not None and fault.kind == "raise_pre":
+            raise ValueError(mark(spec.number, REQUEST))
+        return fields, log_id, None, ""
+
+
+class OwnResponseOp(ResponseOp):
+    """A pack method of the user's, which runs in a thread."""
+
+    def __init__(self, script: Script, last: Op) -> None:
+        super().__init__([last])
+        self.script = script
+
+    def pack_response_package(self, channeldata: Any) -> pipeline_service_pb2.Response:
+        if channeldata.error is None:
+            spec = self.script.requests[int(channeldata.payload["id"])]
+            self.script.world.sleep(spec.delays_s.get(REQUEST, (0.0, 0.0, 0.0))[2])
+            fault = spec.faults.get(REQUEST)
+            if fault is not None and fault.kind == "raise_post":
+                raise ValueError(mark(spec.number, REQUEST))
+        return super().pack_response_package(channeldata)
+
+
+def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
+    """The case's Ops by name, and its end."""
+    request_op = OwnRequestOp(script) if case.own_edges else RequestOp()
+    made: dict[str, Op] = {REQUEST: request_op}
+    for spec in case.ops:
+        kind = ModelOp if spec.has_process else PlainOp
+        made[spec.name] = kind(spec, script, [made[name] for name in spec.inputs])
+    for spec in case.ops:
+        made[spec.name].set_jump_to_ops([made[target] for target in spec.jumps_to])
+    last = made[case.last.name]
+    response_op = OwnResponseOp(script, last) if case.own_edges else ResponseOp([last])
+    return made, response_op
+
+
+def config(case: Case) -> dict[str, Any]:
+    """The case's configuration, as in config.yml."""
+    settings: dict[str, Any] = {
+        "rpc_port": 0,
+        "queue_size": case.queue_size,
+        "dag": {"retry": case.dag_retry, "channel_size": case.channel_size},
+        "op": {op.name: _op_config(op) for op in case.ops},
+    }
+    if case.worker_num is not None:
+        settings["worker_num"] = case.worker_num
+    return settings
+
+
+def _op_config(op: OpSpec) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "concurrency": op.concurrency,
+        "batch_size": op.batch_size,
+        "retry": op.retry,
+        "workers": op.workers,
+        "batching": "adaptive" if op.adaptive else "full",
+        "channel_recv_first_arrive": op.first_arrival,
+    }
+    if op.timeout_s is not None:
+        settings["timeout"] = round(op.timeout_s * 1000)
+    if op.batching_s is not None:
+        settings["auto_batching_timeout"] = round(op.batching_s * 1000)
+    return settings

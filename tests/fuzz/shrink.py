@@ -1,0 +1,36 @@
+"""Makes a case that shows a finding smaller: as few requests as still show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fuzz.case import Case
+
+_MOST_RUNS = 120
+
+
+def shrunk(case: Case, run: Callable[[Case], list[str]]) -> tuple[Case, list[str]]:
+    """The smallest case that was found with findings of the same kind, and these."""
+    findings = run(case)
+    wanted = kind_of(findings[0]) if findings else ""
+    runs, chunk = 0, max(1, len(case.requests) // 2)
+    while chunk and findings:
+        numbers = [request.number for request in case.requests]
+        for begin in range(0, len(numbers), chunk):
+            smaller = case.only(numbers[:begin] + numbers[begin + chunk :])
+            if not smaller.requests or runs >= _MOST_RUNS:
+                continue
+            runs += 1
+            found = [each for each in run(smaller) if kind_of(each) == wanted]
+            if found:
+                case, findings = smaller, found
+                break
+        else:
+            chunk //= 2
+    return case, findings
+
+
+def kind_of(finding: str) -> str:
+    """What findings of one cause have in common: the words, without names and numbers."""
+    words = finding.split("{", 1)[0].split("(", 1)[0].split(":", 1)[0].split()
+    return " ".join(word for word in words if word.isalpha() or "-" in word)[:60]

@@ -1,0 +1,363 @@
+"""Runs a case on the engine alone: a virtual clock, and workers whose threads are strands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from doubles import VirtualLoop
+
+from fuzz import ops
+from fuzz.case import REQUEST, Case, RequestSpec
+from fuzz.checker import Ending, Outlook, bound_s, check_endings
+from fuzz.strands import Strand, Strands, StrandWorld
+from pipeline import Op
+from pipeline.config import load_config, resolve_op
+from pipeline.data import ChannelData
+from pipeline.engine.binding import BoundOp
+from pipeline.engine.edge import Edge
+from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.graph import build_graph
+from pipeline.engine.request import Route
+from pipeline.engine.stages import BatchRun
+from pipeline.engine.state import WorkersState
+from pipeline.engine.watching import Watchers
+from pipeline.engine.workers.base import Owner
+from pipeline.engine.workers.child import OpenedSample
+from pipeline.errors import DeadlineError, OverloadedError, PipelineError
+from pipeline.observe.span import Journal
+from pipeline.op import configure_op
+from pipeline.proto import pipeline_service_pb2
+
+_RESTART_S = 0.03  # a process that is started in the place of another one
+_EDGE_WORKERS = 4
+_MOST_HANGS = 10  # of one thread: one a part of a mini-batch, and what comes after it
+
+
+class VirtualWorker:
+    """One place. `strand` runs its job."""
+
+    def __init__(self, pool: VirtualWorkers, op: BoundOp, number: int) -> None:
+        self.pool = pool
+        self.op = op
+        self.number = number
+        self.job: Any = None
+        self.run: Any = None  # what the strand works on: in a process a copy of the job
+        self.strand: Strand | None = None
+        self.job_started: float | None = None
+        self.call_started: float | None = None
+        self.is_given_up = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def call_begins(self) -> None:
+        self.call_started = self.pool.loop.time()
+
+    def call_ends(self) -> None:
+        self.call_started = None
+
+
+class VirtualWorkers:
+    """The workers of one Op, as threads or as processes behave; see `workers.base.Workers`."""
+
+    note = None
+
+    def __init__(self, engine: VirtualEngine, op: Op, owner: Owner, count: int) -> None:
+        self.op = op
+        self.owner = owner
+        self.loop = engine.loop
+        self.is_process = not isinstance(owner, Edge) and op.pipeline_config.workers == "process"
+        self._engine = engine
+        self._wanted = count
+        self._workers: list[VirtualWorker] = []
+        self._stuck: list[VirtualWorker] = []
+        self._queue: list[Any] = []
+        self._replaced = 0
+        self._is_stopped = False
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._workers)
+
+    @property
+    def outage(self) -> PipelineError | None:
+        return None if self._workers or self.is_process else DeadlineError("all workers hang")
+
+    def state(self) -> WorkersState:
+        busy = sum(worker.job is not None for worker in self._workers)
+        kind = "process" if self.is_process else "thread"
+        stuck = len(self._stuck)
+        return WorkersState(kind, self._wanted, self.count, busy, stuck, self._replaced)
+
+    async def start(self) -> None:
+        self.op.init_op()
+        self._workers = [
+            VirtualWorker(self, BoundOp(self.op, number), number) for number in range(self._wanted)
+        ]
+
+    async def stop(self, timeout_s: float) -> int:
+        self._is_stopped = True
+        for worker in [*self._workers, *self._stuck]:
+            self._end(worker)
+        return 0
+
+    def submit(self, jobs: Sequence[Any]) -> None:
+        self._queue.extend(jobs)
+        self._feed()
+
+    def busy(self) -> Iterable[VirtualWorker]:
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def replace(self, worker: VirtualWorker, job: Any) -> bool:
+        self._workers.remove(worker)
+        self._replaced += 1
+        if self.is_process:
+            self._end(worker)
+            if job is not None:
+                self._queue.insert(0, job)
+            self._restart(worker)
+        else:
+            worker.is_given_up = True
+            self._stuck.append(worker)
+            following = VirtualWorker(self, worker.op.replacement(), worker.number)
+            self._workers.append(following)
+            if job is not None:
+                self._begin(following, job)
+            self._feed()
+        return True
+
+    # Jobs -----------------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        for worker in self._workers:
+            if worker.job is None and self._queue:
+                self._begin(worker, self._queue.pop(0))
+
+    def _begin(self, worker: VirtualWorker, job: Any) -> None:
+        worker.job = worker.run = job
+        if self.is_process:
+            worker.run = _sent(job)
+            if not worker.run.samples:  # nothing that it could be sent
+                now = self._engine.clock_ns()
+                job.outcomes = [None] * len(job.samples)
+                job.start_ns = job.prepared_ns = job.processed_ns = job.end_ns = now
+                self.loop.call_soon(self._finish, worker, job)
+                return
+        run = worker.run
+        worker.strand = self._engine.strands.take()
+        clock_ns = self._engine.clock_ns
+        worker.strand.begin(lambda: run.run(worker.op, worker, clock_ns))
+        self.loop.call_soon(self._go_on, worker, job)
+
+    def _go_on(self, worker: VirtualWorker, job: Any) -> None:
+        if worker.job is not job or worker.strand is None:  # killed meanwhile
+            return
+        if worker.job_started is None:
+            worker.job_started = self.loop.time()
+        wish = worker.strand.step()
+        if wish.kind == "done":
+            self._leave(worker)
+            self._finish(worker, job)
+        elif wish.kind == "crash":
+            self._crash(worker, job)
+        elif wish.seconds is not None:
+            worker.timer = self.loop.call_later(wish.seconds, self._go_on, worker, job)
+
+    def _leave(self, worker: VirtualWorker) -> None:
+        """The strand of `worker` has come to its end."""
+        strand, worker.strand = worker.strand, None
+        if strand is not None:
+            if strand.error is not None:
+                self._engine.outlook.complain(f"a worker of {self.op.name} raised {strand.error!r}")
+            self._engine.strands.give_back(strand)
+
+    def _finish(self, worker: VirtualWorker, job: Any) -> None:
+        run, worker.job, worker.run = worker.run, None, None
+        worker.job_started = worker.call_started = None
+        if self.is_process and run.samples:
+            _take_result(job, run)
+        if worker.is_given_up:
+            self._stuck.remove(worker)
+        self.owner.done(worker, job)
+        if not self._is_stopped:
+            self._feed()
+
+    def _crash(self, worker: VirtualWorker, job: Any) -> None:
+        self._workers.remove(worker)
+        self._replaced += 1
+        self._end(worker)
+        self._restart(worker)
+        self.owner.lost(job, job.died(self.op.name, worker.number, "was killed"))
+        self.owner.workers_changed()
+
+    def _restart(self, worker: VirtualWorker) -> None:
+        self.loop.call_later(_RESTART_S, self._came_up, worker.number)
+
+    def _came_up(self, number: int) -> None:
+        if not self._is_stopped:
+            self._workers.append(VirtualWorker(self, BoundOp(self.op, number), number))
+            self._feed()
+            self.owner.workers_changed()
+
+    def _end(self, worker: VirtualWorker) -> None:
+        """Kill what runs in it."""
+        worker.job = None
+        if worker.timer is not None:
+            worker.timer.cancel()
+        if worker.strand is not None:
+            worker.strand.kill()
+            self._leave(worker)
+
+    def release(self) -> None:
+        """What hangs in threads comes back."""
+        for worker in [*self._stuck, *self._workers]:
+            if worker.strand is not None and not self.is_process:
+                self.loop.call_soon(self._go_on, worker, worker.job)
+
+
+def _sent(job: BatchRun) -> BatchRun:
+    """What another process gets of a job: copies of the samples that are not over."""
+    return BatchRun(
+        [
+            OpenedSample(
+                item.data_id,
+                item.log_id,
+                {name: dict(part) for name, part in item.inputs.items()},
+                item.deadline,
+                item.trace,
+                item.is_feed,
+            )
+            for item in job.samples
+            if not item.is_over
+        ]
+    )
+
+
+def _take_result(job: BatchRun, run: BatchRun) -> None:
+    by_id = dict(zip((sample.data_id for sample in run.samples), run.outcomes, strict=True))
+    job.outcomes = [by_id.get(item.data_id) for item in job.samples]
+    job.jumped = run.jumped
+    job.start_ns, job.prepared_ns = run.start_ns, run.prepared_ns
+    job.processed_ns, job.end_ns = run.processed_ns, run.end_ns
+
+
+class VirtualEngine:
+    """A DAGExecutor over virtual workers."""
+
+    def __init__(self, case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) -> None:
+        self.case = case
+        self.strands = strands
+        self.loop = loop
+        self.script = ops.Script(case, StrandWorld())
+        self.outlook = Outlook(case, self.script.board)
+        self.by_name, response_op = ops.build(case, self.script)
+        self.pools: list[VirtualWorkers] = []
+        graph = build_graph(response_op)
+        settings = load_config(yml_dict=ops.config(case))
+        for op in (graph.request_op, *graph.ops, graph.response_op):
+            configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
+        self.journal = Journal([self.outlook])
+        self.executor = DAGExecutor(
+            graph, settings, self._factory, loop, Watchers(self.journal, clock_ns=self.clock_ns)
+        )
+
+    def clock_ns(self) -> int:
+        return int(self.loop.time() * 1e9)
+
+    def _factory(self, pump: Callable[[], None]) -> Any:
+        def make(op: Op, owner: Owner) -> VirtualWorkers:
+            count = op.pipeline_config.concurrency
+            if op.name == REQUEST:
+                count = max(count, _EDGE_WORKERS)
+            pool = VirtualWorkers(self, op, owner, count)
+            self.pools.append(pool)
+            return pool
+
+        return make
+
+    async def ask(self, spec: RequestSpec) -> Ending:
+        """One request from its arrival to its end, as its caller sees it."""
+        await asyncio.sleep(spec.at_s)
+        started = self.loop.time()
+        task = asyncio.ensure_future(self._handle(spec))
+        leaving = None
+        if spec.leaves_s is not None:
+            leaving = self.loop.call_later(spec.leaves_s, task.cancel)
+        try:
+            ending = await task
+        except asyncio.CancelledError:
+            ending = Ending(spec.number, "left")
+        except OverloadedError as error:
+            ending = Ending(spec.number, "error", int(error.code), str(error))
+        if leaving is not None:
+            leaving.cancel()
+        ending.took_s = self.loop.time() - started
+        return ending
+
+    async def _handle(self, spec: RequestSpec) -> Ending:
+        if spec.alone_at:
+            route = Route(
+                op=self.by_name[spec.alone_at],
+                payload={REQUEST: {"id": str(spec.number)}},
+                packs=False,
+            )
+            return _of_data(spec, await self.executor.handle(None, spec.deadline_s, route))
+        raw = pipeline_service_pb2.Request(key=["id"], value=[str(spec.number)], logid=spec.log_id)
+        response = await self.executor.handle(raw, spec.deadline_s)
+        if response.err_no:
+            return Ending(spec.number, "error", response.err_no, response.err_msg)
+        answer = dict(zip(response.key, response.value, strict=True))
+        return Ending(spec.number, "answer", text=answer.get("value", repr(answer)))
+
+
+def _of_data(spec: RequestSpec, data: ChannelData) -> Ending:
+    if data.error is not None:
+        return Ending(spec.number, "error", int(data.error.code), str(data.error))
+    return Ending(spec.number, "answer", text=data.payload["value"])
+
+
+def run(case: Case, strands: Strands) -> list[str]:
+    """What is wrong with the engine, as far as this case shows it."""
+    loop = VirtualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(_run(case, strands, loop))
+
+
+async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) -> list[str]:
+    engine = VirtualEngine(case, strands, loop)
+    outlook, most_s = engine.outlook, bound_s(case)
+    loop.set_exception_handler(lambda _, context: outlook.complain(f"the loop: {context}"))
+    await engine.executor.start()
+    asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
+    done, late = await asyncio.wait(asked, timeout=2 * most_s) if asked else (set(), set())
+    endings = [task.result() for task in done]
+    check_endings(case, endings, outlook)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
+    await _settled(engine, most_s)
+    outlook.check_state(engine.executor.state(), is_released=False)
+    for _ in range(_MOST_HANGS):
+        for pool in engine.pools:
+            pool.release()
+        await asyncio.sleep(0.1)
+    engine.journal.fold()
+    outlook.check_state(engine.executor.state())
+    outlook.check_turns(engine.executor)
+    await engine.executor.stop(0.0)
+    engine.journal.fold()
+    outlook.check_complaint()
+    return outlook.findings
+
+
+async def _settled(engine: VirtualEngine, most_s: float) -> None:
+    """Give what nobody waits for any more its time to end."""
+    for _ in range(50):
+        if engine.outlook.is_idle(engine.executor.state()):
+            break
+        await asyncio.sleep(most_s / 50)
