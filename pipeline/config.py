@@ -48,14 +48,23 @@ OpKind = Literal["thread", "process"]
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
-    """`log`: what goes to PipelineServingLogs/."""
+    """`log`: what is logged, and where to."""
 
     level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], "Least severe level that is kept."
     ] = "INFO"
     request_sample: Annotated[Size, "Log every n-th request at INFO; 0: log none."] = 0
-    max_bytes: Annotated[Size, "A log file of so many bytes is rotated; 0: never."] = 512_000_000
-    backup_count: Annotated[Size, "Rotated files that are kept."] = 20
+    stderr: Annotated[
+        Literal["always", "terminal", "never"],
+        "Show warnings and errors on stderr: always, never, or where that is a terminal.",
+    ] = "always"
+    to: Annotated[
+        Literal["files", "stdout"],
+        "files: PipelineServingLogs/; stdout: no files, and nothing on stderr, for containers.",
+    ] = "files"
+    format: Annotated[Literal["text", "json"], "Lines as text, or as JSON objects."] = "text"
+    max_bytes: Annotated[Size, "A log file of so many bytes is rotated; 0: never."] = 64_000_000
+    backup_count: Annotated[Size, "Rotated files that are kept."] = 9
 
 
 class TracerConfig(Struct, frozen=True, kw_only=True):
@@ -217,7 +226,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         Duration("us"),
         "sys.setswitchinterval, microseconds: less is fairer to I/O; <= 0: leave it alone.",
     ] = 0.001
-    log: Annotated[LogConfig, "What goes to PipelineServingLogs/."] = LogConfig()
+    log: Annotated[LogConfig, "What is logged, and where to."] = LogConfig()
     dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
 

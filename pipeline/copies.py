@@ -29,9 +29,10 @@ from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError
 from pipeline.front import NoFront
 from pipeline.inquiry import Inquiries, Question, Reply
+from pipeline.observe.logs import open_logs
 from pipeline.observe.records import replay_bytes
 from pipeline.observing import SNAPSHOT, Past
-from pipeline.service import Companion, Outside, described, open_logs, warnings_about
+from pipeline.service import Companion, Outside, described, log_warnings
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -220,8 +221,7 @@ class Copies:
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._closing.enter_context(open_logs(self._config.log))
-        for warning in warnings_about(self._config, self._graph):
-            _LOGGER.warning("%s", warning)
+        log_warnings(self._config, self._graph)
         fronted = self._outside.front.start()
         if self._companion is not None:
             await self._companion.start()

@@ -6,9 +6,15 @@ The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is 
 from __future__ import annotations
 
 import enum
+import re
 from typing import ClassVar
 
 _MOST_CHARACTERS = 400  # of what another library says
+
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
+"""What a text can pass for a line of a log with, or change how it is shown."""
 
 
 class ErrorCode(enum.IntEnum):
@@ -32,9 +38,13 @@ class ErrorCode(enum.IntEnum):
 
 
 class PipelineError(Exception):
-    """Base of all errors of this library. `code` is the `err_no` that a caller sees."""
+    """Base of all errors of this library. `code` is the `err_no` that a caller sees.
+
+    `was_logged`: what caused it is in the log, with its traceback.
+    """
 
     code: int = ErrorCode.UNKNOW
+    was_logged: bool = False
 
 
 class ProductError(PipelineError):
@@ -132,6 +142,7 @@ class UserCodeError(PipelineError):
     """A user's method raised, or a process stage failed, for no reason we have a code for."""
 
     code = ErrorCode.UNKNOW
+    was_logged = True
 
 
 class WorkerDiedError(PipelineError):
@@ -206,9 +217,29 @@ def one_line(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
-def without_breaks(text: str) -> str:
-    """`text` in which a line break cannot start a line of a log that looks like ours."""
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+def printable(text: str) -> str:
+    """`text` in which nothing begins a line, colours a terminal or turns the reading direction.
+
+    Control characters but the tab, line and paragraph separators, marks of direction and lone
+    surrogates are written as Python writes them in a string: `\\n`, `\\x1b`.
+    """
+    return text if text.isprintable() else UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def described(error: BaseException) -> str:
+    """An exception in words: what it says, and before that its type, if it is not ours."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # the user's own __str__
+        return f"{kind}, which cannot tell its text"
+    if text and isinstance(error, PipelineError):
+        return text
+    return f"{kind}: {text}" if text else kind
 
 
 def error_from_fields(name: str, code: int, text: str) -> PipelineError:

@@ -28,12 +28,13 @@ from pipeline.doors.one_port import OnePortDoor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
 from pipeline.model_ops import AnswerOp, ModelOp
+from pipeline.observe.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.serve_arguments import MODEL, ServeSettings, read_arguments
-from pipeline.server import announce, serve_until_signalled
+from pipeline.server import serve_until_signalled
 from pipeline.service import Outside, Service
-from pipeline.standard_streams import occupy_descriptors
+from pipeline.standard_streams import occupy_descriptors, say_on_stderr
 from pipeline.supervised import READY
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
@@ -76,7 +77,7 @@ def serve(settings: ServeSettings) -> None:
         service.fork()
         if settings.parent_fd is None:
             serve_until_signalled(
-                service, lambda: announce(f"{settings.name}: {service.describe()}")
+                service, lambda: say_on_stderr(f"{settings.name}: {service.describe()}")
             )
             return
         parent = closing.enter_context(socket.socket(fileno=settings.parent_fd))
@@ -141,7 +142,7 @@ def _attend(parent: socket.socket) -> Callable[[Callable[[], None]], None]:
 @contextlib.contextmanager
 def _logs_to_stderr(form: str, log: LogConfig) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(form))
+    handler.setFormatter(LineFormatter(form))
     level, propagates = _LOGGER.level, _LOGGER.propagate
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(log.level)

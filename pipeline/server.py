@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from pipeline.gateway.front import Gateway
 from pipeline.model_services import ModelServices
 from pipeline.op import ResponseOp, configure_op
 from pipeline.service import Outside, Service, startup_frozen
-from pipeline.standard_streams import occupy_descriptors, write_out
+from pipeline.standard_streams import occupy_descriptors, say_on_stderr
 
 
 class PipelineServer:
@@ -83,7 +82,7 @@ class PipelineServer:
         occupy_descriptors()
         keep_freed_memory()
         service = self._new_service()
-        serve_until_signalled(service, lambda: announce(service.describe()))
+        serve_until_signalled(service, lambda: say_on_stderr(service.describe()))
 
     # Embedding --------------------------------------------------------------------------
 
@@ -212,13 +211,6 @@ def serve_until_signalled(
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
-
-
-def announce(line: str) -> None:
-    """Say it on stderr, if there is one, and somebody who reads it."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
-        if sys.stderr is not None:  # as of a process that was started without descriptor 2
-            write_out(sys.stderr, f"{line}\n")
 
 
 @contextlib.contextmanager

@@ -32,8 +32,9 @@ from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
 from pipeline.front import Front, NoFront
-from pipeline.observe.logs import LogSession, RequestLog, configure_logs, log_folder
+from pipeline.observe.logs import RequestLog, log_folder, open_logs
 from pipeline.observe.records import LogsHome, replay_bytes
+from pipeline.observe.terminal import TOLD
 from pipeline.observing import Ask, Observation, Whole
 from pipeline.op import Op
 
@@ -56,11 +57,6 @@ class CopyRole:
     on_readiness: Callable[[bool], None]
     ask: Ask
     opens_late: bool = False
-
-
-def open_logs(log: LogConfig) -> LogSession:
-    """Begin to write the server's log files."""
-    return configure_logs(log.level, max_bytes=log.max_bytes, backup_count=log.backup_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +165,7 @@ class Service:
             self._family.zygotes.attach(loop)
         if self._copy is None:
             self._closing.enter_context(self._outside.logs(config.log))
-            for warning in warnings_about(config, self._graph):
-                _LOGGER.warning("%s", warning)
+            log_warnings(config, self._graph)
         fronted = self._outside.front.start()
         if self._companion is not None:
             await self._companion.start()
@@ -326,9 +321,15 @@ def described(name: str | None, doors: Mapping[str, int | None]) -> str:
     return f"pipeline server {name or ''} is ready: {ports}".replace("  ", " ")
 
 
-def warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
-    """What is odd about a configuration, and about the methods of its Ops."""
-    yield from config.warnings
+def log_warnings(config: ServiceConfig, graph: Graph) -> None:
+    """Log what is odd about a configuration, and about the methods of its Ops."""
+    for warning in config.warnings:
+        _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
+    for warning in _warnings_about(config, graph):
+        _LOGGER.warning("%s", warning)
+
+
+def _warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
     yield from doubtful_names(graph.all_ops)
     yield from unknown_ops(config, [op.name for op in graph.ops])
     yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})

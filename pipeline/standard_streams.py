@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
+import sys
 from typing import TextIO
 
 
@@ -40,6 +42,31 @@ def write_out(stream: TextIO, text: str) -> None:
     data = text.encode(stream.encoding, "backslashreplace")
     while data:
         data = data[os.write(number, data) :]
+
+
+def say_on_stderr(line: str, waits: bool = True) -> None:
+    """Write a line to stderr, if there is one, and somebody who reads it.
+
+    Args:
+        line: without its end; up to 4096 bytes are written in one piece.
+        waits: False: a pipe or terminal that is full, since nobody reads it, gets nothing.
+    """
+    stream = sys.stderr
+    if stream is None:  # as of a process that was started without descriptor 2
+        return
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+        if waits or _has_room(stream):
+            write_out(stream, f"{line}\n")
+
+
+def _has_room(stream: TextIO) -> bool:
+    """Whether 4096 bytes can be written at once."""
+    number = _descriptor(stream)
+    if number is None:
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _descriptor(stream: TextIO) -> int | None:

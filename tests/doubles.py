@@ -10,10 +10,11 @@ import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.config import load_config, resolve_op
+from pipeline.config import LogConfig, load_config, resolve_op
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
@@ -22,9 +23,15 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
+from pipeline.observe.logs import LogSession, open_logs
 from pipeline.observe.span import Journal, Rows
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
+
+
+def logs_in(directory: Path | None = None, level: str = "INFO", **keys: Any) -> LogSession:
+    """The log as a server with such a configuration writes it, on stderr only if that is said."""
+    return open_logs(LogConfig(level=level, **{"stderr": "never", **keys}), directory)
 
 
 class _NoWaitSelector(selectors.DefaultSelector):

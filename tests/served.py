@@ -92,6 +92,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**ours, "OPENBLAS_NUM_THREADS": "1", **more}
 
 
+_READY = r"(?m:^pipeline server .* is ready: .*\n)"
+_LOGGED = r"(?m:^([A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ \[.*?\] (.*)\n)"
+
+
 # Scripts that run -----------------------------------------------------------------------------
 
 
@@ -183,9 +187,14 @@ class Served:
         return self.process.wait(PATIENCE_S)
 
     def outcome(self) -> tuple[int, str, str]:
-        """(exit status, stdout, stderr without the line that says that the server is ready)"""
-        ready = r"^pipeline server .* is ready: .*\n"
-        return self.ends(), self.text("stdout"), re.sub(ready, "", self.text("stderr"))
+        """(exit status, stdout, stderr without what is logged there, and that it is ready)"""
+        status, err = self.ends(), self.text("stderr")
+        return status, self.text("stdout"), re.sub(rf"{_READY}|{_LOGGED}", "", err)
+
+    @property
+    def shown(self) -> list[str]:
+        """What of the log is on stderr: levels and messages."""
+        return [f"{level} {text}" for level, text in re.findall(_LOGGED, self.text("stderr"))]
 
     def close(self) -> None:
         for pid in self.family:

@@ -26,6 +26,8 @@ from pipeline.errors import (
     PayloadTypeError,
     PipelineError,
     ProductError,
+    described,
+    printable,
 )
 from pipeline.op import Op, overrides, predictor_of, runs_process
 
@@ -181,8 +183,11 @@ class BoundOp:
         except ProductError as error:
             return error
         except BaseException as error:  # user code; a worker survives even SystemExit
-            _LOGGER.exception("[%s] %s raised", type(self.op).__name__, method)
-            return PackageError(f"rpc package error: {error}")
+            what = described(error)
+            _LOGGER.exception("[%s] %s raised %s", type(self.op).__name__, method, printable(what))
+            failure = PackageError(f"rpc package error: {what}")
+            failure.was_logged = True
+            return failure
 
     def _adapt(self, hook: Hook, forms: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(self.op, hook.name)

@@ -24,6 +24,7 @@ from pipeline.errors import (
     DeadlineError,
     PackageError,
     PipelineError,
+    described,
     error_from_wire,
 )
 from pipeline.observe.span import PIPELINE, Outcome
@@ -476,4 +477,4 @@ def _blame(request: InFlight, error: PipelineError, outcome: Outcome) -> None:
 def _package_error(error: Exception) -> PipelineError:
     if isinstance(error, PipelineError) and not isinstance(error, PackageError):
         return error
-    return PackageError(f"rpc package error: {error}")
+    return PackageError(f"rpc package error: {described(error)}")

@@ -27,12 +27,15 @@ from pipeline.errors import (
     ProductError,
     UserCodeError,
     WorkerDiedError,
+    described,
+    printable,
 )
 from pipeline.tracing import call_trace, child, first_of, set_call_trace
 
 _LOGGER = logging.getLogger(__name__)
 
 _UNSET = object()
+_LOGGED_CHARACTERS = 400  # of what an exception says
 
 _EXCEEDED = "exceeded retry count"
 _ADVICE = (
@@ -250,11 +253,11 @@ class BatchRun(msgspec.Struct, eq=False):
             return _product_error(error)
         if not isinstance(error, PipelineError):
             data_id = self.samples[call.samples[0]].data_id
-            _LOGGER.exception("(data_id=%s) [%s] process raised", data_id, op.name, exc_info=error)
-        text = self._failed(op.name, op.worker, call.samples, _text_of(error))
+            _log_raised(f"data_id={data_id}", op.name, "process", error)
+        text = self._failed(op.name, op.worker, call.samples, described(error))
         if isinstance(error, PredictorUnavailableError):
             return PredictorUnavailableError(text)
-        return coded_error(_code_of(error), text)
+        return _stage_failure(error, text)
 
     # Postprocess ------------------------------------------------------------------------
 
@@ -320,13 +323,24 @@ def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> 
     if isinstance(error, ProductError):
         return _product_error(error)
     if not isinstance(error, PipelineError):
-        _LOGGER.exception("(log_id=%s) [%s] %s raised", log_id, op.name, stage, exc_info=error)
+        _log_raised(f"log_id={log_id}", op.name, stage, error)
     function = getattr(op.op, stage)
     text = (
-        f"Log_id: {log_id}  Raise_msg: {_text_of(error)}  "
+        f"Log_id: {log_id}  Raise_msg: {described(error)}  "
         f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
     )
+    return _stage_failure(error, text)
+
+
+def _stage_failure(error: BaseException, text: str) -> PipelineError:
+    if not isinstance(error, PipelineError):
+        return UserCodeError(text)
     return coded_error(_code_of(error), text)
+
+
+def _log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:
+    what = printable(described(error)[:_LOGGED_CHARACTERS])  # the traceback has all of it
+    _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -336,14 +350,7 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def _product_error(error: ProductError) -> PipelineError:
     """What is ours of it: the rest of a user's own class may fail wherever it is looked at."""
-    return ProductError(_code_of(error), _text_of(error))
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # the user's own __str__
-        return f"a {type(error).__name__} that cannot tell its text"
+    return ProductError(_code_of(error), described(error))
 
 
 def _code_of(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""The log files of one folder, and the one thread that writes them.
+"""The one thread that writes the records of a sink.
 
 Logging never waits for a disk: a record goes into a bounded queue, from any thread and from the
 event loop.
@@ -8,131 +8,76 @@ from __future__ import annotations
 
 import copy
 import logging
-import logging.handlers
-import os
 import queue
 import threading
-from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline.errors import InitError
-from pipeline.observe.records import LineFormatter
+from pipeline.observe.log_sinks import LogSink, own_record
 
-FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
-
-_LOGGER = logging.getLogger("pipeline")
 _QUEUE_LIMIT = 10_000  # records that wait for the disk
 _JOIN_TIMEOUT_S = 10.0  # a disk that hangs must not keep a server from stopping
-_ABANDONED: list[object] = []  # files of the process that this one was forked from
 
-
-@dataclass(frozen=True, slots=True)
-class LogFiles:
-    """Where to write, from which level on, and when a file is rotated.
-
-    `pipeline.log` keeps `backup_count` rotated files, `pipeline.log.wf` half as many. Files are
-    never rotated when `max_bytes` or `backup_count` is 0.
-    """
-
-    directory: Path
-    level: int
-    max_bytes: int
-    backup_count: int
+_Queue = queue.SimpleQueue[logging.LogRecord | None]
 
 
 class LogWriter:
-    """The files of one folder and the one thread that writes them.
+    """A sink and the one thread that writes to it.
 
     `handler` takes records from any thread and never blocks: when `limit` of them wait, those
     under WARNING are dropped, at twice as many all are. The number dropped is logged as soon
     as half of `limit` is free again.
     """
 
-    def __init__(self, files: LogFiles, limit: int = _QUEUE_LIMIT) -> None:
-        self._files = files
+    def __init__(self, sink: LogSink, limit: int = _QUEUE_LIMIT) -> None:
+        self._sink = sink
         self._limit = limit
-        self._queue: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._queue: _Queue = queue.SimpleQueue()
         self.handler = QueueingHandler(self._queue, limit)
-        self._targets: list[logging.FileHandler] = []
         self._thread = threading.Thread(target=self._run, name="pipeline-log", daemon=True)
 
     def start(self) -> None:
-        """Open the files and begin to write.
+        """Open the sink and begin to write.
 
         Raises:
-            InitError: the folder or a file cannot be written.
+            InitError: the sink cannot be written.
         """
-        directory, count = self._files.directory, self._files.backup_count
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            # The session's level is the handler's: what is in the queue is to be written.
-            self._open("pipeline.log", logging.NOTSET, count)
-            self._open("pipeline.log.wf", logging.WARNING, (count + 1) // 2)
-        except OSError as error:
-            self._close_files()
-            raise InitError(
-                f"cannot write logs to {directory}: {error.strerror or error}: "
-                "set SERVING_LOG_PATH to a folder that can be written"
-            ) from error
-        self.handler.setLevel(self._files.level)
+        self._sink.open()
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, stop the thread, close the files."""
+        """Write what waits, stop the thread, close the sink."""
         self.handler.close()
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the files, which are not deleted before, but close none.
-
-        A buffer may hold half a line, or a lock of the thread, which is not here: closing would
-        write that line twice, or wait for ever.
-        """
-        with open(os.devnull, "wb") as null:
-            for target in self._targets:
-                stream, target.stream = target.stream, None
-                if stream is not None and not stream.closed:
-                    _ABANDONED.append(stream)
-                    os.dup2(null.fileno(), stream.fileno(), inheritable=False)
-
-    def _open(self, name: str, level: int, backup_count: int) -> None:
-        target = logging.handlers.RotatingFileHandler(
-            self._files.directory / name,
-            maxBytes=self._files.max_bytes if backup_count else 0,
-            backupCount=backup_count,
-            encoding="utf-8",
-            errors="backslashreplace",  # a line with a lone surrogate is better than no line
-        )
-        target.setLevel(level)
-        target.setFormatter(LineFormatter(FORMAT))
-        self._targets.append(target)
+        """In a forked child: let go of what belongs to the parent."""
+        self._sink.abandon()
 
     def _run(self) -> None:
         try:
-            while (record := self._queue.get()) is not None:
-                self._write(record)
+            while (record := self._next()) is not None:
+                self._sink.write(record)
                 if self.handler.dropped and self._queue.qsize() <= self._limit // 2:
-                    self._write(_dropped_record(self.handler.take_dropped()))
+                    dropped = self.handler.take_dropped()
+                    text = "%d log records were dropped: they came faster than they are written"
+                    self._sink.write(own_record(text, dropped))
         finally:
-            self._close_files()
+            self._sink.close()
 
-    def _write(self, record: logging.LogRecord) -> None:
-        for target in self._targets:
-            if record.levelno >= target.level:
-                target.handle(record)
-
-    def _close_files(self) -> None:
-        for target in self._targets:
-            target.close()
-        self._targets.clear()
+    def _next(self) -> logging.LogRecord | None:
+        while True:
+            wait_s = self._sink.rest()
+            try:
+                return self._queue.get(timeout=wait_s)
+            except queue.Empty:
+                continue
 
 
 class QueueingHandler(logging.Handler):
     """Puts records into a queue that it bounds itself, and counts those it drops."""
 
-    def __init__(self, records: queue.SimpleQueue[logging.LogRecord | None], limit: int) -> None:
+    def __init__(self, records: _Queue, limit: int) -> None:
         super().__init__()
         self._queue = records
         self._limit = limit
@@ -169,8 +114,3 @@ def _frozen(record: logging.LogRecord) -> logging.LogRecord:
     frozen = copy.copy(record)
     frozen.msg, frozen.args = record.getMessage(), None
     return frozen
-
-
-def _dropped_record(count: int) -> logging.LogRecord:
-    text = "%d log records were dropped: they came faster than the disk takes them"
-    return _LOGGER.makeRecord(_LOGGER.name, logging.WARNING, __file__, 0, text, (count,), None)

@@ -1,4 +1,4 @@
-"""The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/.
+"""The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/ and to stderr.
 
 The root logger, the user's loggers and their handlers are left as they are.
 """
@@ -9,12 +9,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.errors import ConfigError, UserCodeError, without_breaks
-from pipeline.observe.log_writer import LogFiles, LogWriter, QueueingHandler
+from pipeline.config import LogConfig
+from pipeline.errors import printable
+from pipeline.observe.log_sinks import FileSink, LogFiles, LogSink, StdoutSink
+from pipeline.observe.log_writer import LogWriter, QueueingHandler
+from pipeline.observe.terminal import TOLD, StderrSink, is_wanted
 
 FOLDER = "PipelineServingLogs"
 
@@ -22,32 +26,41 @@ _LOGGER = logging.getLogger("pipeline")
 _SHOWN_CHARACTERS = 2_000
 
 
-def configure_logs(
-    level: str | int = "INFO",
-    directory: str | Path | None = None,
-    max_bytes: int = 512_000_000,
-    backup_count: int = 20,
-) -> LogSession:
-    """Begin to write `pipeline.log` and, from WARNING on, `pipeline.log.wf`.
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where records go from `level` on. Sessions with the same `key` share what `make` makes."""
+
+    key: object
+    level: int
+    make: Callable[[], LogSink]
+
+
+def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession:
+    """Begin to write what is logged.
 
     Sessions that are open at the same time share the loggers of this process, so each of their
     folders gets the lines of all; a folder that is open already keeps its rotation.
 
     Args:
-        level: least severe level that is written.
-        directory: the folder; None: `PipelineServingLogs` under $SERVING_LOG_PATH, or else under
-            the working folder. It is created when missing.
+        log: from which level on, where to and how.
+        directory: of the files; None: `PipelineServingLogs` under $SERVING_LOG_PATH, or else
+            under the working folder. It is created when missing.
 
     Raises:
-        ConfigError: `level` is no level.
         InitError: the folder or a file cannot be written.
     """
-    if directory is None:
-        directory = log_folder()
-    files = LogFiles(
-        Path(os.path.realpath(directory)), _level_number(level), max_bytes, backup_count
-    )
-    session = LogSession(files, _OPEN)
+    level, is_json = logging.getLevelNamesMapping()[log.level], log.format == "json"
+    if log.to == "stdout":
+        session = LogSession([Destination("stdout", level, lambda: StdoutSink(is_json))], _OPEN)
+    else:
+        folder = Path(os.path.realpath(log_folder() if directory is None else directory))
+        files = LogFiles(folder, log.max_bytes, log.backup_count, is_json)
+        destinations = [Destination(folder, level, lambda: FileSink(files))]
+        if is_wanted(log.stderr):
+            hint = _as_seen_from_here(folder / "pipeline.log")
+            severe = max(level, logging.WARNING)
+            destinations.append(Destination("stderr", severe, lambda: StderrSink(hint)))
+        session = LogSession(destinations, _OPEN)
     _OPEN.add(session)
     return session
 
@@ -57,20 +70,22 @@ def log_folder() -> Path:
     return Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
 
 
-class LogSession:
-    """The log files as long as one server needs them. `close` may be called more than once."""
+def _as_seen_from_here(path: Path) -> str:
+    """The path, relative where that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
 
-    def __init__(self, files: LogFiles, sessions: _OpenSessions) -> None:
-        self.files = files
+
+class LogSession:
+    """The log as long as one server needs it. `close` may be called more than once."""
+
+    def __init__(self, destinations: Sequence[Destination], sessions: _OpenSessions) -> None:
+        self.destinations = {each.key: each for each in destinations}
         self._sessions = sessions
 
     @property
-    def directory(self) -> Path:
-        return self.files.directory
-
-    @property
     def level(self) -> int:
-        return self.files.level
+        """Least severe level that is written anywhere."""
+        return min(each.level for each in self.destinations.values())
 
     def close(self) -> None:
         """Write what was logged so far; the last session of a folder closes its files."""
@@ -89,7 +104,7 @@ class LogSession:
 
 
 class _OpenSessions:
-    """The sessions of this process and their writers, one a folder.
+    """The sessions of this process and their writers, one a destination.
 
     The lock is held while files are opened and closed: a folder never has two writers, also
     when one server starts while another one stops. A process that is forked has none of them.
@@ -99,7 +114,7 @@ class _OpenSessions:
         self._logger = logger
         self._lock = threading.Lock()
         self._sessions: list[LogSession] = []
-        self._writers: dict[Path, LogWriter] = {}
+        self._writers: dict[object, LogWriter] = {}
         self._before = (logging.NOTSET, True)  # the logger's level and propagate
         self._knows_forks = False
 
@@ -108,25 +123,30 @@ class _OpenSessions:
             if not self._knows_forks:
                 os.register_at_fork(after_in_child=self._forget)
                 self._knows_forks = True
-            if session.directory not in self._writers:
-                writer = LogWriter(session.files)
-                writer.start()
-                self._writers[session.directory] = writer
-                self._logger.addHandler(writer.handler)
+            for destination in session.destinations.values():
+                if destination.key not in self._writers:
+                    self._open(destination)
             if not self._sessions:
                 self._before = (self._logger.level, self._logger.propagate)
             self._sessions.append(session)
             self._apply()
+
+    def _open(self, destination: Destination) -> None:
+        writer = LogWriter(destination.make())
+        writer.start()
+        self._writers[destination.key] = writer
+        self._logger.addHandler(writer.handler)
 
     def remove(self, session: LogSession) -> None:
         with self._lock:
             if session not in self._sessions:
                 return
             self._sessions.remove(session)
-            if all(other.directory != session.directory for other in self._sessions):
-                writer = self._writers.pop(session.directory)
-                self._logger.removeHandler(writer.handler)
-                writer.close()
+            for key in session.destinations:
+                if not any(key in other.destinations for other in self._sessions):
+                    writer = self._writers.pop(key)
+                    self._logger.removeHandler(writer.handler)
+                    writer.close()
             self._apply()
 
     def _forget(self) -> None:
@@ -152,18 +172,9 @@ class _OpenSessions:
             propagate = False  # our lines go to our files, not also to the user's console
         self._logger.setLevel(level)
         self._logger.propagate = propagate
-        for directory, writer in self._writers.items():
-            levels = [s.level for s in self._sessions if s.directory == directory]
-            writer.handler.setLevel(min(levels))
-
-
-def _level_number(level: str | int) -> int:
-    if isinstance(level, int):
-        return level
-    names = logging.getLevelNamesMapping()
-    if level.upper() not in names:
-        raise ConfigError(f"log.level: {level!r} is none of {', '.join(names)}")
-    return names[level.upper()]
+        for key, writer in self._writers.items():
+            wanting = (session.destinations.get(key) for session in self._sessions)
+            writer.handler.setLevel(min(each.level for each in wanting if each is not None))
 
 
 _OPEN = _OpenSessions(_LOGGER)
@@ -172,7 +183,7 @@ _OPEN = _OpenSessions(_LOGGER)
 class RequestLog:
     """The lines about single requests. Used from one thread, the event loop's.
 
-    What `logger` lets through is looked up once: make this after `configure_logs`.
+    What `logger` lets through is looked up once: make this after `open_logs`.
 
     Args:
         sample: every `sample`-th success is logged at INFO, 0 for none; the others at DEBUG.
@@ -217,7 +228,7 @@ class RequestLog:
     def failed(self, data_id: int, log_id: int, error: object, op: str = "") -> None:
         """One request ended in `error` (an exception or a text), in the Op `op` if it is known.
 
-        An exception of the user's own code comes with its traceback.
+        An exception of the user's own code was logged where it was raised, with its traceback.
         """
         now = self._clock()
         if now >= self._second_end:
@@ -232,7 +243,7 @@ class RequestLog:
             log_id,
             f"[{op}] " if op else "",
             _one_line(error),
-            exc_info=error if isinstance(error, UserCodeError) else None,
+            extra=TOLD if getattr(error, "was_logged", False) else None,
             stacklevel=2,
         )
 
@@ -249,4 +260,4 @@ def _one_line(error: object) -> str:
     text = str(error) or type(error).__name__
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."
-    return without_breaks(text)
+    return printable(text)

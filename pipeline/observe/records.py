@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline.errors import utf8_text
+from pipeline.observe.lines import exception_text
 
 _LOGGER = logging.getLogger("pipeline")
-_TRACES = logging.Formatter()
 
 
 class SentRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -110,15 +110,6 @@ def replay(sent: SentRecord) -> None:
     logger.handle(record)
 
 
-class LineFormatter(logging.Formatter):
-    """Puts the pid before the message of a record that another process has sent."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        if record.process not in (None, os.getpid()):
-            record.message = f"[pid {record.process}] {record.message}"
-        return super().formatMessage(record)
-
-
 class _SendingHandler(logging.Handler):
     """Sends records home.
 
@@ -160,9 +151,7 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _sent(record: logging.LogRecord) -> SentRecord:
-    trace = record.exc_text or ""
-    if not trace and record.exc_info:
-        trace = _TRACES.formatException(record.exc_info)
+    trace = exception_text(record)
     return SentRecord(
         name=utf8_text(record.name),
         level=record.levelno,

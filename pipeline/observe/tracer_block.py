@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pipeline.config import LogConfig, ServiceConfig
 from pipeline.engine.graph import Graph
-from pipeline.errors import InitError, utf8_text, without_breaks
+from pipeline.errors import InitError, printable, utf8_text
 from pipeline.observe.span import PIPELINE, Outcome, Rows
 
 PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
@@ -38,8 +38,8 @@ class TracerFiles:
     """
 
     trace: Path
-    max_bytes: int = 512_000_000
-    backup_count: int = 5
+    max_bytes: int = 64_000_000
+    backup_count: int = 3
     benchmark: Path | None = None
 
 
@@ -165,7 +165,7 @@ class Block:
         """What goes to `pipeline.tracer`, without times and line breaks."""
         yield "==================== TRACER ======================"
         for name, op in self._ops():
-            yield f"Op({without_breaks(name)}):"
+            yield f"Op({printable(name)}):"
             for stage in STAGES:
                 yield f"\t{stage}[{round(op.mean_ms(stage), 4)} ms]"
             yield f"\tidle[{round(op.idle, 4)}]"
@@ -226,7 +226,7 @@ class Block:
         graph = self.graph
         yield f"Channel (server worker num[{graph.worker_num}]):"
         for number, (name, producers) in enumerate(zip(graph.names, graph.producers, strict=True)):
-            ends = without_breaks(f"In: {list(producers)}, Out: {[name]}")
+            ends = printable(f"In: {list(producers)}, Out: {[name]}")
             size = self.sizes.get(name, 0)
             yield f"\tchl{number}({ends}) size[{size}/{graph.channel_size}]"
 

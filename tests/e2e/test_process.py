@@ -239,13 +239,33 @@ def test_a_signal_while_an_op_is_initialised_ends_the_process(serve):
     assert "is ready" not in served.log
 
 
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_an_exception_of_an_op_is_shown_on_stderr_once_and_then_counted(serve, workers):
+    served = serve(op={"shout": {"workers": workers}})
+    rpc_port, _ = served.wait_until_ready().ports
+    with client_at(rpc_port) as client:
+        told = [client.predict({"words": "refuse"}).err_msg for _ in range(3)]
+    served.process.send_signal(signal.SIGTERM)
+    assert served.outcome() == (0, "run_server returned\n", "")
+    assert all("  Raise_msg: ValueError: too sad  ClassName" in text for text in told)
+    who = r"(\[pid \d+\] )?"
+    error = (
+        r"\(log_id=0\) \[shout\] preprocess raised ValueError: too sad "
+        r"\(web_server\.py:\d+; traceback: .*PipelineServingLogs/pipeline\.log\)"
+    )
+    first, more = served.shown
+    assert re.fullmatch(rf"ERROR {who}{error}", first)
+    assert re.fullmatch(rf"ERROR {who}2 more in \d+ s, the last: {error}", more)
+    assert served.log.count("  ValueError: too sad\n") == 3
+
+
 # Failing ------------------------------------------------------------------------------------
 
 
 def test_an_init_op_that_fails_ends_the_process_with_the_ops_name_and_the_traceback(serve):
     status, out, err = serve("--init", "fail").outcome()
     assert (status, out) == (1, "")
-    assert "Op 'shout' failed to start: shout.vocab" in err
+    assert "Op 'shout' failed to start: FileNotFoundError: shout.vocab" in err
     assert 'raise FileNotFoundError("shout.vocab")' in err
     assert "web_server.py" in err
 

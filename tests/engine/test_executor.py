@@ -150,7 +150,9 @@ def test_one_bad_request_of_a_batch_fails_alone():
             got = await asyncio.gather(*(engine.ask() for _ in range(3)))
         assert engine.pools["p"].batches == [[0, 1, 2]]
         assert [path_of(got[0]), got[1].err_no, path_of(got[2])] == ["0", 10000, "2"]
-        assert got[1].err_msg.startswith("Log_id: 0  Raise_msg: not this one  ClassName: ")
+        assert got[1].err_msg.startswith(
+            "Log_id: 0  Raise_msg: ValueError: not this one  ClassName: "
+        )
         assert got[1].err_msg.endswith("Picky.preprocess  FunctionName: preprocess")
 
     run_virtual(main())

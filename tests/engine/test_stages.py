@@ -113,7 +113,7 @@ def test_a_sample_that_process_refuses_fails_alone():
     assert bad.code == 10000
     assert str(bad) == (
         "[m] failed to predict. (data_id=1 log_id=0) [m|0] Failed to process(batch: [1]): "
-        "x: must not be negative. Please check the input dict and checkout "
+        "ValueError: x: must not be negative. Please check the input dict and checkout "
         "PipelineServingLogs/pipeline.log for more details."
     )
 

@@ -183,8 +183,8 @@ def _raises(code: int, text: str) -> bytes:
 
 _ERRORS = (
     simple("an Op that raises", ask(path="/conf/raise"), Expected(200, told(
-        10000, "Log_id: 0  Raise_msg: of the user  ClassName: Does.preprocess  "
-               "FunctionName: preprocess").body)),
+        10000, "Log_id: 0  Raise_msg: ValueError: of the user  ClassName: Does.preprocess"
+               "  FunctionName: preprocess").body)),
     simple("an Op over its limit", ask(path="/conf/optimeout"), told(
         6000, "[does] failed to predict. (data_id=N log_id=0) [does|N] Failed to process(batch: "
               "[N]): exceeded retry count. Please check the input dict and checkout "

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import re
 import subprocess
 import sys
 import threading
+from datetime import datetime, timedelta
 
 import pytest
+from doubles import logs_in
 
-from pipeline.errors import ConfigError, InitError, UserCodeError
-from pipeline.observe.log_writer import LogFiles, LogWriter
-from pipeline.observe.logs import RequestLog, configure_logs
+from pipeline.errors import InitError, UserCodeError
+from pipeline.observe.log_sinks import FileSink, LogFiles
+from pipeline.observe.log_writer import LogWriter
+from pipeline.observe.logs import RequestLog
 
 PIPELINE = logging.getLogger("pipeline")
 LINE = re.compile(
@@ -65,21 +71,19 @@ def test_importing_the_package_makes_no_folder_and_no_handler(tmp_path):
 def test_the_files_lie_in_the_predecessor_s_folder_under_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("SERVING_LOG_PATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    with configure_logs() as session:
-        assert session.directory == (tmp_path / "PipelineServingLogs").resolve()
-        found = sorted(path.name for path in session.directory.iterdir())
+    with logs_in():
+        found = sorted(path.name for path in (tmp_path / "PipelineServingLogs").iterdir())
     assert found == ["pipeline.log", "pipeline.log.wf"]
 
 
 def test_serving_log_path_is_the_parent_of_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path / "a" / "b"))
-    with configure_logs() as session:
-        assert session.directory == (tmp_path / "a/b/PipelineServingLogs").resolve()
-        assert (session.directory / "pipeline.log").exists()
+    with logs_in():
+        assert (tmp_path / "a/b/PipelineServingLogs/pipeline.log").exists()
 
 
 def test_lines_have_the_predecessor_s_format(tmp_path):
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         logging.getLogger("pipeline.engine.graph").info("started %s Ops", 3)
     line = (tmp_path / "pipeline.log").read_text().rstrip("\n")
     assert LINE.fullmatch(line).group(1, 2) == ("INFO", "started 3 Ops")
@@ -89,12 +93,12 @@ def test_lines_have_the_predecessor_s_format(tmp_path):
     ("level", "log", "wf"),
     [
         ("DEBUG", ["d", "i", "w", "e"], ["w", "e"]),
-        ("info", ["i", "w", "e"], ["w", "e"]),
-        (logging.ERROR, ["e"], ["e"]),
+        ("INFO", ["i", "w", "e"], ["w", "e"]),
+        ("ERROR", ["e"], ["e"]),
     ],
 )
 def test_each_file_takes_its_levels(tmp_path, level, log, wf):
-    with configure_logs(level, tmp_path):
+    with logs_in(tmp_path, level):
         PIPELINE.debug("d")
         PIPELINE.info("i")
         PIPELINE.warning("w")
@@ -103,14 +107,8 @@ def test_each_file_takes_its_levels(tmp_path, level, log, wf):
     assert texts(tmp_path / "pipeline.log.wf") == wf
 
 
-def test_a_level_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"log\.level: 'LOUD' is none of .*DEBUG"):
-        configure_logs("LOUD", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_files_are_rotated_at_their_size_and_old_ones_removed(tmp_path):
-    with configure_logs(directory=tmp_path, max_bytes=200, backup_count=4):
+    with logs_in(tmp_path, max_bytes=200, backup_count=4):
         for number in range(100):
             PIPELINE.warning("line %d", number)
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -124,7 +122,7 @@ def test_files_are_rotated_at_their_size_and_old_ones_removed(tmp_path):
 
 @pytest.mark.parametrize(("max_bytes", "backup_count"), [(0, 4), (200, 0)])
 def test_files_grow_when_rotation_is_off(tmp_path, max_bytes, backup_count):
-    with configure_logs(directory=tmp_path, max_bytes=max_bytes, backup_count=backup_count):
+    with logs_in(tmp_path, max_bytes=max_bytes, backup_count=backup_count):
         for number in range(100):
             PIPELINE.warning("line %d", number)
     assert len(list(tmp_path.iterdir())) == 2
@@ -136,7 +134,7 @@ def test_the_root_logger_and_the_user_s_loggers_are_left_alone(tmp_path):
     before = list(root.handlers), root.level, user.disabled, user.level, user.propagate
     PIPELINE.addHandler(mine)
     try:
-        with configure_logs(directory=tmp_path):
+        with logs_in(tmp_path):
             during = list(root.handlers), root.level, user.disabled, user.level, user.propagate
             user.error("not ours")
             PIPELINE.info("ours")
@@ -152,7 +150,7 @@ def test_a_lower_level_that_the_user_gave_our_logger_holds_for_the_user_s_handle
     PIPELINE.addHandler(mine)
     PIPELINE.setLevel(logging.DEBUG)
     try:
-        with configure_logs("INFO", tmp_path):
+        with logs_in(tmp_path, "INFO"):
             PIPELINE.debug("detail")
         assert PIPELINE.level == logging.DEBUG
     finally:
@@ -163,7 +161,7 @@ def test_a_lower_level_that_the_user_gave_our_logger_holds_for_the_user_s_handle
 
 
 def test_lines_do_not_reach_the_root_logger_while_a_session_is_open(tmp_path, caplog):
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         assert not PIPELINE.propagate
         PIPELINE.warning("during")
     PIPELINE.warning("after")
@@ -171,7 +169,7 @@ def test_lines_do_not_reach_the_root_logger_while_a_session_is_open(tmp_path, ca
 
 
 def test_closing_writes_what_waits_and_may_be_done_twice(tmp_path):
-    session = configure_logs(directory=tmp_path)
+    session = logs_in(tmp_path)
     for number in range(500):
         PIPELINE.info("line %d", number)
     session.close()
@@ -181,26 +179,140 @@ def test_closing_writes_what_waits_and_may_be_done_twice(tmp_path):
 
 def test_a_line_says_what_its_arguments_were_when_it_was_logged(tmp_path):
     batch = [1]
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         PIPELINE.info("batch %s", batch)
         batch.append(2)
     assert texts(tmp_path / "pipeline.log") == ["batch [1]"]
 
 
 def test_a_traceback_is_written(tmp_path):
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         try:
             raise ValueError("broken")
         except ValueError:
             PIPELINE.exception("failed")
     for name in ("pipeline.log", "pipeline.log.wf"):
         text = (tmp_path / name).read_text()
-        assert "failed\nTraceback" in text
-        assert text.endswith("ValueError: broken\n")
+        assert "failed\n  Traceback" in text
+        assert text.endswith("\n  ValueError: broken\n")
+
+
+def test_no_text_of_a_traceback_begins_a_record_or_colours_it(tmp_path):
+    with logs_in(tmp_path):
+        try:
+            raise ValueError("broken\nERROR 2026-01-01 forged \x1b[31m\0\r\x85\u2028\u202e")
+        except ValueError:
+            PIPELINE.exception("failed\nERROR forged, too")
+    head, *rest = (tmp_path / "pipeline.log").read_text().split("\n")
+    assert head.endswith("] failed")
+    assert rest.pop() == ""
+    assert all(line.startswith("  ") for line in rest)
+    assert rest[0] == "  ERROR forged, too"
+    assert rest[-1] == "  ERROR 2026-01-01 forged \\x1b[31m\\x00\\r\\x85\\u2028\\u202e"
+
+
+def test_lines_may_be_json_objects(tmp_path):
+    with logs_in(tmp_path, format="json"):
+        PIPELINE.info("größe %s\n\x1b\u202e\udc80", 3)
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            PIPELINE.exception("failed")
+    text = (tmp_path / "pipeline.log").read_text()
+    assert "größe" in text
+    assert set("\x1b\u202e").isdisjoint(text)
+    plain, failed = map(json.loads, text.splitlines())
+    assert datetime.fromisoformat(plain.pop("time")).utcoffset() == timedelta(0)
+    assert plain.pop("place").startswith("test_logs.py:")
+    assert plain == {
+        "level": "INFO",
+        "logger": "pipeline",
+        "pid": os.getpid(),
+        "thread": "MainThread",
+        "message": "größe 3\n\x1b\u202e\udc80",
+    }
+    assert failed["traceback"].endswith("\nValueError: broken")
+
+
+def test_the_log_may_go_to_stdout_and_nowhere_else(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with logs_in(to="stdout", format="json", stderr="always"), logs_in(to="stdout"):
+        PIPELINE.info("detail")
+        PIPELINE.error("bad")
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["message"] for line in out.splitlines()] == ["detail", "bad"]
+    assert err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stdout_without_a_reader_is_complained_about_once(capsys, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream, logs_in(to="stdout"):
+        monkeypatch.setattr(sys, "stdout", stream)
+        for _ in range(3):
+            PIPELINE.error("bad")
+    line = "pipeline: cannot write logs to stdout: Broken pipe: lines are lost\n"
+    assert capsys.readouterr().err == line
+
+
+class TestAFullDisk:
+    """/dev/full stands for it."""
+
+    @pytest.fixture
+    def sink(self, tmp_path):
+        for name in ("pipeline.log", "pipeline.log.wf"):
+            (tmp_path / name).symlink_to("/dev/full")
+        sink = FileSink(LogFiles(tmp_path, 64_000_000, 9))
+        sink.open()
+        yield sink
+        sink.close()
+
+    @staticmethod
+    def write(sink, count):
+        for number in range(count):
+            text = f"line {number}"
+            sink.write(PIPELINE.makeRecord("x", logging.ERROR, __file__, 1, text, (), None))
+
+    def test_is_complained_about_once_a_minute(self, sink, tmp_path, capsys):
+        clock = Clock()
+        sink._complaint._clock = clock
+        line = f"pipeline: cannot write logs to {tmp_path}: No space left on device: lines are lost"
+        self.write(sink, 100)
+        clock.now += 59.9
+        self.write(sink, 100)
+        assert capsys.readouterr().err == f"{line}\n"
+        clock.now += 0.1
+        self.write(sink, 100)
+        assert capsys.readouterr().err == f"{line}\n"
+
+    def test_closing_says_no_more_and_closes_all(self, sink, capsys):
+        self.write(sink, 1)
+        streams = [target.stream for target in sink._targets]
+        sink.close()
+        assert all(stream.closed for stream in streams)
+        assert capsys.readouterr().err.count("No space") == 1
+
+    def test_what_was_lost_is_counted_when_there_is_room_again(self, sink, tmp_path, capsys):
+        self.write(sink, 3)
+        for target in sink._targets:
+            with contextlib.suppress(OSError):
+                target.stream.close()
+            (tmp_path / os.path.basename(target.baseFilename)).unlink()
+            target.stream = target._open()
+        self.write(sink, 2)
+        capsys.readouterr()
+        for name in ("pipeline.log", "pipeline.log.wf"):
+            lines = (tmp_path / name).read_text().splitlines()
+            assert [line.split("] ", 1)[1] for line in lines] == [
+                "line 0",
+                "3 log records could not be written here",
+                "line 1",
+            ]
 
 
 def test_arguments_that_do_not_fit_the_text_do_not_reach_the_caller(tmp_path, capsys):
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         PIPELINE.info("%d", "three")
         PIPELINE.info("next")
     assert texts(tmp_path / "pipeline.log") == ["next"]
@@ -208,7 +320,7 @@ def test_arguments_that_do_not_fit_the_text_do_not_reach_the_caller(tmp_path, ca
 
 
 def test_text_that_is_no_unicode_is_written_escaped(tmp_path):
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         PIPELINE.info("é \udc80")
     assert texts(tmp_path / "pipeline.log") == ["é \\udc80"]
 
@@ -216,7 +328,7 @@ def test_text_that_is_no_unicode_is_written_escaped(tmp_path):
 def test_two_servers_with_one_folder_write_each_line_once(tmp_path):
     alias = tmp_path.parent / f"{tmp_path.name}-alias"
     alias.symlink_to(tmp_path)
-    first, second = configure_logs(directory=tmp_path), configure_logs(directory=alias)
+    first, second = logs_in(tmp_path), logs_in(alias)
     PIPELINE.info("both")
     first.close()
     first.close()
@@ -227,8 +339,8 @@ def test_two_servers_with_one_folder_write_each_line_once(tmp_path):
 
 
 def test_two_servers_with_two_folders_each_get_the_lines(tmp_path):
-    with configure_logs(directory=tmp_path / "a"):
-        with configure_logs("WARNING", tmp_path / "b"):
+    with logs_in(tmp_path / "a"):
+        with logs_in(tmp_path / "b", "WARNING"):
             PIPELINE.info("detail")
             PIPELINE.warning("both")
         PIPELINE.warning("first")
@@ -237,9 +349,9 @@ def test_two_servers_with_two_folders_each_get_the_lines(tmp_path):
 
 
 def test_of_two_levels_for_one_folder_the_lower_holds_as_long_as_it_is_open(tmp_path):
-    with configure_logs("WARNING", tmp_path):
+    with logs_in(tmp_path, "WARNING"):
         PIPELINE.debug("before")
-        with configure_logs("DEBUG", tmp_path):
+        with logs_in(tmp_path, "DEBUG"):
             PIPELINE.debug("during")
         PIPELINE.debug("after")
     assert texts(tmp_path / "pipeline.log") == ["during"]
@@ -248,7 +360,7 @@ def test_of_two_levels_for_one_folder_the_lower_holds_as_long_as_it_is_open(tmp_
 def test_a_folder_that_cannot_be_made_is_refused_with_path_and_reason(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InitError) as caught:
-        configure_logs(directory=tmp_path / "file" / "logs")
+        logs_in(tmp_path / "file" / "logs")
     assert str(tmp_path / "file" / "logs") in str(caught.value)
     assert "Not a directory" in str(caught.value)
     assert "SERVING_LOG_PATH" in str(caught.value)
@@ -257,7 +369,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_path_and_reason(tmp_path):
 def test_when_the_second_file_cannot_be_opened_the_first_is_closed_again(tmp_path):
     (tmp_path / "pipeline.log.wf").mkdir()
     with pytest.raises(InitError, match="directory"):
-        configure_logs(directory=tmp_path)  # an open file left behind fails the test as a warning
+        logs_in(tmp_path)  # an open file left behind fails the test as a warning
 
 
 def test_many_threads_lose_no_line(tmp_path):
@@ -268,7 +380,7 @@ def test_many_threads_lose_no_line(tmp_path):
         for line in range(100):
             PIPELINE.info("%d %d", number, line)
 
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         threads = [threading.Thread(target=log, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -285,8 +397,7 @@ class TestOverload:
 
     @pytest.fixture
     def writer(self, tmp_path):
-        files = LogFiles(tmp_path, logging.DEBUG, 0, 0)
-        return LogWriter(files, self.LIMIT)
+        return LogWriter(FileSink(LogFiles(tmp_path, 0, 0)), self.LIMIT)
 
     @staticmethod
     def log(writer, level, count):
@@ -395,11 +506,12 @@ def test_a_failure_is_logged_in_the_predecessor_s_words(log):
     assert all(record.exc_info is None for record in log.records)
 
 
-def test_a_failure_of_user_code_has_its_traceback(log):
-    error = UserCodeError("det.preprocess: broken")
-    error.__cause__ = ValueError("broken")
-    RequestLog(log).failed(0, 0, error)
-    assert "ValueError: broken" in logging.Formatter().format(log.records[0])
+def test_a_failure_of_user_code_was_shown_where_it_was_raised(log):
+    requests = RequestLog(log)
+    requests.failed(0, 0, UserCodeError("det.preprocess: broken"))
+    requests.failed(1, 0, InitError("no model"))
+    assert [getattr(record, "is_told", False) for record in log.records] == [True, False]
+    assert all(record.exc_info is None for record in log.records)
 
 
 def test_an_error_text_cannot_start_a_line_of_its_own_nor_fill_the_log(log):

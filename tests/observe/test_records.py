@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from doubles import logs_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.observe.logs import configure_logs
 from pipeline.observe.records import SentRecord, keep_logs, replay
 
 PIPELINE = logging.getLogger("pipeline")
@@ -286,7 +286,7 @@ def test_a_logger_that_wants_less_drops_the_record():
 
 
 def test_the_line_in_the_file_names_the_process_and_the_trace_follows(tmp_path):
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         replay(a_record(trace="Traceback ...\nValueError: broken"))
         ENGINE.warning("own")
     for name in ("pipeline.log", "pipeline.log.wf"):
@@ -295,7 +295,7 @@ def test_the_line_in_the_file_names_the_process_and_the_trace_follows(tmp_path):
             rf"WARNING 2023-11-1\d \d\d:\d\d:20,250 \[child\.py:17\] \[pid {FOREIGN}\] hello",
             lines[0],
         )
-        assert lines[1:3] == ["Traceback ...", "ValueError: broken"]
+        assert lines[1:3] == ["  Traceback ...", "  ValueError: broken"]
         assert lines[3].endswith("] own")
         assert "pid" not in lines[3]
 
@@ -315,7 +315,7 @@ def test_records_of_a_forked_process_are_written_by_the_parent(tmp_path):
         ENGINE.info("in process %d", os.getpid())
         return msgspec.json.encode(sent).decode()
 
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         for record in msgspec.json.decode(in_child(work), type=list[SentRecord]):
             replay(record)
     text = (tmp_path / "pipeline.log").read_text()
@@ -329,17 +329,17 @@ def test_a_forked_process_has_no_session_of_its_parent(tmp_path):
         return repr((left, PIPELINE.level, PIPELINE.propagate))
 
     before = repr(([], PIPELINE.level, PIPELINE.propagate))
-    with configure_logs("ERROR", tmp_path):
+    with logs_in(tmp_path, "ERROR"):
         assert in_child(work) == before
 
 
 def test_a_forked_process_may_write_logs_of_its_own_in_the_same_folder(tmp_path):
     def work():
-        with configure_logs(directory=tmp_path):
+        with logs_in(tmp_path):
             ENGINE.info("of the child")
         return (tmp_path / "pipeline.log").read_text()
 
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         assert in_child(work).endswith("] of the child\n")
 
 
@@ -348,11 +348,11 @@ def test_a_fork_does_not_wait_for_who_holds_the_sessions(tmp_path, monkeypatch):
 
     def work():
         session.close()
-        with configure_logs(directory=tmp_path / "child"):
+        with logs_in(tmp_path / "child"):
             ENGINE.info("line")
         return (tmp_path / "child" / "pipeline.log").read_text()
 
-    with configure_logs(directory=tmp_path) as session, logs._OPEN._lock:
+    with logs_in(tmp_path) as session, logs._OPEN._lock:
         answer = in_child(work)
     assert answer.endswith("] line\n")
 
@@ -365,27 +365,27 @@ def test_a_forked_process_holds_no_file_of_its_parent_open(tmp_path):
                 files.append(os.readlink(f"/proc/self/fd/{number}"))
         return "\n".join(file for file in files if "pipeline.log" in file)
 
-    with configure_logs(directory=tmp_path):
+    with logs_in(tmp_path):
         assert in_child(work) == ""
 
 
 def test_a_fork_amidst_a_line_writes_it_once(tmp_path):
     """The writer's buffer is full of what it has not written yet when the fork comes."""
-    from pipeline.observe.log_writer import LogFiles, LogWriter
+    from pipeline.observe.log_sinks import FileSink, LogFiles
 
-    writer = LogWriter(LogFiles(tmp_path, logging.INFO, 0, 0))
-    writer.start()
+    sink = FileSink(LogFiles(tmp_path, 0, 0))
+    sink.open()
     try:
-        stream = writer._targets[0].stream
+        stream = sink._targets[0].stream
         stream.write("half a line")
 
         def work():
-            writer.abandon()
+            sink.abandon()
             logging.shutdown()
             stream.flush()
             return (tmp_path / "pipeline.log").read_text()
 
         assert in_child(work) == ""
     finally:
-        writer.close()
+        sink.close()
     assert (tmp_path / "pipeline.log").read_text() == "half a line"

@@ -481,8 +481,8 @@ def test_the_benchmark_file_is_asked_for_by_a_flag(
     files = tracer_files(tmp_path / "logs", LogConfig(), environ=environ)
     assert files == TracerFiles(
         tmp_path / "logs" / "pipeline.tracer",
-        512_000_000,
-        5,
+        64_000_000,
+        3,
         tmp_path / "benchmark.log" if is_wanted else None,
     )
 

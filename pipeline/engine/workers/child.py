@@ -32,6 +32,7 @@ from pipeline.errors import (
     OverloadedError,
     PayloadTypeError,
     PipelineError,
+    described,
     error_to_fields,
     utf8_text,
 )
@@ -137,7 +138,7 @@ class WorkerMain:
                 try:
                     bound = self._initialise(number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
-                    link.send(Report(failure=_described(error)))
+                    link.send(Report(failure=_told(error)))
                     return
                 link.send(Report(is_ready=True, note=note_of(predictor_of(bound.op))))
                 _Worker(link, bound, self.arena, region).run()
@@ -151,11 +152,9 @@ class WorkerMain:
         return BoundOp(op, number, loop)
 
 
-def _described(error: BaseException) -> str:
-    """What happened, and where; also of an exception that cannot say what it is."""
-    lines = traceback.format_exception(error)
-    summary = lines[-1].partition(": ")[2].strip() or lines[-1].strip()
-    return utf8_text(f"{summary}\n{''.join(lines)}")
+def _told(error: BaseException) -> str:
+    """What happened, and where."""
+    return utf8_text(f"{described(error)}\n{''.join(traceback.format_exception(error))}")
 
 
 def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop | None:

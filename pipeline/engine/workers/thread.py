@@ -24,7 +24,7 @@ from pipeline.engine.binding import BoundOp, run_init_op
 from pipeline.engine.state import WorkersState
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
-from pipeline.errors import DeadlineError, InitError, PipelineError
+from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.note import ModelNote, note_of
 
@@ -197,7 +197,7 @@ class ThreadWorkers:
             worker.op = BoundOp(op, 0, self._loop)
         except BaseException as error:  # user code; the start of the server fails with it
             detail = "".join(traceback.format_exception(error))
-            failure = InitError(f"Op {op.name!r} failed to start: {error}\n{detail}")
+            failure = InitError(f"Op {op.name!r} failed to start: {described(error)}\n{detail}")
             self.post(self._settle, None, failure)
             return False
         # Others copy from an untouched copy: the first worker may be at work by then.

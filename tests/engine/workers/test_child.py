@@ -171,7 +171,7 @@ def test_an_init_op_that_raises_is_reported_with_its_traceback_and_the_worker_en
     with Home(Broken("op")) as home:
         report = home.report()
         assert not report.is_ready
-        assert report.failure.startswith("no file\n")
+        assert report.failure.startswith(f"{type(error).__name__}: no file\n")
         assert "in init_op" in report.failure
         assert home.report() is None
         home.thread.join(20)
@@ -324,8 +324,8 @@ def test_an_input_that_cannot_be_built_again_fails_alone():
         (ProductError(51, "no face"), 51, "ProductError"),
         (ProductError(2**70, "no face"), 50, "ProductError"),
         (ProductError(51, "\udcff"), 51, "ProductError"),
-        (ValueError("x"), 10000, "PipelineError"),
-        (SystemExit(3), 10000, "PipelineError"),
+        (ValueError("x"), 10000, "UserCodeError"),
+        (SystemExit(3), 10000, "UserCodeError"),
     ],
 )
 def test_an_error_of_the_users_comes_home_and_the_worker_goes_on(raised, code, kind):

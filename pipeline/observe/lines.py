@@ -1,0 +1,71 @@
+"""Lines of a log: records as text or as JSON, in which no text can pass for a record of ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+
+from pipeline.errors import UNPRINTABLE, printable
+
+_FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+_INDENT = "\n  "
+
+
+class LineFormatter(logging.Formatter):
+    """A record as a line. What follows, such as a traceback, is indented, as no record is.
+
+    Control characters are escaped. The pid stands before the message of a record that another
+    process has sent.
+    """
+
+    def __init__(self, form: str = _FORMAT) -> None:
+        super().__init__(form)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _INDENT.join(map(printable, super().format(record).split("\n")))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.process not in (None, os.getpid()):
+            record.message = f"[pid {record.process}] {record.message}"
+        return super().formatMessage(record)
+
+    def line(self, record: logging.LogRecord, message: str) -> str:
+        """The record as one line that says `message`, without a traceback."""
+        record.message, record.asctime = message, self.formatTime(record)
+        return printable(self.formatMessage(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as a JSON object in one line, for programs that collect logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "place": f"{record.filename}:{record.lineno}",
+            "pid": record.process,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        if trace := traceback_of(record):
+            fields["traceback"] = trace
+        text = json.dumps(fields, ensure_ascii=False)
+        return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_PLAIN = logging.Formatter()
+
+
+def traceback_of(record: logging.LogRecord) -> str:
+    """That of its exception, and the stack that it was logged with; "" for neither."""
+    return "\n".join(text for text in (exception_text(record), record.stack_info) if text)
+
+
+def exception_text(record: logging.LogRecord) -> str:
+    """The traceback of its exception, if it has one."""
+    if record.exc_text:
+        return record.exc_text
+    return _PLAIN.formatException(record.exc_info) if record.exc_info else ""

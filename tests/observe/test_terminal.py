@@ -1,0 +1,211 @@
+"""What whoever started a server sees of its log."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+
+import pytest
+from doubles import logs_in
+
+from pipeline.observe.log_writer import LogWriter
+from pipeline.observe.terminal import TOLD, StderrSink, is_wanted
+
+PIPELINE = logging.getLogger("pipeline")
+WHERE = "PipelineServingLogs/pipeline.log"
+
+
+class Terminal:
+    """A sink with a clock that is moved by hand, and what it has written to stderr since asked."""
+
+    def __init__(self, capsys):
+        self._capsys = capsys
+        self.now = 1000.0
+        self.sink = StderrSink(WHERE, lambda: self.now)
+
+    def log(self, text, *args, level=logging.WARNING, line=1, **given):
+        logger = logging.getLogger("pipeline.engine")
+        record = logger.makeRecord(logger.name, level, __file__, line, text, args, None, **given)
+        self.sink.write(record)
+
+    def raises(self, error):
+        try:
+            raise error
+        except Exception:
+            record = PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), sys.exc_info())
+        self.sink.write(record)
+
+    def lines(self):
+        """Without level, time and place."""
+        return [line.split("] ", 1)[1] for line in self._capsys.readouterr().err.splitlines()]
+
+    def after(self, seconds):
+        self.now += seconds
+        self.sink.rest()
+        return self.lines()
+
+
+@pytest.fixture
+def terminal(capsys):
+    return Terminal(capsys)
+
+
+def test_a_warning_is_a_line_with_level_time_and_place(terminal, capsys):
+    terminal.log("worker %d is stuck", 3)
+    line = capsys.readouterr().err
+    assert line.startswith("WARNING 20")
+    assert line.endswith(" [test_terminal.py:1] worker 3 is stuck\n")
+
+
+def test_of_a_traceback_there_is_the_place_and_where_to_read_it(terminal):
+    terminal.raises(ValueError("broken"))
+    (line,) = terminal.lines()
+    assert line.startswith("bad (test_terminal.py:")
+    assert line.endswith(f"; traceback: {WHERE})")
+
+
+def test_of_a_message_of_several_lines_there_are_two_and_where_to_read_the_rest(terminal):
+    trace = 'Traceback ...\n  File "/home/me/web.py", line 12, in init_op\nOSError: no file'
+    terminal.log(f"worker 0 failed: it is started anew\nOSError: no file\n{trace}")
+    assert terminal.lines() == [
+        "worker 0 failed: it is started anew: OSError: no file (web.py:12; traceback: "
+        + WHERE
+        + ")"
+    ]
+
+
+def test_what_repeats_is_shown_once_and_summed_up_after_ten_seconds_and_then_each_minute(terminal):
+    for number in range(5):
+        terminal.log("(data_id=%d) 'key%d' is missing", number, number)
+    assert terminal.lines() == ["(data_id=0) 'key0' is missing"]
+    assert terminal.sink.rest() == 10.0
+    assert terminal.after(9.9) == []
+    assert terminal.after(0.1) == ["4 more in 10 s, the last: (data_id=4) 'key4' is missing"]
+    terminal.log("(data_id=%d) 'key%d' is missing", 5, 5)
+    assert terminal.after(59.9) == []
+    assert terminal.after(0.1) == ["1 more in 60 s, the last: (data_id=5) 'key5' is missing"]
+    assert terminal.after(60.0) == []
+    assert terminal.sink.rest() is None, "it is over, and forgotten"
+    terminal.log("(data_id=%d) 'key%d' is missing", 6, 6)
+    assert terminal.lines() == ["(data_id=6) 'key6' is missing"]
+
+
+def test_the_count_is_not_lost_when_the_server_stops(terminal):
+    for number in range(1234):
+        terminal.log("%d", number)
+    terminal.sink.close()
+    assert terminal.lines() == ["0", "1,233 more in 0 s, the last: 1233"]
+
+
+def test_what_is_different_is_shown(terminal):
+    terminal.log("worker is stuck")
+    terminal.log("worker is killed")
+    terminal.log("worker is killed", level=logging.ERROR)
+    terminal.log("worker is killed", line=2)
+    assert terminal.lines() == ["worker is stuck", *["worker is killed"] * 3]
+
+
+def test_too_many_kinds_of_lines_are_summed_up_together(terminal):
+    for number in range(1000):
+        terminal.log("x" * number)
+    assert len(terminal.lines()) == 33
+    assert terminal.after(10.0) == [f"967 more in 10 s, the last: {'x' * 600}"]
+
+
+def test_no_text_forges_or_colours_a_line(terminal, capsys):
+    terminal.log("a\r\x1b[31m\0\x9b31m\u202e\u2028b\tc\nERROR forged")
+    terminal.raises(ValueError("x\nERROR forged \x1b[31m"))
+    text = capsys.readouterr().err
+    assert text.count("\n") == 2
+    assert set("\r\x1b\0\x9b\u202e\u2028").isdisjoint(text)
+    assert "a\\r\\x1b[31m\\x00\\x9b31m\\u202e\\u2028b\tc: ERROR forged" in text
+
+
+def test_what_was_told_already_is_not_told_again(terminal):
+    terminal.log("unknown key", extra=TOLD)
+    assert terminal.lines() == []
+
+
+def test_a_line_fits_into_a_pipe(terminal, capsys):
+    terminal.log("\u202e" * 100_000)
+    assert len(capsys.readouterr().err.encode()) <= 4096
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up(monkeypatch):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with open(reader, "rb"), open(writer, "w") as stream:
+        while _takes(writer, b"x" * 4096):
+            pass
+        os.set_blocking(writer, True)
+        monkeypatch.setattr(sys, "stderr", stream)
+        log = LogWriter(StderrSink(WHERE))
+        log.start()
+        log.handler.handle(PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), None))
+        log.close()
+        assert not log._thread.is_alive()
+
+
+def _takes(descriptor, data):
+    try:
+        return os.write(descriptor, data)
+    except BlockingIOError:
+        return 0
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise RuntimeError("a stream of the user's")
+
+
+@pytest.mark.parametrize("stream", [None, Broken()])
+def test_a_stderr_that_takes_nothing_does_not_end_the_thread(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    sink = StderrSink(WHERE)
+    sink.write(PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), None))
+    sink.close()
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("when", "on_a_terminal", "elsewhere"),
+    [("always", True, True), ("terminal", True, False), ("never", False, False)],
+)
+def test_the_configuration_says_when_stderr_has_lines(monkeypatch, when, on_a_terminal, elsewhere):
+    for stream, expected in ((Screen(), on_a_terminal), (io.StringIO(), elsewhere)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert is_wanted(when) is expected
+
+
+def test_warnings_and_errors_go_to_stderr_beside_the_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with logs_in(tmp_path / "PipelineServingLogs", stderr="always"):
+        PIPELINE.info("detail")
+        PIPELINE.warning("odd")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            PIPELINE.exception("failed")
+    lines = [line.split("] ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines[0] == "odd"
+    assert lines[1].startswith("failed (test_terminal.py:")
+    assert lines[1].endswith(f"; traceback: {WHERE})")
+
+
+def test_two_servers_of_a_process_show_a_line_once(tmp_path, capsys):
+    with logs_in(tmp_path / "a", stderr="always"), logs_in(tmp_path / "b", stderr="always"):
+        PIPELINE.warning("odd")
+    assert capsys.readouterr().err.count("odd") == 1
+
+
+def test_who_wants_errors_only_sees_errors_only(tmp_path, capsys):
+    with logs_in(tmp_path, "ERROR", stderr="always"):
+        PIPELINE.warning("odd")
+        PIPELINE.error("bad")
+    assert capsys.readouterr().err.endswith("] bad\n")
