@@ -96,6 +96,11 @@ _READY = r"(?m:^pipeline server .* is ready: .*\n)"
 _LOGGED = r"(?m:^([A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ \[.*?\] (.*)\n)"
 
 
+def without_log(stderr: str) -> str:
+    """What else is there."""
+    return re.sub(_LOGGED, "", stderr)
+
+
 # Scripts that run -----------------------------------------------------------------------------
 
 
@@ -189,7 +194,7 @@ class Served:
     def outcome(self) -> tuple[int, str, str]:
         """(exit status, stdout, stderr without what is logged there, and that it is ready)"""
         status, err = self.ends(), self.text("stderr")
-        return status, self.text("stdout"), re.sub(rf"{_READY}|{_LOGGED}", "", err)
+        return status, self.text("stdout"), re.sub(_READY, "", without_log(err))
 
     @property
     def shown(self) -> list[str]:

@@ -217,9 +217,7 @@ def test_the_engine_is_not_here():
 
 def test_an_op_that_fails_raises_with_its_traceback_and_leaves_nothing():
     path_of("init").write_text("raise")
-    with pytest.raises(
-        InitError, match=r"(?s)'who' failed to start: \w+: who\.vocab.*in init_op"
-    ):
+    with pytest.raises(InitError, match=r"(?s)'who' failed to start: \w+: who\.vocab.*in init_op"):
         server_for(who(), **TWO).start()
 
 

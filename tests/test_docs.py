@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from served import without_log
 
 from pipeline.config import load_config
 from pipeline.errors import ErrorCode
@@ -100,7 +101,7 @@ class Place:
             timeout=60,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, without_log(done.stderr)) == (0, "")
         return done.stdout
 
     @contextlib.contextmanager
@@ -121,7 +122,7 @@ class Place:
             process.send_signal(signal.SIGINT)
             said, _ = process.communicate(timeout=STOP_S)
             assert process.returncode == 0
-            assert re.fullmatch(r"pipeline server .* is ready: .*\n", said)
+            assert re.fullmatch(r"pipeline server .* is ready: .*\n", without_log(said))
         finally:
             if process.poll() is None:
                 process.kill()

@@ -348,9 +348,7 @@ def test_a_worker_that_fails_to_start_raises_and_leaves_nothing(open_files):
     last.fails_in_worker = 2
     server = server_for(last, dag=PROCESSES, op={"b": {"concurrency": 3}})
     before = children()
-    with pytest.raises(
-        InitError, match=r"(?s)'b' failed to start: \w+: where\.vocab.*Traceback"
-    ):
+    with pytest.raises(InitError, match=r"(?s)'b' failed to start: \w+: where\.vocab.*Traceback"):
         server.start()
     assert children() == before
     last.fails_in_worker = None
