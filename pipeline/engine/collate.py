@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import PayloadTypeError, PipelineError
 
-_LOD = ".lod"
+LOD = ".lod"
 _SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
 
 
@@ -125,7 +125,7 @@ def _are_alike(samples: list[Any]) -> bool:
                 return False
             if value.dtype != other.dtype or value.shape[1:] != other.shape[1:]:
                 return False
-            if rows not in (-1, len(value)) or str(name).endswith(_LOD):
+            if rows not in (-1, len(value)) or str(name).endswith(LOD):
                 return False
             rows = len(value)
     return True
@@ -166,7 +166,7 @@ def _entry(name: str, sample: dict[str, Any]) -> Hashable | None:
 
 
 def _is_lod_of(name: str, names: Mapping[str, Any]) -> bool:
-    return isinstance(name, str) and name.endswith(_LOD) and name.removesuffix(_LOD) in names
+    return isinstance(name, str) and name.endswith(LOD) and name.removesuffix(LOD) in names
 
 
 def _flat_lod(value: Any) -> np.ndarray | None:
@@ -189,8 +189,8 @@ def _spans_of(sample: dict[str, Any]) -> list[int] | None:
         value = sample[name]
         if _is_lod_of(name, sample):
             continue
-        if f"{name}{_LOD}" in sample and isinstance(value, np.ndarray) and value.ndim:
-            offsets = _flat_lod(sample[f"{name}{_LOD}"])
+        if f"{name}{LOD}" in sample and isinstance(value, np.ndarray) and value.ndim:
+            offsets = _flat_lod(sample[f"{name}{LOD}"])
             if offsets is None or offsets[-1] != len(value):
                 return None
             lod_spans += [len(offsets) - 1, len(value)]
@@ -252,8 +252,8 @@ def _split(result: Any, spans: list[list[int]]) -> list[Any]:
     for name, value in result.items():
         if _is_lod_of(name, result):
             continue
-        if f"{name}{_LOD}" in result:
-            _split_lod(name, value, result[f"{name}{_LOD}"], spans, parts)
+        if f"{name}{LOD}" in result:
+            _split_lod(name, value, result[f"{name}{LOD}"], spans, parts)
             continue
         for part, piece in zip(parts, _split_value(repr(name), value, spans), strict=True):
             part[name] = piece
@@ -305,7 +305,7 @@ def _split_lod(
         own = offsets[sequence : sequence + count + 1]
         part[name] = value[own[0] : own[-1]]
         rebased = own - own[0]
-        part[f"{name}{_LOD}"] = (
+        part[f"{name}{LOD}"] = (
             rebased.tolist() if isinstance(lod, list) else rebased.astype(np.asarray(lod).dtype)
         )
         sequence += count

@@ -22,6 +22,7 @@ from pipeline.engine.workers.base import Worker, WorkersFactory
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
+    InitError,
     PackageError,
     PipelineError,
     described,
@@ -106,6 +107,7 @@ class DAGExecutor:
         self._next_id, self._id_step = numbering
         self._is_closing = False
         self._is_started = False
+        self._init_error = ""
         self._all_answered: asyncio.Event = asyncio.Event()
 
     # Life -------------------------------------------------------------------------------
@@ -118,8 +120,10 @@ class DAGExecutor:
                 for pool in pools:
                     group.create_task(pool.start())
         except ExceptionGroup as failures:
+            failure = failures.exceptions[0]
+            self._init_error = str(failure).partition("\n")[0]  # without its traceback
             await self.stop(0.0)
-            raise failures.exceptions[0] from None
+            raise failure from None
         self._is_started = True
         self.workers_changed()
         self._gate.let_in()
@@ -186,7 +190,12 @@ class DAGExecutor:
     def answer_all_closed(self) -> None:
         """Answer all requests at once; ends the grace period of a `stop` that is under way."""
         for request in self._gate.everybody():
-            self._end_now(request, ClosedError("dag closed."))
+            self._end_now(request, self._closed_error())
+
+    def _closed_error(self) -> PipelineError:
+        if self._init_error:  # who came while the Ops were initialised
+            return InitError(f"pipeline server init error: {self._init_error}")
+        return ClosedError("dag closed.")
 
     # In ---------------------------------------------------------------------------------
 
@@ -218,7 +227,7 @@ class DAGExecutor:
         data_id = self._next_id
         self._next_id = (data_id + self._id_step) % _LAST_ID
         request = InFlight(raw, self._loop.create_future(), data_id, self._clock_ns(), route)
-        refusal = ClosedError("dag closed.") if self._is_closing else self._screen(raw)
+        refusal = self._closed_error() if self._is_closing else self._screen(raw)
         if refusal is not None:
             request.answer.set_result(self._refusal(request, refusal))
             return request

@@ -18,7 +18,7 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.deadline import set_call_deadline
 from pipeline.engine.binding import BoundOp, coded_error
-from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought
+from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought
 from pipeline.errors import (
     DeadlineError,
     PipelineError,
@@ -326,7 +326,7 @@ def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> 
         _log_raised(f"log_id={log_id}", op.name, stage, error)
     function = getattr(op.op, stage)
     text = (
-        f"Log_id: {log_id}  Raise_msg: {described(error)}  "
+        f"Log_id: {log_id}  Raise_msg: {described(error)}{_hint_at(error)}  "
         f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
     )
     return _stage_failure(error, text)
@@ -351,6 +351,18 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 def _product_error(error: ProductError) -> PipelineError:
     """What is ours of it: the rest of a user's own class may fail wherever it is looked at."""
     return ProductError(_code_of(error), described(error))
+
+
+def _hint_at(error: BaseException) -> str:
+    """What to know of an error whose own text does not tell it."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(key, str) and key.endswith(LOD):
+        return (
+            f" (the model gave no LoD of {key.removesuffix(LOD)!r}: Paddle from 2.6 on gives none "
+            "of multiclass_nms3. Where each sample's rows begin are the sums of the output that "
+            "has the number of boxes of each sample)"
+        )
+    return ""
 
 
 def _code_of(error: BaseException) -> int:

@@ -95,10 +95,14 @@ _HOST_DEVICES = (DeviceType.CPU, DeviceType.ARM_CPU)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where one predictor runs. `card` is None for the host's processor; never `BY_CARDS`."""
+    """Where one predictor runs. `card` is None for the host's processor; never `BY_CARDS`.
+
+    `warns` is False for all workers of an Op but the first, which would say the same again.
+    """
 
     type: DeviceType
     card: int | None = None
+    warns: bool = field(default=True, compare=False)
 
     @property
     def is_cpu(self) -> bool:
@@ -148,13 +152,13 @@ class LocalModel:
         if wanted is DeviceType.BY_CARDS:
             wanted = DeviceType.GPU if cards else DeviceType.CPU
         if wanted in _HOST_DEVICES:
-            return Device(wanted)
+            return Device(wanted, warns=not worker_index)
         if not cards:
             raise InitError(
                 f"device_type: {self.device_type} ({wanted.name}) needs a card: "
                 "name one in devices, for example devices: '0'"
             )
-        return Device(wanted, cards[worker_index % len(cards)])
+        return Device(wanted, cards[worker_index % len(cards)], warns=not worker_index)
 
     def _cards(self) -> list[int]:
         try:
@@ -231,12 +235,28 @@ def _find(model: LocalModel, engines: Mapping[str, Engine]) -> tuple[str, Path]:
     matches = [
         (name, file) for name, engine in allowed.items() for file in files if engine.runs(file)
     ]
+    if not matches:
+        _refuse_without_companion(path, files, allowed)
     if len(matches) != 1:
         raise InitError(
             f"model_config: {path} must be, or hold, exactly one model file of "
             f"{_known(allowed)}; found {_listed(files)}"
         )
     return matches[0]
+
+
+def _refuse_without_companion(
+    path: Path, files: Sequence[Path], engines: Mapping[str, Engine]
+) -> None:
+    """Raise InitError if there is a model, but not the file that belongs beside it."""
+    for engine in engines.values():
+        for file in files:
+            companion = file.with_suffix(engine.companion)
+            if engine.companion and file.is_file() and file.suffix in engine.suffixes:
+                raise InitError(
+                    f"model_config: {path}: {file.name} is there, but its weights are not: put "
+                    f"{companion.name} beside it"
+                )
 
 
 def _known(engines: Mapping[str, Engine]) -> str:

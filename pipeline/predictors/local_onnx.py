@@ -126,7 +126,8 @@ def load(model: LocalModel, device: Device, runtime: Any = None) -> OnnxPredicto
         runtime = _import_runtime(path.name, device)
     plan = plan_providers(model, device, runtime.get_available_providers())
     for warning in plan.warnings:
-        _LOGGER.warning("[%s] %s", path.name, warning)
+        if device.warns:
+            _LOGGER.warning("[%s] %s", path.name, warning)
     engines = _engine_folder(path, plan, runtime)
     with building(engines), LoadMeter() as meter:
         session = _open(runtime, model, plan, cache_options(engines))

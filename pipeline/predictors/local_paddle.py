@@ -91,9 +91,10 @@ class PaddlePredictor:
             try:
                 return run(arrays, lods, names)
             except Exception as error:  # Paddle raises nearly every built-in exception
-                raise PredictorError(
-                    f"[{self.signature.model}] the model failed: {brief(error)}"
-                ) from error
+                text = f"[{self.signature.model}] the model failed: {brief(error)}"
+                if odd := self.signature.odd_shapes(arrays):
+                    raise InputError(f"{text} ({odd})") from error
+                raise PredictorError(text) from error
 
     def warm_up(self) -> None:
         """Run once on zeros, where the program says all shapes: the first run is a slow one."""

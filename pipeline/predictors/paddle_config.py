@@ -307,7 +307,7 @@ def _warn_of_no_effect(name: str, model: LocalModel, device: Device) -> None:
         and (no_onednn or model.precision != "bf16"),
     }
     without = [key for key, is_idle in idle.items() if is_idle]
-    if without:
+    if without and device.warns:
         _LOGGER.warning(
             "[%s] %s: without effect on %s at precision %s",
             name,

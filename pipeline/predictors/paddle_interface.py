@@ -79,6 +79,7 @@ def interface(
         [_input(model, program, alias, name) for alias, name in feeds.items()],
         [_output(program, alias, name) for alias, name in known.items()],
         list(fetch_list or fetches),
+        checks_shapes=False,  # Paddle runs what its operators take, whatever the program says
     )
     return Interface(signature, feeds, known, _wants_lod(program, inputs, conf))
 

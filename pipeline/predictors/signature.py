@@ -41,6 +41,7 @@ class ModelSignature:
         outputs: those that can be fetched.
         fetch_list: the outputs that are fetched by default; none: all.
         takes_bytes: whether `bytes` among text go to the model as they are: they need be no UTF-8.
+        checks_shapes: False where the engine takes shapes that the model does not declare.
 
     Raises:
         InitError: `fetch_list` names an output that is not in `outputs`.
@@ -53,6 +54,7 @@ class ModelSignature:
         outputs: Sequence[TensorSpec],
         fetch_list: Sequence[str] | None = None,
         takes_bytes: bool = False,
+        checks_shapes: bool = True,
     ) -> None:
         self.model = model
         self._text_types = (str, bytes) if takes_bytes else (str,)
@@ -68,7 +70,18 @@ class ModelSignature:
                 f"[{model}] fetch_list: the model has no output {_listed(unknown)}; "
                 f"it has {_listed(self._output_names)}"
             )
-        self._slots = tuple(_slot(spec) for spec in inputs)
+        self._slots = tuple(_slot(spec, checks_shapes) for spec in inputs)
+
+    def odd_shapes(self, arrays: Mapping[str, np.ndarray]) -> str:
+        """What to add to an engine's error: the inputs whose shapes the model does not declare."""
+        odd = [
+            f"feed {spec.name!r} has shape {_shape(array.shape)}, the model declares "
+            f"{_shape(spec.shape or ())}"
+            for spec in self.inputs
+            if (array := arrays.get(spec.name)) is not None
+            and not _fits(array.shape, *_slot(spec)[2:4])
+        ]
+        return "; ".join(odd)
 
     def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
         """The names to fetch: `names`, or the default when there are none.
@@ -249,9 +262,9 @@ def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
         raise InputError("predict(need_variant_tag=True): there are no variants of local models")
 
 
-def _slot(spec: TensorSpec) -> _Slot:
+def _slot(spec: TensorSpec, checks_shapes: bool = True) -> _Slot:
     dtype = None if spec.dtype == TEXT else spec.dtype
-    if spec.shape is None:
+    if spec.shape is None or not checks_shapes:
         return _Slot(spec.name, dtype, _ANY_RANK, (), spec)
     fixed = tuple((axis, dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, int))
     return _Slot(spec.name, dtype, len(spec.shape), fixed, spec)

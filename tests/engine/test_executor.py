@@ -8,7 +8,7 @@ import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
-from pipeline.errors import ErrorCode, OverloadedError, PayloadTypeError
+from pipeline.errors import ErrorCode, InitError, OverloadedError, PayloadTypeError
 
 
 class Fails(Op):
@@ -668,6 +668,27 @@ def test_requests_that_come_before_the_start_wait_for_it():
         assert not engine.executor.is_ready
         async with engine:
             assert path_of(await early) == "a"
+
+    run_virtual(main())
+
+
+def test_requests_that_wait_for_a_start_that_fails_are_told_why():
+    async def main():
+        engine = Engine(chain("a"))
+        early = engine.ask()
+        await settle()
+        (node,) = engine.executor.nodes.values()
+
+        async def fails():
+            raise InitError("Op 'a' failed to start: no vocab\nTraceback of a page")
+
+        node.workers.start = fails
+        with pytest.raises(InitError):
+            await engine.executor.start()
+        for asked in (early, engine.ask()):
+            refused = await asked
+            assert refused.err_no == ErrorCode.INIT_ERROR
+            assert refused.err_msg == "pipeline server init error: Op 'a' failed to start: no vocab"
 
     run_virtual(main())
 

@@ -314,6 +314,16 @@ def test_whatever_a_stage_raises_is_that_requests_error(stage, error, code):
     assert outcome.code == code
 
 
+def test_a_missing_lod_is_explained_and_other_missing_keys_are_not():
+    class Reads(Model):
+        def postprocess(self, input_dicts, fetched, data_id, log_id):
+            return {"y": fetched["y.lod" if data_id else "z"]}, None, ""
+
+    plain, lod = run(bind(Reads("m")), samples(rows(1), rows(2)))
+    assert "LoD" not in str(plain)
+    assert "the model gave no LoD of 'y'" in str(lod)
+
+
 class Speechless(ValueError):
     """An exception without a text, as users' classes sometimes are by mistake."""
 

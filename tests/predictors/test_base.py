@@ -179,16 +179,23 @@ def test_a_model_is_told_from_what_lies_beside_it(tmp_path, own_engines, files, 
     [
         ["m.onnx", "m.pdmodel", "m.pdiparams"],
         ["m.onnx", "m.json", "m.pdiparams"],
-        ["m.json"],
-        ["m.pdmodel"],
         ["m.pdiparams"],
     ],
     ids="+".join,
 )
-def test_two_models_and_a_model_without_weights_are_refused(tmp_path, own_engines, files):
+def test_two_models_and_none_are_refused(tmp_path, own_engines, files):
     touch(tmp_path, *files)
     with pytest.raises(InitError, match="exactly one model file"):
         load_local_predictor(LocalModel(tmp_path), engines=own_engines)
+
+
+@pytest.mark.parametrize("model_file", ["m.json", "m.pdmodel"])
+def test_a_model_without_its_weights_is_told_which_are_missing(tmp_path, own_engines, model_file):
+    touch(tmp_path, model_file)
+    told = f"{model_file} is there, but its weights are not: put m.pdiparams beside it"
+    for path in (tmp_path, tmp_path / model_file):
+        with pytest.raises(InitError, match=told):
+            load_local_predictor(LocalModel(path), engines=own_engines)
 
 
 @pytest.mark.parametrize(("engine", "model_file"), [("onnx", "m.onnx"), ("paddle", "m.pdmodel")])

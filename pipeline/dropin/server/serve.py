@@ -10,8 +10,10 @@ _INSTEAD = {
     "stop": "send SIGTERM or SIGINT to the server you mean: `kill PID`. It drains and takes its "
     "workers with it. There is no ProcessInfo.json; `ss -ltnp` shows who has a port.",
     "kill": "send SIGKILL to the server you mean: `kill -9 PID`. Its workers go with it.",
-    "check": "start the service: it says with file, line and key what is wrong; then ask "
-    "`curl http://HOST:HTTP_PORT/health/ready`.",
+    "check": "it tried out an installation by services of its own. `python -m pipeline check "
+    "config.yml` says what is wrong with your configuration and its model files, `python -m "
+    "pipeline graph SCRIPT` with your script, both without starting anything; `python -c 'import "
+    "paddle.inference'` and `python -c 'import onnxruntime'` whether these engines are installed.",
 }
 _WRONG_USAGE = 2
 
