@@ -169,23 +169,25 @@ class BatchRun(msgspec.Struct, eq=False):
     # Preprocess -------------------------------------------------------------------------
 
     def _preprocess(self, op: BoundOp) -> None:
+        keeps_state = op.keeps_state and len(self.samples) > 1
+        before = dict(op.state) if keeps_state else {}
         for index, sample in enumerate(self.samples):
             if sample.is_over:
                 continue
             if sample.is_feed:
                 self.prepared[index] = sample.inputs
                 continue
-            before = dict(op.state) if op.keeps_state and len(self.samples) > 1 else None
             try:
                 data, skip = op.preprocess(sample.inputs, sample.data_id, sample.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
                 self.outcomes[index] = _stage_error(error, op, "preprocess", sample.log_id)
                 continue
-            if before is not None:
-                self.states[index] = _changed(before, op.state)
+            if keeps_state:
+                self.states[index] = dict(op.state)
             self.prepared[index] = data
             if skip:
                 self.skipping.add(index)
+        _keep_changes(before, self.states)
 
     # Process ----------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class BatchRun(msgspec.Struct, eq=False):
                 self.outcomes[index] = data
                 continue
             if index in self.states:
-                op.state.update(self.states[index])
+                _restore(op.state, self.states[index])
             try:
                 self.outcomes[index] = (
                     op.answer(data)
@@ -343,9 +345,26 @@ def _log_raised(request: str, op_name: str, stage: str, error: BaseException) ->
     _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
 
 
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that were set in between."""
-    return {name: value for name, value in after.items() if before.get(name, _UNSET) is not value}
+def _keep_changes(before: dict[str, Any], states: dict[int, dict[str, Any]]) -> None:
+    """Leave of each state, in place, the attributes that any sample has changed.
+
+    Also those that a sample found as it wanted them: another one may have changed them since.
+    """
+    changed = set()
+    for state in states.values():
+        changed |= {name for name, value in state.items() if before.get(name, _UNSET) is not value}
+        before = state
+    for index, state in states.items():
+        states[index] = {name: state.get(name, _UNSET) for name in changed}
+
+
+def _restore(state: dict[str, Any], kept: dict[str, Any]) -> None:
+    """Set the attributes as they were; those that were not there are not there again."""
+    for name, value in kept.items():
+        if value is _UNSET:
+            state.pop(name, None)
+        else:
+            state[name] = value
 
 
 def _product_error(error: ProductError) -> PipelineError:

@@ -356,6 +356,25 @@ def test_an_exception_that_tells_nothing_fails_its_own_request_only(stage, error
     assert isinstance(str(bad), str)
 
 
+def test_a_sample_finds_what_it_stored_also_where_that_was_there_before():
+    """What a preprocess sets to the very object that is there is its own all the same."""
+
+    class Keeps(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            self.language = input_dicts["read"]["language"]
+            if self.language == "fr":
+                self.accent = "`"
+            return rows(1)
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return {"language": self.language + getattr(self, "accent", "")}
+
+    bound = bind(Keeps("m"))
+    run(bound, samples({"language": "en"}))
+    outcomes = run(bound, samples(*({"language": each} for each in ("en", "fr", "en"))))
+    assert [outcome["language"] for outcome in outcomes] == ["en", "fr`", "en`"]
+
+
 def test_every_sample_of_a_batch_finds_what_its_own_preprocess_stored():
     class Keeps(Model):
         def preprocess(self, input_dicts, data_id, log_id):
