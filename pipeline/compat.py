@@ -55,7 +55,7 @@ class CustomException(PipelineError):
     ) -> None:
         super().__init__(errorMsg)
         value = exceptionCode.value if isinstance(exceptionCode, enum.Enum) else exceptionCode
-        self.code = int(value)
+        self.code: int = int(value)
 
 
 class _ErrorCatch:
@@ -82,7 +82,7 @@ class CaughtError:
         self.error_info = error_info
 
 
-ErrorCatch = _ErrorCatch()
+ErrorCatch: _ErrorCatch = _ErrorCatch()
 
 
 def ParamChecker(function: _Function) -> _Function:
@@ -100,9 +100,11 @@ class _Record(type):
 class ChannelData(metaclass=_Record):
     """The record under the predecessor's constructor, for scripts that make one themselves."""
 
-    check_dictdata = staticmethod(data.ChannelData.check_dictdata)
-    check_npdata = staticmethod(data.ChannelData.check_npdata)
-    check_batch_npdata = staticmethod(data.ChannelData.check_batch_npdata)
+    check_dictdata: Callable[[Any], tuple[int, str]] = staticmethod(data.ChannelData.check_dictdata)
+    check_npdata: Callable[[Any], tuple[int, str]] = staticmethod(data.ChannelData.check_npdata)
+    check_batch_npdata: Callable[[Any], tuple[int, str]] = staticmethod(
+        data.ChannelData.check_batch_npdata
+    )
 
     def __new__(  # type: ignore[misc]  # a record of the real class is what scripts want
         cls,

@@ -153,7 +153,7 @@ class Reader:
     """Reads the sections of one source, and collects what is wrong or odd about them."""
 
     def __init__(self, source: Source, root: type[msgspec.Struct]) -> None:
-        self.problems = list(source.problems)
+        self.problems: list[str] = list(source.problems)
         self.warnings: list[str] = []
         self._source = source
         self._root = root

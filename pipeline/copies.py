@@ -50,13 +50,13 @@ class _RunningCopy:
 
     def __init__(self, copies: Copies, place: Place, zygotes: Zygotes, main: int) -> None:
         self.place = place
-        self.word = Word()
-        self.figures = b""
-        self.cause = ""
+        self.word: Word = Word()
+        self.figures: bytes = b""
+        self.cause: str = ""
         self._copies = copies
         self._told = Order()
         self._loop = asyncio.get_running_loop()
-        self.child = zygotes.start(main, place.number, self._changed)
+        self.child: Child = zygotes.start(main, place.number, self._changed)
         self._link = Link(self.child.sock, self._loop, Word, self._heard, self._parted)
 
     def tell(self, order: Order) -> None:
@@ -144,7 +144,7 @@ class Copies:
         self._is_up = False
         self._order = Order()
         self._past = Past()
-        self.inquiries = Inquiries(
+        self.inquiries: Inquiries = Inquiries(
             lambda: [copy for copy in self._running if copy.word.is_started],
             lambda copy, text: copy.figures if text == SNAPSHOT else b"",
             lambda text: self._past.figures() if text == SNAPSHOT else [],

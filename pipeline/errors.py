@@ -64,37 +64,37 @@ class ProductError(PipelineError):
 class NotImplementedByOpError(PipelineError):
     """An Op was asked for something that its author has to write."""
 
-    code = ErrorCode.NOT_IMPLEMENTED
+    code: int = ErrorCode.NOT_IMPLEMENTED
 
 
 class ClosedError(PipelineError):
     """The server is stopping: the request was not, or only partly, worked on."""
 
-    code = ErrorCode.CLOSED_ERROR
+    code: int = ErrorCode.CLOSED_ERROR
 
 
 class NoServiceError(PipelineError):
     """The request names a service that this server is not."""
 
-    code = ErrorCode.NO_SERVICE
+    code: int = ErrorCode.NO_SERVICE
 
 
 class InitError(PipelineError):
     """An Op, predictor or door could not be started."""
 
-    code = ErrorCode.INIT_ERROR
+    code: int = ErrorCode.INIT_ERROR
 
 
 class OverloadedError(PipelineError):
     """The server holds as many requests as it may: try again later, or elsewhere."""
 
-    code = ErrorCode.OVERLOADED
+    code: int = ErrorCode.OVERLOADED
 
 
 class ConfigError(PipelineError):
     """The configuration is wrong. The text says file, line, key, expected and found."""
 
-    code = ErrorCode.CONF_ERROR
+    code: int = ErrorCode.CONF_ERROR
 
 
 class GraphError(ConfigError):
@@ -104,31 +104,31 @@ class GraphError(ConfigError):
 class InputError(PipelineError):
     """A model was fed names or shapes that it does not have."""
 
-    code = ErrorCode.INPUT_PARAMS_ERROR
+    code: int = ErrorCode.INPUT_PARAMS_ERROR
 
 
 class DeadlineError(PipelineError):
     """A deadline or an Op's timeout passed."""
 
-    code = ErrorCode.TIMEOUT
+    code: int = ErrorCode.TIMEOUT
 
 
 class PayloadTypeError(PipelineError):
     """Data of a type or layout that this place cannot take."""
 
-    code = ErrorCode.TYPE_ERROR
+    code: int = ErrorCode.TYPE_ERROR
 
 
 class PackageError(PipelineError):
     """A request could not be unpacked, or a response not packed."""
 
-    code = ErrorCode.RPC_PACKAGE_ERROR
+    code: int = ErrorCode.RPC_PACKAGE_ERROR
 
 
 class PredictorError(PipelineError):
     """A predictor failed. `retryable` says that the same call may succeed later."""
 
-    code = ErrorCode.CLIENT_ERROR
+    code: int = ErrorCode.CLIENT_ERROR
     retryable: ClassVar[bool] = False
 
 
@@ -141,14 +141,14 @@ class PredictorUnavailableError(PredictorError):
 class UserCodeError(PipelineError):
     """A user's method raised, or a process stage failed, for no reason we have a code for."""
 
-    code = ErrorCode.UNKNOW
+    code: int = ErrorCode.UNKNOW
     was_logged = True
 
 
 class WorkerDiedError(PipelineError):
     """The process that worked on the request ended: killed, crashed, or ended by user code."""
 
-    code = ErrorCode.UNKNOW
+    code: int = ErrorCode.UNKNOW
 
 
 _FROM_CODE: dict[int, type[PipelineError]] = {

@@ -74,7 +74,7 @@ class LocalServiceHandler:
             "min_subgraph_size": min_subgraph_size,
             "use_calib": use_calib,
         }
-        self.dynamic_shape_info = dict(dynamic_shape_info)
+        self.dynamic_shape_info: dict[str, Any] = dict(dynamic_shape_info)
 
     def as_settings(self) -> dict[str, Any]:
         """The values as keys of `op.<name>.local_service_conf`; a copy."""

@@ -94,11 +94,13 @@ class Observation:
         self._config = config
         self._copy = copy
         self._op_names = [op.name for op in graph.ops]
+        self.pipeline_name: str
+        self.model_names: list[str]
         self.pipeline_name, self.model_names = model_names(name, self._op_names)
         self._executor: DAGExecutor | None = None
         self._closing = contextlib.ExitStack()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.journal = Journal([])
+        self.journal: Journal = Journal([])
         self._watchers = Watchers(self.journal)
         self._statistics: Statistics | None = None
         self._recent: Recent | None = None

@@ -42,6 +42,15 @@ class _Client(Protocol):
 _numbers = itertools.count()
 
 
+def _hook(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that users override in any of several forms, `async def` or not.
+
+    Type checkers are told `(...) -> Any`: whatever they declared, all other forms would be
+    incompatible overrides. `engine.hooks` looks at the forms when a server starts.
+    """
+    return method
+
+
 class Op:
     """One step of a pipeline: subclass it and override what differs from the default.
 
@@ -110,7 +119,7 @@ class Op:
         local_service_handler: Any = None,
         jump_to_ops: Op | Iterable[Op] | None = [],
     ) -> None:
-        self.name = f"Op{next(_numbers)}" if name is None else name
+        self.name: str = f"Op{next(_numbers)}" if name is None else name
         self.pipeline_given: Mapping[str, object] = {
             "server_endpoints": server_endpoints,
             "fetch_list": fetch_list,
@@ -128,17 +137,21 @@ class Op:
         self._jump_to_ops: list[Op] = []
         self.set_input_ops(input_ops)
         self.set_jump_to_ops(jump_to_ops)
-        self.dynamic_shape_info = dict(getattr(local_service_handler, "dynamic_shape_info", {}))
+        self.dynamic_shape_info: dict[str, Any] = dict(
+            getattr(local_service_handler, "dynamic_shape_info", {})
+        )
         self.set_dynamic_shape_info()
 
     # What users override -----------------------------------------------------------------
 
+    @_hook
     def init_op(self) -> None:
         """Load what the Op needs. Runs once an Op (thread workers), before the server is ready.
 
         `self.client` is there already. An exception makes the start of the server fail.
         """
 
+    @_hook
     def preprocess(
         self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
     ) -> Any:
@@ -164,6 +177,7 @@ class Op:
         (answer,) = input_dicts.values()
         return answer, False, None, ""
 
+    @_hook
     def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
         """Run the model; once a batch. By default `self.client.predict(feed_batch[0])`.
 
@@ -184,6 +198,7 @@ class Op:
             feed=feed_batch[0], fetch=self._fetch_names, log_id=typical_logid
         )
 
+    @_hook
     def postprocess(
         self,
         input_dicts: dict[str, dict[str, Any]],
@@ -205,6 +220,7 @@ class Op:
         """
         return fetch_data if isinstance(fetch_data, dict) else {}, None, ""
 
+    @_hook
     def check_jumping(self, input_data: Any) -> bool:
         """For an Op with `jump_to_ops`: True sends the batch's answers past the next Ops.
 
@@ -271,6 +287,7 @@ class RequestOp(Op):
     def __init__(self) -> None:
         super().__init__(name=EXECUTOR_NAME)
 
+    @_hook
     def unpack_request_package(self, request: pipeline_service_pb2.Request) -> Any:
         """Turn a request into a dict.
 
@@ -316,6 +333,7 @@ class ResponseOp(Op):
         """
         self.pipeline_pack_format = isTensor
 
+    @_hook
     def pack_response_package(self, channeldata: ChannelData) -> pipeline_service_pb2.Response:
         """Turn the last Op's answer, or the error in its place, into a Response.
 

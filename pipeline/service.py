@@ -107,7 +107,9 @@ class Service:
         self._doors: Mapping[str, Door] = {}
         self._takes_more = True
         self._request_log: RequestLog | None = None
-        self.observation = Observation(name, graph, config, copy.number if copy else None)
+        self.observation: Observation = Observation(
+            name, graph, config, copy.number if copy else None
+        )
         self._telling: set[asyncio.Future[None]] = set()
         self._executor: DAGExecutor | None = None
 

@@ -59,6 +59,18 @@ def generate_python(out: Path) -> None:
     files = proto_files()
     protoc([f"--python_out={out}", f"--pyi_out={out}"], files)
     protoc([f"--grpc_python_out={out}"], filter(has_service, files))
+    for proto in files:
+        stub = (out / proto).with_name(f"{proto.stem}_pb2.pyi")
+        text = stub.read_text(encoding="utf-8")
+        stub.write_text(_without_bare_mappings(text), encoding="utf-8")
+
+
+def _without_bare_mappings(stub: str) -> str:
+    """Its `Mapping`s with type arguments: without them checkers of strict users complain."""
+    typed = re.sub(r"\b_Mapping\b(?=[],])", "_Mapping[str, _Any]", stub)
+    if typed != stub:
+        typed = typed.replace("from typing import ", "from typing import Any as _Any, ", 1)
+    return typed
 
 
 def generate_go(out: Path) -> None:

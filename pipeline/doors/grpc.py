@@ -167,7 +167,7 @@ class GrpcDoor:
         is_shared: bool = False,
         key: str = "rpc_port",
     ) -> None:
-        self.port = port
+        self.port: int = port
         self._is_shared = is_shared
         self._services = services
         self._host = host

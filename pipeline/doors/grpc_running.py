@@ -18,7 +18,7 @@ class RunningCalls:
     """The calls that a door is answering, and what becomes of their connections when it closes."""
 
     def __init__(self) -> None:
-        self.is_leaving = False
+        self.is_leaving: bool = False
         self._calls: set[_Context] = set()
         self._streams: set[Messages] = set()
         self._idle = asyncio.Event()
@@ -75,7 +75,7 @@ class Messages:
         self._messages = messages
         self._register = register
         self._reading: asyncio.Future[bytes] | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
 
     def __aiter__(self) -> Messages:
         return self

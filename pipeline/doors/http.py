@@ -79,7 +79,7 @@ class HttpDoor:
         takes_trace: bool = False,
         key: str = "http_port",
     ) -> None:
-        self.port = port
+        self.port: int = port
         self._sites = sites
         self._takes_trace = takes_trace
         self._key = key

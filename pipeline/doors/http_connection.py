@@ -102,7 +102,7 @@ class HttpConnection(HttpToolsProtocol):
 
     cycle_served: Any = None
     task: asyncio.Task[Any] | None = None
-    has_left = False
+    has_left: bool = False
     fault: HttpError | None = None
     _is_deaf = False
     _is_lingering = False
@@ -196,7 +196,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         lines = [b"%s %s HTTP/1.1" % (method, self.url)]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser: httptools.HttpRequestParser = httptools.HttpRequestParser(self)
         self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def _account(self, size: int) -> None:

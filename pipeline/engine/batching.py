@@ -52,8 +52,8 @@ class Load:
 
     def __init__(self) -> None:
         self._last_arrival: float | None = None
-        self.gap_s = 0.0
-        self.service_s = 0.0
+        self.gap_s: float = 0.0
+        self.service_s: float = 0.0
 
     def arrived(self, now: float) -> None:
         if self._last_arrival is not None:

@@ -50,20 +50,20 @@ class BoundOp:
     """
 
     def __init__(self, op: Op, worker: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.op = copy.copy(op)
-        self.name = op.name
+        self.op: Op = copy.copy(op)
+        self.name: str = op.name
         self.worker = worker
-        self.runs_process = runs_process(op)
-        self.has_model = predictor_of(op) is not None
-        self.attempts = max(1, op.pipeline_config.retry)
-        self.timeout_s = op.pipeline_config.timeout_s
-        self.jumps = op.is_jump_op()
+        self.runs_process: bool = runs_process(op)
+        self.has_model: bool = predictor_of(op) is not None
+        self.attempts: int = max(1, op.pipeline_config.retry)
+        self.timeout_s: float | None = op.pipeline_config.timeout_s
+        self.jumps: bool = op.is_jump_op()
         self._named = {
             hook.name: f"Op {op.name!r}: {hook.name}" for hook in (PREPROCESS, PROCESS, POSTPROCESS)
         }
         self._needs_dicts = not overrides(op, "postprocess")
-        self.keeps_state = overrides(op, "preprocess") and not self._needs_dicts
-        self.state = vars(self.op)
+        self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
+        self.state: dict[str, Any] = vars(self.op)
         self._loop = loop
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.

@@ -56,7 +56,7 @@ class Channel:
     """
 
     def __init__(self, producers: Sequence[str], first_arrival: bool = False) -> None:
-        self.producers = tuple(producers)
+        self.producers: tuple[str, ...] = tuple(producers)
         self._has_one_producer = len(self.producers) == 1
         self._first_arrival = first_arrival
         self._parts: dict[InFlight, dict[str, Any]] = {}

@@ -72,19 +72,19 @@ class OpDispatcher:
         config = op.pipeline_config
         producers = [producer.name for producer in op.get_input_ops()]
         self.op = op
-        self.name = op.name
-        self.channel = Channel(producers, bool(config.channel_recv_first_arrive))
+        self.name: str = op.name
+        self.channel: Channel = Channel(producers, bool(config.channel_recv_first_arrive))
         self.successors: tuple[OpDispatcher, ...] = ()
         self.below: frozenset[OpDispatcher] = frozenset()  # all that its answers lead to
         self.targets: tuple[OpDispatcher, ...] = ()  # of its jumps
         self.runs_again: frozenset[OpDispatcher] = frozenset()  # after it jumped back
         self.is_target = False
         self.held_back: tuple[OpDispatcher, ...] = ()  # who waits for a place in its channel
-        self.is_touched = False
+        self.is_touched: bool = False
         self.opens_parcels = False
-        self.runs_in_processes = config.workers == "process"
-        self.running = 0
-        self.load = Load()
+        self.runs_in_processes: bool = config.workers == "process"
+        self.running: int = 0
+        self.load: Load = Load()
         self.workers: Workers = make_workers(op, self)
         self._policy = BatchPolicy(
             config.batch_size, config.auto_batching_timeout_s, config.batching == "adaptive"
@@ -97,7 +97,7 @@ class OpDispatcher:
         self._journal = watchers.journal if watchers is not None else None
         self._clock_ns = watchers.clock_ns if watchers is not None else time.monotonic_ns
         self._batches = 0
-        self.room = Room(channel_size)
+        self.room: Room = Room(channel_size)
         self._items_running = 0
         self._cut_timer: Any = None
         self._watch_timer: Any = None

@@ -21,9 +21,9 @@ class EdgeJob:
     __slots__ = ("argument", "keeps", "method", "request", "result")
 
     def __init__(self, request: InFlight, method: str, argument: Any) -> None:
-        self.request = request
-        self.method = method
-        self.argument = argument
+        self.request: InFlight = request
+        self.method: str = method
+        self.argument: Any = argument
         self.keeps: Any = None
         self.result: Any = None
 

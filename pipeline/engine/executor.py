@@ -85,7 +85,7 @@ class DAGExecutor:
         self._request_op = graph.request_op
         self._response_op = graph.response_op
         factory = make_workers(self._pump)
-        self.nodes = {
+        self.nodes: dict[Op, OpDispatcher] = {
             op: OpDispatcher(
                 op, factory, self, loop, index, self._watchers, config.dag.channel_size
             )

@@ -31,7 +31,8 @@ class Gate:
     ) -> None:
         self.inside: set[InFlight] = set()
         self.waiting: dict[InFlight, None] = {}
-        self.accepted = self.rejected = 0
+        self.accepted: int = 0
+        self.rejected: int = 0
         self._cap = cap
         self._queue_size = queue_size
         self._is_open = is_open

@@ -303,7 +303,7 @@ class Parcel:
     def __init__(
         self, sealed: Sealed, arena: Arena, release: Callable[[list[Block]], object]
     ) -> None:
-        self.sealed = sealed
+        self.sealed: Sealed = sealed
         self._arena = arena
         # Most parcels hold nothing, and have no finaliser to pay for.
         self._hold = _Hold(sealed.buffers, release) if sealed.buffers else None

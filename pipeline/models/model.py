@@ -63,7 +63,7 @@ class PipelineModel:
         self._steps = steps
         read, write = graph.request_op, graph.response_op
         outputs = declared(write, "output_tensors") or declared(graph.last_op, "output_tensors")
-        self.interface = Interface(
+        self.interface: Interface = Interface(
             slots_of(declared(read, "input_tensors")), slots_of(outputs), max_batch_size_of(read)
         )
         self._unpacks = overrides(read, "unpack_request_package")

@@ -31,7 +31,7 @@ class LogWriter:
         self._sink = sink
         self._limit = limit
         self._queue: _Queue = queue.SimpleQueue()
-        self.handler = QueueingHandler(self._queue, limit)
+        self.handler: QueueingHandler = QueueingHandler(self._queue, limit)
         self._thread = threading.Thread(target=self._run, name="pipeline-log", daemon=True)
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class QueueingHandler(logging.Handler):
         super().__init__()
         self._queue = records
         self._limit = limit
-        self.dropped = 0
+        self.dropped: int = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the handler's lock."""

@@ -79,7 +79,7 @@ class LogSession:
     """The log as long as one server needs it. `close` may be called more than once."""
 
     def __init__(self, destinations: Sequence[Destination], sessions: _OpenSessions) -> None:
-        self.destinations = {each.key: each for each in destinations}
+        self.destinations: dict[object, Destination] = {each.key: each for each in destinations}
         self._sessions = sessions
 
     @property

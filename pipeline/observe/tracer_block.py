@@ -113,11 +113,11 @@ class Interval:
 
     def __init__(self, op_count: int, started_s: float) -> None:
         self.started_s = started_s
-        self.ops = [OpInterval() for _ in range(op_count)]
-        self.queries = 0
-        self.failures = 0
+        self.ops: list[OpInterval] = [OpInterval() for _ in range(op_count)]
+        self.queries: int = 0
+        self.failures: int = 0
         self.failed_ids: list[int] = []  # the first _MOST_ERRORS
-        self.latency_sum_ns = 0
+        self.latency_sum_ns: int = 0
         self._latencies: list[Ints] = []
         self._kept = 0
         self._stride = 1

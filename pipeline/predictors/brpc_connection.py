@@ -56,10 +56,10 @@ class BrpcCall:
         self._connection = connection
         self._wake: threading.Lock | None = None
         # The connection's lock guards these.
-        self.number = number
+        self.number: int = number
         self.frame: Frame | None = None
-        self.leads = False
-        self.waits = False
+        self.leads: bool = False
+        self.waits: bool = False
 
     @property
     def may_find_it_ended(self) -> bool:
@@ -141,9 +141,9 @@ class BrpcConnection:
         self._is_retired = False
         self._used_at = time.monotonic()
         self._lost: str | None = None
-        self.load = 0
+        self.load: int = 0
         """How many callers have reserved a place."""
-        self.has_answered = False
+        self.has_answered: bool = False
         """Whether there ever was an answer."""
 
     @property

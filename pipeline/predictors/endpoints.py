@@ -34,8 +34,8 @@ class EndpointPolicy:
         self._servers = [_Health() for _ in range(count)]
         self._clock = clock
         self._next = 0
-        self.count_down = 0
-        self.all_are_well = True
+        self.count_down: int = 0
+        self.all_are_well: bool = True
         """No server is down, and none has let a call run out of time since it answered one."""
 
     def pick(self, without: Collection[int] = ()) -> int | None:

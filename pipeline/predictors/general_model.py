@@ -196,8 +196,8 @@ class GeneralModelPredictor:
         ask: Callable[[bytes, int, float | None], Response],
         close: Callable[[], None],
     ) -> None:
-        self.feed_names = messages.feed_names
-        self.fetch_names = messages.fetch_names
+        self.feed_names: tuple[str, ...] = messages.feed_names
+        self.fetch_names: tuple[str, ...] = messages.fetch_names
         self.close = close
         self._messages = messages
         self._ask = ask

@@ -23,7 +23,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote import RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
-from pipeline.proto.targets import grpc_target
+from pipeline.proto.targets import Address, grpc_target
 from pipeline.tracing import call_metadata
 
 _LOGGER = logging.getLogger(__name__)
@@ -141,6 +141,7 @@ class GrpcChannel:
     """
 
     def __init__(self, model: RemoteModel) -> None:
+        self.peer: Address | None
         try:
             target, self.peer = grpc_target(model.endpoints)
         except (ConfigError, TypeError) as error:
@@ -148,7 +149,7 @@ class GrpcChannel:
         self._channel = grpc.insecure_channel(target, options=channel_options())
         close_at_exit(self._channel)
         self._model = model
-        self.close = self._channel.close
+        self.close: Callable[[], None] = self._channel.close
 
     def method(self, path: str, waits: bool = False) -> Method:
         """The method at `path`; with `waits` it waits for a server that is down to come up.

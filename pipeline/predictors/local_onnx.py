@@ -64,9 +64,9 @@ class OnnxPredictor:
             if node.type in DTYPES or not fetch_list or node.name in fetch_list
         ]
         self.memory_usage: Sequence[MemoryUse] = ()
-        self.signature = ModelSignature(name, inputs, outputs, fetch_list)
-        self.feed_names = self.signature.feed_names
-        self.fetch_names = self.signature.fetch_names
+        self.signature: ModelSignature = ModelSignature(name, inputs, outputs, fetch_list)
+        self.feed_names: tuple[str, ...] = self.signature.feed_names
+        self.fetch_names: tuple[str, ...] = self.signature.fetch_names
         self._run: Run | None = session_runner(runtime, session, self.signature, memory)
 
     def predict(

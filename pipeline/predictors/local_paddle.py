@@ -22,7 +22,7 @@ from pipeline.predictors.paddle_files import ModelFiles, find_weights
 from pipeline.predictors.paddle_interface import Interface, interface, offsets
 from pipeline.predictors.paddle_manners import undisturbed
 from pipeline.predictors.paddle_program import read_program
-from pipeline.predictors.signature import LOD, only_feed, refuse_unknown_arguments
+from pipeline.predictors.signature import LOD, ModelSignature, only_feed, refuse_unknown_arguments
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ class PaddlePredictor:
 
     def __init__(self, root: Any, face: Interface) -> None:
         self.memory_usage: Sequence[MemoryUse] = ()
-        self.signature = face.signature
-        self.feed_names = face.signature.feed_names
-        self.fetch_names = face.signature.fetch_names
+        self.signature: ModelSignature = face.signature
+        self.feed_names: tuple[str, ...] = face.signature.feed_names
+        self.fetch_names: tuple[str, ...] = face.signature.fetch_names
         self._face = face
         self._root: Any = root
         self._free = [_Runner(root, face)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,9 @@ class KServePredictor:
         self, signature: ModelSignature, named: ModelInferRequest, infer: Method, calls: GrpcCalls
     ) -> None:
         self.signature = signature
-        self.feed_names = signature.feed_names
-        self.fetch_names = signature.fetch_names
-        self.close = calls.close
+        self.feed_names: tuple[str, ...] = signature.feed_names
+        self.fetch_names: tuple[str, ...] = signature.fetch_names
+        self.close: Callable[[], None] = calls.close
         self._named = named
         self._infer = infer
         self._calls = calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,8 @@ class PipelinePredictor:
 
     def __init__(self, model: RemoteModel, channel: GrpcChannel, calls: GrpcCalls) -> None:
         self.feed_names: tuple[str, ...] = ()
-        self.fetch_names = tuple(model.fetch_list or ())
-        self.close = calls.close
+        self.fetch_names: tuple[str, ...] = tuple(model.fetch_list or ())
+        self.close: Callable[[], None] = calls.close
         self._name = model.name
         self._sends_tensors = model.sends_tensors
         self._own_ip = own_ip(channel.peer)

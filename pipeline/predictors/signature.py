@@ -58,12 +58,12 @@ class ModelSignature:
     ) -> None:
         self.model = model
         self._text_types = (str, bytes) if takes_bytes else (str,)
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
-        self.feed_names = tuple(spec.name for spec in inputs)
+        self.inputs: tuple[TensorSpec, ...] = tuple(inputs)
+        self.outputs: tuple[TensorSpec, ...] = tuple(outputs)
+        self.feed_names: tuple[str, ...] = tuple(spec.name for spec in inputs)
         self._output_names = tuple(spec.name for spec in outputs)
         self._known_outputs = frozenset(self._output_names)
-        self.fetch_names = tuple(fetch_list or self._output_names)
+        self.fetch_names: tuple[str, ...] = tuple(fetch_list or self._output_names)
         unknown = [name for name in self.fetch_names if name not in self._known_outputs]
         if unknown:
             raise InitError(

@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -63,4 +63,4 @@ class RpcMeta(_message.Message):
     content_type: int
     checksum_type: int
     checksum_value: bytes
-    def __init__(self, request: _Optional[_Union[RpcRequestMeta, _Mapping]] = ..., response: _Optional[_Union[RpcResponseMeta, _Mapping]] = ..., compress_type: _Optional[int] = ..., correlation_id: _Optional[int] = ..., attachment_size: _Optional[int] = ..., authentication_data: _Optional[bytes] = ..., user_fields: _Optional[_Mapping[str, bytes]] = ..., content_type: _Optional[int] = ..., checksum_type: _Optional[int] = ..., checksum_value: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[RpcRequestMeta, _Mapping[str, _Any]]] = ..., response: _Optional[_Union[RpcResponseMeta, _Mapping[str, _Any]]] = ..., compress_type: _Optional[int] = ..., correlation_id: _Optional[int] = ..., attachment_size: _Optional[int] = ..., authentication_data: _Optional[bytes] = ..., user_fields: _Optional[_Mapping[str, bytes]] = ..., content_type: _Optional[int] = ..., checksum_type: _Optional[int] = ..., checksum_value: _Optional[bytes] = ...) -> None: ...

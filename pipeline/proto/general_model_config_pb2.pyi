@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -40,4 +40,4 @@ class GeneralModelConfig(_message.Message):
     FETCH_VAR_FIELD_NUMBER: _ClassVar[int]
     feed_var: _containers.RepeatedCompositeFieldContainer[FeedVar]
     fetch_var: _containers.RepeatedCompositeFieldContainer[FetchVar]
-    def __init__(self, feed_var: _Optional[_Iterable[_Union[FeedVar, _Mapping]]] = ..., fetch_var: _Optional[_Iterable[_Union[FetchVar, _Mapping]]] = ...) -> None: ...
+    def __init__(self, feed_var: _Optional[_Iterable[_Union[FeedVar, _Mapping[str, _Any]]]] = ..., fetch_var: _Optional[_Iterable[_Union[FetchVar, _Mapping[str, _Any]]]] = ...) -> None: ...

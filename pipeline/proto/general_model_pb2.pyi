@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -50,7 +50,7 @@ class Request(_message.Message):
     fetch_var_names: _containers.RepeatedScalarFieldContainer[str]
     profile_server: bool
     log_id: int
-    def __init__(self, tensor: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., fetch_var_names: _Optional[_Iterable[str]] = ..., profile_server: bool = ..., log_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, tensor: _Optional[_Iterable[_Union[Tensor, _Mapping[str, _Any]]]] = ..., fetch_var_names: _Optional[_Iterable[str]] = ..., profile_server: bool = ..., log_id: _Optional[int] = ...) -> None: ...
 
 class ModelOutput(_message.Message):
     __slots__ = ("tensor", "engine_name")
@@ -58,7 +58,7 @@ class ModelOutput(_message.Message):
     ENGINE_NAME_FIELD_NUMBER: _ClassVar[int]
     tensor: _containers.RepeatedCompositeFieldContainer[Tensor]
     engine_name: str
-    def __init__(self, tensor: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., engine_name: _Optional[str] = ...) -> None: ...
+    def __init__(self, tensor: _Optional[_Iterable[_Union[Tensor, _Mapping[str, _Any]]]] = ..., engine_name: _Optional[str] = ...) -> None: ...
 
 class Response(_message.Message):
     __slots__ = ("outputs", "profile_time", "profile_server", "log_id", "err_no", "err_msg")
@@ -74,4 +74,4 @@ class Response(_message.Message):
     log_id: int
     err_no: int
     err_msg: str
-    def __init__(self, outputs: _Optional[_Iterable[_Union[ModelOutput, _Mapping]]] = ..., profile_time: _Optional[_Iterable[int]] = ..., profile_server: bool = ..., log_id: _Optional[int] = ..., err_no: _Optional[int] = ..., err_msg: _Optional[str] = ...) -> None: ...
+    def __init__(self, outputs: _Optional[_Iterable[_Union[ModelOutput, _Mapping[str, _Any]]]] = ..., profile_time: _Optional[_Iterable[int]] = ..., profile_server: bool = ..., log_id: _Optional[int] = ..., err_no: _Optional[int] = ..., err_msg: _Optional[str] = ...) -> None: ...

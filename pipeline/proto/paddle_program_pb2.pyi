@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -20,7 +20,7 @@ class LodTensorDesc(_message.Message):
     LOD_LEVEL_FIELD_NUMBER: _ClassVar[int]
     tensor: TensorDesc
     lod_level: int
-    def __init__(self, tensor: _Optional[_Union[TensorDesc, _Mapping]] = ..., lod_level: _Optional[int] = ...) -> None: ...
+    def __init__(self, tensor: _Optional[_Union[TensorDesc, _Mapping[str, _Any]]] = ..., lod_level: _Optional[int] = ...) -> None: ...
 
 class VarType(_message.Message):
     __slots__ = ("type", "lod_tensor")
@@ -28,7 +28,7 @@ class VarType(_message.Message):
     LOD_TENSOR_FIELD_NUMBER: _ClassVar[int]
     type: int
     lod_tensor: LodTensorDesc
-    def __init__(self, type: _Optional[int] = ..., lod_tensor: _Optional[_Union[LodTensorDesc, _Mapping]] = ...) -> None: ...
+    def __init__(self, type: _Optional[int] = ..., lod_tensor: _Optional[_Union[LodTensorDesc, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class VarDesc(_message.Message):
     __slots__ = ("name", "type", "persistable")
@@ -38,7 +38,7 @@ class VarDesc(_message.Message):
     name: str
     type: VarType
     persistable: bool
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[VarType, _Mapping]] = ..., persistable: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[VarType, _Mapping[str, _Any]]] = ..., persistable: bool = ...) -> None: ...
 
 class OpDesc(_message.Message):
     __slots__ = ("type",)
@@ -52,10 +52,10 @@ class BlockDesc(_message.Message):
     OPS_FIELD_NUMBER: _ClassVar[int]
     vars: _containers.RepeatedCompositeFieldContainer[VarDesc]
     ops: _containers.RepeatedCompositeFieldContainer[OpDesc]
-    def __init__(self, vars: _Optional[_Iterable[_Union[VarDesc, _Mapping]]] = ..., ops: _Optional[_Iterable[_Union[OpDesc, _Mapping]]] = ...) -> None: ...
+    def __init__(self, vars: _Optional[_Iterable[_Union[VarDesc, _Mapping[str, _Any]]]] = ..., ops: _Optional[_Iterable[_Union[OpDesc, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class ProgramDesc(_message.Message):
     __slots__ = ("blocks",)
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockDesc]
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockDesc, _Mapping]]] = ...) -> None: ...
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockDesc, _Mapping[str, _Any]]]] = ...) -> None: ...

@@ -3,7 +3,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -55,7 +55,7 @@ class Request(_message.Message):
     method: str
     logid: int
     clientip: str
-    def __init__(self, key: _Optional[_Iterable[str]] = ..., value: _Optional[_Iterable[str]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., name: _Optional[str] = ..., method: _Optional[str] = ..., logid: _Optional[int] = ..., clientip: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Iterable[str]] = ..., value: _Optional[_Iterable[str]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping[str, _Any]]]] = ..., name: _Optional[str] = ..., method: _Optional[str] = ..., logid: _Optional[int] = ..., clientip: _Optional[str] = ...) -> None: ...
 
 class Response(_message.Message):
     __slots__ = ("err_no", "err_msg", "key", "value", "tensors")
@@ -69,4 +69,4 @@ class Response(_message.Message):
     key: _containers.RepeatedScalarFieldContainer[str]
     value: _containers.RepeatedScalarFieldContainer[str]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, err_no: _Optional[int] = ..., err_msg: _Optional[str] = ..., key: _Optional[_Iterable[str]] = ..., value: _Optional[_Iterable[str]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, err_no: _Optional[int] = ..., err_msg: _Optional[str] = ..., key: _Optional[_Iterable[str]] = ..., value: _Optional[_Iterable[str]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping[str, _Any]]]] = ...) -> None: ...

@@ -173,7 +173,7 @@ def _refuse(what: str) -> NoReturn:
     raise NotImplementedByOpError(f"paddle_serving_client.Client: not supported: {what}.")
 
 
-HttpClient = absent(
+HttpClient: Any = absent(
     "HttpClient", __name__, "use Client; with set_use_grpc_client(True) it speaks gRPC"
 )
-SDKConfig = absent("SDKConfig", __name__, "name the endpoints in Client.connect")
+SDKConfig: Any = absent("SDKConfig", __name__, "name the endpoints in Client.connect")

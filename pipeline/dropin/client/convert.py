@@ -1,5 +1,7 @@
 """`paddle_serving_client.convert`: models are run as they are, nothing has to be converted."""
 
+from typing import Any
+
 from pipeline.dropin.absent import absent
 
 _ADVICE = (
@@ -7,7 +9,7 @@ _ADVICE = (
     "model_config; to write a serving_server folder use Paddle Serving's own tool"
 )
 
-inference_model_to_serving = absent("inference_model_to_serving", __name__, _ADVICE)
+inference_model_to_serving: Any = absent("inference_model_to_serving", __name__, _ADVICE)
 
 __all__ = ["inference_model_to_serving"]
 

@@ -1,16 +1,18 @@
 """`paddle_serving_server`: the package; its C++ server is not here."""
 
+from typing import Any
+
 from pipeline.dropin.absent import absent
 from pipeline.dropin.server.util import ArgsParser, dump_pid_file, kill_stop_process_by_pid
 from pipeline.dropin.server.version import version_tag as __version__
 
 _ADVICE = "serve a single model by `python -m pipeline.serve --model DIR --port N`"
 
-MultiLangServer = absent("MultiLangServer", __name__, _ADVICE)
-OpGraphMaker = absent("OpGraphMaker", __name__, _ADVICE)
-OpMaker = absent("OpMaker", __name__, _ADVICE)
-OpSeqMaker = absent("OpSeqMaker", __name__, _ADVICE)
-Server = absent("Server", __name__, _ADVICE)
+MultiLangServer: Any = absent("MultiLangServer", __name__, _ADVICE)
+OpGraphMaker: Any = absent("OpGraphMaker", __name__, _ADVICE)
+OpMaker: Any = absent("OpMaker", __name__, _ADVICE)
+OpSeqMaker: Any = absent("OpSeqMaker", __name__, _ADVICE)
+Server: Any = absent("Server", __name__, _ADVICE)
 
 __all__ = [
     "ArgsParser",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from pipeline import web_service
@@ -50,8 +50,14 @@ class WebService(web_service.WebService):
 
     prepare_server = prepare_pipeline_config
 
-    load_model_config = set_gpus = default_rpc_service = create_rpc_config = _refuse
-    run_rpc_service = run_debugger_service = run_web_service = get_app_instance = _refuse
+    load_model_config: Callable[..., NoReturn] = _refuse
+    set_gpus: Callable[..., NoReturn] = _refuse
+    default_rpc_service: Callable[..., NoReturn] = _refuse
+    create_rpc_config: Callable[..., NoReturn] = _refuse
+    run_rpc_service: Callable[..., NoReturn] = _refuse
+    run_debugger_service: Callable[..., NoReturn] = _refuse
+    run_web_service: Callable[..., NoReturn] = _refuse
+    get_app_instance: Callable[..., NoReturn] = _refuse
 
 
 PipelineWebService = WebService  # its name in 0.3

@@ -54,7 +54,7 @@ class Arena:
         self._open(os.memfd_create("pipeline"), region_bytes)
 
     def _open(self, fd: int, region_bytes: int) -> None:
-        self.fd = fd
+        self.fd: int = fd
         self.region_bytes = region_bytes
         self._count = os.fstat(fd).st_size // region_bytes
         self._unused: list[int] = []
@@ -142,7 +142,7 @@ class RegionAllocator:
     ) -> None:
         assert isinstance(view.obj, mmap.mmap), "the view of a whole region"
         self.region = region
-        self.used = 0
+        self.used: int = 0
         self._mapped = view.obj
         self._size = len(view)
         self._keep = keep_bytes

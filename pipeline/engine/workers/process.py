@@ -48,7 +48,7 @@ class ProcessWorkers:
         owner: Owner,
         pump: Callable[[], None] = lambda: None,
     ) -> None:
-        self.name = op.name
+        self.name: str = op.name
         self.loop = loop
         self._family = family
         self._op = op

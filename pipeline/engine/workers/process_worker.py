@@ -106,16 +106,16 @@ class ProcessWorker:
     """
 
     def __init__(self, pool: Supervisor, place: Place, family: Family, op: Op) -> None:
-        self.number = place.number
+        self.number: int = place.number
         self.place = place
         self.sent: dict[int, _Sent] = {}
-        self.is_up = False
-        self.is_leaving = False
+        self.is_up: bool = False
+        self.is_leaving: bool = False
         self.note: ModelNote | None = None
-        self.failure = ""
-        self.cause = ""
+        self.failure: str = ""
+        self.cause: str = ""
         self.hung_at: BatchRun | None = None
-        self.finished = 0
+        self.finished: int = 0
         self._pool = pool
         self._memory = family.memory
         self._on_record = family.on_record
@@ -125,7 +125,7 @@ class ProcessWorker:
         self._region = family.memory.open_region()
         try:
             self._status = StatusPage(family.memory.arena.view(self._region))
-            self.child = family.zygotes.start(family.mains[op], place.number, self._changed)
+            self.child: Child = family.zygotes.start(family.mains[op], place.number, self._changed)
         except BaseException:
             family.memory.close_region(self._region)
             raise

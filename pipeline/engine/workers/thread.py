@@ -54,15 +54,16 @@ class ThreadWorker:
     )
 
     def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
-        self.pool = pool
-        self.op = op
-        self.number = number
+        self.pool: ThreadWorkers = pool
+        self.op: BoundOp | None = op
+        self.number: int = number
         self.inbox: SimpleQueue[Job | None] = SimpleQueue()
         self.job: Job | None = None
         self.call_started: float | None = None
-        self.is_stuck = False
-        self.began_ns = self.took_ns = 0
-        self.thread = threading.Thread(
+        self.is_stuck: bool = False
+        self.began_ns: int = 0
+        self.took_ns: int = 0
+        self.thread: threading.Thread = threading.Thread(
             target=pool.context.copy().run,
             args=(self._run,),
             name=f"pipeline-{pool.name}-{number}",
@@ -122,9 +123,9 @@ class ThreadWorkers:
         set_up: SetUp,
         owner: Owner,
     ) -> None:
-        self.name = op.name
-        self.post = mailbox.post
-        self.replaced = 0
+        self.name: str = op.name
+        self.post: Callable[..., None] = mailbox.post
+        self.replaced: int = 0
         self._op = op
         self._wanted = count
         self._loop = loop
@@ -140,7 +141,7 @@ class ThreadWorkers:
         self._is_stopped = False
         # What the server's starter set for itself, such as numpy's print options, holds for its
         # workers: to the user both are one program.
-        self.context = contextvars.copy_context()
+        self.context: contextvars.Context = contextvars.copy_context()
 
     @property
     def count(self) -> int:

@@ -62,7 +62,7 @@ class Child:
         self.sock = sock
         self.pid: int | None = None
         self.state: Literal["starting", "running", "stopped", "ended"] = "starting"
-        self.ending = ""
+        self.ending: str = ""
         self._on_change = on_change
         self._ask_to_kill: Callable[[], None] | None = ask_to_kill
         self._life: int | None = None
@@ -124,8 +124,8 @@ class ZygoteLink:
         self.control = control
         self.children: dict[int, Child] = {}
         self.clones: list[ZygoteLink] = []
-        self.is_ready = False
-        self.heard = 0
+        self.is_ready: bool = False
+        self.heard: int = 0
         self.starting: set[int] = set()
         self.killing: set[int] = set()
         self.is_pinged = False

@@ -1,5 +1,7 @@
 """`paddle_serving_server.pipeline.error_catch`; `paddle_serving_app` imports it, too."""
 
+from typing import Any
+
 from pipeline.dropin.absent import absent
 from pipeline.error_catch import (
     CustomException,
@@ -9,7 +11,7 @@ from pipeline.error_catch import (
     ProductErrCode,
 )
 
-ParamVerify = absent("ParamVerify", __name__, "the library checks its own parameters")
+ParamVerify: Any = absent("ParamVerify", __name__, "the library checks its own parameters")
 
 __all__ = [
     "CustomException",

@@ -2,4 +2,4 @@
 
 import os
 
-log_dir = os.path.join(os.environ.get("SERVING_LOG_PATH", ""), "PipelineServingLogs")
+log_dir: str = os.path.join(os.environ.get("SERVING_LOG_PATH", ""), "PipelineServingLogs")

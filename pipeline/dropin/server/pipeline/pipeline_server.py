@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline import server
 from pipeline.dropin.absent import absent
@@ -14,7 +15,7 @@ __all__ = ["PipelineServer", "ServerYamlConfChecker"]
 
 _LOGGER = logging.getLogger(__name__)
 
-ServerYamlConfChecker = absent(
+ServerYamlConfChecker: Any = absent(
     "ServerYamlConfChecker", __name__, "`prepare_server` checks the configuration"
 )
 

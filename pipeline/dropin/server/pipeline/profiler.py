@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from pipeline.dropin.absent import absent
 
@@ -68,7 +69,7 @@ class TimeProfiler:
 
 UnsafeTimeProfiler = TimeProfiler  # which spared itself the lock
 
-PerformanceTracer = absent(
+PerformanceTracer: Any = absent(
     "PerformanceTracer",
     __name__,
     "the server makes its own: `dag.tracer.interval_s` has it write pipeline.tracer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Any
 
 from pipeline.dropin.absent import absent
 from pipeline.dropin.server.web_service import port_is_available
@@ -70,6 +71,6 @@ class ThreadIdGenerator:
             return number
 
 
-PipelineProcSyncManager = absent(
+PipelineProcSyncManager: Any = absent(
     "PipelineProcSyncManager", __name__, "process workers share nothing; use `multiprocessing`"
 )
