@@ -18,6 +18,8 @@ DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8
     "BYTES",
 }
 
+_LEAST_BATCH = 4
+
 ANY = -1
 """A dimension of any size."""
 
@@ -86,6 +88,19 @@ def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
     return tuple(listed)
 
 
+def declares(op: Any) -> bool:
+    """Whether an Op says what goes in or out."""
+    return bool(declared(op, "input_tensors") or declared(op, "output_tensors"))
+
+
+def announced_batch(most: int, batch_size: int) -> int:
+    """The samples that a loaded model takes at once: what its Op says, else what it may well get.
+
+    Triton, too, gives a model that takes any number of them at least 4.
+    """
+    return most or max(_LEAST_BATCH, batch_size)
+
+
 def max_batch_size_of(op: Any) -> int:
     """The samples that an Op takes at once, as its `max_batch_size` says; 0 if it says nothing.
 
@@ -98,7 +113,7 @@ def max_batch_size_of(op: Any) -> int:
     is_whole = isinstance(most, int | np.integer) and not isinstance(most, bool)
     if is_whole and most >= 0:
         return int(most)
-    if declared(op, "input_tensors") or declared(op, "output_tensors"):
+    if declares(op):
         raise ConfigError(
             f"Op {op.name!r}: max_batch_size has to be a whole number, 0 or more, found {most!r} "
             f"({type(most).__name__})"

@@ -30,6 +30,7 @@ from pipeline.errors import (
     printable,
 )
 from pipeline.op import Op, overrides, predictor_of, runs_process
+from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class BoundOp:
         self.worker = worker
         self.runs_process: bool = runs_process(op)
         self.has_model: bool = predictor_of(op) is not None
+        most = max_batch_size_of(op)
+        self.most_rows: int = most if self.has_model or declares(op) else 0
+        self.most_fed_rows: int = announced_batch(most, op.pipeline_config.batch_size)
         self.attempts: int = max(1, op.pipeline_config.retry)
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()

@@ -63,6 +63,7 @@ class Channel:
         self._names: dict[InFlight, dict[str, str]] = {}  # of stand-ins, by producer
         self._ready: list[tuple[int, int, Item]] = []
         self._pushed = 0
+        self.rows = 0  # samples of all that is ready
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -103,14 +104,25 @@ class Channel:
     def push(self, item: Item) -> None:
         """Queue an item whose inputs are complete."""
         self._pushed += 1
+        self.rows += item.request.rows
         heapq.heappush(self._ready, (item.data_id, self._pushed, item))
 
-    def pop(self, count: int) -> list[Item]:
-        """Take up to `count` items, oldest request first."""
-        ready = self._ready
-        if count == 1:
-            return [heapq.heappop(ready)[2]] if ready else []
-        return [heapq.heappop(ready)[2] for _ in range(min(count, len(ready)))]
+    def pop(self, count: int, most_rows: int = 0) -> list[Item]:
+        """Take up to `count` items, oldest request first.
+
+        With `most_rows` no more than so many samples in all, but for a request that alone brings
+        more: none is passed over, and none is split.
+        """
+        ready, rows = self._ready, 0
+        taken: list[Item] = []
+        while ready and len(taken) < count:
+            brought = ready[0][2].request.rows
+            if taken and 0 < most_rows < rows + brought:
+                break
+            rows += brought
+            taken.append(heapq.heappop(ready)[2])
+        self.rows -= rows
+        return taken
 
     def first_ready_at(self) -> float:
         """When the item that has been ready longest became so. Needs at least one item."""
@@ -138,6 +150,7 @@ class Channel:
         dropped = [entry[2] for entry in self._ready if entry[2].request is request]
         heapq.heapify(kept)
         self._ready = kept
+        self.rows -= sum(item.request.rows for item in dropped)
         return dropped
 
 

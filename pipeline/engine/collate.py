@@ -25,7 +25,7 @@ class Call:
 
     `samples` are the indexes, in the batch, of the samples that it serves; `spans` has, for
     each countable thing (rows, sequences, tokens), how many of it every sample brought. `part`
-    is the place in the list of a mini-batch.
+    is the place in the list of a mini-batch. `end_ns` is set where the batch has several calls.
     """
 
     feed: Any
@@ -36,10 +36,13 @@ class Call:
     result: Any = None
     error: PipelineError | None = None
     done: bool = False
+    end_ns: int = 0
 
 
-def plan(samples: Mapping[int, Any]) -> list[Call]:
+def plan(samples: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     """The calls that serve `samples` (index in the batch -> what preprocess returned).
+
+    Samples are merged up to `most_rows` rows, if that is not 0; none is split.
 
     Raises nothing: a sample that is neither dict nor list gets a call that already failed.
     """
@@ -47,7 +50,8 @@ def plan(samples: Mapping[int, Any]) -> list[Call]:
         ((index, sample),) = samples.items()
         return [Call(sample, [index])] if isinstance(sample, dict) else _plan_one(index, sample)
     if _are_alike(list(samples.values())):
-        return [_merge_arrays(samples)]
+        parts = _bounded(samples, list(samples), most_rows)
+        return [_merge_arrays({index: samples[index] for index in part}) for part in parts]
     calls: list[Call] = []
     groups: dict[Hashable, list[int]] = {}
     for index, sample in samples.items():
@@ -56,8 +60,27 @@ def plan(samples: Mapping[int, Any]) -> list[Call]:
             calls.extend(_plan_one(index, sample))
         else:
             groups.setdefault(signature, []).append(index)
-    merged = [_merge([samples[index] for index in group], group) for group in groups.values()]
-    return calls + merged
+    return calls + [
+        _merge([samples[index] for index in part], part)
+        for group in groups.values()
+        for part in _bounded(samples, group, most_rows)
+    ]
+
+
+def _bounded(samples: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
+    """`group` in parts, in order, of at most so many rows each; 0: of any number."""
+    if not most_rows:
+        return [group]
+    parts: list[list[int]] = []
+    room = 0
+    for index in group:
+        rows = rows_of(samples[index])
+        if not parts or rows > room:
+            parts.append([])
+            room = most_rows
+        parts[-1].append(index)
+        room -= rows
+    return parts
 
 
 def rows_brought(calls: Sequence[Call], samples: int) -> list[int]:
@@ -68,15 +91,19 @@ def rows_brought(calls: Sequence[Call], samples: int) -> list[int]:
             for place, index in enumerate(call.samples):
                 rows[index] += call.spans[0][place]
         elif call.samples:
-            rows[call.samples[0]] += _rows_of(call.feed)
+            rows[call.samples[0]] += rows_of(call.feed)
     return [max(1, count) for count in rows]
 
 
-def _rows_of(feed: Any) -> int:
-    """The length of the first array."""
+def rows_of(feed: Any) -> int:
+    """How many rows a feed has: sequences of a LoD tensor, else the length of the first array."""
     if not isinstance(feed, dict):
         return 1
-    return next((len(v) for v in feed.values() if isinstance(v, np.ndarray) and v.ndim), 1)
+    for name, value in feed.items():
+        if isinstance(value, np.ndarray) and value.ndim and not _is_lod_of(name, feed):
+            offsets = _flat_lod(feed[f"{name}{LOD}"]) if f"{name}{LOD}" in feed else None
+            return len(value) if offsets is None else len(offsets) - 1
+    return next((len(value) for value in feed.values() if isinstance(value, list)), 1)
 
 
 def alone(call: Call, samples: Mapping[int, Any], attempts: int = 0) -> list[Call]:
@@ -134,6 +161,8 @@ def _are_alike(samples: list[Any]) -> bool:
 def _merge_arrays(samples: Mapping[int, dict[str, Any]]) -> Call:
     feeds = list(samples.values())
     names = list(feeds[0])
+    if len(feeds) == 1:
+        return Call(feeds[0], list(samples))
     merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in names}
     return Call(merged, list(samples), [[len(feed[names[0]]) for feed in feeds]])
 

@@ -11,13 +11,14 @@ from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
 from pipeline.engine.channel import Channel, Item, Room, first_error
 from pipeline.engine.parcel import opened
 from pipeline.engine.request import InFlight, Route
-from pipeline.engine.stages import BatchRun
+from pipeline.engine.stages import BatchRun, executions
 from pipeline.engine.state import OpState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.observe.span import NO_WORKER, Outcome, packed_turn
 from pipeline.op import Op
+from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class OpDispatcher:
         self._policy = BatchPolicy(
             config.batch_size, config.auto_batching_timeout_s, config.batching == "adaptive"
         )
+        most = max_batch_size_of(op)
+        self._declared_rows = most if declares(op) else 0
+        self._noted_rows = announced_batch(most, config.batch_size)
         self._timeout_s = config.timeout_s
         self._attempts = max(1, config.retry)
         self._router = router
@@ -186,21 +190,21 @@ class OpDispatcher:
             size = self._next_batch()
             if not size:
                 break
-            runs.append(self._begin(self._take(size)))
+            runs.append(self._begin(self._take(size, self._most_rows())))
         if runs:
             self._submit(runs)
         if channel and (outage := self.workers.outage) is not None:
             self._fail(self._take(len(channel)), outage, Outcome.OTHER)
 
-    def _take(self, count: int) -> list[Item]:
-        items = self.channel.pop(count)
+    def _take(self, count: int, most_rows: int = 0) -> list[Item]:
+        items = self.channel.pop(count, most_rows)
         self._places_freed()
         return items
 
     def _next_batch(self) -> int:
         """How many of the ready requests should leave now, as one batch."""
         workers, size = self.workers.count, self._policy.batch_size
-        is_full_batch = len(self.channel) >= size
+        is_full_batch = len(self.channel) >= size or 0 < self._most_rows() <= self.channel.rows
         if self.running >= workers and not (is_full_batch and self._may_queue_ahead(workers)):
             return 0
         if self.room.is_bounded:
@@ -208,6 +212,10 @@ class OpDispatcher:
         if size > 0 and (is_full_batch or self._is_ready_to_cut()):
             return size
         return 0
+
+    def _most_rows(self) -> int:
+        """Samples that one execution may get; 0: any number."""
+        return self._noted_rows if self.workers.note is not None else self._declared_rows
 
     def _may_queue_ahead(self, workers: int) -> bool:
         ahead = batches_ahead(self.load.service_s, self._policy.batch_size, workers)
@@ -310,42 +318,43 @@ class OpDispatcher:
 
     def _note_batch(self, worker: Worker, run: BatchRun) -> None:
         """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
-        self._batches += 1
-        journal, rows, missed, taken_ns = self._journal, run.rows, [], self._clock_ns()
-        start_ns, prepared_ns = run.start_ns, run.prepared_ns
-        processed_ns, end_ns = run.processed_ns, run.end_ns
-        for index, item in enumerate(run.samples):
-            outcome, request = run.outcomes[index], item.request
-            if outcome is None:  # it was over before it began
-                missed.append(item)
-                continue
-            is_failed = isinstance(outcome, PipelineError)
-            turn = packed_turn(
-                self._index,
-                worker.number,
-                self._batches,
-                item.data_id,
-                rows[index] if rows else request.rows,
-                _FAILED if is_failed else _OK,
-                item.ready_ns,
-                start_ns,
-                prepared_ns,
-                processed_ns,
-                end_ns,
-                taken_ns,
-            )
-            if journal is not None:
-                journal.turns.append(turn)
-            if request.turns is not None:
-                request.turns.append(turn)
-            if not is_failed and item.generation == request.generation:
-                request.input_ns += prepared_ns - start_ns
-                request.infer_ns += processed_ns - prepared_ns
-                request.output_ns += end_ns - processed_ns
+        missed, taken_ns = [], self._clock_ns()
+        for indexes, times in executions(run):
+            self._batches += 1
+            for index in indexes:
+                if run.outcomes[index] is None:  # it was over before it began
+                    missed.append(run.samples[index])
+                else:
+                    self._note_turn(worker, run, index, (*times, taken_ns))
         if missed:
             self._note_unfinished(missed, Outcome.OTHER)
-        if journal is not None:
-            journal.fold_if_long()
+        if self._journal is not None:
+            self._journal.fold_if_long()
+
+    def _note_turn(
+        self, worker: Worker, run: BatchRun, index: int, times: tuple[int, int, int, int, int]
+    ) -> None:
+        item = run.samples[index]
+        request, is_failed = item.request, isinstance(run.outcomes[index], PipelineError)
+        turn = packed_turn(
+            self._index,
+            worker.number,
+            self._batches,
+            item.data_id,
+            run.rows[index] if run.rows else request.rows,
+            _FAILED if is_failed else _OK,
+            item.ready_ns,
+            *times,
+        )
+        if self._journal is not None:
+            self._journal.turns.append(turn)
+        if request.turns is not None:
+            request.turns.append(turn)
+        if not is_failed and item.generation == request.generation:
+            start_ns, prepared_ns, processed_ns, end_ns, _ = times
+            request.input_ns += prepared_ns - start_ns
+            request.infer_ns += processed_ns - prepared_ns
+            request.output_ns += end_ns - processed_ns
 
     def _note_unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down turns that came to nothing: as their request ended, or else as `outcome`."""

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, Protocol
 
@@ -18,9 +18,10 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.deadline import set_call_deadline
 from pipeline.engine.binding import BoundOp, coded_error
-from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought
+from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.errors import (
     DeadlineError,
+    InputError,
     PipelineError,
     PredictorError,
     PredictorUnavailableError,
@@ -54,14 +55,17 @@ class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
     `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, trace, is_feed
-    and is_over. `rows` has how many rows each of them fed to the model; empty: no model, or it
-    did not get that far.
+    and is_over. `rows` has how many rows each of them fed to `process`, where the Op has a model or
+    says how many it takes; empty: it did not get that far.
     `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
     stuck in a call can be taken up by another worker, see `resumed`: the dispatcher then sets
     `is_superseded`. Where a worker process ran it, what it got to is known there only: `calls`
     stays None here, and `attempts` counts the workers that it was lost with, see `again`.
+
+    Where its samples did not all go through one call of `process`, `executions` has the number of
+    each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
     """
 
     samples: Sequence[Any]
@@ -71,6 +75,8 @@ class BatchRun(msgspec.Struct, eq=False):
     states: dict[int, dict[str, Any]] = {}
     calls: list[Call] | None = None
     rows: list[int] = []
+    executions: list[int] = []
+    execution_ends_ns: list[int] = []
     jumped: bool = False
     is_superseded: bool = False
     attempts: int = 0
@@ -92,7 +98,8 @@ class BatchRun(msgspec.Struct, eq=False):
         if self.calls is None:
             self.prepare(op, clock_ns)
         if self.calls:
-            self._process(op, watch, self.calls)
+            self._process(op, watch, self.calls, clock_ns)
+            self._tell_executions(self.calls)
         if self.is_superseded:  # another worker has it: what follows is for that one to do
             return
         self.processed_ns = clock_ns()
@@ -108,7 +115,7 @@ class BatchRun(msgspec.Struct, eq=False):
         self._preprocess(op)
         self.prepared_ns = clock_ns()
         self.calls = self._plan(op)
-        if op.has_model:
+        if op.has_model or op.most_rows:
             self.rows = rows_brought(self.calls, len(self.samples))
 
     def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
@@ -195,18 +202,48 @@ class BatchRun(msgspec.Struct, eq=False):
         if not op.runs_process:
             return []
         feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
-        return plan(feeds) if feeds else []
+        if op.most_rows:
+            self._refuse_large(op, feeds)
+        is_fed = any(self.samples[index].is_feed for index in feeds)
+        return plan(feeds, op.most_fed_rows if is_fed else op.most_rows) if feeds else []
 
-    def _process(self, op: BoundOp, watch: CallWatch, calls: list[Call]) -> None:
+    def _refuse_large(self, op: BoundOp, feeds: dict[int, Any]) -> None:
+        """Take out the samples that no execution may get, with Triton's words for it."""
+        for index, data in list(feeds.items()):
+            parts = data if isinstance(data, list) else [data]
+            if any(rows_of(part) > op.most_rows for part in parts):
+                del feeds[index]
+                self.outcomes[index] = InputError(
+                    f"inference request batch-size must be <= {op.most_rows} for '{op.name}'"
+                )
+
+    def _process(
+        self, op: BoundOp, watch: CallWatch, calls: list[Call], clock_ns: Callable[[], int]
+    ) -> None:
         position = 0
         while position < len(calls) and not self.is_superseded:
             call = calls[position]
             if not call.done:
                 self._run_call(call, op, watch)
+                if len(calls) > 1:
+                    call.end_ns = clock_ns()
             if self._is_worth_isolating(call):
                 calls[position : position + 1] = alone(call, self.prepared)
                 continue
             position += 1
+
+    def _tell_executions(self, calls: list[Call]) -> None:
+        """Say which samples ran together, if not all did."""
+        if len(calls) == 1 and len(calls[0].samples) == len(self.samples):
+            return
+        self.executions = [-1] * len(self.samples)
+        for call in calls:
+            is_first = self.executions[call.samples[0]] < 0
+            if is_first:  # else it is another part of a mini-batch
+                for index in call.samples:
+                    self.executions[index] = len(self.execution_ends_ns)
+                self.execution_ends_ns.append(0)
+            self.execution_ends_ns[-1] = call.end_ns
 
     def _is_worth_isolating(self, call: Call) -> bool:
         """A merged call that failed for what was in it: each sample is run for itself."""
@@ -318,6 +355,32 @@ class BatchRun(msgspec.Struct, eq=False):
                 for outcome in self.outcomes
             ]
             return False
+
+
+def executions(run: BatchRun) -> Iterator[tuple[Iterable[int], tuple[int, int, int, int]]]:
+    """What ran together: the indexes of samples, and when its stages began and it ended.
+
+    A batch that took several calls of `process` counts as that many, one after the other: the
+    first has `preprocess` of all samples, the last their `postprocess`. What no call was made for
+    is one by itself, which takes no time.
+    """
+    if not run.executions:
+        yield range(len(run.samples)), (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns)
+        return
+    members: dict[int, list[int]] = {}
+    for index, number in enumerate(run.executions):
+        if number >= 0 or run.outcomes[index] is not None:
+            members.setdefault(number, []).append(index)
+    start_ns = run.start_ns
+    if -1 in members:
+        yield members.pop(-1), (start_ns, start_ns, start_ns, start_ns)
+    last = len(run.execution_ends_ns) - 1
+    for number, indexes in sorted(members.items()):
+        prepared_ns = max(start_ns, run.prepared_ns)
+        ended_ns = max(prepared_ns, run.execution_ends_ns[number])
+        ends_ns = (run.processed_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
+        yield indexes, (start_ns, prepared_ns, *ends_ns)
+        start_ns = ended_ns
 
 
 def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:

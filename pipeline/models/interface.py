@@ -13,11 +13,10 @@ from pipeline.errors import PayloadTypeError
 from pipeline.models.errors import Kind, V2Error
 from pipeline.predictors.note import ModelNote, NotedTensor
 from pipeline.proto.inference_v2 import datatype_of
-from pipeline.tensors import ANY, Tensor
+from pipeline.tensors import ANY, Tensor, announced_batch
 
 Array = npt.NDArray[Any]
 
-_LEAST_BATCH = 4  # what a model takes at least that takes a batch of any size, as in Triton
 _BATCH_NOTE = (
     ". NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to "
     "be prepended to each input shape."
@@ -156,7 +155,7 @@ def interface_of(
         return Interface(
             tuple(_slot(noted, batches) for noted in note.inputs),
             tuple(_slot(noted, batches) for noted in outputs),
-            (most or max(_LEAST_BATCH, batch_size)) if batches else 0,
+            announced_batch(most, batch_size) if batches else 0,
         )
     except PayloadTypeError:
         return None

@@ -12,7 +12,7 @@ def request(data_id=0):
     class Request(SimpleNamespace):
         __hash__ = object.__hash__
 
-    return Request(data_id=data_id, log_id=0, generation=0)
+    return Request(data_id=data_id, log_id=0, generation=0, rows=1)
 
 
 def item(asked, ready_at=0.0):
@@ -124,6 +124,28 @@ def test_discard_forgets_parts_and_ready_items(first_arrival):
     channel.discard(gone)
     assert channel.waiting_for_parts == 0
     assert [popped.request for popped in channel.pop(5)] == [stays]
+
+
+def test_items_are_taken_up_to_so_many_samples_and_none_is_passed_over():
+    channel = Channel(["a"])
+    for data_id, rows in enumerate((3, 3, 3, 9, 1)):
+        asked = request(data_id)
+        asked.rows = rows
+        channel.push(item(asked))
+    assert channel.rows == 19
+    taken = [[popped.data_id for popped in channel.pop(5, 8)] for _ in range(4)]
+    assert taken == [[0, 1], [2], [3], [4]]
+    assert channel.rows == 0
+
+
+def test_samples_that_were_discarded_do_not_count():
+    channel = Channel(["a"])
+    gone, stays = request(1), request(2)
+    gone.rows, stays.rows = 5, 2
+    channel.push(item(gone))
+    channel.push(item(stays))
+    channel.discard(gone)
+    assert channel.rows == 2
 
 
 def test_the_longest_ready_item_need_not_be_the_oldest_request():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.engine.collate import alone, distribute, plan
+from pipeline.engine.collate import alone, distribute, plan, rows_of
 from pipeline.errors import PayloadTypeError
 
 
@@ -216,3 +216,35 @@ def test_results_of_several_models_are_split_within():
     assert second["bow"]["y"].tolist() == [1, 2]
     assert second["cnn"]["y"].tolist() == [2, 4]
     assert first["cnn"]["name"] == second["cnn"]["name"] == "cnn"
+
+
+# At most so many rows -----------------------------------------------------------------------------
+
+
+def fed(call):
+    return [len(call.feed["x"]), call.samples]
+
+
+@pytest.mark.parametrize("odd", [{}, {"scalar": 1}])
+@pytest.mark.parametrize(
+    ("rows", "calls"),
+    [
+        ((3, 3, 3), [[6, [0, 1]], [3, [2]]]),
+        ((8, 8), [[8, [0]], [8, [1]]]),
+        ((4, 4, 1), [[8, [0, 1]], [1, [2]]]),
+        ((1, 8, 1), [[1, [0]], [8, [1]], [1, [2]]]),
+        ((9, 1), [[9, [0]], [1, [1]]]),
+    ],
+)
+def test_samples_are_merged_up_to_so_many_rows_in_order_and_none_is_split(rows, calls, odd):
+    samples = {index: {"x": np.zeros((count, 2)), **odd} for index, count in enumerate(rows)}
+    assert [fed(call) for call in plan(samples, 8)] == calls
+    assert len(plan(samples)) == 1
+
+
+def test_rows_of_a_lod_tensor_are_its_sequences():
+    sample = {"x": np.zeros((7, 1)), "x.lod": [0, 3, 7]}
+    assert rows_of(sample) == 2
+    assert rows_of({"x": [1, 2, 3]}) == 3
+    assert rows_of({"k": 1}) == 1
+    assert [call.samples for call in plan({i: dict(sample) for i in range(3)}, 4)] == [[0, 1], [2]]

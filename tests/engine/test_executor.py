@@ -8,7 +8,9 @@ import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, InitError, OverloadedError, PayloadTypeError
+from pipeline.tensors import Tensor
 
 
 class Fails(Op):
@@ -305,6 +307,54 @@ def test_a_partial_batch_leaves_when_its_first_request_waited_the_timeout():
             await asyncio.gather(first, second)
             assert engine.pools["b"].batches == [[0, 1]]
             assert engine.pools["b"].begun_at == [pytest.approx(began + 0.1)]
+
+    run_virtual(main())
+
+
+class Bounded(Tag):
+    input_tensors = (Tensor("path", "BYTES", (1,)),)
+    max_batch_size = 8
+
+
+def bounded_engine(**settings):
+    return Engine(Bounded("b", [RequestOp()]), {"op": {"b": settings}}, {"b": 1.0})
+
+
+def ask_rows(engine, *rows):
+    """Requests of so many samples each, as a caller of the v2 protocol sends them."""
+    return [
+        asyncio.ensure_future(
+            engine.executor.handle(None, None, Route(payload={"path": ""}, rows=count))
+        )
+        for count in rows
+    ]
+
+
+def test_a_batch_has_no_more_samples_than_the_op_takes():
+    async def main():
+        async with bounded_engine(batch_size=8) as engine:
+            asked = ask_rows(engine, 1, 3, 3, 3, 8, 2)
+            await asyncio.gather(*asked)
+            assert engine.pools["b"].batches == [[0, 1, 2], [3], [4], [5]]
+
+    run_virtual(main())
+
+
+def test_a_batch_that_has_all_the_samples_it_may_have_leaves_at_once():
+    async def main():
+        loop = asyncio.get_running_loop()
+        async with bounded_engine(batch_size=8, auto_batching_timeout=60_000) as engine:
+            began = loop.time()
+            asked = ask_rows(engine, 3, 3)
+            await settle()
+            assert not engine.pools["b"].batches
+            asked += ask_rows(engine, 3)
+            await settle()
+            assert engine.pools["b"].batches == [[0, 1]], "the third does not fit in"
+            asked += ask_rows(engine, 5)
+            await asyncio.gather(*asked)
+            assert engine.pools["b"].batches == [[0, 1], [2, 3]]
+            assert loop.time() == began + 2.0
 
     run_virtual(main())
 

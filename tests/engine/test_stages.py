@@ -14,9 +14,10 @@ from pipeline import Op, ProductError
 from pipeline.config import load_config, resolve_op
 from pipeline.deadline import call_deadline
 from pipeline.engine.binding import BoundOp
-from pipeline.engine.stages import BatchRun
+from pipeline.engine.stages import BatchRun, executions
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError
 from pipeline.op import configure_op, connect_op
+from pipeline.tensors import Tensor
 
 
 @dataclass
@@ -527,3 +528,89 @@ def test_a_call_may_not_last_longer_than_the_timeout_of_its_op():
     assert now + 60 <= deadline_seen(None, timeout=60_000) <= time.monotonic() + 60
     assert deadline_seen(now + 5, timeout=60_000) == now + 5
     assert now + 60 <= deadline_seen(now + 5000, timeout=60_000) <= time.monotonic() + 60
+
+
+# At most so many samples in an execution ----------------------------------------------------------
+
+
+class Bounded(Model):
+    input_tensors = (Tensor("x", "FP32", ()),)
+    max_batch_size = 8
+
+
+def test_executions_get_no_more_samples_than_the_op_takes():
+    bound = bind(Bounded("m"))
+    outcomes = run(bound, samples(*(rows(*[1] * count) for count in (3, 3, 3, 8, 1))))
+    assert bound.op.calls == [6, 3, 8, 1]
+    assert [len(outcome["y"]) for outcome in outcomes] == [3, 3, 3, 8, 1]
+
+
+def test_a_request_that_alone_brings_too_many_samples_is_refused_in_tritons_words():
+    bound = bind(Bounded("m"))
+    good, bad, listed = run(
+        bound, samples(rows(1, 2), rows(*range(9)), [rows(1), rows(*range(10))])
+    )
+    assert good["y"].tolist() == [2, 4]
+    for outcome in (bad, listed):
+        assert isinstance(outcome, InputError)
+        assert str(outcome) == "inference request batch-size must be <= 8 for 'm'"
+    assert bound.op.calls == [2]
+
+
+def test_a_number_of_that_name_that_bounds_no_model_is_the_users_own():
+    class Own(Model):
+        max_batch_size = 2
+
+    bound = bind(Own("m"))
+    run(bound, samples(rows(1, 2, 3), rows(4)))
+    assert bound.op.calls == [4]
+
+
+def test_what_a_model_is_fed_is_bounded_by_what_is_announced_of_it():
+    bound = bind(Model("m"), batch_size=6)
+    batch = [Sample(index, rows(1, 2, 3), is_feed=True) for index in range(3)]
+    run(bound, batch)
+    assert bound.op.calls == [6, 3]
+
+
+def ran_together(bound, batch):
+    """Its samples, when it began, when its process began and ended, when it ended; of each."""
+    ticks = itertools.count()
+    made = BatchRun(batch)
+    made.run(bound, Watch(), lambda: next(ticks))
+    return [(list(indexes), *times) for indexes, times in executions(made)]
+
+
+def test_a_batch_in_one_call_is_one_execution():
+    bound = bind(Bounded("m"))
+    assert ran_together(bound, samples(rows(1), rows(2))) == [([0, 1], 0, 1, 2, 3)]
+
+
+def test_a_batch_in_several_calls_is_as_many_executions_one_after_the_other():
+    bound = bind(Bounded("m"))
+    batch = samples(*(rows(*[1] * count) for count in (5, 5, 3)))
+    assert ran_together(bound, batch) == [([0], 0, 1, 2, 2), ([1, 2], 2, 2, 4, 5)]
+
+
+def test_what_is_not_in_a_call_is_in_no_execution_of_the_others():
+    class Skips(Bounded):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return input_dicts["read"], input_dicts["read"]["x"][0] == 0, None, ""
+
+    bound = bind(Skips("m"))
+    batch = samples(rows(1), rows(0), rows(*range(1, 10)), rows(2))
+    assert ran_together(bound, batch) == [([1, 2], 0, 0, 0, 0), ([0, 3], 0, 1, 2, 3)]
+
+
+def test_a_merged_call_that_is_taken_apart_is_an_execution_for_each_sample():
+    bound = bind(Bounded("m"))
+    assert ran_together(bound, samples(rows(1), rows(-1))) == [
+        ([0], 0, 1, 2, 2),
+        ([1], 2, 2, 4, 5),
+    ]
+
+
+def test_the_parts_of_a_mini_batch_are_one_execution():
+    bound = bind(Bounded("m"))
+    batch = samples([rows(1), rows(2)], rows(3))
+    assert ran_together(bound, batch) == [([0], 0, 1, 3, 3), ([1], 3, 3, 5, 6)]

@@ -237,6 +237,8 @@ class _Worker:
             run.processed_ns,
             run.end_ns,
             run.rows,
+            run.executions,
+            run.execution_ends_ns,
         )
 
     def _open(self, sample: Sample) -> OpenedSample:

@@ -89,6 +89,8 @@ class Result(msgspec.Struct, array_like=True):
     processed_ns: int
     end_ns: int
     rows: list[int] = []
+    executions: list[int] = []
+    execution_ends_ns: list[int] = []
 
 
 class Report(msgspec.Struct, array_like=True):

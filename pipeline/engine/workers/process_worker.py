@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -276,10 +276,10 @@ class ProcessWorker:
         run.start_ns, run.prepared_ns = result.start_ns, result.prepared_ns
         run.processed_ns, run.end_ns = result.processed_ns, result.end_ns
         if result.rows:
-            rows = [1] * len(run.samples)
-            for index, count in zip(sent.indexes, result.rows, strict=True):
-                rows[index] = count
-            run.rows = rows
+            run.rows = _spread(result.rows, sent.indexes, [1] * len(run.samples))
+        if result.executions:
+            run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.samples))
+            run.execution_ends_ns = result.execution_ends_ns
         self._pool.done(self, run)
 
     def _taken(self, outcome: Outcome) -> Parcel | PipelineError | None:
@@ -298,3 +298,10 @@ class ProcessWorker:
             return
         self._pool.ended(self)  # reads the status page: before the region is closed
         self._memory.close_region(self._region)
+
+
+def _spread(found: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:
+    """`values` with what was found of the samples that were sent."""
+    for index, value in zip(indexes, found, strict=True):
+        values[index] = value
+    return values

@@ -30,6 +30,7 @@ from pipeline.engine.workers.frames import (
 from pipeline.engine.workers.memory import ServerMemory
 from pipeline.errors import PredictorUnavailableError, error_from_fields
 from pipeline.op import configure_op
+from pipeline.tensors import Tensor
 
 MIB = 2**20
 BIG = np.arange(64 * 1024, dtype=np.uint8)
@@ -236,6 +237,23 @@ def test_every_sample_is_answered_in_order_and_the_times_rise():
         times = [result.start_ns, result.prepared_ns, result.processed_ns, result.end_ns]
         assert times == sorted(times)
         assert times[0] > 0
+
+
+def test_a_batch_in_several_calls_says_which_samples_ran_together():
+    class Bounded(Echo):
+        input_tensors = (Tensor("x", "FP32", ()),)
+        max_batch_size = 4
+
+        def process(self, feed_batch, typical_logid):
+            return feed_batch[0]
+
+    with Home(Bounded("op")) as home:
+        home.ready()
+        home.send(home.job(*({"x": np.zeros(count)} for count in (3, 3, 1))))
+        (result,), _ = home.results()
+        assert (result.rows, result.executions) == ([3, 3, 1], [0, 1, 1])
+        times = [result.prepared_ns, *result.execution_ends_ns, result.processed_ns]
+        assert times == sorted(times)
 
 
 def test_the_ids_of_a_request_reach_the_user():

@@ -11,7 +11,7 @@ from doubles import settle
 from played import KILLED, PlayedPool, Sample, run_of, virtual
 
 from pipeline.engine.parcel import Parcel
-from pipeline.engine.stages import BatchRun
+from pipeline.engine.stages import BatchRun, executions
 from pipeline.engine.workers.frames import WireError
 from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
 
@@ -216,6 +216,22 @@ async def test_samples_that_are_over_are_not_sent():
         child.answers(job, payload="done")
         await settle()
         assert [outcome and outcome.open() for outcome in run.outcomes] == ["done", None, "done"]
+
+
+@virtual
+async def test_what_ran_together_is_told_of_the_samples_that_were_sent():
+    async with PlayedPool() as pool:
+        (child,) = await pool.up()
+        run = run_of(1, 2, 3)
+        run.samples[1].is_over = True
+        pool.workers.submit([run])
+        (job,) = child.take()
+        result = child.result(job, "done")
+        result.rows, result.executions, result.execution_ends_ns = [5, 6], [0, 1], [2, 3]
+        child.says(results=[result])
+        await settle()
+        assert (run.rows, run.executions, run.execution_ends_ns) == ([5, 1, 6], [0, -1, 1], [2, 3])
+        assert list(executions(run)) == [([0], (1, 2, 2, 2)), ([2], (2, 2, 3, 4))]
 
 
 @virtual
