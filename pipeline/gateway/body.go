@@ -23,7 +23,6 @@ const (
 	firstBodyBytes  = 4 << 10 // of a body whose length nobody says
 	trustedBytes    = 1 << 20 // of a length that is only said
 	keptBufferBytes = 64 << 10
-	initialUnpacked = 4 // times the packed size
 )
 
 // bodyBuffers keeps the buffers of small bodies for the next ones.
@@ -37,38 +36,73 @@ func releaseBody(body []byte) {
 	}
 }
 
+// sizeLimit is one of a request's body, with its key in the server's configuration.
+type sizeLimit struct {
+	key   string
+	bytes int64
+}
+
+// messageLimit is that of every body.
+func (c *config) messageLimit() sizeLimit { return sizeLimit{"max_message_bytes", c.maxMessageBytes} }
+
+// jsonLimit is that of the JSON of an inference, packed and unpacked.
+func (c *config) jsonLimit() sizeLimit {
+	if c.maxJSONBytes < c.maxMessageBytes {
+		return sizeLimit{"max_json_bytes", c.maxJSONBytes}
+	}
+	return c.messageLimit()
+}
+
 // readBody returns a request's body as it came. Its error is a *refusal or errCallerLeft.
-func (x *exchange) readBody() ([]byte, error) {
-	maxBytes := x.cfg.maxMessageBytes
+func (x *exchange) readBody(most sizeLimit) ([]byte, error) {
 	length := x.request.ContentLength
-	if length > maxBytes {
-		return nil, tooLarge(maxBytes)
+	if length > most.bytes {
+		return nil, tooLarge(most)
 	}
 	if length == 0 {
 		x.hasArrived()
 		return nil, nil
 	}
-	body := *bodyBuffers.Get().(*[]byte)
 	if length < 0 {
 		length = firstBodyBytes
 	}
-	body = slices.Grow(body, int(min(length, trustedBytes)))
+	body, err := x.readAll(x.request.Body, min(length, trustedBytes), most)
+	var refused *refusal
+	switch {
+	case err == nil:
+		x.hasArrived()
+		return body, nil
+	case errors.As(err, &refused):
+		return nil, err
+	}
+	return nil, x.bodyFault(err)
+}
+
+// readAll returns what a source has, which is perhaps so many bytes, in a buffer to be released. It stops as
+// soon as the limit is passed, or there is no room for more: then the error is a *refusal.
+func (x *exchange) readAll(source io.Reader, expected int64, most sizeLimit) ([]byte, error) {
+	body := *bodyBuffers.Get().(*[]byte)
+	next := int(expected)
 	for {
-		n, err := x.request.Body.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		if int64(len(body)) > maxBytes {
-			return nil, tooLarge(maxBytes)
+		had := cap(body)
+		body = slices.Grow(body, next)
+		if err := x.share.need(int64(cap(body) - had)); err != nil {
+			return nil, err
 		}
-		if err == io.EOF {
-			x.hasArrived()
-			return body, nil
+		for len(body) < cap(body) {
+			n, err := source.Read(body[len(body):cap(body)])
+			body = body[:len(body)+n]
+			if int64(len(body)) > most.bytes {
+				return nil, tooLarge(most)
+			}
+			if err == io.EOF {
+				return body, nil
+			}
+			if err != nil {
+				return nil, err
+			}
 		}
-		if err != nil {
-			return nil, x.bodyFault(err)
-		}
-		if len(body) == cap(body) {
-			body = slices.Grow(body, len(body))
-		}
+		next = len(body)
 	}
 }
 
@@ -102,41 +136,65 @@ func encodingOf(header http.Header) string {
 
 var gzipReaders = sync.Pool{New: func() any { return new(gzip.Reader) }}
 
-// unpack undoes a content-encoding. Its error is a *refusal, or a *handOver of what is broken.
-func unpack(encoding string, packed []byte, maxBytes int64) ([]byte, error) {
-	source := bytes.NewReader(packed)
-	var reader io.Reader
-	var err error
+// unpack undoes a content-encoding. It does so twice: what is small when it is packed is not kept before
+// it is known how large it is. Its error is a *refusal, or a *handOver of what is broken.
+func (x *exchange) unpack(encoding string, packed []byte, most sizeLimit) ([]byte, error) {
+	var unpacker func(*bytes.Reader, func(io.Reader) error) error
 	switch encoding {
 	case "gzip", "x-gzip":
-		unzipper := gzipReaders.Get().(*gzip.Reader)
-		defer gzipReaders.Put(unzipper)
-		if err = unzipper.Reset(source); err == nil {
-			unzipper.Multistream(false)
-		}
-		reader = unzipper
+		unpacker = gunzip
 	case "deflate":
-		reader, err = zlib.NewReader(source)
+		unpacker = inflate
 	default:
 		text := fmt.Sprintf("unsupported content-encoding %q: send gzip, deflate or none", encoding)
 		return nil, &handOver{"encoding", &refusal{
 			status: http.StatusUnsupportedMediaType, code: codePackage, text: text,
 		}}
 	}
-	var plain bytes.Buffer
+	size := int64(0)
+	err := unpacker(bytes.NewReader(packed), func(plain io.Reader) (err error) {
+		size, err = io.Copy(io.Discard, io.LimitReader(plain, most.bytes+1))
+		return err
+	})
+	if size > most.bytes {
+		return nil, tooLarge(most)
+	}
+	var body []byte
 	if err == nil {
-		plain.Grow(min(len(packed)*initialUnpacked, trustedBytes))
-		_, err = io.Copy(&plain, io.LimitReader(reader, maxBytes+1))
+		source := bytes.NewReader(packed)
+		err = unpacker(source, func(plain io.Reader) (err error) {
+			body, err = x.readAll(plain, size+1, most) // and the end
+			return err
+		})
+		if err == nil && source.Len() > 0 {
+			err = errors.New("there is data behind its end: send one member")
+		}
 	}
-	if int64(plain.Len()) > maxBytes {
-		return nil, tooLarge(maxBytes)
-	}
-	if err == nil && source.Len() > 0 {
-		err = errors.New("there is data behind its end: send one member")
+	var refused *refusal
+	if errors.As(err, &refused) {
+		return nil, refused
 	}
 	if err != nil {
 		own := badRequest("the body is not valid %s: %v", strings.TrimPrefix(encoding, "x-"), err)
 		return nil, &handOver{"encoding", own}
 	}
-	return plain.Bytes(), nil
+	return body, nil
+}
+
+func gunzip(source *bytes.Reader, use func(io.Reader) error) error {
+	unzipper := gzipReaders.Get().(*gzip.Reader)
+	defer gzipReaders.Put(unzipper)
+	if err := unzipper.Reset(source); err != nil {
+		return err
+	}
+	unzipper.Multistream(false)
+	return use(unzipper)
+}
+
+func inflate(source *bytes.Reader, use func(io.Reader) error) error {
+	reader, err := zlib.NewReader(source)
+	if err != nil {
+		return err
+	}
+	return use(reader)
 }

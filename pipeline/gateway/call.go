@@ -11,9 +11,20 @@ type call struct {
 	exchange *exchange
 	original []byte // the body as it came
 	plain    []byte // unpacked
+	weight   int64  // of the request that is read from it, roughly
 	deadline deadline
 	judge    *handOver // not nil: the door is to judge it
 	failed   error     // what the generated code ended with
+}
+
+// forget drops a body that nobody needs any more.
+func (c *call) forget() {
+	if encodingOf(c.exchange.request.Header) != "" {
+		releaseBody(c.plain)
+	}
+	releaseBody(c.original)
+	c.original, c.plain = nil, nil
+	c.exchange.share.keep(requestBytes + c.weight)
 }
 
 // handOver is why a backend's HTTP door has to answer a request, and the answer if it cannot.

@@ -13,6 +13,9 @@ import (
 // mostGrowth bounds how many times larger than its JSON a protobuf is: `0,` is a double.
 const mostGrowth = 5
 
+// jsonGrowth is how many times larger than its protobuf an answer in JSON is, roughly, with the protobuf.
+const jsonGrowth = 3
+
 // balancer is the PipelineServiceClient of the generated code: it asks whose turn it is.
 type balancer struct {
 	pool *pool
@@ -24,9 +27,10 @@ type balancer struct {
 func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _ ...grpc.CallOption) (*pipelinepb.Response, error) {
 	asking := callOf(ctx)
 	if b.isTooLarge(request, asking) {
-		asking.judge = &handOver{"size", tooLarge(b.cfg.maxMessageBytes)}
+		asking.judge = &handOver{"size", tooLarge(b.cfg.messageLimit())}
 		return nil, asking.judge
 	}
+	asking.forget()
 	ctx, cancel := b.limited(ctx, asking.deadline)
 	defer cancel()
 	x := asking.exchange
@@ -40,7 +44,7 @@ func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _
 		response, err := chosen.ask(ctx, request, x.request.Header, asking.deadline)
 		switch {
 		case err == nil:
-			return response, nil
+			return response, x.hold(response)
 		case x.request.Context().Err() != nil:
 			return nil, errCallerLeft
 		case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
@@ -51,6 +55,16 @@ func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _
 		asked = append(asked, chosen)
 		b.pool.stats.retries.Inc()
 	}
+}
+
+// hold makes room for an answer and its JSON, in the place of the request.
+func (x *exchange) hold(response *pipelinepb.Response) error {
+	x.share.keep(requestBytes)
+	bytes := jsonGrowth * int64(proto.Size(response))
+	if bytes > x.share.of.limit {
+		return answerTooHeavy(bytes, x.share.of.limit)
+	}
+	return x.share.need(bytes)
 }
 
 // isTooLarge says whether a backend that has the gateway's limit would refuse the message, though

@@ -84,9 +84,26 @@ func tooMuchMetadata(size int) *refusal {
 	return &refusal{status: http.StatusRequestHeaderFieldsTooLarge, code: codePackage, text: text}
 }
 
-func tooLarge(maxBytes int64) *refusal {
-	text := fmt.Sprintf("the request is larger than max_message_bytes (%d bytes)", maxBytes)
+func tooLarge(passed sizeLimit) *refusal {
+	text := fmt.Sprintf("the request is larger than %s (%d bytes)", passed.key, passed.bytes)
 	return &refusal{status: http.StatusRequestEntityTooLarge, code: codePackage, text: text}
+}
+
+func tooManyConnections(most int) *refusal {
+	text := fmt.Sprintf("%d connections are open, which is all there may be (--max-connections); try again", most)
+	return &refusal{status: http.StatusServiceUnavailable, code: codeOverloaded, text: text, retryAfter: true}
+}
+
+// tooHeavy answers a request that there will never be room for.
+func tooHeavy(bytes, limit int64) *refusal {
+	text := fmt.Sprintf("the request takes about %d bytes of memory, and the gateway has %d (--max-buffered-bytes)", bytes, limit)
+	return &refusal{status: http.StatusRequestEntityTooLarge, code: codePackage, text: text}
+}
+
+// answerTooHeavy is tooHeavy for the answer of a backend.
+func answerTooHeavy(bytes, limit int64) *refusal {
+	text := fmt.Sprintf("the answer takes about %d bytes of memory, and the gateway has %d (--max-buffered-bytes)", bytes, limit)
+	return &refusal{status: http.StatusInternalServerError, code: codePackage, text: text}
 }
 
 func badRequest(format string, args ...any) *refusal {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,9 @@ const (
 	// A body that nobody wants is read as far as it is here, so that its connection can go on.
 	unwantedBytes = 64 << 10
 	unwantedWait  = 20 * time.Millisecond
+
+	// streamPieceBytes of an answer over HTTP/2 are taken within the write timeout, or the caller is given up.
+	streamPieceBytes = 32 << 10
 
 	// lingerFor is what a caller that still sends has to see the answer to what it began: the
 	// system would throw the answer away as soon as we refused what it sends.
@@ -37,6 +41,7 @@ type exchange struct {
 	status  int    // 0: not answered yet
 	sent    int64  // bytes of the answer's body
 
+	share      share
 	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
 	stream     *stream      // not nil: the body is passed on as it comes
 	mustLinger bool         // the caller still sends, though it has its answer
@@ -53,14 +58,55 @@ func (x *exchange) WriteHeader(status int) {
 	x.ResponseWriter.WriteHeader(status)
 }
 
-func (x *exchange) Write(data []byte) (int, error) {
+// Write sends a part of the answer's body. Over HTTP/2 the caller has a time for each piece; over HTTP/1.1
+// the connection sees to that: see guardedConn.
+func (x *exchange) Write(data []byte) (written int, err error) {
 	if x.status == 0 {
 		x.status = http.StatusOK
 	}
-	n, err := x.ResponseWriter.Write(data)
-	x.sent += int64(n)
-	return n, err
+	x.share.keep(requestBytes + int64(len(data))) // what it was made of is not needed any more
+	for piece := range slices.Chunk(data, x.pieceBytes(len(data))) {
+		x.mustTake(true)
+		n, err := x.ResponseWriter.Write(piece)
+		written += n
+		x.sent += int64(n)
+		if err != nil {
+			return written, err
+		}
+	}
+	x.mustTake(false)
+	return written, nil
 }
+
+func (x *exchange) pieceBytes(all int) int {
+	if x.request.ProtoMajor == 1 {
+		return max(all, 1)
+	}
+	return streamPieceBytes
+}
+
+// FlushError sends what is written; it is for http.ResponseController.
+func (x *exchange) FlushError() error {
+	x.mustTake(true)
+	defer x.mustTake(false)
+	return http.NewResponseController(x.ResponseWriter).Flush()
+}
+
+// mustTake sets the time that an HTTP/2 caller has to take what is sent next, or takes it off: a stream
+// on which there is nothing to send may be silent.
+func (x *exchange) mustTake(isSending bool) {
+	if x.request.ProtoMajor == 1 {
+		return
+	}
+	var limit time.Time
+	if isSending {
+		limit = time.Now().Add(x.cfg.writeTimeout)
+	}
+	_ = x.control().SetWriteDeadline(limit)
+}
+
+// lastWords gives the caller the time to take what is still to be sent when the handler has returned.
+func (x *exchange) lastWords() { x.mustTake(true) }
 
 // Unwrap is for http.ResponseController.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
@@ -143,19 +189,19 @@ func (x *exchange) linger() {
 	if !isConn {
 		return
 	}
-	hangUpGently(conn)
+	hangUpGently(conn, lingerFor)
 	_ = x.control().SetReadDeadline(time.Unix(1, 0)) // the server wants no more of it either
 }
 
 // closeWriter is a connection that can say that no more follows.
 type closeWriter interface{ CloseWrite() error }
 
-// hangUpGently ends our half of a connection, and waits until the other half ends.
-func hangUpGently(conn net.Conn) {
+// hangUpGently ends our half of a connection, and waits until the other half ends, but not for longer.
+func hangUpGently(conn net.Conn, most time.Duration) {
 	if half, ok := conn.(closeWriter); ok {
 		_ = half.CloseWrite()
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(lingerFor))
+	_ = conn.SetReadDeadline(time.Now().Add(most))
 	_, _ = io.Copy(io.Discard, struct{ io.Reader }{conn})
 }
 

@@ -17,7 +17,8 @@ type config struct {
 	listen          string // host:port
 	listenFD        int    // of an inherited socket; noFD: listen says where
 	hasParent       bool   // stdin is the life line to it
-	maxMessageBytes int64  // of a request's body, unpacked
+	maxMessageBytes int64  // of a request's body
+	maxJSONBytes    int64  // of an inference's, unpacked, and of its answer
 	timeout         time.Duration
 	slack           time.Duration
 	grace           time.Duration
@@ -29,6 +30,12 @@ type config struct {
 	backendMetrics  bool
 	trustedProxies  proxyList
 	patience        time.Duration // for a request to arrive, from its first byte to its last
+	headPatience    time.Duration // for its head
+
+	maxConnections   int
+	maxBufferedBytes int64         // of requests and answers, all together
+	writeTimeout     time.Duration // for a caller to take anything of its answer
+	handshakeTimeout time.Duration // of TLS
 }
 
 const (
@@ -37,7 +44,12 @@ const (
 	defaultListen          = ":8080"
 	defaultSlack           = 250 * time.Millisecond
 	defaultGrace           = 30 * time.Second
+	defaultMaxJSONBytes    = 16 << 20
+	defaultMaxConnections  = 8192
+	defaultWriteTimeout    = 30 * time.Second
 	patience               = 60 * time.Second
+	headPatience           = 10 * time.Second
+	handshakeTimeout       = 5 * time.Second
 )
 
 // errVersion says that --version was asked for.
@@ -71,6 +83,10 @@ func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.IntVar(&cfg.listenFD, "listen-fd", noFD, "number of an inherited listening socket, instead of --listen")
 	flags.BoolVar(&cfg.hasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
 	flags.Int64Var(&cfg.maxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
+	flags.Int64Var(&cfg.maxJSONBytes, "max-json-bytes", defaultMaxJSONBytes, "limit of the JSON of an inference, unpacked, and of its answer")
+	flags.Int64Var(&cfg.maxBufferedBytes, "max-buffered-bytes", 0, "bytes of requests and answers to hold at once; 0: 512 MiB or 12 times --max-json-bytes, and at most half of what the control group allows")
+	flags.IntVar(&cfg.maxConnections, "max-connections", defaultMaxConnections, "callers' connections at once, at most half of the open files that are allowed")
+	flags.DurationVar(&cfg.writeTimeout, "write-timeout", defaultWriteTimeout, "a caller that takes nothing of its answer for so long is given up")
 	flags.DurationVar(&cfg.timeout, "timeout", 0, "deadline of a request without Grpc-Timeout; 0: none")
 	flags.DurationVar(&cfg.slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
 	flags.DurationVar(&cfg.grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
@@ -93,7 +109,7 @@ func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.Flag
 
 // parseFlags reads a command line. Its errors say which option is wrong, and how.
 func parseFlags(args []string) (config, error) {
-	cfg := config{patience: patience}
+	cfg := config{patience: patience, headPatience: headPatience, handshakeTimeout: handshakeTimeout}
 	var backends backendList
 	var wantsVersion bool
 	flags := newFlags(&cfg, &backends, &wantsVersion)
@@ -112,7 +128,14 @@ func parseFlags(args []string) (config, error) {
 	if isListenSet && cfg.listenFD != noFD {
 		return config{}, errors.New("--listen and --listen-fd exclude each other: give one")
 	}
-	return cfg, cfg.check()
+	if err := cfg.check(); err != nil {
+		return config{}, err
+	}
+	if cfg.maxBufferedBytes == 0 {
+		cfg.maxBufferedBytes = budgetFor(cfg.jsonLimit().bytes, memoryLimit())
+	}
+	cfg.maxConnections = max(1, min(cfg.maxConnections, mostOpenFiles()/2))
+	return cfg, nil
 }
 
 // check returns what is wrong with options that are readable each.
@@ -122,6 +145,14 @@ func (c *config) check() error {
 		return errors.New("no backend: give --backend host:rpc_port[/http_port] at least once")
 	case c.maxMessageBytes < 1 || c.maxMessageBytes > math.MaxInt32:
 		return fmt.Errorf("--max-message-bytes %d is not in 1..%d", c.maxMessageBytes, math.MaxInt32)
+	case c.maxJSONBytes < 1 || c.maxJSONBytes > math.MaxInt32:
+		return fmt.Errorf("--max-json-bytes %d is not in 1..%d", c.maxJSONBytes, math.MaxInt32)
+	case c.maxBufferedBytes != 0 && c.maxBufferedBytes < leastBufferedBytes:
+		return fmt.Errorf("--max-buffered-bytes %d is less than %d", c.maxBufferedBytes, leastBufferedBytes)
+	case c.maxConnections < 1:
+		return fmt.Errorf("--max-connections %d is less than 1", c.maxConnections)
+	case c.writeTimeout <= 0:
+		return errors.New("--write-timeout must be positive")
 	case c.timeout < 0 || c.slack < 0 || c.grace < 0:
 		return errors.New("--timeout, --slack and --grace must not be negative")
 	case c.listenFD < noFD:

@@ -114,6 +114,7 @@ class Gateway:
         backends = [socket_paths(folder, number) for number in range(max(1, config.copies))]
         settings = {
             "max-message-bytes": str(config.max_message_bytes),
+            "max-json-bytes": str(config.max_message_bytes),
             "timeout": _duration(config.timeout_s or 0.0),
             "grace": _duration(config.stop_grace_period_s + _LAST_S),
             "access-log-sample": str(config.log.request_sample),

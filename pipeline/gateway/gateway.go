@@ -20,6 +20,7 @@ type gateway struct {
 	pool     *pool
 	stats    *stats
 	access   *accessLog
+	budget   *budget
 	mux      *runtime.ServeMux // of the generated code
 	web      *passthrough
 	standard deadline // of a request that says none
@@ -34,6 +35,7 @@ func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway
 		pool:     backends,
 		stats:    stats,
 		access:   &accessLog{log: log, every: cfg.accessLogSample},
+		budget:   newBudget(cfg.maxBufferedBytes),
 		web:      newPassthrough(backends, log),
 		standard: standardDeadline(cfg.timeout),
 	}
@@ -45,6 +47,7 @@ func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway
 		runtime.WithErrorHandler(noteFailure),
 		runtime.WithRoutingErrorHandler(noteLostRoute),
 	)
+	stats.watch(g.budget)
 	client := &balancer{pool: backends, cfg: cfg}
 	return g, pipelinepb.RegisterPipelineServiceHandlerClient(context.Background(), g.mux, client)
 }
@@ -53,11 +56,10 @@ func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	found, name, method := routeOf(r, !g.web.isUnknown())
 	x := &exchange{ResponseWriter: w, cfg: &g.cfg, request: r, started: time.Now(), route: found}
+	x.share.of = g.budget
 	g.stats.inFlight.Inc()
 	defer g.answered(x)
 	switch found {
-	case routeInference:
-		g.infer(x, name, method)
 	case routeHealth:
 		g.health(x, method)
 	case routeMetrics:
@@ -65,12 +67,22 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case routeNowhere:
 		g.refuseNowhere(x)
 	default:
+		if err := x.share.need(requestBytes); err != nil {
+			x.refuseFault(err) // which it is
+			return
+		}
+		if found == routeInference {
+			g.infer(x, name, method)
+			return
+		}
 		g.web.forward(x)
 	}
 }
 
 // answered counts an exchange that is over, also one that was broken off by a panic.
 func (g *gateway) answered(x *exchange) {
+	x.lastWords()
+	x.share.end()
 	g.stats.inFlight.Dec()
 	if x.status == 0 {
 		x.status = statusCallerLeft
@@ -150,18 +162,22 @@ func (g *gateway) infer(x *exchange, name, method string) {
 	g.end(asked, asked.failed)
 }
 
-// read takes the body of a call and unpacks it.
+// read takes the body of a call and unpacks it, if there is room for what it says.
 func (g *gateway) read(asked *call) (err error) {
 	x := asked.exchange
-	if asked.original, err = x.readBody(); err != nil {
+	most := g.cfg.jsonLimit()
+	if asked.original, err = x.readBody(most); err != nil {
 		return err
 	}
 	g.stats.received.Add(float64(len(asked.original)))
 	asked.plain = asked.original
 	if encoding := encodingOf(x.request.Header); encoding != "" {
-		asked.plain, err = unpack(encoding, asked.original, g.cfg.maxMessageBytes)
+		if asked.plain, err = x.unpack(encoding, asked.original, most); err != nil {
+			return err
+		}
 	}
-	return err
+	asked.weight = weightOf(asked.plain)
+	return x.share.need(asked.weight)
 }
 
 // end answers a call that failed, and frees what it held.
@@ -181,7 +197,7 @@ func (g *gateway) end(asked *call, err error) {
 		g.log.errorf("%s failed: %v", x.request.URL.Path, err)
 		x.refuse(&refusal{status: http.StatusInternalServerError, code: codeUnknown, text: "internal error of the gateway"})
 	}
-	releaseBody(asked.original)
+	asked.forget()
 }
 
 // writerFor returns where the generated code writes the answer to.

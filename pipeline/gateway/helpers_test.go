@@ -162,7 +162,7 @@ func start(t *testing.T, change func(*config), args ...string) *running {
 		t.Fatal(err)
 	}
 	backends.start()
-	go func() { _ = serveOn(server, listener) }()
+	go func() { _ = serveOn(server, newGuard(listener, &cfg, stats)) }()
 	t.Cleanup(func() {
 		_ = server.Close()
 		backends.close()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -63,10 +62,13 @@ func serve(cfg config, log *logger, self process) error {
 	server := newServer(cfg, handler, log)
 	server.TLSConfig = security
 	backends.start()
+	sweeping, endSweeping := context.WithCancel(context.Background())
+	defer endSweeping()
+	go handler.budget.sweep(sweeping)
 	ended := make(chan error, 1)
 	go func() {
 		backends.awaitKnown(firstWord)
-		ended <- serveOn(server, listener)
+		ended <- serveOn(server, newGuard(listener, &cfg, stats))
 	}()
 	log.infof("gateway %s listens on %s, %d backends", version, listener.Addr(), len(backends.backends))
 	goodbye := make(chan farewell, 3) // one of each who may say it
@@ -83,12 +85,13 @@ func serve(cfg config, log *logger, self process) error {
 }
 
 // serveOn accepts connections until the server is shut down.
-func serveOn(server *http.Server, listener net.Listener) error {
+func serveOn(server *http.Server, guarded *guard) error {
+	server.ConnState = guarded.note
 	var err error
 	if server.TLSConfig != nil {
-		err = server.ServeTLS(listener, "", "")
+		err = server.ServeTLS(guarded, "", "")
 	} else {
-		err = server.Serve(shapedListener{listener})
+		err = server.Serve(shapedListener{guarded})
 	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil

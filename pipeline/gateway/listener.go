@@ -9,12 +9,22 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"time"
 )
 
 // maxHeadBytes is what a request's head may have, as at the door; package http adds 4096 to it.
 const (
 	maxHeadBytes  = 64 << 10
 	headTolerance = 4096
+)
+
+// Of an HTTP/2 connection.
+const (
+	streamsAtOnce    = 100
+	receiveBytes     = 1 << 20 // that the caller may send ahead, on all its streams
+	headerTableBytes = 4 << 10
+	pingAfter        = 30 * time.Second // of silence
+	pingFor          = 10 * time.Second
 )
 
 // listen opens the listening socket, or takes the inherited one.
@@ -109,16 +119,25 @@ func shaped(statusAndReason []byte) []byte {
 	if code == "431" {
 		answer = headTooLarge()
 	}
+	return written(answer)
+}
+
+// written returns the bytes of an answer that ends a connection.
+func written(answer *refusal) []byte {
 	body := answer.body()
-	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n",
-		answer.status, http.StatusText(answer.status), jsonType, len(body))
+	retry := ""
+	if answer.retryAfter {
+		retry = "retry-after: 1\r\n"
+	}
+	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nconnection: close\r\n%scontent-type: %s\r\ncontent-length: %d\r\n\r\n",
+		answer.status, http.StatusText(answer.status), retry, jsonType, len(body))
 	return append([]byte(head), body...)
 }
 
 // Close hangs up; a caller that was refused and still sends would be cut off before it sees why.
 func (c *shapedConn) Close() error {
 	if c.hasRefused {
-		hangUpGently(c.Conn)
+		hangUpGently(c.Conn, lingerFor)
 	}
 	return c.Conn.Close()
 }
@@ -141,11 +160,20 @@ func newServer(cfg config, handler http.Handler, log *logger) *http.Server {
 		Handler:                      handler,
 		Protocols:                    &protocols,
 		ReadTimeout:                  cfg.patience, // until `exchange.hasArrived` takes it off
-		ReadHeaderTimeout:            cfg.patience,
+		ReadHeaderTimeout:            min(cfg.headPatience, cfg.patience),
 		IdleTimeout:                  keepAlive,
 		MaxHeaderBytes:               maxHeadBytes - headTolerance,
 		DisableGeneralOptionsHandler: true, // `OPTIONS *` is the door's to answer
 		ErrorLog:                     log.standard(),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          streamsAtOnce,
+			MaxReceiveBufferPerConnection: receiveBytes,
+			MaxReceiveBufferPerStream:     receiveBytes,
+			MaxDecoderHeaderTableSize:     headerTableBytes,
+			SendPingTimeout:               pingAfter,
+			PingTimeout:                   pingFor,
+			// WriteByteTimeout would end a TLS connection in the middle of a record: see guardedConn.
+		},
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
 			return withConn(ctx, conn)
 		},

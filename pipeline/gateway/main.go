@@ -12,7 +12,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
+
+	"google.golang.org/grpc/grpclog"
 )
 
 // version is the product's; a build sets it with -ldflags "-X main.version=...".
@@ -24,10 +25,9 @@ const (
 	exitUsage  = 2 // cannot be served: the command line is wrong
 )
 
-// gcPercent trades memory for time: what a gateway keeps is small, what it passes on is not.
-const gcPercent = 400
-
 func main() {
+	// What gRPC and the generated code say in passing is said elsewhere, or of callers that have left.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -46,9 +46,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		log.errorf("%v; pipeline-gateway --help lists the options", err)
 		return exitUsage
 	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	tuneMemory(cfg.maxBufferedBytes, memoryLimit())
 	if err := serve(cfg, log, thisProcess()); err != nil {
 		log.errorf("%v", err)
 		return exitFailed

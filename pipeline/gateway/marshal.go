@@ -42,7 +42,8 @@ func (*marshaler) ContentType(any) string { return jsonType }
 func (m *marshaler) Marshal(value any) ([]byte, error) {
 	switch message := value.(type) {
 	case *pipelinepb.Response:
-		return appendResponse(make([]byte, 0, answerBytes), message), nil
+		size := proto.Size(message)
+		return appendResponse(make([]byte, 0, answerBytes+size+size/8), message), nil
 	case proto.Message:
 		return m.write.Marshal(message)
 	}

@@ -17,15 +17,17 @@ var latencyBuckets = prometheus.ExponentialBuckets(0.0005, 2, 17)
 
 // stats is what the gateway counts; names begin with pipeline_gateway_.
 type stats struct {
-	registry   *prometheus.Registry
-	requests   *prometheus.CounterVec
-	durations  *prometheus.HistogramVec
-	inFlight   prometheus.Gauge
-	backendUp  *prometheus.GaugeVec
-	handedOver *prometheus.CounterVec
-	retries    prometheus.Counter
-	received   prometheus.Counter
-	sent       prometheus.Counter
+	registry           *prometheus.Registry
+	requests           *prometheus.CounterVec
+	durations          *prometheus.HistogramVec
+	inFlight           prometheus.Gauge
+	backendUp          *prometheus.GaugeVec
+	connections        prometheus.Gauge
+	refusedConnections prometheus.Counter
+	handedOver         *prometheus.CounterVec
+	retries            prometheus.Counter
+	received           prometheus.Counter
+	sent               prometheus.Counter
 }
 
 func newStats() *stats {
@@ -47,6 +49,10 @@ func newStats() *stats {
 		backendUp: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "backend_up", Help: "1 for a backend that serves, else 0.",
 		}, []string{"backend"}),
+		connections: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "connections", Help: "Callers' connections that are open.",
+		}),
+		refusedConnections: counter("refused_connections_total", "Connections that were one too many."),
 		handedOver: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "handed_over_total", Help: "Inference requests that a backend's HTTP door answered, by reason.",
 		}, []string{"reason"}),
@@ -61,10 +67,17 @@ func newStats() *stats {
 	info.Set(1)
 	ours := prometheus.WrapRegistererWithPrefix(metricPrefix, s.registry)
 	ours.MustRegister(
-		s.requests, s.durations, s.inFlight, s.backendUp, s.handedOver, s.retries, s.received, s.sent,
+		s.connections, s.refusedConnections, s.requests, s.durations, s.inFlight, s.backendUp, s.handedOver, s.retries, s.received, s.sent,
 		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return s
+}
+
+// watch has the metrics tell what a budget holds.
+func (s *stats) watch(held *budget) {
+	prometheus.WrapRegistererWithPrefix(metricPrefix, s.registry).MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "buffered_bytes", Help: "Bytes of requests and answers that are held, roughly.",
+	}, func() float64 { return float64(held.held.Load()) }))
 }
 
 // answered counts an exchange that is over.

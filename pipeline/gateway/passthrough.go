@@ -78,7 +78,7 @@ func (p *passthrough) forward(x *exchange) {
 		x.hasArrived()
 		p.serve(x, r)
 	case r.ContentLength > 0 && r.ContentLength <= min(wholeBytes, x.cfg.maxMessageBytes) && r.Header.Get("Expect") == "":
-		body, err := x.readBody()
+		body, err := x.readBody(x.cfg.messageLimit())
 		if err != nil {
 			x.refuseFault(err) // which it is
 			return

@@ -192,7 +192,7 @@ func TestAMessageThatGrewBeyondTheLimitIsNotSent(t *testing.T) {
 
 func TestMessagesOfManyMegabytesPassBothWays(t *testing.T) {
 	large := doubleOptions{server: []grpc.ServerOption{grpc.MaxRecvMsgSize(64 << 20)}}
-	g := startReady(t, "--backend", startDouble(t, echo, large).address)
+	g := startReady(t, "--max-json-bytes", "30000000", "--backend", startDouble(t, echo, large).address)
 	text := strings.Repeat("x", 20<<20)
 	got := g.post(t, `{"key":["k"],"value":["`+text+`"]}`)
 	if got.status != 200 || got.response(t).Value[0] != text {

@@ -3,6 +3,9 @@ package main
 import (
 	"bytes"
 	"strconv"
+	"unsafe"
+
+	"pipeline/gateway/pipelinepb"
 )
 
 // mostDigits of a number that has no exponent, and is a double for sure.
@@ -73,3 +76,25 @@ func isDouble(number []byte) bool {
 }
 
 func isDigit(char byte) bool { return char >= '0' && char <= '9' }
+
+const (
+	tensorBytes = int64(unsafe.Sizeof(pipelinepb.Tensor{})) + 16
+	valueBytes  = 16 // of a string without its text, or a number and what is behind it in its array
+)
+
+// weightOf returns how many bytes the request that a JSON text stands for takes in memory, roughly: `{}`
+// is a tensor of hundreds of bytes.
+func weightOf(text []byte) int64 {
+	tensors, values := int64(0), int64(0)
+	for at := 0; at < len(text); at++ {
+		switch text[at] {
+		case '"':
+			at = endOfString(text, at+1) - 1
+		case '{':
+			tensors++
+		case ',':
+			values++
+		}
+	}
+	return int64(len(text)) + tensors*tensorBytes + values*valueBytes
+}
