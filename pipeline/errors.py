@@ -40,11 +40,13 @@ class ErrorCode(enum.IntEnum):
 class PipelineError(Exception):
     """Base of all errors of this library. `code` is the `err_no` that a caller sees.
 
-    `was_logged`: what caused it is in the log, with its traceback.
+    `was_logged`: what caused it is in the log, with its traceback. `is_callers`: it is for the
+    caller to mend; the service did what it should.
     """
 
     code: int = ErrorCode.UNKNOW
     was_logged: bool = False
+    is_callers: bool = False
 
 
 class ProductError(PipelineError):
@@ -55,6 +57,7 @@ class ProductError(PipelineError):
     """
 
     code: int = ErrorCode.PRODUCT_ERROR
+    is_callers = True
 
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(text)

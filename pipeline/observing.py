@@ -23,7 +23,7 @@ from pipeline.observe.profile import profile_text
 from pipeline.observe.profile_writer import ProfileWriter
 from pipeline.observe.recent import Recent, Recording
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
-from pipeline.observe.span import PIPELINE, Journal, Sink
+from pipeline.observe.span import BY_CALLERS, PIPELINE, Journal, Sink
 from pipeline.observe.statistics import Statistics, merge, model_names
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
 from pipeline.observe.tracer import Tracer
@@ -113,7 +113,8 @@ class Observation:
         """Who is to be told what happens; after `start`."""
 
         def failed(request: InFlight, error: PipelineError) -> None:
-            log.failed(request.data_id, request.log_id, error)
+            level = logging.INFO if request.outcome in BY_CALLERS else logging.ERROR
+            log.failed(request.data_id, request.log_id, error, level)
             if self._recent is not None:
                 self._recent.failed(request.data_id, request.log_id, error)
             if self._telemetry is not None:

@@ -10,10 +10,11 @@ from pipeline.doors.page_layout import Layout
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.observe.recent import MOST_FAILED, MOST_SLOW
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentTurn, Snapshot
-from pipeline.observe.span import Outcome
+from pipeline.observe.span import BY_CALLERS, Outcome
 from pipeline.observe.statistics import merge
 
 _FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.OK]
+_BY_CALLERS = [outcome.name.lower() for outcome in BY_CALLERS]
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -147,8 +148,13 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Stat
         pipeline=pipeline,
         ops=[_op(state, counted) for state, counted in zip(engine.ops, models, strict=True)],
         slowest=sorted(slowest, key=lambda request: -request.took_ns)[:MOST_SLOW],
-        failed=sorted(failed, key=lambda request: -request.ended_ms)[:MOST_FAILED],
+        failed=sorted(failed, key=_gravity)[:MOST_FAILED],
     )
+
+
+def _gravity(request: Request) -> tuple[bool, int]:
+    """What callers are to blame for must not push the server's own failures out of sight."""
+    return request.outcome in _BY_CALLERS, -request.ended_ms
 
 
 def _added(engines: Sequence[EngineState], names: Sequence[str]) -> EngineState:

@@ -16,7 +16,7 @@ from pipeline.engine.state import OpState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import NO_WORKER, Outcome, packed_turn
+from pipeline.observe.span import NO_WORKER, Outcome, outcome_of, packed_turn
 from pipeline.op import Op
 from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
@@ -25,7 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 _STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
 _STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
 
-_OK, _FAILED = int(Outcome.OK), int(Outcome.BACKEND)
+_OK = int(Outcome.OK)
 _FROM_OUTSIDE = (Outcome.REJECTED, Outcome.CANCELED)  # no Op is the reason for these
 
 _SHORTEST_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
@@ -342,7 +342,7 @@ class OpDispatcher:
             self._batches,
             item.data_id,
             run.rows[index] if run.rows else request.rows,
-            _FAILED if is_failed else _OK,
+            outcome_of(run.outcomes[index]) if is_failed else _OK,
             item.ready_ns,
             *times,
         )

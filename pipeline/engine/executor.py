@@ -28,7 +28,7 @@ from pipeline.errors import (
     described,
     error_from_wire,
 )
-from pipeline.observe.span import PIPELINE, Outcome
+from pipeline.observe.span import PIPELINE, Outcome, outcome_of
 from pipeline.op import (
     EXECUTOR_NAME,
     PROFILE_KEY,
@@ -265,7 +265,9 @@ class DAGExecutor:
         try:
             self._begin(request, self._request_op.unpack_request_package(request.raw))
         except Exception as error:  # ours, on a caller's data: that caller is told
-            self._finish(request, _package_error(error))
+            refusal = _package_error(error)
+            refusal.is_callers = True
+            self._finish(request, refusal)
 
     def _unpacked(self, worker: Worker, job: EdgeJob) -> None:
         if job.request.is_over or job.is_stale:
@@ -337,7 +339,7 @@ class DAGExecutor:
         if isinstance(error, DeadlineError) and self._restart(request):
             return
         branches = request.live - 1  # that nobody waits for any more
-        self._close(request, error, Outcome.BACKEND)
+        self._close(request, error, outcome_of(error) if error else Outcome.OK)
         if branches > 0:
             for node in self.nodes.values():
                 node.forget(request)
@@ -442,8 +444,8 @@ class DAGExecutor:
         if not request.answer.done():
             if type(response) is Response:
                 if response.err_no and request.error is None:
-                    request.outcome = Outcome.BACKEND
                     request.error = error_from_wire(response.err_no, response.err_msg)
+                    request.outcome = outcome_of(request.error)
                 if request.turns is not None:
                     self._add_profile(request, response)
             request.answer.set_result(response)

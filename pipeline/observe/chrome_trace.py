@@ -323,7 +323,8 @@ def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def _ending(outcome: int, **about: Any) -> Event:
     if outcome <= Outcome.OK:  # -1 is not known
         return {"args": about}
-    return {"args": {"outcome": Outcome(outcome).name, **about}, "cname": "terrible"}
+    colour = "bad" if outcome == Outcome.PRODUCT else "terrible"  # yellow, red
+    return {"args": {"outcome": Outcome(outcome).name, **about}, "cname": colour}
 
 
 def _meta(kind: str, pid: int, tid: int, **about: Any) -> Event:

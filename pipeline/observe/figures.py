@@ -131,9 +131,9 @@ class Figures:
     """A whole record. `seconds` is the time in which at least one request was there.
 
     All is said of what happened, of which `told` requests are in the record: fewer in a sample.
-    Beside those that `failed` are `given_up` ones, whose callers went away. `inside` is the mean
-    number of requests in the graph. `let_in_ms`, `unpack_ms`, `graph_ms` and
-    `pack_ms` are the mean parts of `latency`.
+    Beside those that `failed` are `given_up` ones, whose callers went away, and `refused` ones,
+    which could not be served as they were. `inside` is the mean number of requests in the graph.
+    `let_in_ms`, `unpack_ms`, `graph_ms` and `pack_ms` are the mean parts of `latency`.
     """
 
     seconds: float
@@ -141,6 +141,7 @@ class Figures:
     told: int
     failed: int
     given_up: int
+    refused: int
     inside: float
     latency: Latency
     let_in_ms: float
@@ -177,13 +178,16 @@ def figures_of(
     is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
     took = Spans((ends - starts)[is_well], whole["weight"][is_well])
     in_graph = between(whole, "begun_ns", "packing_ns")
-    is_given_up = whole["outcome"] == Outcome.CANCELED
+    is_given_up, is_refused = (
+        whole["outcome"] == outcome for outcome in (Outcome.CANCELED, Outcome.PRODUCT)
+    )
     return Figures(
         seconds=seconds,
         requests=requests_count,
         told=whole.size or requests_count,
-        failed=count(whole[(whole["outcome"] > Outcome.OK) & ~is_given_up]),
+        failed=count(whole[(whole["outcome"] > Outcome.OK) & ~is_given_up & ~is_refused]),
         given_up=count(whole[is_given_up]),
+        refused=count(whole[is_refused]),
         inside=over(in_graph.total_s, seconds),
         latency=Latency(took.mean_ms, *map(took.percentile_ms, (50, 95, 99))),
         let_in_ms=between(whole, "start_ns", "entered_ns").mean_ms,

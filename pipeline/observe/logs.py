@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +206,7 @@ class RequestLog:
         self._stride = 1 if logger.isEnabledFor(logging.DEBUG) else self._sample
         self._failures_per_s = failures_per_s
         self._second_end = float("-inf")
-        self._failures = 0
+        self._failures: Counter[int] = Counter()  # by level
 
     @property
     def wants_successes(self) -> bool:
@@ -225,23 +226,23 @@ class RequestLog:
             stacklevel=2,
         )
 
-    def failed(self, data_id: int, log_id: int, error: object, op: str = "") -> None:
-        """One request ended in `error` (an exception or a text), in the Op `op` if it is known.
+    def failed(self, data_id: int, log_id: int, error: object, level: int = logging.ERROR) -> None:
+        """One request ended in `error`, an exception or a text.
 
         An exception of the user's own code was logged where it was raised, with its traceback.
         """
         now = self._clock()
         if now >= self._second_end:
             self.flush()
-            self._second_end, self._failures = now + 1.0, 0
-        self._failures += 1
-        if self._failures > self._failures_per_s:
+            self._second_end = now + 1.0
+        self._failures[level] += 1
+        if self._failures[level] > self._failures_per_s:
             return
-        self._logger.error(
-            "(data_id=%s log_id=%s) Failed to predict: %s%s",
+        self._logger.log(
+            level,
+            "(data_id=%s log_id=%s) Failed to predict: %s",
             data_id,
             log_id,
-            f"[{op}] " if op else "",
             _one_line(error),
             extra=TOLD if getattr(error, "was_logged", False) else None,
             stacklevel=2,
@@ -249,10 +250,11 @@ class RequestLog:
 
     def flush(self) -> None:
         """Log how many failures were not written out; also called when the server stops."""
-        more = self._failures - self._failures_per_s
-        self._failures = 0
-        if more > 0:
-            self._logger.error("%d more requests failed within a second: not logged singly", more)
+        failures, self._failures = self._failures, Counter()
+        for level, count in failures.items():
+            if count > self._failures_per_s:
+                text = "%d more requests failed within a second: not logged singly"
+                self._logger.log(level, text, count - self._failures_per_s)
 
 
 def _one_line(error: object) -> str:

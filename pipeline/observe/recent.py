@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.errors import utf8_text
 from pipeline.observe.open_turns import Found, OpenTurns
 from pipeline.observe.snapshot import RecentRequest, RecentTurn
-from pipeline.observe.span import REQUEST, TURN, Outcome, Rows
+from pipeline.observe.span import BY_CALLERS, REQUEST, TURN, Outcome, Rows
 from pipeline.observe.tables import Positions
 
 UNPACK, PACK = "@unpack", "@pack"
@@ -71,6 +71,7 @@ class Recent:
         self._turns = OpenTurns()
         self._slots: dict[int, list[_Kept]] = {}
         self._failures: deque[_Kept] = deque(maxlen=MOST_FAILED)
+        self._callers: deque[_Kept] = deque(maxlen=MOST_FAILED)  # failures by callers
         self._errors: dict[int, tuple[int, str]] = {}
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
@@ -88,7 +89,8 @@ class Recent:
         self._keep_failed(requests)
         self._turns.end(requests["data_id"])
         if self._turns.are_many:  # most requests are outdone by then, and not looked up at all
-            self._look_up([*itertools.chain.from_iterable(self._slots.values()), *self._failures])
+            kept = itertools.chain.from_iterable(self._slots.values())
+            self._look_up([*kept, *self._failures, *self._callers])
             self._turns.throw_out()
         self._forget()
 
@@ -99,8 +101,9 @@ class Recent:
         return self._look_up(sorted(kept, key=_took, reverse=True)[:MOST_SLOW])
 
     def failures(self) -> list[RecentRequest]:
-        """The last requests that failed, the last one first."""
-        return [self._with_text(shown) for shown in self._look_up(list(reversed(self._failures)))]
+        """The last requests that failed, and the last that callers are to blame for."""
+        kept = [*reversed(self._failures), *reversed(self._callers)]
+        return [self._with_text(shown) for shown in self._look_up(kept)]
 
     def _keep_slow(self, requests: Rows) -> None:
         slot = int(requests["end_ns"].max()) // _SLOT_NS
@@ -112,9 +115,11 @@ class Recent:
             del kept[MOST_SLOW:]
 
     def _keep_failed(self, requests: Rows) -> None:
-        failed = np.flatnonzero(requests["outcome"])[-MOST_FAILED:]
-        for row in _dicts(requests.take(failed)):
-            self._failures.append(_Kept(row, *self._errors.get(row["data_id"], (0, ""))))
+        is_failed, is_callers = requests["outcome"] > 0, np.isin(requests["outcome"], BY_CALLERS)
+        for kept, which in ((self._failures, ~is_callers), (self._callers, is_callers)):
+            failed = np.flatnonzero(is_failed & which)[-MOST_FAILED:]
+            for row in _dicts(requests.take(failed)):
+                kept.append(_Kept(row, *self._errors.get(row["data_id"], (0, ""))))
 
     def _forget(self) -> None:
         oldest = self._clock_ns() // _SLOT_NS - _SLOTS

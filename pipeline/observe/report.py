@@ -59,8 +59,8 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
     yield (
         f"{name}: {figures.requests:,} requests in {figures.seconds:.3f} s, "
         f"{_text(figures.per_s, 1)}/s; {figures.failed:,} failed"
-        + f", {figures.given_up:,} given up by their callers"
-        * bool(figures.given_up)
+        + f", {figures.given_up:,} given up by their callers" * bool(figures.given_up)
+        + f", {figures.refused:,} refused as they were" * bool(figures.refused)
     )
     if figures.told < figures.requests:
         yield (

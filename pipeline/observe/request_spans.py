@@ -225,4 +225,5 @@ def _with_error(attributes: dict[str, Value], outcome: int) -> dict[str, Value]:
 
 
 def _text_of(outcome: int, error: str = "") -> str:
-    return "" if outcome == Outcome.OK else error or Outcome(outcome).name
+    """What the span's status says; as of HTTP's 4xx it stays unset where the caller is to blame."""
+    return "" if outcome in (Outcome.OK, Outcome.PRODUCT) else error or Outcome(outcome).name

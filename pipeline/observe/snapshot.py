@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from pipeline.engine.state import EngineState
+from pipeline.observe.span import Outcome
 from pipeline.predictors.memory import MemoryUse
 
 LATENCY_STEPS = 121
@@ -43,7 +44,7 @@ class ModelCounters(msgspec.Struct, array_like=True):
     execution_count: int = 0
     success_count: int = 0
     success_ns: int = 0
-    fail_counts: list[int] = msgspec.field(default_factory=lambda: [0] * 5)
+    fail_counts: list[int] = msgspec.field(default_factory=lambda: [0] * len(Outcome))
     fail_ns: int = 0
     queue_ns: int = 0
     input_ns: int = 0

@@ -16,19 +16,31 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import PipelineError
+
 _LOGGER = logging.getLogger(__name__)
 
 _MOST_TURNS = 2048  # before they are folded, which takes some 0.5 us each
 
 
 class Outcome(enum.IntEnum):
-    """How a turn or a request ended. The failures are Triton's reasons for one."""
+    """How a turn or a request ended. The failures are Triton's reasons for one, and PRODUCT."""
 
     OK = 0
     REJECTED = 1  # its time was over before it ran
     CANCELED = 2  # the caller went away
     BACKEND = 3  # user code or a model failed, or took too long
     OTHER = 4  # a worker was lost, the server stops, the request failed elsewhere
+    PRODUCT = 5  # it could not be served as it was: a product error, or no valid request
+
+
+BY_CALLERS = (Outcome.CANCELED, Outcome.PRODUCT)
+"""Failures that say nothing about the health of the service."""
+
+
+def outcome_of(error: PipelineError) -> Outcome:
+    """How a turn or a request ends that failed with `error` while it was worked on."""
+    return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 
 PIPELINE = -1

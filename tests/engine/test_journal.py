@@ -14,11 +14,17 @@ from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, WorkerDiedError
 from pipeline.observe.span import NO_WORKER, PIPELINE, TURN, Journal, Outcome, packed_turn
 from pipeline.op import PROFILE_KEY
+from pipeline.proto import pipeline_service_pb2
 
 
 class Fails(Op):
     def preprocess(self, input_dicts, data_id, log_id):
         raise ProductError(51, f"{self.name} refuses")
+
+
+class OwnRequestOp(RequestOp):
+    def unpack_request_package(self, request):
+        raise KeyError("x")
 
 
 class Model:
@@ -72,9 +78,9 @@ def test_a_failed_request_says_so_and_its_code_and_later_ops_have_no_turn():
             turns, (request,) = told(engine)
         assert [(turn["op"], turn["outcome"]) for turn in turns] == [
             (0, Outcome.OK),
-            (1, Outcome.BACKEND),
+            (1, Outcome.PRODUCT),
         ]
-        assert (request["outcome"], request["code"]) == (Outcome.BACKEND, 51)
+        assert (request["outcome"], request["code"]) == (Outcome.PRODUCT, 51)
 
     run_virtual(main())
 
@@ -367,3 +373,34 @@ def test_a_sink_that_fails_harms_nobody(caplog):
     journal.fold()
     assert sink.folds == [(1, 0)]
     assert "Breaks failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("request_op", "outcome"), [(RequestOp(), Outcome.PRODUCT), (OwnRequestOp(), Outcome.BACKEND)]
+)
+def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_it(
+    request_op, outcome
+):
+    async def main():
+        async with Engine(Tag("a", [request_op])) as engine:
+            broken = pipeline_service_pb2.Request(key=["a", "b"], value=["1"])
+            assert (await engine.executor.handle(broken)).err_no == 8000
+            _, (request,) = told(engine)
+        assert request["outcome"] == outcome
+
+    run_virtual(main())
+
+
+def test_a_response_op_that_answers_with_a_products_code_is_no_failure_of_the_service():
+    class Refuses(ResponseOp):
+        def pack_response_package(self, channeldata):
+            return pipeline_service_pb2.Response(err_no=51, err_msg="no face")
+
+    async def main():
+        last = Tag("a", [RequestOp()])
+        async with Engine(last, response_op=Refuses(input_ops=[last])) as engine:
+            assert (await engine.ask()).err_no == 51
+            _, (request,) = told(engine)
+        assert request["outcome"] == Outcome.PRODUCT
+
+    run_virtual(main())

@@ -190,8 +190,8 @@ def test_names_that_yaml_would_take_for_something_else_are_quoted(tmp_path):
 
 
 def test_requests_whose_callers_went_away_are_told_from_failed_ones(tmp_path):
-    ended = (Outcome.OK, Outcome.BACKEND, Outcome.CANCELED)
+    ended = (Outcome.OK, Outcome.BACKEND, Outcome.CANCELED, Outcome.PRODUCT, Outcome.PRODUCT)
     requests = requests_of(*(request(number, outcome=int(how)) for number, how in enumerate(ended)))
     analyst = Analyst(written(tmp_path, turns_of(turn()), requests, ["bow"]))
     text = report_text("p", analyst.figures, advise(analyst.figures))
-    assert "1 failed, 1 given up by their callers" in text.splitlines()[0]
+    assert "1 failed, 1 given up by their callers, 2 refused as they were" in text.splitlines()[0]

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import pytest
 from doubles import logs_in
 
-from pipeline.errors import InitError, UserCodeError
+from pipeline.errors import InitError, ProductError, UserCodeError
 from pipeline.observe.log_sinks import FileSink, LogFiles
 from pipeline.observe.log_writer import LogWriter
 from pipeline.observe.logs import RequestLog
@@ -495,15 +495,28 @@ def test_successes_that_nobody_wants_are_not_logged(log, level, sample):
 
 def test_a_failure_is_logged_in_the_predecessor_s_words(log):
     requests = RequestLog(log)
-    requests.failed(3, 7, InitError("no model"), op="det")
+    requests.failed(3, 7, InitError("no model"))
     requests.failed(4, 0, "dag closed.")
     requests.failed(5, 0, TimeoutError())
     assert log.lines == [
-        ("ERROR", "(data_id=3 log_id=7) Failed to predict: [det] no model"),
+        ("ERROR", "(data_id=3 log_id=7) Failed to predict: no model"),
         ("ERROR", "(data_id=4 log_id=0) Failed to predict: dag closed."),
         ("ERROR", "(data_id=5 log_id=0) Failed to predict: TimeoutError"),
     ]
     assert all(record.exc_info is None for record in log.records)
+
+
+def test_what_a_caller_is_to_blame_for_is_no_error_and_is_counted_apart(log):
+    requests = RequestLog(log, failures_per_s=1, clock=Clock())
+    requests.failed(0, 0, ProductError(51, "no face"), logging.INFO)
+    requests.failed(1, 0, ProductError(51, "no face"), logging.INFO)
+    requests.failed(2, 0, InitError("no model"))
+    requests.flush()
+    assert log.lines == [
+        ("INFO", "(data_id=0 log_id=0) Failed to predict: no face"),
+        ("ERROR", "(data_id=2 log_id=0) Failed to predict: no model"),
+        ("INFO", "1 more requests failed within a second: not logged singly"),
+    ]
 
 
 def test_a_failure_of_user_code_was_shown_where_it_was_raised(log):

@@ -102,12 +102,13 @@ def test_the_counters_of_triton_have_its_names_types_and_labels():
 def test_every_reason_of_a_failure_is_told_from_the_start():
     model = counters("svc")
     model.fail_counts[Outcome.BACKEND] = 3
+    model.fail_counts[Outcome.PRODUCT] = 2
     text = render([Snapshot(0, engine(), [model])])
     failures = {
         reason: value(text, "nv_inference_request_failure", model="svc", reason=reason, version="1")
-        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER", "PRODUCT")
     }
-    assert failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 3, "OTHER": 0}
+    assert failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 3, "OTHER": 0, "PRODUCT": 2}
     assert b'reason="OK"' not in text
 
 

@@ -152,6 +152,14 @@ def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(r
     assert len(recent._turns) < 20_000
 
 
+def test_failures_of_callers_do_not_push_those_of_the_service_out(recent, clock):
+    ends = [Outcome.BACKEND, *[Outcome.PRODUCT] * 30, *[Outcome.CANCELED] * 5]
+    for number, outcome in enumerate(ends):
+        fold(recent, requests=[request(number, at=clock.now_ns, took=MS, outcome=outcome)])
+    found = recent.failures()
+    assert [one.data_id for one in found] == [0, *range(35, 25, -1)]
+
+
 def test_requests_that_never_had_a_turn_leave_nothing_behind(recent, clock):
     """A hostile caller's, which are refused when they are unpacked."""
     fold(recent, [turn(-1, 0, at=clock.now_ns)])  # of one that is open all the while

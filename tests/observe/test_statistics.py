@@ -113,7 +113,7 @@ def test_one_batch_seen_on_both_sides_of_a_turn_that_never_ran_is_one():
 
 def test_a_failed_turn_moves_its_reason_and_its_time_only():
     words = counted([a_turn(outcome=BACKEND, rows=2)])[1]
-    assert words == ModelCounters("words", fail_counts=[0, 0, 0, 1, 0], fail_ns=15 * MS)
+    assert words == ModelCounters("words", fail_counts=[0, 0, 0, 1, 0, 0], fail_ns=15 * MS)
 
 
 def test_a_failure_counts_in_the_width_of_a_batch_in_which_another_succeeds():
@@ -147,7 +147,7 @@ def test_requests_of_the_pipeline_are_executions_of_their_own():
 
 def test_a_failed_request_is_one_failure():
     pipeline = counted(requests=[a_request(outcome=BACKEND, code=10000)])[0]
-    assert pipeline == ModelCounters("imdb", fail_counts=[0, 0, 0, 1, 0], fail_ns=30 * MS)
+    assert pipeline == ModelCounters("imdb", fail_counts=[0, 0, 0, 1, 0, 0], fail_ns=30 * MS)
 
 
 def test_a_request_for_one_op_is_none_of_the_pipelines():

@@ -13,7 +13,7 @@ import pytest
 from doubles import Engine, chain, run_virtual
 
 from pipeline import Op
-from pipeline.errors import ErrorCode, UserCodeError
+from pipeline.errors import ErrorCode, ProductError, UserCodeError
 from pipeline.observe.request_spans import RequestRow, SpanRecord, TurnRow
 from pipeline.observe.span import (
     NO_WORKER,
@@ -254,6 +254,17 @@ def test_a_failure_is_the_status_of_its_turn_and_of_the_request(bench: Bench):
     assert spans["imdb"].attributes["error.type"] == "BACKEND"
     assert spans["imdb"].attributes["pipeline.err_no"] == ErrorCode.UNKNOWN
     assert [text for text, _ in spans["imdb"].events] == ["let into the graph", "unpacked"]
+
+
+def test_what_a_caller_is_to_blame_for_leaves_the_status_unset(bench: Bench):
+    bench.begin(7)
+    bench.turn(7, outcome=Outcome.PRODUCT)
+    bench.telemetry.failed(7, 0, ProductError(51, "no face"))
+    bench.request(7, outcome=Outcome.PRODUCT, code=51, packing_ns=80)
+    spans = by_name(bench.spans())
+    assert (spans["bow"].error, spans["imdb"].error) == ("", "")
+    assert spans["imdb"].attributes["error.type"] == "PRODUCT"
+    assert spans["imdb"].attributes["pipeline.err_no"] == 51
 
 
 def test_a_turn_that_never_ran_has_no_stages(bench: Bench):

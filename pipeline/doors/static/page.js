@@ -1,7 +1,7 @@
 // The page: asks for the status once a second and shows what has changed.
 
 import { arrange, byId, draw, make, say } from "./page_dom.js";
-import { History, digits, duration, growth, percentile, total } from "./page_figures.js";
+import { History, digits, duration, growth, ofService, percentile, total } from "./page_figures.js";
 import { GraphView } from "./page_graph.js";
 import { RequestsView } from "./page_requests.js";
 
@@ -74,7 +74,7 @@ function figures(counters, before, passed_s, workers) {
     p95: percentile(grown.latency, 0.95),
     p99: percentile(grown.latency, 0.99),
     batch: grown.executions ? grown.requests / grown.executions : undefined,
-    failed: total(grown.failed),
+    failed: ofService(grown.failed),
     reasons: grown.failed,
     load: passed_s && workers ? Math.min(1, grown.busy_ns / (passed_s * 1e9 * workers)) : undefined,
     queue: each(grown.queue_ns),
@@ -118,8 +118,8 @@ function tiles(now, pipeline) {
 
 function failures(now, pipeline) {
   const reasons = Object.entries(pipeline.reasons).filter(([, count]) => count > 0);
-  const said = reasons.map(([reason, count]) => `${digits(count)} ${reason}`);
-  const since = total(now.pipeline.failed);
+  const said = reasons.map(([reason, count]) => `${digits(count)} ${reason}`); // also by callers
+  const since = ofService(now.pipeline.failed);
   return [...(said.length ? [said.join(", ")] : [`${digits(since)} since the start`]),
     ...(now.rejected ? [`${digits(now.rejected)} refused`] : [])].join("; ");
 }

@@ -54,6 +54,13 @@ export function growth(now, before = NOTHING) {
   return grown;
 }
 
+/** Outcomes that say nothing about the health of the service. */
+export const BY_CALLERS = new Set(["canceled", "product"]);
+
+/** How many of these, by outcome, are failures of the service. */
+export const ofService = (failed) =>
+  total(Object.fromEntries(Object.entries(failed).filter(([why]) => !BY_CALLERS.has(why))));
+
 export const total = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 
 /**

@@ -1,7 +1,7 @@
 // Recent requests: a line each, and behind it the way of the request through the Ops.
 
 import { arrange, make, say } from "./page_dom.js";
-import { ago, duration } from "./page_figures.js";
+import { BY_CALLERS, ago, duration } from "./page_figures.js";
 
 const STAGES = [
   ["queue", "queue", "ready_ns", "start_ns"],
@@ -15,6 +15,7 @@ const WHY = {
   canceled: "the caller went away",
   backend: "an Op failed or took too long",
   other: "a worker was lost, or the server stops",
+  product: "it could not be served as it was",
 };
 
 export class RequestsView {
@@ -50,7 +51,7 @@ export class RequestsView {
 const keyOf = (request) => `${request.copy} ${request.data_id} ${request.ended_ms}`;
 
 function row(request, isOfSeveral) {
-  const root = make("details", request.outcome === "ok" ? "" : "failed");
+  const root = make("details", request.outcome === "ok" || BY_CALLERS.has(request.outcome) ? "" : "failed");
   const about = why(request);
   const reason = make("span", "why", about);
   reason.title = about;
@@ -101,7 +102,7 @@ function track(turn, whole) {
     bar.append(piece);
   }
   const isWell = turn.outcome === "ok";
-  const root = make("div", isWell ? "turn" : "turn bad", make("span", "", EDGES[turn.op] ?? turn.op), bar,
+  const root = make("div", isWell || BY_CALLERS.has(turn.outcome) ? "turn" : "turn bad", make("span", "", EDGES[turn.op] ?? turn.op), bar,
     make("span", "", duration(turn.end_ns - turn.ready_ns)));
   const batch = turn.op in EDGES ? [] : turn.batch_requests
     ? [`in a batch of ${turn.batch_requests}`] : ["it never ran"];
