@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
+import resource
 import sys
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
-from fuzz import generator, shrink, virtual
-from fuzz.case import Case
+from fuzz import generator, real, shrink, virtual
 from fuzz.generator import Features
 from fuzz.mutants import MUTANTS
 from fuzz.strands import Strands
 
 _PROGRESS_S = 60.0
+_LANES = 2  # real cases at a time: they wait most of the time
+_REPEATS = 2
 _MOST_SHOWN = 25  # findings that are printed whole
 _MOST_OF_A_KIND = 5
 _MOST_LINES = 3  # of each
@@ -28,37 +33,53 @@ _MOST_CHARACTERS = 700
 
 @dataclass
 class Summary:
-    """What was found so far. `kinds` has a count for each kind of finding."""
+    """What was found so far. `kinds` has a count for each kind of finding.
+
+    `unrepeated` findings of real cases may be due to a machine that is busy: a request that was
+    late, and was not when the case was run again.
+    """
 
     started: float
+    without: str = ""
     cases: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     bad: int = 0
+    unrepeated: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
+    told: float = field(default_factory=time.monotonic)
 
-    def count(self, engine: str, case: Case) -> None:
+    def count(self, engine: str, requests: int) -> None:
         self.cases[engine] = self.cases.get(engine, 0) + 1
-        self.requests += len(case.requests)
+        self.requests += requests
 
-    def tell(self, engine: str, seed: int, case: Case, findings: list[str], without: str) -> None:
+    def tell(self, line: str, findings: list[str]) -> None:
         """Print a finding, unless there were too many."""
         self.bad += 1
         kind = shrink.kind_of(findings[0])
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if self.bad > _MOST_SHOWN or self.kinds[kind] > _MOST_OF_A_KIND:
             return
-        only = ",".join(str(request.number) for request in case.requests)
-        missing = f" --without {without}" if without else ""
-        line = f"--engine {engine} --seed {seed} --cases 1 --only {only}{missing}"
-        print(f"\nfinding {self.bad}: python -m fuzz {line}")
+        missing = f" --without {self.without}" if self.without else ""
+        print(f"\nfinding {self.bad}: python -m fuzz {line} --cases 1{missing}")
         for finding in findings[:_MOST_LINES]:
             print(f"    {finding[:_MOST_CHARACTERS]}")
         sys.stdout.flush()
 
+    def say_if_due(self) -> None:
+        """The line of every minute."""
+        if time.monotonic() - self.told >= _PROGRESS_S:
+            self.told = time.monotonic()
+            print(self.line(), flush=True)
+
     def line(self) -> str:
         took_s = time.monotonic() - self.started
         cases = ", ".join(f"{count:,} {engine}" for engine, count in self.cases.items())
-        return f"{took_s:,.0f} s: {cases or 'no'} cases, {self.requests:,} requests, {self.bad} bad"
+        late = f", {self.unrepeated} late once" if self.unrepeated else ""
+        most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        return (
+            f"{took_s:,.0f} s: {cases or 'no'} cases, {self.requests:,} requests, "
+            f"{self.bad} bad{late}; {most_mib} MiB"
+        )
 
 
 def main() -> int:
@@ -78,38 +99,109 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long it goes on")
     parser.add_argument("--seed", type=int, help="of the first case; the next ones follow")
-    parser.add_argument("--cases", type=int, help="how many, instead of --seconds")
-    parser.add_argument("--engine", choices=("virtual",), default="virtual")
+    parser.add_argument("--cases", type=int, help="how many of each engine, instead of --seconds")
+    parser.add_argument("--engine", choices=("virtual", "real", "both"), default="both")
     parser.add_argument("--without", default="", help="features to leave out, with commas")
-    parser.add_argument("--only", default="", help="of the case: these requests, with commas")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="a defect to put back")
+    parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="a defect to put back (virtual)")
     return parser.parse_args()
 
 
 def fuzz(given: argparse.Namespace, features: Features) -> Summary:
-    """Cases one after the other, virtual and real ones in turn."""
+    """Cases until the time is up: virtual ones here, real ones beside them."""
     seed = given.seed if given.seed is not None else time.time_ns() % 10**9
     print(f"seed {seed}, engine {given.engine}, without: {given.without or 'nothing'}", flush=True)
-    summary = Summary(time.monotonic())
-    ends, told = summary.started + given.seconds, summary.started
+    summary = Summary(time.monotonic(), given.without)
+    until = Until(summary.started + given.seconds, given.cases)
+    lanes = []
+    if given.engine != "virtual":
+        lanes = [Lane(seed, first, until, given) for first in range(_LANES)]
+    for lane in lanes:
+        lane.start()
+    if given.engine != "real":
+        _fuzz_virtual(given, seed, features, until, summary, lanes)
+    for lane in lanes:
+        while lane.is_alive():
+            lane.join(1.0)
+            _take_in(lanes, summary)
+    _take_in(lanes, summary)
+    return summary
+
+
+@dataclass
+class Until:
+    """When it ends. `only` so many cases of each engine, if said."""
+
+    at: float
+    only: int | None
+
+    def is_over(self, number: int) -> bool:
+        return number >= self.only if self.only is not None else time.monotonic() >= self.at
+
+
+def _fuzz_virtual(
+    given: argparse.Namespace,
+    seed: int,
+    features: Features,
+    until: Until,
+    summary: Summary,
+    lanes: list[Lane],
+) -> None:
     strands = Strands()
-    for number in range(given.cases if given.cases is not None else sys.maxsize):
-        now = time.monotonic()
-        if given.cases is None and now >= ends:
+    for number in itertools.count():
+        _take_in(lanes, summary)
+        if until.is_over(number):
             break
-        if now - told >= _PROGRESS_S:
-            told = now
-            print(summary.line(), flush=True)
         case = generator.generate(seed + number, features)
         if given.only:
             case = case.only([int(each) for each in given.only.split(",")])
         findings = virtual.run(case, strands)
-        summary.count("virtual", case)
+        summary.count("virtual", len(case.requests))
         if findings:
             case, findings = shrink.shrunk(case, lambda each: virtual.run(each, strands))
-            summary.tell("virtual", seed + number, case, findings, given.without)
+            only = ",".join(str(request.number) for request in case.requests)
+            summary.tell(f"--engine virtual --seed {seed + number} --only {only}", findings)
     strands.close()
-    return summary
+
+
+def _take_in(lanes: list[Lane], summary: Summary) -> None:
+    """What the lanes have found; and the line of the minute, if it is time for it."""
+    for lane in lanes:
+        while lane.told:
+            seed, requests, findings, is_repeated = lane.told.popleft()
+            summary.count("real", requests)
+            if findings and not is_repeated:
+                summary.unrepeated += 1
+            elif findings:
+                summary.tell(f"--engine real --seed {seed}", findings)
+    summary.say_if_due()
+
+
+class Lane(threading.Thread):
+    """Runs real cases, one after the other: every `_LANES`-th seed.
+
+    `told` has (seed, requests, findings, whether they came again or need not).
+    """
+
+    def __init__(self, seed: int, first: int, until: Until, given: argparse.Namespace) -> None:
+        super().__init__(daemon=True)
+        self.told: deque[tuple[int, int, list[str], bool]] = deque()
+        self._seed = seed
+        self._first = first
+        self._until = until
+        self._runner = real.Runner(_LANES, given.without, given.only)
+
+    def run(self) -> None:
+        for number in itertools.count(self._first, _LANES):
+            if self._until.is_over(number):
+                break
+            seed = self._seed + number
+            requests, findings = self._runner.run(seed)
+            is_repeated = True
+            if findings and all(map(real.may_be_slowness, findings)):
+                is_repeated = any(self._runner.again(seed) for _ in range(_REPEATS))
+            self.told.append((seed, requests, findings, is_repeated))
+        self._runner.close()
 
 
 if __name__ == "__main__":

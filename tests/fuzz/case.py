@@ -46,7 +46,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to."""
+    """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to.
+
+    `has_lod`, `has_texts`: what is fed beside the rows; `has_bulk`: its answer is as large as goes
+    through shared memory; `is_async`: `process` is a coroutine (real servers only).
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -63,6 +67,8 @@ class OpSpec:
     max_batch_size: int = 0  # samples of one call; 0: any number
     has_lod: bool = False
     has_texts: bool = False
+    has_bulk: bool = False
+    is_async: bool = False
 
     @property
     def is_batched(self) -> bool:

@@ -140,6 +140,8 @@ class _Generator:
             max_batch_size=self._most_samples(batch_size),
             has_lod=self.chance(0.15),
             has_texts=self.chance(0.15),
+            has_bulk=self.chance(0.15),
+            is_async=has.scale == "real" and self.chance(0.15),
         )
 
     def _most_samples(self, batch_size: int) -> int:

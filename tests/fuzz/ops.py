@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import struct
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from pipeline.proto import pipeline_service_pb2
 
 _TEXT_BYTES = 512
 _COUNT = struct.Struct("<I")
+_BULK = 4096  # numbers: what is above 16 KiB goes through shared memory
+_ASYNC_HANG_S = 60.0
 
 
 class World(Protocol):
@@ -81,6 +84,7 @@ class PlainOp(Op):
         self.spec = spec
         self.script = script
         self.current = -1
+        self.makes_bulk = False
         if spec.max_batch_size:
             self.max_batch_size = spec.max_batch_size
 
@@ -95,6 +99,12 @@ class PlainOp(Op):
             log_id in (request.log_id, 0 if request.alone_at else request.log_id),
             f"{name}: request {request.number} has log_id {log_id}, not {request.log_id}",
         )
+        for name_of, part in input_dicts.items():
+            bulk = part.get("bulk")
+            script.demand(
+                bulk is None or (len(bulk) == _BULK and bool((bulk == request.number).all())),
+                f"{name}: request {request.number} reads another one's bulk of {name_of}",
+            )
         self.current = request.number
         script.world.sleep(self._delay_s(request, 0))
         kind = self._kind(request)
@@ -127,7 +137,10 @@ class PlainOp(Op):
         read = ",".join(f"{name}={part.get('value', 'in')}" for name, part in input_dicts.items())
         made = self.made_of(request, fetch_data)
         text = model.squeezed(f"{self.name}({read})r{request.number}{made}")
-        return {"id": str(request.number), "value": text}, None, ""
+        answer: dict[str, Any] = {"id": str(request.number), "value": text}
+        if self.makes_bulk:
+            answer["bulk"] = np.full(_BULK, request.number, np.int64)
+        return answer, None, ""
 
     def made_of(self, request: RequestSpec, fetched: Any) -> str:
         return ""
@@ -175,14 +188,30 @@ class ModelOp(PlainOp):
 
     def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
         (feed,) = feed_batch
-        numbers = list(dict.fromkeys(feed["id"].tolist()))
-        requests = [self.script.requests[number] for number in numbers]
-        self._check(feed, requests, typical_logid)
-        struck = [self.script.board.strike(self.name, number) for number in numbers]
-        self.script.world.sleep(max((self._delay_s(each, 1) for each in requests), default=0.0))
-        for request, count in zip(requests, struck, strict=True):
+        called = self._called(feed, typical_logid)
+        self.script.world.sleep(self._longest_s(called))
+        for request, count in called:
+            if self._hangs(request, count):
+                self.script.world.hang(request.faults[self.name].back_s)
             if (error := self._act(request, count)) is not None:
                 return error
+        return self._result(feed)
+
+    def _called(self, feed: Any, log_id: int) -> list[tuple[RequestSpec, int]]:
+        """The requests of a call, and how many calls each has had."""
+        numbers = list(dict.fromkeys(feed["id"].tolist()))
+        requests = [self.script.requests[number] for number in numbers]
+        self._check(feed, requests, log_id)
+        return [(each, self.script.board.strike(self.name, each.number)) for each in requests]
+
+    def _longest_s(self, called: list[tuple[RequestSpec, int]]) -> float:
+        return max((self._delay_s(request, 1) for request, _ in called), default=0.0)
+
+    def _hangs(self, request: RequestSpec, count: int) -> bool:
+        fault = request.faults.get(self.name)
+        return fault is not None and fault.kind == "hang" and count <= fault.attempts
+
+    def _result(self, feed: Any) -> dict[str, Any]:
         salt = model.salt(self.name)
         result = {"y": feed["x"] * 3 + np.array(salt, feed["x"].dtype)}
         if self.spec.has_texts:
@@ -226,8 +255,6 @@ class ModelOp(PlainOp):
             return None
         if fault.kind == "unavailable":
             raise PredictorUnavailableError(text)
-        if fault.kind == "hang":
-            self.script.world.hang(fault.back_s)
         if fault.kind == "crash":
             self.script.world.crash()
         return None
@@ -246,6 +273,21 @@ class ModelOp(PlainOp):
         if self.spec.has_lod:
             text += "|" + ",".join(map(str, part["t"].tolist()))
         return text
+
+
+class AsyncOp(ModelOp):
+    """With a `process` that is a coroutine."""
+
+    async def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
+        (feed,) = feed_batch
+        called = self._called(feed, typical_logid)
+        await asyncio.sleep(self._longest_s(called))
+        for request, count in called:
+            if self._hangs(request, count):
+                await asyncio.sleep(request.faults[self.name].back_s or _ASYNC_HANG_S)
+            if (error := self._act(request, count)) is not None:
+                return error
+        return self._result(feed)
 
 
 class OwnRequestOp(RequestOp):
@@ -287,13 +329,20 @@ def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
     request_op = OwnRequestOp(script) if case.own_edges else RequestOp()
     made: dict[str, Op] = {REQUEST: request_op}
     for spec in case.ops:
-        kind = ModelOp if spec.has_process else PlainOp
-        made[spec.name] = kind(spec, script, [made[name] for name in spec.inputs])
+        made[spec.name] = op = _class_of(spec)(spec, script, [made[name] for name in spec.inputs])
+        # The answer that is packed as text has none.
+        op.makes_bulk = spec.has_bulk and case.last.name not in (spec.name, *spec.jumps_to)
     for spec in case.ops:
         made[spec.name].set_jump_to_ops([made[target] for target in spec.jumps_to])
     last = made[case.last.name]
     response_op = OwnResponseOp(script, last) if case.own_edges else ResponseOp([last])
     return made, response_op
+
+
+def _class_of(spec: OpSpec) -> type[PlainOp]:
+    if not spec.has_process:
+        return PlainOp
+    return AsyncOp if spec.is_async else ModelOp
 
 
 def config(case: Case) -> dict[str, Any]:

@@ -1,0 +1,418 @@
+"""Runs cases on real servers: threads, worker processes, shared memory, HTTP and gRPC.
+
+`python -m fuzz.real SEED COUNT` runs them in this process and prints a line of JSON for each;
+`Runner` does so in processes of their own, so that one that hangs or dies costs no more than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fuzz import generator, ops
+from fuzz.case import REQUEST, Case, RequestSpec
+from fuzz.checker import Ending, Outlook, bound_s, check_endings
+from fuzz.generator import Features
+from pipeline import PipelineServer
+from pipeline.data import ChannelData
+from pipeline.engine.request import Route
+from pipeline.errors import OverloadedError
+from pipeline.event_loop import loop_factory
+from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
+
+_LATE_S = 3.0  # what a loaded machine may add to any time
+_SETTLE_S = 30.0
+_HANG_S = 60.0  # a process that hangs is killed long before
+_LAG_S = 0.25  # a machine that stands still for so long makes timeouts of its own
+_PATIENCE_S = 180.0  # for one case
+_CASES_OF_A_CHILD = 12
+_DOORS = ("engine", "http", "grpc")
+
+
+class RealWorld:
+    """`ops.World` for user code in threads and processes."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self._home = os.getpid()
+
+    def sleep(self, seconds: float) -> None:
+        if seconds:
+            time.sleep(seconds)
+
+    def hang(self, seconds: float | None) -> None:
+        if os.getpid() == self._home:
+            self.release.wait(_HANG_S if seconds is None else seconds)
+        else:
+            time.sleep(_HANG_S)
+
+    def crash(self) -> None:
+        assert os.getpid() != self._home, "only worker processes crash"
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class RealEngine:
+    """A running server, asked at all of its doors."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.world = RealWorld()
+        self.script = ops.Script(case, self.world)
+        self.outlook = Outlook(case, self.script.board)
+        self.by_name, response_op = ops.build(case, self.script)
+        self.server = PipelineServer("fuzz")
+        self.server.set_response_op(response_op)
+        self.server.prepare_server(
+            yml_dict={**ops.config(case), "http_port": 0, "host": "127.0.0.1"}
+        )
+        self.channel: grpc.aio.Channel | None = None
+        self.lag_s = 0.0
+
+    @property
+    def state(self) -> Any:
+        return self.server.executor.state()
+
+    async def ask(self, spec: RequestSpec) -> Ending:
+        """One request from its arrival to its end, as its caller sees it."""
+        await asyncio.sleep(spec.at_s)
+        started = time.monotonic()
+        door = "engine" if spec.alone_at else _DOORS[spec.number % len(_DOORS)]
+        task = asyncio.ensure_future(getattr(self, f"_ask_{door}")(spec))
+        leaving = None
+        if spec.leaves_s is not None:
+            leaving = asyncio.get_running_loop().call_later(spec.leaves_s, task.cancel)
+        try:
+            ending: Ending = await task
+        except asyncio.CancelledError:
+            ending = Ending(spec.number, "left")
+        if leaving is not None:
+            leaving.cancel()
+        ending.took_s = time.monotonic() - started
+        return ending
+
+    async def _ask_engine(self, spec: RequestSpec) -> Ending:
+        route, raw = None, _raw(spec)
+        if spec.alone_at:
+            payload = {REQUEST: {"id": str(spec.number)}}
+            route = Route(op=self.by_name[spec.alone_at], payload=payload, packs=False)
+        try:
+            answer = await self.server.executor.handle(raw, spec.deadline_s, route)
+        except OverloadedError as error:
+            return Ending(spec.number, "error", int(error.code), str(error))
+        if isinstance(answer, ChannelData):
+            if answer.error is not None:
+                return Ending(spec.number, "error", int(answer.error.code), str(answer.error))
+            return Ending(spec.number, "answer", text=answer.payload["value"])
+        return _of_response(spec, answer)
+
+    async def _ask_grpc(self, spec: RequestSpec) -> Ending:
+        stub = pipeline_service_pb2_grpc.PipelineServiceStub(self.channel)
+        metadata = []
+        if spec.deadline_s is not None:
+            metadata.append(("pipeline-timeout", f"{round(spec.deadline_s * 1e3)}m"))
+        try:
+            return _of_response(spec, await stub.inference(_raw(spec), metadata=metadata))
+        except grpc.aio.AioRpcError as error:
+            return Ending(spec.number, "error", error.code().value[0], str(error.details()))
+
+    async def _ask_http(self, spec: RequestSpec) -> Ending:
+        body = {"key": ["id"], "value": [str(spec.number)], "logid": spec.log_id}
+        timeout = f"grpc-timeout: {round(spec.deadline_s * 1e3)}m\r\n" if spec.deadline_s else ""
+        data = await self.http("POST", "/fuzz/prediction", timeout, json.dumps(body).encode())
+        return _of_response(
+            spec,
+            pipeline_service_pb2.Response(
+                err_no=data.get("err_no", 0),
+                err_msg=data.get("err_msg", ""),
+                key=data.get("key", ()),
+                value=data.get("value", ()),
+            ),
+        )
+
+    async def http(self, method: str, path: str, headers: str = "", body: bytes = b"") -> Any:
+        """The body of an answer: parsed JSON, or text."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.http_port)
+        try:
+            head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await reader.read()
+        finally:
+            writer.close()
+        head_of, _, content = answer.partition(b"\r\n\r\n")
+        is_json = b"application/json" in head_of
+        return json.loads(content) if is_json else content.decode()
+
+    # After it ---------------------------------------------------------------------------------
+
+    async def settle(self, is_released: bool) -> None:
+        """Give what nobody waits for any more its time to end; then look at all gauges."""
+        ends = time.monotonic() + _SETTLE_S + bound_s(self.case)
+        while time.monotonic() < ends:
+            is_stuck = is_released and any(op.workers.stuck for op in self.state.ops)
+            if self.outlook.is_idle(self.state) and not is_stuck:
+                break
+            await asyncio.sleep(0.02)
+        self.outlook.check_state(self.state, is_released)
+
+    async def check_metrics(self) -> None:
+        """What stands at /metrics is at rest, too."""
+        text = str(await self.http("GET", "/metrics"))
+        gauges = (
+            "nv_inference_pending_request_count",
+            "pipeline_requests{",
+            "pipeline_op_requests",
+        )
+        lines = [line for line in text.splitlines() if line.startswith(gauges)]
+        if not lines:
+            self.outlook.complain(f"no gauges at /metrics: {text[:200]}")
+        for line in lines:
+            if float(line.rpartition(" ")[2]):
+                self.outlook.complain(f"a gauge is not 0 after the last answer: {line}")
+
+    async def check_memory(self) -> None:
+        """No block of shared memory is in use."""
+        family = getattr(self.server._service, "_family", None)
+        for _ in range(100):
+            gc.collect()
+            if family is None or not family.memory.used:
+                return
+            await asyncio.sleep(0.02)
+        self.outlook.complain(f"{family.memory.used} blocks of shared memory are in use")
+
+    async def watch_lag(self) -> None:
+        """How long the machine lets this process wait."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            self.lag_s = max(self.lag_s, time.monotonic() - began)
+
+
+def _raw(spec: RequestSpec) -> Any:
+    return pipeline_service_pb2.Request(key=["id"], value=[str(spec.number)], logid=spec.log_id)
+
+
+def _of_response(spec: RequestSpec, response: Any) -> Ending:
+    if response.err_no:
+        return Ending(spec.number, "error", response.err_no, response.err_msg)
+    answer = dict(zip(response.key, response.value, strict=True))
+    return Ending(spec.number, "answer", text=answer.get("value", repr(answer)))
+
+
+# One case ---------------------------------------------------------------------------------------
+
+
+def run(case: Case) -> list[str]:
+    """What is wrong with the server, as far as this case shows it."""
+    before = _holdings()
+    engine = RealEngine(case)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_run(engine))
+    engine.outlook.check_complaint()
+    findings = engine.outlook.findings + _left(before)
+    if engine.lag_s > _LAG_S:
+        findings = [finding for finding in findings if not may_be_slowness(finding)]
+    return findings
+
+
+async def _run(engine: RealEngine) -> None:
+    case, outlook = engine.case, engine.outlook
+    async with engine.server, _lag_watched(engine), _channel(engine):
+        asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
+        done, late = await asyncio.wait(asked, timeout=2 * bound_s(case) + 10 * _LATE_S)
+        check_endings(case, [task.result() for task in done], outlook, _LATE_S)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        await engine.settle(is_released=False)
+        engine.world.release.set()
+        await engine.settle(is_released=True)
+        await engine.check_metrics()
+        await engine.check_memory()
+
+
+@contextlib.asynccontextmanager
+async def _channel(engine: RealEngine) -> AsyncIterator[None]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{engine.server.rpc_port}") as engine.channel:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _lag_watched(engine: RealEngine) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(engine.watch_lag())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def may_be_slowness(finding: str) -> bool:
+    """Whether a machine that stood still may be the reason."""
+    return "code=6000" in finding or " took " in finding
+
+
+def _holdings() -> dict[str, Any]:
+    gc.collect()
+    pid = os.getpid()
+    return {
+        "threads": {t.name for t in threading.enumerate() if t.name.startswith("pipeline")},
+        "children": set(Path(f"/proc/self/task/{pid}/children").read_text().split()),
+        "shared memory": set(os.listdir("/dev/shm")),
+    }
+
+
+def _left(before: dict[str, Any]) -> list[str]:
+    """What a stopped server has left behind."""
+    for _ in range(150):
+        after = _holdings()
+        more = {name: after[name] - before[name] for name in after if after[name] - before[name]}
+        if not more:
+            return []
+        time.sleep(0.02)
+    return [f"left behind by a server that stopped: {more}"]
+
+
+def main() -> int:
+    """Run cases here; one line of JSON each."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz.real")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--without", default="")
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    features = Features(scale="real").without(*filter(None, given.without.split(",")))
+    files: list[int] = []
+    for seed in range(given.seed, given.seed + given.count * given.step, given.step):
+        case = generator.generate(seed, features)
+        if given.only:
+            case = case.only([int(each) for each in given.only.split(",")])
+        findings = run(case)
+        files.append(len(os.listdir("/proc/self/fd")))
+        # gRPC keeps a few descriptors from its first use on.
+        if len(files) > 2 and files[-1] > max(files[:2]) + 2:
+            findings.append(f"file descriptors grow: {files}")
+        told = {"seed": seed, "requests": len(case.requests), "findings": findings}
+        print(json.dumps(told), flush=True)
+    return 0
+
+
+# Processes of their own -------------------------------------------------------------------------
+
+
+class Runner:
+    """Runs cases in child processes, a few in each; every `step`-th seed."""
+
+    def __init__(self, step: int = 1, without: str = "", only: str = "") -> None:
+        self._step = step
+        self._extra = [f"--step={step}", f"--without={without}", f"--only={only}"]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._left = self._next = 0
+        self._buffer = b""
+
+    def again(self, seed: int) -> bool:
+        """Whether this case fails if it is run alone."""
+        self.close()
+        findings = self.run(seed, 1)[1]
+        self.close()
+        return bool(findings)
+
+    def run(self, seed: int, more: int = _CASES_OF_A_CHILD) -> tuple[int, list[str]]:
+        """(requests, findings) of the case of this seed."""
+        if self._child is None or not self._left or seed != self._next:
+            self.close()
+            self._start(seed, more)
+        self._next = seed + self._step
+        self._left -= 1
+        line = self._line()
+        if line is None:
+            return 0, [self._give_up(seed)]
+        told = json.loads(line)
+        assert told["seed"] == seed, (told, seed)
+        return told["requests"], told["findings"]
+
+    def _start(self, seed: int, count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
+        self._left, self._buffer = count, b""
+        command = [sys.executable, "-m", "fuzz.real", str(seed), str(count), *self._extra]
+        with open(Path(self._folder.name, "stderr"), "wb") as errors:
+            self._child = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "SERVING_LOG_PATH": self._folder.name},
+                start_new_session=True,
+            )
+
+    def _line(self) -> bytes | None:
+        """The next line of the child; None if it ended or says nothing for too long."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        ends = time.monotonic() + _PATIENCE_S
+        while b"\n" not in self._buffer:
+            wait_s = max(0.0, ends - time.monotonic())
+            ready, _, _ = select.select([self._child.stdout], [], [], wait_s)
+            data = os.read(self._child.stdout.fileno(), 65536) if ready else b""
+            if not data:
+                return None
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _give_up(self, seed: int) -> str:
+        assert self._child is not None
+        assert self._folder is not None
+        is_hanging = self._child.poll() is None
+        if is_hanging:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(0.5)
+            is_hanging = self._child.poll() is None
+        if is_hanging:
+            self._child.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+        errors = Path(self._folder.name, "stderr").read_text(errors="replace")[-3000:]
+        what = "hangs" if is_hanging else f"ended with {self._child.returncode}"
+        self.close()
+        return f"the server's process {what} at seed {seed}: {errors}"
+
+    def close(self) -> None:
+        """End the child, and all that it has started."""
+        child, self._child = self._child, None
+        if child is not None:
+            if self._left or child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(10.0 if not self._left else 0.1)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+        self._left = 0
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
