@@ -99,7 +99,7 @@ class Channel:
             return {name or slot: part}
         if not is_complete:
             return None
-        return {names.get(slot, slot): parts[slot] for slot in self.producers}
+        return _by_name((names.get(slot, slot), parts[slot]) for slot in self.producers)
 
     def push(self, item: Item) -> None:
         """Queue an item whose inputs are complete."""
@@ -216,6 +216,15 @@ def first_error(inputs: dict[str, Any]) -> PipelineError | None:
                 return part
             passed_over = passed_over or part
     return passed_over
+
+
+def _by_name(parts: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The parts by name. Who stands in for another Op, and is read itself, is read once."""
+    inputs: dict[str, Any] = {}
+    for name, part in parts:
+        if name not in inputs or _is_answer(part):
+            inputs[name] = part
+    return inputs
 
 
 def _is_answer(part: Any) -> bool:

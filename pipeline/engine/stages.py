@@ -149,8 +149,9 @@ class BatchRun(msgspec.Struct, eq=False):
         """
         live = [sample for sample in self.samples if not sample.is_over]
         tried = self.attempts + 1
-        if isinstance(error, WorkerDiedError) and len(live) > 1:
-            tried = self.attempts  # it was nobody's attempt in particular
+        if isinstance(error, WorkerDiedError) and len(self.samples) > 1:
+            # It was nobody's attempt in particular: who is to blame may be over by now.
+            tried = self.attempts
         elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
             return []
         return [BatchRun([sample], attempts=tried) for sample in live]

@@ -91,6 +91,14 @@ def test_a_jumping_op_takes_a_producers_place_under_its_own_name(jumper_comes_fi
     assert channel.join(other, "b", 4) == {"a": 3, "b": 4}, "the name was that request's alone"
 
 
+@pytest.mark.parametrize("producers", [["jumper", "over"], ["over", "jumper"]])
+def test_a_jumping_op_that_is_read_itself_is_read_once(producers):
+    """What it passed over, its own place among others, does not hide its answer."""
+    channel, asked = Channel(producers), request()
+    assert channel.join(asked, "over", 1, "jumper") is None
+    assert channel.join(asked, "jumper", PassedOver("passed over")) == {"jumper": 1}
+
+
 def test_a_jumping_op_may_be_the_first_arrival_or_the_only_producer():
     asked = request()
     assert Channel(["a", "b"], first_arrival=True).join(asked, "a", 1, "jumper") == {"jumper": 1}

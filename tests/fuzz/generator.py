@@ -150,17 +150,22 @@ class _Generator:
         return self.rng.choice((4, 8))
 
     def with_jumps(self, ops: list[OpSpec]) -> list[OpSpec]:
-        """Some Op may jump: over a part of the graph that nobody else feeds or reads."""
-        places = [
+        """One Op may jump: over a part of the graph that nobody else feeds or reads, or anywhere
+        further on, so that Ops run beside who stands in for them, or are waited for in vain."""
+        pairs = [
             (op.name, target.name)
             for index, op in enumerate(ops)
             for target in ops[index + 1 :]
-            if is_jump_clear(ops, op.name, target.name)
+            if self.chance(0.1) or is_jump_clear(ops, op.name, target.name)
         ]
-        if not places:
+        if not pairs:
             return ops
-        jumper, target = self.rng.choice(places)
-        return [replace(op, jumps_to=(target,)) if op.name == jumper else op for op in ops]
+        jumper, target = self.rng.choice(pairs)
+        targets = {target}
+        if self.chance(0.2):
+            targets.add(self.rng.choice([other for name, other in pairs if name == jumper]))
+        given = tuple(name for name in (op.name for op in ops) if name in targets)
+        return [replace(op, jumps_to=given) if op.name == jumper else op for op in ops]
 
     # Requests -----------------------------------------------------------------------------
 

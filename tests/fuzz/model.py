@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fuzz.case import ALWAYS, RAISES, REQUEST, Case, OpSpec, RequestSpec, mark
 
@@ -76,7 +76,8 @@ def every(walk: Callable[[Choose], Result]) -> set[Result]:
 def evaluate(case: Case, request: RequestSpec, choose: Choose) -> Result:
     """One walk through the graph."""
     if request.alone_at:
-        return at_op(case, case.op(request.alone_at), request, [(REQUEST, Answer("in"))], choose)
+        op = case.op(request.alone_at)
+        return at_op(case, op, request, [Part(REQUEST, Answer("in"))], choose)[0]
     edge = request.faults.get(REQUEST)
     if edge is not None and edge.kind == "raise_pre":
         return Failure(PACKAGE, mark(request.number, REQUEST))
@@ -86,49 +87,65 @@ def evaluate(case: Case, request: RequestSpec, choose: Choose) -> Result:
     return result
 
 
+class Part(NamedTuple):
+    """What an Op reads of one producer, or of who stands in for it. `is_late`: not before a jump"""
+
+    name: str
+    result: Result
+    is_late: bool = False
+
+
 def through(case: Case, request: RequestSpec, choose: Choose) -> Result:
-    results: dict[str, Result] = {REQUEST: Answer("in")}
-    stand_ins: dict[str, tuple[str, Result]] = {}
+    """From the first Ops to the last."""
+    parts = {REQUEST: Part(REQUEST, Answer("in"))}
+    stand_in: Part | None = None
+    targets: tuple[str, ...] = ()
     for op in case.ops:
-        parts = [stand_ins.get(name, (name, results[name])) for name in op.inputs]
-        result = at_op(case, op, request, parts, choose)
-        if isinstance(result, Answer) and op.jumps_to and jumps(case, op, request, choose):
-            stand_ins |= dict.fromkeys(op.jumps_to, (op.name, result))
-            if case.last.name in op.jumps_to:
-                return result
-            result = ABSENT  # for those who read it
-        results[op.name] = result
-    result = results[case.last.name]
+        result, is_late = at_op(case, op, request, [parts[name] for name in op.inputs], choose)
+        part = Part(op.name, result, is_late)
+        if stand_in is not None and op.name in targets:
+            # It may have an answer of its own; the first of both counts.
+            is_alone = isinstance(result, Nothing) or is_late
+            part = stand_in if is_alone else choose([part, stand_in])
+        elif isinstance(result, Answer) and op.jumps_to and jumps(case, op, request, choose):
+            stand_in, targets = Part(op.name, result, True), op.jumps_to
+            part = Part(op.name, ABSENT, True)  # for those who read it
+        parts[op.name] = part
+    result = parts[case.last.name].result
     return Failure(LOST, "lost in the graph") if result == ABSENT else result
 
 
 def at_op(
-    case: Case,
-    op: OpSpec,
-    request: RequestSpec,
-    parts: list[tuple[str, Result]],
-    choose: Choose,
-) -> Result:
+    case: Case, op: OpSpec, request: RequestSpec, parts: list[Part], choose: Choose
+) -> tuple[Result, bool]:
+    """An Op's result, and whether it comes after a jump for sure."""
     joined = joined_parts(op, parts, choose)
-    if not isinstance(joined, list):
-        return joined
+    is_late = any(part.is_late for part in joined)
+    passed_on = _passed_on(joined)
+    if passed_on is not None:
+        return passed_on, is_late
     struck = strike(case, op, request, choose)
-    return struck if struck is not None else Answer(value(op, request, joined))
+    return (struck if struck is not None else Answer(value(op, request, joined))), is_late
 
 
-def joined_parts(
-    op: OpSpec, parts: list[tuple[str, Result]], choose: Choose
-) -> list[tuple[str, str]] | Result:
-    """What an Op reads, or the result that it passes on without reading."""
-    good = [(name, part.value) for name, part in parts if isinstance(part, Answer)]
-    if op.first_arrival and good:
-        return [choose(good)]
-    failures = [part for _, part in parts if isinstance(part, Failure)]
-    if NEVER in (part for _, part in parts):
+def joined_parts(op: OpSpec, parts: list[Part], choose: Choose) -> list[Part]:
+    """The parts that an Op waits for. Who stands in for another Op, and is read itself, is one."""
+    by_name: dict[str, Part] = {}
+    for part in parts:
+        if part.name not in by_name or isinstance(part.result, Answer):
+            by_name[part.name] = part
+    good = [part for part in by_name.values() if isinstance(part.result, Answer)]
+    return [choose(good)] if op.first_arrival and good else list(by_name.values())
+
+
+def _passed_on(parts: list[Part]) -> Result | None:
+    """The result of who reads these, if it is not asked: something hangs, or has failed."""
+    results = [part.result for part in parts]
+    if NEVER in results:
         return NEVER
-    if ABSENT in (part for _, part in parts):
-        return choose([ABSENT, failures[0]]) if failures else ABSENT
-    return failures[0] if failures else good
+    failures = (result for result in results if isinstance(result, Failure))
+    # That something was passed over is the least of the reasons.
+    return next(failures, ABSENT if ABSENT in results else None)
 
 
 def jumps(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> bool:
@@ -224,9 +241,9 @@ def _shared(op: OpSpec, other: RequestSpec) -> list[Result]:
 # Values -------------------------------------------------------------------------------------
 
 
-def value(op: OpSpec, request: RequestSpec, inputs: list[tuple[str, str]]) -> str:
+def value(op: OpSpec, request: RequestSpec, inputs: list[Part]) -> str:
     """The Op's answer: who made it, of what, with which rows."""
-    read = ",".join(f"{name}={text}" for name, text in inputs)
+    read = ",".join(f"{part.name}={part.result.value}" for part in inputs)
     return squeezed(f"{op.name}({read})r{request.number}{model_text(op, request)}")
 
 
