@@ -21,6 +21,7 @@ from pipeline.config_fields import (
     settings_of,
 )
 from pipeline.errors import ConfigError
+from pipeline.proto.slices import Limits
 from pipeline.yaml_source import Source, read_yaml
 
 REQUEST_OP = "@DAGExecutor"
@@ -211,6 +212,16 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     max_message_bytes: Annotated[
         int, Meta(ge=1, le=2**31 - 1), "Largest message, in and out, bytes."
     ] = 256 * 2**20
+    max_json_bytes: Annotated[
+        int,
+        Meta(ge=1, le=2**31 - 1),
+        "Largest JSON of a request or answer, and text of an answer's array, bytes.",
+    ] = Limits().json_bytes
+    max_text_elements: Annotated[
+        int,
+        Meta(ge=1, le=2**31 - 1),
+        "Most strings, and elements of BYTES, in one request or answer.",
+    ] = Limits().text_elements
     statistics: Annotated[
         bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
     ] = True
@@ -232,6 +243,11 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     source: str = "yml_dict"
     warnings: Names = ()
+
+    @property
+    def limits(self) -> Limits:
+        """What is costly per byte, and so has limits of its own."""
+        return Limits(self.max_json_bytes, self.max_text_elements)
 
     @property
     def copies(self) -> int:

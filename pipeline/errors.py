@@ -128,6 +128,10 @@ class PackageError(PipelineError):
     code: int = ErrorCode.RPC_PACKAGE_ERROR
 
 
+class TooLargeError(PackageError):
+    """A message is larger than a limit of this server; the text names the limit's key."""
+
+
 class PredictorError(PipelineError):
     """A predictor failed. `retryable` says that the same call may succeed later."""
 

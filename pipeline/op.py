@@ -19,6 +19,7 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.proto import codec, pipeline_service_pb2
+from pipeline.proto.slices import SHORT_BYTES, weight
 from pipeline.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -436,8 +437,12 @@ def wants_profile(request: Any) -> bool:
 
 
 def is_cheap_to_pack(op: ResponseOp, channeldata: ChannelData) -> bool:
-    """Whether packing is quick enough for the event loop: no long array becomes text."""
-    if channeldata.error is not None or op.pipeline_is_quick or not _formats(op, channeldata)[0]:
+    """Whether packing is quick enough for the event loop: nothing in the answer is large."""
+    if channeldata.error is not None or op.pipeline_is_quick:
+        return True
+    if weight(channeldata.payload) > SHORT_BYTES:
+        return False
+    if not _formats(op, channeldata)[0]:
         return True
     return all(map(_is_short, channeldata.payload.values()))
 

@@ -20,6 +20,7 @@ from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
+from pipeline.engine.offload import Offload
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
@@ -112,6 +113,7 @@ class Service:
         )
         self._telling: set[asyncio.Future[None]] = set()
         self._executor: DAGExecutor | None = None
+        self._offload = Offload(config.timeout_s)
 
     @property
     def executor(self) -> DAGExecutor:
@@ -239,6 +241,7 @@ class Service:
             self._family.memory.close()
         for door in self._doors.values():
             await door.stop(_DOOR_GRACE_S)
+        await self._offload.stop()
         self._outside.front.close()
         if self._companion is not None:
             await self._companion.stop()
@@ -258,6 +261,7 @@ class Service:
             self.executor,
             whole.snapshots,
             whole.record,
+            self._offload,
             is_shared=self._copy is not None,
             copy=self._copy.number if self._copy is not None else 0,
         )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pipeline.config import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
+from pipeline.engine.offload import Offload
 from pipeline.engine.request import Route
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
@@ -46,7 +47,8 @@ class Behind:
     """What is behind the doors of a server, which is called `name`.
 
     `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
-    `observe.recent`. `is_shared`: other processes listen there too; this one is `copy`.
+    `observe.recent`. Large messages are read and written by `offload`. `is_shared`: other processes
+    listen there too; this one is `copy`.
     """
 
     name: str | None
@@ -55,6 +57,7 @@ class Behind:
     engine: DAGExecutor
     whole: AskAll
     record: Callable[[float], Awaitable[list[bytes]]]
+    offload: Offload
     is_shared: bool = False
     copy: int = 0
 

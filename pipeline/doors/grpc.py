@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -20,6 +19,7 @@ from pipeline.doors.grpc_running import RunningCalls
 from pipeline.doors.grpc_sockets import GrpcSockets, end
 from pipeline.doors.grpc_timeout import seconds_of
 from pipeline.doors.listen import address_of, bind
+from pipeline.doors.wire import Wire
 from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
@@ -29,9 +29,12 @@ from pipeline.errors import (
     PackageError,
     PayloadTypeError,
     PipelineError,
+    TooLargeError,
     UserCodeError,
 )
-from pipeline.proto import pipeline_service_pb2
+from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
@@ -91,28 +94,39 @@ class GrpcService:
     streams: Mapping[str, Stream] = field(default_factory=dict)
 
 
-def pipeline_service(handle: Handle, takes_trace: bool = False) -> GrpcService:
+def pipeline_service(
+    handle: Handle, takes_trace: bool = False, wire: Wire | None = None
+) -> GrpcService:
     """`PipelineService`, for a handle that answers a Request with a Response.
 
-    With `takes_trace` it is told the caller's traceparent.
+    With `takes_trace` it is told the caller's traceparent. `wire` reads and writes the messages.
     """
+    wire = wire or Wire()
 
     async def inference(message: bytes, call: GrpcCall) -> bytes:
+        told = call.header("traceparent") if takes_trace else ""
+        left_s = _time_given(call)
         try:
-            request = pipeline_service_pb2.Request.FromString(message)
-        except DecodeError as error:
-            raise grpc_error(PackageError(f"not a Request: {error}")) from error
-        asked: tuple[Any, ...] = (request, _time_given(call))
-        if takes_trace and (traceparent := call.header("traceparent")):
-            asked += (Route(traceparent=traceparent),)
-        try:
-            response = await handle(*asked)
-        except OverloadedError as error:
+            if len(message) <= SHORT_BYTES:
+                request: Any = wire.read(message)
+                route = Route(traceparent=told) if told else None
+            else:
+                request, left_s = await wire.read_large(message, left_s)
+                route = Route(traceparent=told, is_large=True)
+            del message
+            response = await (
+                handle(request, left_s) if route is None else handle(request, left_s, route)
+            )
+        except DeadlineError as error:
+            return wire.write_error(error)
+        except PipelineError as error:
             raise grpc_error(error) from error
-        if not isinstance(response, pipeline_service_pb2.Response):
+        if isinstance(response, Response):
+            return response.SerializeToString()
+        if not isinstance(response, LargeResponse):
             failure = no_response(response)
             raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)
-        return response.SerializeToString()
+        return await wire.write_large(response)
 
     return GrpcService(SERVICE, {"inference": inference})
 
@@ -136,6 +150,7 @@ _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PackageError: grpc.StatusCode.INVALID_ARGUMENT,
     PayloadTypeError: grpc.StatusCode.INVALID_ARGUMENT,
+    TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 

@@ -10,13 +10,21 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.doors.grpc import GrpcCall, GrpcError, GrpcService, Stream, Unary
+from pipeline.engine.offload import Offload
 from pipeline.errors import PipelineError
 from pipeline.models import Kind, Models, V2Error, v2_error
 from pipeline.models.config import config_message, metadata_message
 from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
-from pipeline.proto.inference_v2 import SERVICE, request_from_message, response_to_message
+from pipeline.proto.inference_v2 import (
+    SERVICE,
+    InferRequest,
+    InferResponse,
+    request_from_message,
+    response_to_message,
+)
+from pipeline.proto.slices import SHORT_BYTES, Limits, weight
 
 _AHEAD = 64  # requests of one stream that are read before the first of them is answered
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
@@ -26,9 +34,11 @@ _Request = TypeVar("_Request", bound=Message)
 _LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
-def inference_service(models: Models) -> GrpcService:
-    """The service for a GrpcDoor."""
-    calls = _Calls(models)
+def inference_service(
+    models: Models, offload: Offload | None = None, limits: Limits | None = None
+) -> GrpcService:
+    """The service for a GrpcDoor; `offload` reads and writes the large messages."""
+    calls = _Calls(models, offload or Offload(threads=0), limits or Limits())
     methods: Mapping[str, Unary] = {
         "ServerLive": _unary(pb.ServerLiveRequest, calls.server_live),
         "ServerReady": _unary(pb.ServerReadyRequest, calls.server_ready),
@@ -40,7 +50,7 @@ def inference_service(models: Models) -> GrpcService:
         "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
         "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, _refuse_loading),
         "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, _refuse_loading),
-        "ModelInfer": _unary(pb.ModelInferRequest, calls.model_infer),
+        "ModelInfer": calls.model_infer,
         **{name: _refusing(text) for name, text in UNSERVED_METHODS.items()},
     }
     streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
@@ -50,8 +60,10 @@ def inference_service(models: Models) -> GrpcService:
 class _Calls:
     """The methods, message in and message out. They raise V2Error and PipelineError."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, offload: Offload, limits: Limits) -> None:
         self._models = models
+        self._offload = offload
+        self._limits = limits
 
     async def server_live(self, request: Any, call: GrpcCall) -> Message:
         return pb.ServerLiveResponse(live=True)
@@ -83,20 +95,36 @@ class _Calls:
         models = [pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in found]
         return pb.RepositoryIndexResponse(models=models)
 
-    async def model_infer(
-        self, message: pb.ModelInferRequest, call: GrpcCall
-    ) -> pb.ModelInferResponse:
-        request = request_from_message(message)
+    async def model_infer(self, message: bytes, call: GrpcCall) -> bytes:
+        try:
+            return await self._infer(message, call, _written)
+        except (V2Error, PipelineError) as error:
+            raise _failure(error) from error
+
+    async def _infer(
+        self, message: bytes, call: GrpcCall, write: Callable[[InferResponse], bytes]
+    ) -> bytes:
+        request, left_s = await self._read(message, call.time_left())
+        del message
         traceparent = call.header("traceparent")
         try:
-            response = await self._models.infer(request, call.time_left(), traceparent)
+            response = await self._models.infer(request, left_s, traceparent)
         except V2Error as error:
             if error.kind is Kind.UNAVAILABLE and _is_over(call):
                 # What the caller's own library tells, if it is the first to look at the clock.
                 text = f"Deadline Exceeded: {error}"
                 raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
             raise
-        return response_to_message(response)
+        if weight(response.outputs) <= SHORT_BYTES:
+            return write(response)
+        return (await self._offload.run(lambda: write(response), call.time_left()))[0]
+
+    async def _read(
+        self, message: bytes, left_s: float | None
+    ) -> tuple[InferRequest, float | None]:
+        if len(message) <= SHORT_BYTES:
+            return _read(message), left_s
+        return await self._offload.run(lambda: _read_large(message, self._limits), left_s)
 
     async def model_stream_infer(
         self, messages: AsyncIterator[bytes], call: GrpcCall
@@ -137,18 +165,39 @@ class _Calls:
 
         Ours is a single answer to each request, and so the final one.
         """
-        request_id = ""
         try:
-            request = _parsed(pb.ModelInferRequest, message)
-            request_id = request.id
-            answer = pb.ModelStreamInferResponse(
-                infer_response=await self.model_infer(request, call)
-            )
+            return await self._infer(message, call, _written_of_stream)
         except (V2Error, PipelineError) as error:
             answer = pb.ModelStreamInferResponse(error_message=str(_v2(error)))
-            answer.infer_response.id = request_id
-        answer.infer_response.parameters[_FINAL].bool_param = True
-        return answer.SerializeToString()
+            answer.infer_response.id = _id_of(message)
+            answer.infer_response.parameters[_FINAL].bool_param = True
+            return answer.SerializeToString()
+
+
+def _read(message: bytes) -> InferRequest:
+    return request_from_message(_parsed(pb.ModelInferRequest, message))
+
+
+def _read_large(message: bytes, limits: Limits) -> InferRequest:
+    return request_from_message(_parsed(pb.ModelInferRequest, message))
+
+
+def _id_of(message: bytes) -> str:
+    """The id of a request, if it is one."""
+    try:
+        return pb.ModelInferRequest.FromString(message).id
+    except DecodeError:
+        return ""
+
+
+def _written(response: InferResponse) -> bytes:
+    return response_to_message(response).SerializeToString()
+
+
+def _written_of_stream(response: InferResponse) -> bytes:
+    answer = pb.ModelStreamInferResponse(infer_response=response_to_message(response))
+    answer.infer_response.parameters[_FINAL].bool_param = True
+    return answer.SerializeToString()
 
 
 def _is_over(call: GrpcCall) -> bool:
@@ -166,8 +215,7 @@ def _unary(
         try:
             response = await answer(_parsed(kind, message), call)
         except (V2Error, PipelineError) as error:
-            failure = _v2(error)
-            raise GrpcError(_status_of(failure.kind), str(failure)) from error
+            raise _failure(error) from error
         return response.SerializeToString()
 
     return method
@@ -192,6 +240,11 @@ def _parsed(kind: type[_Request], message: bytes) -> _Request:
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
         raise V2Error(Kind.INVALID, f"the message is no {name}: {error}") from error
+
+
+def _failure(error: V2Error | PipelineError) -> GrpcError:
+    failure = _v2(error)
+    return GrpcError(_status_of(failure.kind), str(failure))
 
 
 def _v2(error: V2Error | PipelineError) -> V2Error:

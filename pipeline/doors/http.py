@@ -9,7 +9,7 @@ import logging
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 
@@ -26,16 +26,22 @@ from pipeline.doors.http_connection import (
 )
 from pipeline.doors.listen import BACKLOG, bind, port_of
 from pipeline.doors.web import JSON, Reply, Sites, WebRequest
+from pipeline.engine.offload import Offload
 from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
+    DeadlineError,
     NoServiceError,
     OverloadedError,
     PackageError,
     PipelineError,
+    TooLargeError,
     UserCodeError,
 )
-from pipeline.proto import jsonpb, pipeline_service_pb2
+from pipeline.proto import jsonpb
+from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -65,6 +71,8 @@ class HttpDoor:
         sites: asked in turn for every path but `/<name>/<method>`.
         takes_trace: whether `handle` is told the caller's traceparent.
         key: the configuration key of the port, to name in an error.
+        offload: where large bodies are read and written; its owner stops it.
+        limits: of JSON.
     """
 
     def __init__(
@@ -78,8 +86,12 @@ class HttpDoor:
         sites: Sites = (),
         takes_trace: bool = False,
         key: str = "http_port",
+        offload: Offload | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.port: int = port
+        self._offload = offload or Offload(threads=0)
+        self._limits = limits or Limits()
         self._sites = sites
         self._takes_trace = takes_trace
         self._key = key
@@ -224,45 +236,85 @@ class HttpDoor:
         method: str,
     ) -> tuple[int, bytes]:
         encoding, timeout_s, length, traceparent = _relevant(headers)
-        body = await self._body(connection, receive, encoding, length)
+        body = await self._body(connection, receive, encoding, length, is_json=True)
+        told = traceparent if self._takes_trace else ""
+        with _CancelledIfLeft(connection, self._loop):
+            if len(body) > SHORT_BYTES:
+                return 200, await self._infer_large(body, name, method, timeout_s, told)
+            try:
+                request = jsonpb.request_from_json(body, name, method)
+            except PipelineError as error:
+                raise HttpError(400, error) from error
+            del body
+            route = Route(traceparent=told) if told else None
+            response = await self._answer(request, timeout_s, route)
+            return 200, await self._json_of(response)
+
+    async def _infer_large(
+        self, body: bytes, name: str, method: str, timeout_s: float | None, traceparent: str
+    ) -> bytes:
+        read = functools.partial(jsonpb.large_request_from_json, [body], name, method, self._limits)
+        del body
         try:
-            request = jsonpb.request_from_json(body, name, method)
+            request, left_s = await self._offload.run(read, timeout_s)
+        except DeadlineError as error:
+            return error_body(error)
+        except TooLargeError as error:
+            raise HttpError(413, error) from error
         except PipelineError as error:
             raise HttpError(400, error) from error
-        del body
-        route = Route(traceparent=traceparent) if traceparent and self._takes_trace else None
-        with _CancelledIfLeft(connection, self._loop):
-            response = await self._answer(request, timeout_s, route)
-        return 200, jsonpb.response_to_json(response)
+        route = Route(traceparent=traceparent, is_large=True)
+        return await self._json_of(await self._answer(request, left_s, route))
+
+    async def _json_of(self, response: Response | LargeResponse) -> bytes:
+        """The JSON of an answer, or of the error that it is too large."""
+        if not isinstance(response, LargeResponse):
+            return jsonpb.response_to_json(response)
+        write = functools.partial(jsonpb.large_response_to_json, response, self._limits)
+        try:
+            body, _ = await self._offload.run(write)
+        except (DeadlineError, TooLargeError) as error:
+            return error_body(error)
+        return body
 
     async def _body(
-        self, connection: HttpConnection, receive: Receive, encoding: bytes, length: int
+        self,
+        connection: HttpConnection,
+        receive: Receive,
+        encoding: bytes,
+        length: int,
+        is_json: bool = False,
     ) -> bytes:
         """The body of a request, unpacked."""
-        if length > self._max_bytes:
-            raise self._too_large()
+        limit = _Limit("max_message_bytes", self._max_bytes)
+        if is_json and self._limits.json_bytes < self._max_bytes:
+            limit = _Limit("max_json_bytes", self._limits.json_bytes)
+        if length > limit.size:
+            raise limit.passed()
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body") or message["type"] != "http.request":
-            body = await self._rest(message, receive, connection)
-        if len(body) > self._max_bytes:
-            raise self._too_large()
-        return self._decompressed(body, encoding) if encoding else body
+            body = await self._rest(message, receive, connection, limit)
+        if len(body) > limit.size:
+            raise limit.passed()
+        return await self._decompressed(body, encoding, limit) if encoding else body
 
     async def _answer(
         self, request: Any, timeout_s: float | None, route: Route | None
-    ) -> pipeline_service_pb2.Response:
+    ) -> Response | LargeResponse:
         assert self._handle is not None
         try:
             asked = (request, timeout_s) if route is None else (request, timeout_s, route)
             response = await self._handle(*asked)
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"1")) from error
-        if not isinstance(response, pipeline_service_pb2.Response):
+        if not isinstance(response, Response | LargeResponse):
             raise HttpError(500, no_response(response))
         return response
 
-    async def _rest(self, message: Message, receive: Receive, connection: HttpConnection) -> bytes:
+    async def _rest(
+        self, message: Message, receive: Receive, connection: HttpConnection, limit: _Limit
+    ) -> bytes:
         """The body of a request that did not come in one piece."""
         pieces = [message.get("body", b"")]
         size = len(pieces[0])
@@ -272,37 +324,83 @@ class HttpDoor:
             message = await receive()
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
-            if size > self._max_bytes:
-                raise self._too_large()
+            if size > limit.size:
+                raise limit.passed()
         if message["type"] != "http.request":
             raise _CallerLeftError
-        return b"".join(pieces)
+        if size <= SHORT_BYTES:
+            return b"".join(pieces)
+        body, _ = await self._offload.run(functools.partial(_joined, pieces))
+        return body
 
-    def _too_large(self) -> HttpError:
-        error = PackageError(
-            f"the request is larger than max_message_bytes ({self._max_bytes} bytes)"
-        )
-        return HttpError(413, error)
-
-    def _decompressed(self, body: bytes, encoding: bytes) -> bytes:
+    async def _decompressed(self, body: bytes, encoding: bytes, limit: _Limit) -> bytes:
         if encoding not in _WINDOW_BITS:
             name = encoding.decode("latin-1")
             text = f'unsupported content-encoding "{name}": send gzip, deflate or none'
             raise HttpError(415, PackageError(text))
         name = encoding.removeprefix(b"x-").decode()
-        unpacker = zlib.decompressobj(wbits=_WINDOW_BITS[encoding])
+        bits = _WINDOW_BITS[encoding]
         try:
-            unpacked = unpacker.decompress(body, self._max_bytes + 1)
+            if len(body) <= SHORT_BYTES:
+                with contextlib.suppress(OverflowError):
+                    return _inflated(body, bits, min(SHORT_BYTES, limit.size))
+            inflate = functools.partial(_inflated, body, bits, limit.size)
+            unpacked, _ = await self._offload.run(inflate)
+            return unpacked
+        except OverflowError as error:
+            raise limit.passed() from error
         except zlib.error as error:
             raise HttpError(400, PackageError(f"the body is not valid {name}: {error}")) from error
-        if len(unpacked) > self._max_bytes:
-            raise self._too_large()
-        if not unpacker.eof:
-            raise HttpError(400, PackageError(f"the body is cut short: incomplete {name} data"))
-        if unpacker.unused_data:
+        except EOFError as error:
+            text = f"the body is cut short: incomplete {name} data"
+            raise HttpError(400, PackageError(text)) from error
+        except ValueError as error:
             text = f"there is data behind the end of the {name} data: send one member"
-            raise HttpError(400, PackageError(text))
-        return unpacked
+            raise HttpError(400, PackageError(text)) from error
+
+
+class _Limit(NamedTuple):
+    """Of a request's body, with its key in the configuration."""
+
+    key: str
+    size: int
+
+    def passed(self) -> HttpError:
+        text = f"the request is larger than {self.key} ({self.size} bytes)"
+        return HttpError(413, TooLargeError(text))
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    body = b"".join(pieces)
+    pieces.clear()  # whoever waits for it has them still
+    return body
+
+
+def _inflated(body: bytes, window_bits: int, most: int) -> bytes:
+    """What is packed in `body`, in slices.
+
+    Raises OverflowError above `most` bytes, zlib.error, EOFError where it ends too early and
+    ValueError where it does not end there.
+    """
+    unpacker = zlib.decompressobj(wbits=window_bits)
+    pieces: list[bytes] = []
+    size = 0
+    for at in range(0, len(body), SLICE_BYTES):
+        if unpacker.eof:
+            raise ValueError
+        data = body[at : at + SLICE_BYTES]
+        while data or (pieces and len(pieces[-1]) == SLICE_BYTES and not unpacker.eof):
+            pieces.append(unpacker.decompress(data, SLICE_BYTES))
+            data = unpacker.unconsumed_tail
+            size += len(pieces[-1])
+            if size > most:
+                raise OverflowError
+            breathe()
+    if not unpacker.eof:
+        raise EOFError
+    if unpacker.unused_data:
+        raise ValueError
+    return _joined(pieces)
 
 
 class _CallerLeftError(Exception):

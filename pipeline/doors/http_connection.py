@@ -17,6 +17,7 @@ from pipeline.doors.web import JSON
 from pipeline.errors import DeadlineError, NotImplementedByOpError, PackageError, PipelineError
 from pipeline.op import pack_error
 from pipeline.proto import jsonpb
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -251,12 +252,28 @@ class HttpConnection(HttpToolsProtocol):
             headers = (*headers, CLOSE)
         cycle.response_started = True
         is_head = cycle.scope["method"] == "HEAD"
-        self.transport.write(self._packet(status, headers, body, content_type, is_head))
+        if len(body) > SHORT_BYTES and not is_head:
+            self.transport.write(self._packet(status, headers, body, content_type, is_head=True))
+            if not await self._write_in_slices(body):
+                return
+        else:
+            self.transport.write(self._packet(status, headers, body, content_type, is_head))
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
+
+    async def _write_in_slices(self, data: bytes) -> bool:
+        """Write as fast as the caller reads; False if it has left."""
+        view = memoryview(data)
+        for at in range(0, len(view), SLICE_BYTES):
+            if self.flow.write_paused and not self.cycle_served.disconnected:
+                await self.flow.drain()
+            if self.cycle_served.disconnected:
+                return False
+            self.transport.write(view[at : at + SLICE_BYTES])
+        return True
 
     def _packet(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,11 +14,14 @@ import orjson
 
 from pipeline.doors.http_connection import HttpError
 from pipeline.doors.web import JSON, TEXT, Endpoint, Reply, WebRequest
-from pipeline.errors import PackageError, PipelineError
+from pipeline.engine.offload import Offload
+from pipeline.errors import PackageError, PipelineError, TooLargeError
 from pipeline.models import Kind, Models, V2Error, v2_error
 from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
 from pipeline.observe.statistics import stats_json
+from pipeline.proto.inference_v2 import InferResponse
 from pipeline.proto.inference_v2_json import binary_names, read_request, write_response
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, weight
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = b"application/octet-stream"
@@ -29,7 +32,6 @@ _LIVE, _READY = r"/v2/health/live", r"/v2/health/ready"
 _PLAIN = re.compile(rf"{_LIVE}|{_READY}|/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:ready|infer)")
 """Paths of which Triton's refusals are plain text, though they are JSON."""
 
-_QUICK_BYTES = 64 * 1024  # of an answer: they are packed on the event loop
 _LEVEL = 1  # of zlib: tensors gain little by more
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
@@ -50,10 +52,16 @@ class InferenceSite:
 
     Args:
         models: who is asked.
+        offload: where large requests and answers are read and written; its owner stops it.
+        limits: of JSON.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(
+        self, models: Models, offload: Offload | None = None, limits: Limits | None = None
+    ) -> None:
         self._models = models
+        self._offload = offload or Offload(threads=0)
+        self._limits = limits or Limits()
         model = rf"/v2/models/{_NAME}{_VERSION}"
         # The first that matches: a model called "stats" can be asked for with its version.
         routes: list[tuple[str, str, _Answer]] = [
@@ -135,27 +143,32 @@ class InferenceSite:
         with _before_the_handler():
             raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 without reading
             body = await web.read()
-            header_length = _header_length(web, len(body))
-        request = read_request(
-            body,
-            header_length,
+            length, left_s = _header_length(web, len(body)), web.timeout_s
+        json_bytes = len(body) if length is None else min(length, len(body))
+        if json_bytes > self._limits.json_bytes:
+            text = f"the request's JSON is larger than max_json_bytes ({self._limits.json_bytes}"
+            raise TooLargeError(f"{text} bytes): send tensors as binary data")
+        read = functools.partial(
+            read_request,
             model_name=asked.name,
             model_version=asked.version,
             raw_inputs=raw_inputs,
+            limits=self._limits,
         )
-        del body
+        read = functools.partial(read, body, length)
+        if len(body) <= SHORT_BYTES:
+            request = read()
+        else:
+            request, left_s = await self._offload.run(read, left_s)
+        del body, read
         traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
-        response = await self._models.infer(request, web.timeout_s, traceparent)
-        body, length = write_response(response, binary_names(request, response.outputs))
-        headers, content_type = [], b"application/json"
-        if length is not None:
-            content_type = _BINARY
-            headers.append((_HEADER_LENGTH, b"%d" % length))
+        response = await self._models.infer(request, left_s, traceparent)
+        binary = binary_names(request, response.outputs)
         encoding = _accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
-        if encoding:
-            body = await _packed(body, encoding)
-            headers.append((b"content-encoding", encoding.encode()))
-        return Reply(200, body, content_type, tuple(headers))
+        write = functools.partial(_reply, response, binary, encoding, self._limits)
+        if weight(response.outputs) <= SHORT_BYTES:
+            return write()
+        return (await self._offload.run(write, left_s))[0]
 
 
 def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
@@ -272,12 +285,22 @@ def _weight(text: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-async def _packed(body: bytes, encoding: str) -> bytes:
-    if len(body) > _QUICK_BYTES:
-        return await asyncio.to_thread(_compress, body, encoding)
-    return _compress(body, encoding)
+def _reply(response: InferResponse, binary: set[str], encoding: str, limits: Limits) -> Reply:
+    body, length = write_response(response, binary, limits)
+    headers, content_type = [], b"application/json"
+    if length is not None:
+        content_type = _BINARY
+        headers.append((_HEADER_LENGTH, b"%d" % length))
+    if encoding:
+        body = _compress(body, encoding)
+        headers.append((b"content-encoding", encoding.encode()))
+    return Reply(200, body, content_type, tuple(headers))
 
 
 def _compress(body: bytes, encoding: str) -> bytes:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
-    return packer.compress(body) + packer.flush()
+    view, pieces = memoryview(body), []
+    for at in range(0, len(body), SLICE_BYTES):
+        pieces.append(packer.compress(view[at : at + SLICE_BYTES]))
+        breathe()
+    return b"".join((*pieces, packer.flush()))

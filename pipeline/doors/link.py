@@ -25,22 +25,25 @@ import logging
 import socket
 import struct
 from pathlib import Path
-from typing import cast
-
-from google.protobuf.message import DecodeError
+from typing import Any, cast
 
 from pipeline.doors.door import Handle, no_response
 from pipeline.doors.listen import BACKLOG, UNIX, bind
+from pipeline.doors.wire import Wire
 from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
+    DeadlineError,
     OverloadedError,
     PackageError,
     PipelineError,
+    TooLargeError,
     UserCodeError,
     utf8_text,
 )
-from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class LinkDoor:
         takes_trace: whether `handle` is told the caller's traceparent.
         max_message_bytes: limit of a Request; what is around it has its own.
         key: the configuration key to name in an error.
+        wire: reads and writes the messages.
     """
 
     port = 0
@@ -80,8 +84,9 @@ class LinkDoor:
         takes_trace: bool = False,
         max_message_bytes: int = _LARGEST,
         key: str = "http_server",
+        wire: Wire | None = None,
     ) -> None:
-        self._service = _Service(handle, takes_trace)
+        self._service = _Service(handle, takes_trace, wire or Wire())
         self._path = path
         self._key = key
         self._max_bytes = max_message_bytes + _OVERHEAD
@@ -149,29 +154,40 @@ class _Failure(Exception):
 class _Service:
     """What is behind the door: bytes of a Request -> bytes of a Response."""
 
-    __slots__ = ("_handle", "takes_trace")
+    __slots__ = ("_handle", "_wire", "takes_trace")
 
-    def __init__(self, handle: Handle, takes_trace: bool) -> None:
+    def __init__(self, handle: Handle, takes_trace: bool, wire: Wire) -> None:
         self._handle = handle
+        self._wire = wire
         self.takes_trace = takes_trace
 
     async def answer(self, message: bytes, timeout_s: float | None, traceparent: str) -> bytes:
         """The Response. Raises _Failure, and whatever a bug raises."""
         try:
-            request = Request.FromString(message)
-        except DecodeError as error:
-            raise _Failure(400, PackageError(f"not a Request: {error}")) from error
-        del message
-        try:
-            if traceparent:
-                response = await self._handle(request, timeout_s, Route(traceparent=traceparent))
+            if len(message) <= SHORT_BYTES:
+                request: Any = self._wire.read(message)
+                route = Route(traceparent=traceparent) if traceparent else None
             else:
+                request, timeout_s = await self._wire.read_large(message, timeout_s)
+                route = Route(traceparent=traceparent, is_large=True)
+            del message
+            if route is None:
                 response = await self._handle(request, timeout_s)
+            else:
+                response = await self._handle(request, timeout_s, route)
         except OverloadedError as error:
             raise _Failure(503, error) from error
-        if not isinstance(response, Response):
+        except TooLargeError as error:
+            raise _Failure(413, error) from error
+        except DeadlineError as error:
+            return self._wire.write_error(error)
+        except PackageError as error:
+            raise _Failure(400, error) from error
+        if isinstance(response, Response):
+            return response.SerializeToString()
+        if not isinstance(response, LargeResponse):
             raise _Failure(500, no_response(response))
-        return response.SerializeToString()
+        return await self._wire.write_large(response)
 
 
 class _Connection(asyncio.Protocol):

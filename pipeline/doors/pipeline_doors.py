@@ -16,6 +16,7 @@ from pipeline.doors.listen import UNIX
 from pipeline.doors.metrics import MetricsServer, MetricsSite
 from pipeline.doors.page import Page
 from pipeline.doors.web import Site
+from pipeline.doors.wire import Wire
 from pipeline.models import Models
 
 
@@ -28,15 +29,19 @@ def pipeline_doors(behind: Behind, sockets: Path | None = None) -> Mapping[str, 
     config, doors = behind.config, dict[str, Door]()
     models = _models(behind)
     handle, takes_trace = behind.engine.handle, config.opentelemetry
+    wire = Wire(behind.offload, config.limits)
     if config.rpc_port is not None:
-        services = [pipeline_service(handle, takes_trace), inference_service(models)]
+        services = [
+            pipeline_service(handle, takes_trace, wire),
+            inference_service(models, behind.offload, config.limits),
+        ]
         limit, is_shared = config.max_message_bytes, behind.is_shared
         doors["gRPC"] = GrpcDoor(services, config.host, config.rpc_port, limit, is_shared)
     if config.http_port is not None and sockets is None:
         doors["HTTP"] = _http_door(behind, models, config.host, config.http_port)
     elif config.http_port is not None and sockets is not None:
         paths = socket_paths(sockets, behind.copy)
-        link = LinkDoor(handle, paths.link, takes_trace)
+        link = LinkDoor(handle, paths.link, takes_trace, wire=wire)
         http = _http_door(behind, models, f"{UNIX}{paths.http}", 0)
         doors["HTTP"] = InnerDoors([link, http])
     if config.dag.enable_prometheus:
@@ -54,6 +59,7 @@ def _models(behind: Behind) -> Models:
         behind.whole,
         has_statistics=behind.config.statistics,
         has_deadline=behind.config.timeout_s is not None,
+        offload=behind.offload,
     )
 
 
@@ -66,13 +72,15 @@ def _http_door(behind: Behind, models: Models, host: str, port: int) -> HttpDoor
         is_shared=behind.is_shared,
         sites=list(_sites(behind, models)),
         takes_trace=behind.config.opentelemetry,
+        offload=behind.offload,
+        limits=behind.config.limits,
     )
 
 
 def _sites(behind: Behind, models: Models) -> Iterator[Site]:
     """What is served on the HTTP port beside the pipeline."""
     config = behind.config
-    yield InferenceSite(models)
+    yield InferenceSite(models, behind.offload, config.limits)
     yield MetricsSite(behind.whole, by_copy=config.copies > 0)
     if config.status_page:
         record = behind.record if config.statistics else None

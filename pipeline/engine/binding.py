@@ -30,6 +30,7 @@ from pipeline.errors import (
     printable,
 )
 from pipeline.op import Op, overrides, predictor_of, runs_process
+from pipeline.proto.slices import AbandonedError
 from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
 _LOGGER = logging.getLogger(__name__)
@@ -184,6 +185,8 @@ class BoundOp:
             function = self._on_loop(function, method)
         try:
             return function(argument)
+        except AbandonedError:
+            raise
         except ProductError as error:
             return error
         except BaseException as error:  # user code; a worker survives even SystemExit

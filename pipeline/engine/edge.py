@@ -10,25 +10,46 @@ from pipeline.engine.request import InFlight
 from pipeline.engine.stages import CallWatch
 from pipeline.engine.workers.base import Worker
 from pipeline.errors import PipelineError
+from pipeline.proto.large import LargeResponse, is_short
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import AbandonedError, wanted_while
 
 
 class EdgeJob:
-    """A call of an overridden unpack or pack method, run by a worker of that Op.
+    """A call of an unpack or pack method that may take a while, run by a worker of that Op.
 
-    `keeps` is whatever the argument needs to stay alive.
+    `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
+    argument needs to stay alive.
     """
 
     __slots__ = ("argument", "keeps", "method", "request", "result")
 
-    def __init__(self, request: InFlight, method: str, argument: Any) -> None:
+    def __init__(
+        self, request: InFlight, method: str | Callable[[Any], Any], argument: Any
+    ) -> None:
         self.request: InFlight = request
-        self.method: str = method
+        self.method: str | Callable[[Any], Any] = method
         self.argument: Any = argument
         self.keeps: Any = None
         self.result: Any = None
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        self.result = op.call(self.method, self.argument) if not self.is_stale else None
+        if self.is_stale:
+            return
+        try:
+            with wanted_while(self._is_wanted):
+                if isinstance(self.method, str):
+                    result = op.call(self.method, self.argument)
+                else:
+                    result = self.method(self.argument)
+        except AbandonedError:
+            return
+        # Known here, so that who writes the answers that are packed on the loop need not look.
+        is_large = isinstance(result, Response) and not is_short(result)
+        self.result = LargeResponse(result) if is_large else result
+
+    def _is_wanted(self) -> bool:
+        return not self.is_stale
 
     @property
     def is_stale(self) -> bool:

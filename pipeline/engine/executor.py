@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,9 @@ from pipeline.op import (
     wants_profile,
 )
 from pipeline.predictors.note import ModelNote
+from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import AbandonedError
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
@@ -258,8 +261,19 @@ class DAGExecutor:
             self._start(request, request.route.payload)
         elif not self._unpacks_inline:
             self._unpackers.submit([EdgeJob(request, "unpack_request_package", request.raw)])
+        elif request.route is not None and request.route.is_large:
+            self._unpackers.submit([EdgeJob(request, self._unpack, request.raw)])
         else:
             self._unpack_inline(request)
+
+    def _unpack(self, raw: Any) -> Any:
+        """What our own RequestOp makes of a large request, in a thread."""
+        try:
+            return self._request_op.unpack_request_package(raw)
+        except AbandonedError:
+            raise
+        except Exception as error:  # as in `_unpack_inline`
+            return _package_error(error)
 
     def _unpack_inline(self, request: InFlight) -> None:
         try:
@@ -349,7 +363,9 @@ class DAGExecutor:
         elif self._packs_inline and is_cheap_to_pack(self._response_op, data):
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
-            job = EdgeJob(request, "pack_response_package", data)
+            own = functools.partial(self._pack_inline, self._response_op)
+            method = own if self._packs_inline else "pack_response_package"
+            job = EdgeJob(request, method, data)
             job.keeps = parcel  # arrays in the answer may show its memory
             self._packers.submit([job])
 
@@ -386,6 +402,8 @@ class DAGExecutor:
     def _pack_inline(self, op: ResponseOp, data: ChannelData) -> Any:
         try:
             return op.pack_response_package(data)
+        except AbandonedError:
+            raise
         except Exception as error:  # ours, on an answer of any type: that caller is told
             return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
 
@@ -442,12 +460,13 @@ class DAGExecutor:
 
     def _answer(self, request: InFlight, response: Any) -> None:
         if not request.answer.done():
-            if type(response) is Response:
-                if response.err_no and request.error is None:
-                    request.error = error_from_wire(response.err_no, response.err_msg)
+            message = response.message if type(response) is LargeResponse else response
+            if type(message) is Response:
+                if message.err_no and request.error is None:
+                    request.error = error_from_wire(message.err_no, message.err_msg)
                     request.outcome = outcome_of(request.error)
                 if request.turns is not None:
-                    self._add_profile(request, response)
+                    self._add_profile(request, message)
             request.answer.set_result(response)
         self._leave(request)
 

@@ -26,6 +26,7 @@ class Route(msgspec.Struct, frozen=True):
         packs: False: the answer is the ChannelData itself, the ResponseOp is not asked.
         rows: samples that it brings.
         traceparent: its caller's, as W3C Trace Context writes it; "" for none.
+        is_large: what it brings is too much to be unpacked on the event loop.
     """
 
     op: Op | None = None
@@ -34,6 +35,7 @@ class Route(msgspec.Struct, frozen=True):
     packs: bool = True
     rows: int = 1
     traceparent: str = ""
+    is_large: bool = False
 
 
 class InFlight(msgspec.Struct, eq=False):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any, Protocol
 
+from pipeline.data import ChannelData
 from pipeline.engine.graph import Graph
+from pipeline.engine.offload import Offload
 from pipeline.engine.request import Route
 from pipeline.errors import PipelineError
 from pipeline.models import config
@@ -25,8 +28,10 @@ from pipeline.observe.statistics import (
 )
 from pipeline.op import Op
 from pipeline.predictors.note import ModelNote
-from pipeline.proto.inference_v2 import InferRequest, InferResponse, about_request
+from pipeline.proto.inference_v2 import Array, InferRequest, InferResponse, about_request
 from pipeline.proto.inference_v2_json import RawInput
+from pipeline.proto.large import LargeResponse
+from pipeline.proto.slices import SHORT_BYTES, weight
 
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"
@@ -55,6 +60,7 @@ class Models:
         engine: answers the requests.
         whole: describes the server in all its copies.
         has_statistics: False if they are switched off.
+        offload: where large requests and answers are looked into; its owner stops it.
         has_deadline: whether the server limits the time of requests by itself. Only then does it
             heed the `timeout` of a request, as Triton does: there are clients that send anything.
 
@@ -70,8 +76,10 @@ class Models:
         whole: AskAll,
         has_statistics: bool = True,
         has_deadline: bool = False,
+        offload: Offload | None = None,
     ) -> None:
         self._engine = engine
+        self._offload = offload or Offload(threads=0)
         self._whole = whole
         self._has_statistics = has_statistics
         self._has_deadline = has_deadline
@@ -164,13 +172,16 @@ class Models:
         interface = model.interface
         try:
             rows, limit_s = _checked(request, model.name, interface, wanted)
-            raw, route = model.routed(request, rows, traceparent)
             asked = (timeout_s, limit_s if self._has_deadline else None)
-            limits = [limit for limit in asked if limit is not None]
-            answer = await self._engine.handle(raw, min(limits, default=None), route)
-            ensemble = model.name if model.op is None else ""
-            payload = payload_of(answer, interface, ensemble)
-            outputs = arrays_of(payload, interface, model.name, wanted)
+            left_s = min((limit for limit in asked if limit is not None), default=None)
+            if weight(request.inputs) <= SHORT_BYTES:
+                raw, route = model.routed(request, rows, traceparent)
+            else:
+                work = partial(model.routed, request, rows, traceparent)
+                (raw, route), left_s = await self._offload.run(work, left_s)
+            answer = await self._engine.handle(raw, left_s, route)
+            read = partial(_outputs, answer, model, interface, wanted)
+            outputs = read() if _is_short(answer) else (await self._offload.run(read, left_s))[0]
         except PipelineError as error:
             raise v2_error(error) from error
         return InferResponse(model.name, VERSION, request.id, {}, outputs)
@@ -201,6 +212,21 @@ def _checked(
         return interface.check_inputs(model, request.inputs), limit_s
     except V2Error as error:
         raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
+
+
+def _is_short(answer: Any) -> bool:
+    if isinstance(answer, ChannelData):
+        return weight(answer.payload) <= SHORT_BYTES
+    return not isinstance(answer, LargeResponse)
+
+
+def _outputs(
+    answer: Any, model: Model, interface: Interface, wanted: list[str]
+) -> dict[str, Array]:
+    message = answer.message if isinstance(answer, LargeResponse) else answer
+    ensemble = model.name if model.op is None else ""
+    payload = payload_of(message, interface, ensemble)
+    return arrays_of(payload, interface, model.name, wanted)
 
 
 def _indexed(name: str, is_ready: bool) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pipeline.errors import (
     PipelineError,
     PredictorUnavailableError,
     ProductError,
+    TooLargeError,
     utf8_text,
 )
 
@@ -18,6 +19,7 @@ class Kind(enum.Enum):
 
     INVALID = (400, "INVALID_ARGUMENT")
     NOT_FOUND = (404, "NOT_FOUND")
+    TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
     INTERNAL = (500, "INTERNAL")
     UNSUPPORTED = (501, "UNIMPLEMENTED")
     UNAVAILABLE = (503, "UNAVAILABLE")
@@ -61,4 +63,6 @@ def v2_error(error: PipelineError) -> V2Error:
         return V2Error(Kind.INVALID, f"[{error.code}] {error}")
     if isinstance(error, PredictorUnavailableError):
         return V2Error(Kind.UNAVAILABLE, str(error))
+    if isinstance(error, TooLargeError):
+        return V2Error(Kind.TOO_LARGE, str(error))
     return V2Error(_KINDS.get(error.code, Kind.INTERNAL), str(error))

@@ -37,6 +37,7 @@ from pipeline.proto.inference_v2_raw import (
     raw_to_array,
     size_of,
 )
+from pipeline.proto.slices import Limits
 
 __all__ = ["RawInput", "binary_names", "read_request", "write_response"]
 
@@ -62,6 +63,7 @@ def read_request(
     model_name: str = "",
     model_version: str = "",
     raw_inputs: Sequence[RawInput] | None = None,
+    limits: Limits | None = None,
 ) -> InferRequest:
     """The request that was posted to a model's `infer`.
 
@@ -239,7 +241,7 @@ def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
 
 
 def write_response(
-    response: InferResponse, binary: Collection[str] = ()
+    response: InferResponse, binary: Collection[str] = (), limits: Limits | None = None
 ) -> tuple[bytes, int | None]:
     """The body of the answer, and the Inference-Header-Content-Length if it needs one.
 

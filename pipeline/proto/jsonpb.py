@@ -17,8 +17,10 @@ from google.protobuf.message import Message
 
 from pipeline.errors import PackageError
 from pipeline.proto.json_fields import JsonField, fields_of, shown
+from pipeline.proto.large import LargeResponse
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+from pipeline.proto.slices import Limits
 
 _REQUEST_FIELDS = fields_of(Request)
 _TENSOR_FIELDS = fields_of(Tensor)
@@ -56,6 +58,14 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     if tensors is not None:
         _add_tensors(request, tensors)
     return request
+
+
+def large_request_from_json(bodies: list[bytes], name: str, method: str, limits: Limits) -> Request:
+    return request_from_json(bodies.pop(), name, method)
+
+
+def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
+    return response_to_json(response.message)
 
 
 def _add_tensors(request: Request, tensors: Any) -> None:

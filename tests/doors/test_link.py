@@ -37,7 +37,9 @@ class Holds:
         self.inside: dict[str, asyncio.Future[None]] = {}
         self.cancelled: list[str] = []
 
-    async def __call__(self, request: Any, timeout_s: float | None = None) -> Any:
+    async def __call__(
+        self, request: Any, timeout_s: float | None = None, route: Any = None
+    ) -> Any:
         text = request.value[0]
         self.inside[text] = asyncio.get_running_loop().create_future()
         try:

@@ -1,0 +1,93 @@
+"""Offload: threads for what is too large to be read or written on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from pipeline.errors import DeadlineError
+from pipeline.proto.slices import AbandonedError, wanted_while
+
+_Result = TypeVar("_Result")
+
+_THREADS = 2  # at work; what else is large waits in the order in which it came
+_JOIN_S = 5.0
+
+
+class Offload:
+    """Runs work of a caller's size beside the event loop.
+
+    Args:
+        limit_s: the service's own deadline of a request; None: none.
+        threads: that work at the same time; 0: work is done at once, where it is asked for.
+    """
+
+    def __init__(self, limit_s: float | None = None, threads: int = _THREADS) -> None:
+        self._limit_s = limit_s
+        self._pool = ThreadPoolExecutor(threads, "pipeline-large") if threads else None
+        self._jobs: set[_Job] = set()
+
+    async def run(
+        self, work: Callable[[], _Result], timeout_s: float | None = None
+    ) -> tuple[_Result, float | None]:
+        """The result of `work`, and what is left of the time of its caller, who gives `timeout_s`.
+
+        Work whose caller leaves, or has no more time, ends at its next slice.
+
+        Raises:
+            DeadlineError: it took too long, its turn included.
+        """
+        loop = asyncio.get_running_loop()
+        limits = [limit for limit in (timeout_s, self._limit_s) if limit is not None]
+        ends = loop.time() + min(limits) if limits else None
+        if self._pool is None:
+            return work(), timeout_s
+        job = _Job()
+        self._jobs.add(job)
+        future = self._pool.submit(job.run, work)
+        future.add_done_callback(_look)
+        waiting = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait({waiting}, timeout=None if ends is None else ends - loop.time())
+            if not waiting.done():
+                raise DeadlineError("the deadline passed while the message was read or written")
+            return waiting.result(), None if ends is None else max(0.0, ends - loop.time())
+        finally:
+            job.is_wanted = False
+            waiting.cancel()
+            self._jobs.discard(job)
+
+    async def stop(self) -> None:
+        """End all work, at its next slice; no thread is left unless one hangs in a single one."""
+        if self._pool is None:
+            return
+        for job in self._jobs:
+            job.is_wanted = False
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        joined = asyncio.to_thread(self._pool.shutdown, wait=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(joined), _JOIN_S)
+
+
+class _Job:
+    """One piece of work, as long as somebody waits for it."""
+
+    __slots__ = ("is_wanted",)
+
+    def __init__(self) -> None:
+        self.is_wanted = True
+
+    def run(self, work: Callable[[], _Result]) -> _Result:
+        with wanted_while(lambda: self.is_wanted):
+            if not self.is_wanted:
+                raise AbandonedError("nobody waits for this any more")
+            return work()
+
+
+def _look(future: Future[_Result]) -> None:
+    """Take notice of an error that nobody waits for."""
+    if not future.cancelled():
+        future.exception()

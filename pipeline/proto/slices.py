@@ -1,0 +1,83 @@
+"""Work of a caller's size in slices: between two of them others run, and it may be given up."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+
+from pipeline.errors import ClosedError
+
+SHORT_BYTES = 64 * 1024
+"""Up to here data are read and written where they are, on the event loop too (0.1 ms)."""
+
+SLICE = 8192
+"""Elements that are worked on in one go, by code that keeps others from running."""
+
+SLICE_BYTES = 128 * 1024
+
+_OBJECT_BYTES = 64  # that a number, text or list of Python takes at least
+_FEW = 64  # items that are looked at one by one to tell the weight of a list
+_thread = threading.local()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a message may hold that is costly per byte.
+
+    `json_bytes` of JSON, and of text that stands for an array; `text_elements`: strings and
+    elements of BYTES, each of which becomes an object of Python.
+    """
+
+    json_bytes: int = 16 * 2**20
+    text_elements: int = 2**20
+
+
+class AbandonedError(ClosedError):
+    """Nobody waits for the work any more."""
+
+
+@contextlib.contextmanager
+def wanted_while(is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """Work of this thread, within the block, that `breathe` ends if it is not wanted."""
+    _thread.is_wanted = is_wanted
+    try:
+        yield
+    finally:
+        del _thread.is_wanted
+
+
+def breathe() -> None:
+    """Let others run, between two slices. Raises AbandonedError: nobody waits for the work."""
+    is_wanted: Callable[[], bool] | None = getattr(_thread, "is_wanted", None)
+    if is_wanted is not None:
+        time.sleep(0)  # gives up the GIL
+        if not is_wanted():
+            raise AbandonedError("nobody waits for this any more")
+
+
+def weight(value: object, most: int = SHORT_BYTES) -> int:
+    """Bytes of a value of an Op's answer or of a request, roughly; counted up to `most` or so."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes) if value.dtype.kind != "O" else value.size * _OBJECT_BYTES
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value)
+    if isinstance(value, dict):
+        return _weight_of(value.values(), len(value), most)
+    if isinstance(value, list | tuple):
+        return _weight_of(value, len(value), most)
+    return _OBJECT_BYTES
+
+
+def _weight_of(items: object, count: int, most: int) -> int:
+    total = count * _OBJECT_BYTES
+    if count > _FEW:
+        return most + total
+    for item in items:  # type: ignore[attr-defined]  # values or a sequence
+        total += weight(item, most)
+        if total > most:
+            break
+    return total
