@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -123,8 +124,10 @@ class _Calls:
         self, message: bytes, left_s: float | None
     ) -> tuple[InferRequest, float | None]:
         if len(message) <= SHORT_BYTES:
-            return _read(message), left_s
-        return await self._offload.run(lambda: _read_large(message, self._limits), left_s)
+            return _read(message, self._limits), left_s
+        read = partial(_read_large, [message], self._limits)
+        del message
+        return await self._offload.run(read, left_s)
 
     async def model_stream_infer(
         self, messages: AsyncIterator[bytes], call: GrpcCall
@@ -174,12 +177,12 @@ class _Calls:
             return answer.SerializeToString()
 
 
-def _read(message: bytes) -> InferRequest:
-    return request_from_message(_parsed(pb.ModelInferRequest, message))
+def _read(message: bytes, limits: Limits) -> InferRequest:
+    return request_from_message(_parsed(pb.ModelInferRequest, message), limits)
 
 
-def _read_large(message: bytes, limits: Limits) -> InferRequest:
-    return request_from_message(_parsed(pb.ModelInferRequest, message))
+def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:
+    return _read(messages.pop(), limits)
 
 
 def _id_of(message: bytes) -> str:

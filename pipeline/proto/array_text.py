@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.array_repr import quick_repr
+from pipeline.proto.array_repr import TENSORS_INSTEAD, quick_repr
+from pipeline.proto.slices import SLICE, Limits, breathe
 
 Array = npt.NDArray[Any]
 
@@ -38,34 +39,49 @@ _print_options = threading.RLock()
 # --- numpy to text --------------------------------------------------------------------------
 
 
-def numpy_to_text(value: Any) -> str:
+def numpy_to_text(value: Any, limits: Limits | None = None) -> str:
     """The text of a value in a string answer.
 
     An array gives exactly numpy's `repr` with all of its elements, to numpy's print precision
     (8 digits, unless the program changed it: float64 loses the rest). A list of `str` gives the
     `repr` of a list of plain `str`; a number, Python's or numpy's, that of the plain Python
-    number; a `str` is its own text. Raises PayloadTypeError for anything else.
+    number; a `str` is its own text. Raises PayloadTypeError for anything else, and TooLargeError
+    for more text than `limits` lets pass.
     """
     if isinstance(value, str):
         return str(value)
     if isinstance(value, np.ndarray):
-        return _array_repr(np.asarray(value))
+        return _array_repr(np.asarray(value), limits)
     if isinstance(value, np.generic):
         value = value.item()
     for kind in _NUMBER_TYPES:
         if isinstance(value, kind):
             return repr(kind(value))  # plain: a member of an IntEnum prints its name
     if isinstance(value, list) and all(isinstance(element, str) for element in value):
-        return repr([str(element) for element in value])
+        return _list_repr(value, limits or Limits(sys.maxsize, sys.maxsize))
     raise PayloadTypeError(
         f"a {type(value).__name__} has no text form; give an array, a number, str or list[str]"
     )
 
 
-def _array_repr(array: Array) -> str:
-    text = quick_repr(array)
+def _list_repr(strings: list[str], limits: Limits) -> str:
+    limits.check_texts(len(strings))
+    parts: list[str] = []
+    size = 0
+    for at in range(0, len(strings), SLICE):
+        parts.append(repr([str(element) for element in strings[at : at + SLICE]])[1:-1])
+        size += len(parts[-1])
+        limits.check_json(size, TENSORS_INSTEAD)
+        breathe()
+    return f"[{', '.join(parts)}]"
+
+
+def _array_repr(array: Array, limits: Limits | None) -> str:
+    text = quick_repr(array, limits)
     if text is not None:
         return text
+    if limits is not None:
+        limits.check_json(array.size * len("0, "), TENSORS_INSTEAD)
     if array.size <= _SUMMARISED_ABOVE and np.get_printoptions()["threshold"] >= array.size:
         return repr(array)
     with _print_options, np.printoptions(threshold=sys.maxsize):

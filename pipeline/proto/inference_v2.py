@@ -6,13 +6,13 @@ Tensors are written raw and read in both forms. The arrays' own bytes are those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.proto.inference_v2_pb2 import (
     InferParameter,
     InferTensorContents,
@@ -36,6 +36,7 @@ from pipeline.proto.inference_v2_raw import (
     size_of,
     with_text,
 )
+from pipeline.proto.slices import SLICE, Limits, breathe
 
 __all__ = [
     "DATATYPES",
@@ -140,11 +141,16 @@ class InferResponse(msgspec.Struct, frozen=True):
 # --- requests and responses -----------------------------------------------------------------
 
 
-def request_from_message(message: ModelInferRequest) -> InferRequest:
+def request_from_message(
+    message: ModelInferRequest,
+    limits: Limits | None = None,
+    raw_contents: Sequence[bytes | memoryview] | None = None,
+) -> InferRequest:
     """The request that came as a message; its arrays can be written to.
 
     Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
-    protocol and for one that needs an extension which is not served.
+    protocol and for one that needs an extension which is not served; TooLargeError for more text
+    than `limits` lets pass. `raw_contents` stand for those of the message.
     """
     for tensor in message.inputs:
         check_input_parameters(tensor.name, tensor.parameters)
@@ -159,13 +165,18 @@ def request_from_message(message: ModelInferRequest) -> InferRequest:
         model_version=message.model_version,
         id=message.id,
         parameters=_from_parameters(message.parameters, _PARAMETER_FIELDS),
-        inputs=_inputs_of(message),
+        inputs=_inputs_of(message, limits, raw_contents),
         outputs=outputs,
     )
 
 
-def _inputs_of(message: ModelInferRequest) -> dict[str, Array]:
-    if message.raw_input_contents:
+def _inputs_of(
+    message: ModelInferRequest,
+    limits: Limits | None,
+    raw_contents: Sequence[bytes | memoryview] | None,
+) -> dict[str, Array]:
+    raw = message.raw_input_contents if raw_contents is None else raw_contents
+    if raw:
         for tensor in message.inputs:
             if tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
                 raise PackageError(
@@ -173,7 +184,7 @@ def _inputs_of(message: ModelInferRequest) -> dict[str, Array]:
                     f"'{tensor.name}' for model '{message.model_name}'"
                 )
     asked = (message.model_name, message.id)
-    return tensors_to_arrays(message.inputs, message.raw_input_contents, asked)
+    return tensors_to_arrays(message.inputs, raw, asked, limits)
 
 
 def response_to_message(response: InferResponse) -> ModelInferResponse:
@@ -279,8 +290,9 @@ def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, ar
 
 def tensors_to_arrays(
     tensors: Sequence[InferTensor],
-    raw_contents: Sequence[bytes],
+    raw_contents: Sequence[bytes | memoryview],
     asked: tuple[str, str] | None = None,
+    limits: Limits | None = None,
 ) -> dict[str, Array]:
     """The arrays of all tensors of a request or response, by name; they can be written to.
 
@@ -294,11 +306,11 @@ def tensors_to_arrays(
     for index, tensor in enumerate(tensors):
         try:
             if not raw_contents:
-                array = contents_to_array(tensor.datatype, tensor.shape, tensor.contents)
+                array = contents_to_array(tensor.datatype, tensor.shape, tensor.contents, limits)
             elif tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
                 raise PackageError("it has contents, but the message's tensors are raw")
             else:
-                array = raw_to_array(tensor.datatype, tensor.shape, raw_contents[index])
+                array = raw_to_array(tensor.datatype, tensor.shape, raw_contents[index], limits)
         except PackageError as error:
             raise _about(tensor.name, error, asked) from None
         arrays[tensor.name] = array
@@ -308,10 +320,17 @@ def tensors_to_arrays(
 def _about(name: str, error: PackageError, asked: tuple[str, str] | None) -> PackageError:
     if asked is not None and isinstance(error, UnfilledError):
         return error.of_input(name, *asked)
+    if isinstance(error, TooLargeError):
+        return TooLargeError(f"tensor {name!r}: {error}")
     return PackageError(f"tensor {name!r}: {error}")
 
 
-def contents_to_array(datatype: str, shape: Sequence[int], contents: InferTensorContents) -> Array:
+def contents_to_array(
+    datatype: str,
+    shape: Sequence[int],
+    contents: InferTensorContents,
+    limits: Limits | None = None,
+) -> Array:
     """The array of one tensor that is not raw; of BYTES, an object array of `bytes`.
 
     Raises PackageError for FP16 and BF16, which have no field, for an unknown datatype, and for
@@ -326,12 +345,25 @@ def contents_to_array(datatype: str, shape: Sequence[int], contents: InferTensor
     if len(elements) != size:
         raise _wrong_contents(datatype, list(shape), field, contents)
     if dtype == BYTES:
-        return object_array(list(elements), shape)
-    wide = np.fromiter(elements, field_dtype, count=size)
+        if limits is not None:
+            limits.check_texts(size)
+        return object_array([element for part in _sliced(elements) for element in part], shape)
+    wide = np.empty(size, field_dtype)
+    for index, part in enumerate(_sliced(elements)):
+        wide[index * SLICE : index * SLICE + len(part)] = part
     flat = wide.astype(dtype, copy=False)
     if flat is not wide and not np.array_equal(flat, wide):
         raise PackageError(f"{field} holds {wide.min()} to {wide.max()}, too much for {datatype}")
     return shaped(flat, shape)
+
+
+def _sliced(elements: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    if len(elements) <= SLICE:
+        yield elements
+        return
+    for at in range(0, len(elements), SLICE):
+        breathe()
+        yield elements[at : at + SLICE]
 
 
 def _wrong_contents(

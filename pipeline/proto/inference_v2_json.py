@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.proto.inference_v2 import (
     InferRequest,
     InferResponse,
@@ -37,9 +37,22 @@ from pipeline.proto.inference_v2_raw import (
     raw_to_array,
     size_of,
 )
-from pipeline.proto.slices import Limits
+from pipeline.proto.json_long import (
+    LongArray,
+    check_utf8,
+    elements_of,
+    marked,
+    members_of,
+    struct_of,
+    value_of,
+)
+from pipeline.proto.slices import SHORT_BYTES, Limits
 
 __all__ = ["RawInput", "binary_names", "read_request", "write_response"]
+
+
+_REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
+_INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
 
 
 class RawInput(msgspec.Struct, frozen=True):
@@ -85,7 +98,10 @@ def read_request(
             f"inference header size should be in range (0, {len(body)}), got: {length}"
         )
     view = memoryview(body)
-    fields = _object(_parsed(view[:length]), "the request")
+    if length <= SHORT_BYTES:
+        fields = _object(_parsed(view[:length]), "the request")
+    else:
+        fields = _large_fields(view[:length])
     parameters = _parameters(fields, "the request")
     _check_bool(parameters, "binary_data_output", "the request")
     request_id = _text(fields, "id", "the request", default="")
@@ -95,7 +111,7 @@ def read_request(
         model_version=model_version,
         id=request_id,
         parameters=parameters,
-        inputs=_inputs(fields, tail, (model_name, request_id)),
+        inputs=_inputs(fields, tail, (model_name, request_id), limits or Limits()),
         outputs=_outputs(fields),
     )
 
@@ -183,7 +199,9 @@ class _Tail:
         return taken
 
 
-def _inputs(fields: dict[str, Any], tail: _Tail, asked: tuple[str, str]) -> dict[str, Array]:
+def _inputs(
+    fields: dict[str, Any], tail: _Tail, asked: tuple[str, str], limits: Limits
+) -> dict[str, Array]:
     """The arrays, by name; `asked`: the model and the id of the request."""
     arrays: dict[str, Array] = {}
     names: list[str] = []
@@ -195,9 +213,11 @@ def _inputs(fields: dict[str, Any], tail: _Tail, asked: tuple[str, str]) -> dict
         parameters = _parameters(tensor, f"input {name!r}")
         check_input_parameters(name, parameters)
         try:
-            arrays[name] = _input(tensor, parameters, tail)
+            arrays[name] = _input(tensor, parameters, tail, limits)
         except UnfilledError as error:
             raise error.of_input(name, *asked) from None
+        except TooLargeError as error:
+            raise TooLargeError(f"input {name!r}: {error}") from None
         except PackageError as error:
             raise PackageError(f"input {name!r}: {error}") from None
     refuse_twice(names, asked[1])
@@ -206,7 +226,7 @@ def _inputs(fields: dict[str, Any], tail: _Tail, asked: tuple[str, str]) -> dict
     return arrays
 
 
-def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail) -> Array:
+def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail, limits: Limits) -> Array:
     datatype = _text(tensor, "datatype", "it")
     shape = _list(tensor, "shape", "it")
     if any(type(size) is not int for size in shape):
@@ -214,13 +234,15 @@ def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail) -> Array
     size = parameters.get("binary_data_size")
     if size is None:
         # Of no elements, Triton's clients send no data.
-        data = _list(tensor, "data", "it") if "data" in tensor or 0 not in shape else []
-        return data_to_array(datatype, shape, data)
+        data: Any = tensor.get("data")
+        if not isinstance(data, LongArray):
+            data = _list(tensor, "data", "it") if "data" in tensor or 0 not in shape else []
+        return data_to_array(datatype, shape, data, limits)
     if type(size) is not int or size < 0:
         raise PackageError(f"'binary_data_size' must be a number of bytes, not {shown(size)}")
     if "data" in tensor:
         raise PackageError("it has both 'data' and 'binary_data_size'")
-    return raw_to_array(datatype, shape, tail.take(size))
+    return raw_to_array(datatype, shape, tail.take(size), limits)
 
 
 def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
@@ -257,7 +279,7 @@ def write_response(
     tail: list[bytes] = []
     for name, array in response.outputs.items():
         try:
-            outputs.append(_output(name, array, tail if name in binary else None))
+            outputs.append(_output(name, array, tail if name in binary else None, limits))
         except (PackageError, PayloadTypeError) as error:
             raise type(error)(f"output {name!r}: {error}") from None
     fields: dict[str, Any] = {"id": response.id} if response.id else {}
@@ -274,12 +296,14 @@ def write_response(
     return b"".join((text, *tail)), len(text)
 
 
-def _output(name: str, array: Array, tail: list[bytes] | None) -> dict[str, Any]:
+def _output(
+    name: str, array: Array, tail: list[bytes] | None, limits: Limits | None
+) -> dict[str, Any]:
     """An output's JSON; its bytes are appended to the `tail` if there is one."""
     datatype = datatype_of(array.dtype)
     fields: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
     if tail is None:
-        return {**fields, "data": array_to_data(array)}
+        return {**fields, "data": array_to_data(array, limits)}
     raw = array_to_raw(array)
     tail.append(raw)
     return {**fields, "parameters": {"binary_data_size": len(raw)}}
@@ -300,6 +324,54 @@ def _parsed(text: memoryview) -> Any:
             orjson.dumps(value)  # refuses what orjson reads from nobody: surrogates, long numbers
             return value
     raise PackageError(f"the request is no JSON: {reason}")
+
+
+def _large_fields(text: memoryview) -> dict[str, Any]:
+    """The members of a large request, in which the long lists of data are LongArrays."""
+    is_marked = False
+    try:
+        check_utf8(text)
+        try:
+            members = members_of(text, _REQUEST)
+        except PackageError:
+            whole = bytes(text)
+            is_marked = b"NaN" in whole or b"Infinity" in whole
+            if not is_marked:
+                raise
+            members = members_of(marked(whole), _REQUEST)
+        inputs = members.pop("inputs", None)
+        fields = {name: _short(name, value_of(value)) for name, value in members.items()}
+        if inputs is not None:
+            fields["inputs"] = _large_inputs(inputs, is_marked)
+    except TypeError:
+        raise PackageError("the request must be a JSON object") from None
+    except TooLargeError:
+        raise
+    except PackageError as error:
+        raise PackageError(f"the request is {error}") from None
+    return fields
+
+
+def _large_inputs(text: memoryview, is_marked: bool) -> Any:
+    if bytes(text[:1]) != b"[":
+        return _short("inputs", value_of(text))
+    try:
+        found = elements_of(text, _INPUT, "inputs")
+    except TypeError as error:
+        raise PackageError(f"not as it has to be: each of 'inputs' is an object: {error}") from None
+    return [
+        {
+            name: value_of(value, is_marked) if name == "data" else _short(name, value_of(value))
+            for name, value in members.items()
+        }
+        for members in found
+    ]
+
+
+def _short(name: str, value: Any) -> Any:
+    if isinstance(value, LongArray):
+        raise TooLargeError(f"{name!r} of the request is too long")
+    return value
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

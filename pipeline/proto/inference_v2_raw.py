@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.npy import MAX_DIMENSIONS
+from pipeline.proto.slices import SLICE, Limits, breathe
 
 __all__ = [
     "BYTES",
@@ -62,6 +63,7 @@ DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")  # of one element, before it, in the raw form of BYTES
 _MAX_LENGTH = 2**32 - 1
+_FEW = 64  # elements that are quicker read one by one
 
 
 # --- numpy to wire --------------------------------------------------------------------------
@@ -89,7 +91,9 @@ def array_to_raw(array: Array) -> bytes:
     """
     if datatype_of(array.dtype) == "BYTES":
         parts: list[bytes] = []
-        for element in array.ravel().tolist():
+        for index, element in enumerate(array.ravel().tolist()):
+            if index % SLICE == 0:
+                breathe()
             data = _element_bytes(element)
             parts += (_LENGTH.pack(len(data)), data)
         return b"".join(parts)
@@ -156,14 +160,20 @@ def about_request(request_id: str) -> str:
 # --- wire to numpy --------------------------------------------------------------------------
 
 
-def raw_to_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> Array:
+def raw_to_array(
+    datatype: str, shape: Sequence[int], raw: bytes | memoryview, limits: Limits | None = None
+) -> Array:
     """The array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
 
-    Raises PackageError for an unknown datatype and for data that does not fit the shape.
+    Raises PackageError for an unknown datatype and for data that does not fit the shape;
+    TooLargeError for more elements of BYTES than `limits` lets pass.
     """
     dtype = known_dtype(datatype)
     if dtype == BYTES:
-        return object_array(list(_elements(raw, size_of(shape))), shape)
+        size = size_of(shape)
+        if limits is not None:
+            limits.check_texts(size)
+        return object_array(_elements(raw, size), shape)
     size = size_of(shape)
     if len(raw) != size * dtype.itemsize:
         raise size_mismatch(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
@@ -173,10 +183,34 @@ def raw_to_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -
     return shaped(flat.astype(dtype), shape)
 
 
-def _elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
+def _elements(raw: bytes | memoryview, count: int) -> list[bytes]:
     """The `count` elements of BYTES in their raw form."""
+    elements = _equal_elements(raw, count)
+    return list(_unequal_elements(raw, count)) if elements is None else elements
+
+
+def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:
+    """The elements, if all are equally long; numpy takes a tenth of the time."""
+    if count < _FEW or len(raw) % count or len(raw) < count * (_LENGTH.size + 1):
+        return None
+    (length,) = _LENGTH.unpack_from(raw, 0)
+    if (_LENGTH.size + length) * count != len(raw):
+        return None
+    parts = np.frombuffer(raw, [("length", "<u4"), ("data", f"V{length}")])
+    if not (parts["length"] == length).all():
+        return None
+    elements: list[bytes] = []
+    for at in range(0, count, SLICE):
+        elements += parts["data"][at : at + SLICE].tolist()
+        breathe()
+    return elements
+
+
+def _unequal_elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
     at = 0
     for index in range(count):
+        if index % SLICE == 0:
+            breathe()
         start = at + _LENGTH.size
         if at == len(raw):
             raise count_mismatch(count, index)

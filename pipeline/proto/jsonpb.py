@@ -8,6 +8,7 @@ of a broken base64 text, "1_0" for 10 and "1e39" for an infinite float32, in ten
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,26 @@ import numpy as np
 import orjson
 from google.protobuf.message import Message
 
-from pipeline.errors import PackageError
+from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.json_fields import JsonField, fields_of, shown
+from pipeline.proto.json_long import (
+    LongArray,
+    UnevenError,
+    check_utf8,
+    elements_of,
+    members_of,
+    struct_of,
+    value_of,
+)
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import Limits
+from pipeline.proto.slices import SHORT_BYTES, Limits, breathe
 
 _REQUEST_FIELDS = fields_of(Request)
 _TENSOR_FIELDS = fields_of(Tensor)
+_REQUEST_STRUCT = struct_of([*_REQUEST_FIELDS, "tensors"])
+_TENSOR_STRUCT = struct_of([*_TENSOR_FIELDS])
 _FLOAT_FIELDS = frozenset(PACKED_DTYPES) - {"bool_data"}
 
 
@@ -61,11 +73,63 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
 
 
 def large_request_from_json(bodies: list[bytes], name: str, method: str, limits: Limits) -> Request:
-    return request_from_json(bodies.pop(), name, method)
+    """`request_from_json` for a body, the only one of `bodies`, that is too large to be read at
+    once; it is taken from there, so that its memory can be given back.
+
+    A number that no double can hold is not noticed in a field that is unknown. Raises TooLargeError
+    besides, for more strings than `limits` has.
+    """
+    body = bodies.pop()
+    try:
+        check_utf8(body)
+        members = members_of(body, _REQUEST_STRUCT)
+    except TypeError:
+        start = orjson.loads(body) if len(body) <= SHORT_BYTES else body[:1]
+        what = "an array" if body.lstrip()[:1] == b"[" else shown(start)
+        raise PackageError(f"the request must be a JSON object, not {what}") from None
+    except PackageError as error:
+        raise PackageError(f"the request is {error}") from None
+    del body
+    tensors = members.pop("tensors", None)
+    request = Request()
+    _fill(request, _values(members), _REQUEST_FIELDS, "", limits)
+    request.name = name
+    request.method = method
+    del members
+    if tensors is not None:
+        _add_large_tensors(request, tensors, limits)
+    texts = len(request.key) + len(request.value) + sum(len(t.str_data) for t in request.tensors)
+    limits.check_texts(texts)
+    return request
 
 
-def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
-    return response_to_json(response.message)
+def _values(members: dict[str, memoryview]) -> dict[str, Any]:
+    try:
+        return {spelling: value_of(text) for spelling, text in members.items()}
+    except TooLargeError:
+        raise
+    except PackageError as error:
+        raise PackageError(f"the request is {error}") from None
+
+
+def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> None:
+    if bytes(text[:1]) != b"[":
+        value = value_of(text)
+        if value is not None:
+            raise _misfit("tensors", "an array", value)
+        return
+    try:
+        found = elements_of(text, _TENSOR_STRUCT, "tensors")
+    except TypeError as error:
+        found_at = re.search(r"\$\[(\d+)\]", str(error))
+        place = f"tensors[{found_at[1] if found_at else 0}]"
+        raise PackageError(
+            f"the request does not fit its message: {place} must be an object: {error}"
+        ) from None
+    for at, members in enumerate(found):
+        tensor = request.tensors.add()
+        _fill(tensor, _values(members), _TENSOR_FIELDS, f"tensors[{at}].", limits)
+        breathe()
 
 
 def _add_tensors(request: Request, tensors: Any) -> None:
@@ -77,8 +141,17 @@ def _add_tensors(request: Request, tensors: Any) -> None:
         _fill(request.tensors.add(), fields, _TENSOR_FIELDS, f"tensors[{at}].")
 
 
-def _fill(message: Message, fields: dict[str, Any], known: dict[str, JsonField], path: str) -> None:
-    """Set the fields of an empty message; `path` leads to it from the request."""
+def _fill(
+    message: Message,
+    fields: dict[str, Any],
+    known: dict[str, JsonField],
+    path: str,
+    limits: Limits | None = None,
+) -> None:
+    """Set the fields of an empty message; `path` leads to it from the request.
+
+    `limits` where there may be a LongArray among them.
+    """
     for spelling, value in fields.items():
         field = known.get(spelling)
         if field is None:
@@ -86,7 +159,10 @@ def _fill(message: Message, fields: dict[str, Any], known: dict[str, JsonField],
         if value is None:
             message.ClearField(field.name)
         elif field.is_repeated:
-            _set_list(message, field, value, path)
+            if type(value) is LongArray and limits is not None:
+                _set_long(message, field, value, path, limits)
+            else:
+                _set_list(message, field, value, path)
         else:
             kind = field.kind
             try:
@@ -110,6 +186,43 @@ def _set_list(message: Message, field: JsonField, values: Any, path: str) -> Non
     except (TypeError, ValueError, FloatingPointError):
         at = next(at for at, item in enumerate(values) if not kind.takes(item))
         raise _misfit(f"{path}{field.name}[{at}]", kind.expected, values[at]) from None
+
+
+def _set_long(
+    message: Message, field: JsonField, values: LongArray, path: str, limits: Limits
+) -> None:
+    message.ClearField(field.name)
+    numbers: list[np.ndarray[Any, Any]] = []
+    at = 0
+    try:
+        for piece in values.pieces():
+            plain = _plain(field, piece, at, path)
+            if field.name in _FLOAT_FIELDS:
+                numbers.append(plain)
+            else:
+                getattr(message, field.name).extend(plain)
+            at += len(piece)
+            if str in field.kind.plain:
+                limits.check_texts(at)
+    except UnevenError:
+        place = f"{path}{field.name}[{values.index_of_container()}]"
+        raise _misfit(place, field.kind.expected, []) from None
+    if numbers:
+        write_packed(message, field.name, np.concatenate(numbers))
+
+
+def _plain(field: JsonField, values: list[Any], start: int, path: str) -> Any:
+    """A piece of a list as the message takes it; `start` is where it begins."""
+    part = Tensor() if field.name in _TENSOR_FIELDS else Request()
+    try:
+        _set_list(part, field, values, "")
+    except PackageError:
+        at = next(at for at, item in enumerate(values) if not field.kind.takes(item))
+        place = f"{path}{field.name}[{start + at}]"
+        raise _misfit(place, field.kind.expected, values[at]) from None
+    if field.name in _FLOAT_FIELDS:
+        return read_packed(part, field.name)
+    return getattr(part, field.name)
 
 
 def _set_floats(message: Message, field: str, values: list[Any]) -> None:
@@ -141,6 +254,14 @@ def response_to_json(response: Response) -> bytes:
         },
         option=orjson.OPT_SERIALIZE_NUMPY,
     )
+
+
+def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
+    """`response_to_json` for an answer that is too large to be written at once.
+
+    Raises TooLargeError for more JSON than `limits` lets pass.
+    """
+    return response_to_json(response.message)
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:

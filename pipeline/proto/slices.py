@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from pipeline.errors import ClosedError
+from pipeline.errors import ClosedError, TooLargeError
 
 SHORT_BYTES = 64 * 1024
 """Up to here data are read and written where they are, on the event loop too (0.1 ms)."""
@@ -34,6 +34,21 @@ class Limits(msgspec.Struct, frozen=True):
 
     json_bytes: int = 16 * 2**20
     text_elements: int = 2**20
+
+    def check_texts(self, count: int) -> None:
+        """Raise TooLargeError for more strings, or elements of BYTES, than there may be."""
+        if count > self.text_elements:
+            raise TooLargeError(
+                f"{count} strings or elements of BYTES are more than max_text_elements "
+                f"({self.text_elements})"
+            )
+
+    def check_json(self, size: int, mend: str) -> None:
+        """Raise TooLargeError for `size` bytes of JSON or text; `mend`: what to ask for instead."""
+        if size > self.json_bytes:
+            raise TooLargeError(
+                f"the answer is larger than max_json_bytes ({self.json_bytes} bytes): {mend}"
+            )
 
 
 class AbandonedError(ClosedError):
