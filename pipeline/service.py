@@ -174,6 +174,7 @@ class Service:
         if self._companion is not None:
             await self._companion.start()
         self._lower_switch_interval()
+        self._offload.start()
         self._request_log = RequestLog(_LOGGER, config.log.request_sample)
         self.observation.start(log_folder())
         self._executor = DAGExecutor(

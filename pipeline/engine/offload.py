@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -27,8 +28,17 @@ class Offload:
 
     def __init__(self, limit_s: float | None = None, threads: int = _THREADS) -> None:
         self._limit_s = limit_s
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "pipeline-large") if threads else None
         self._jobs: set[_Job] = set()
+
+    def start(self) -> None:
+        """Start the threads; else they start when there is work for them."""
+        if self._pool is not None:
+            begin = threading.Event()
+            for _ in range(self._threads):
+                self._pool.submit(begin.wait)
+            begin.set()
 
     async def run(
         self, work: Callable[[], _Result], timeout_s: float | None = None

@@ -19,7 +19,7 @@ from pipeline.proto.inference_v2_raw import (
     shaped,
     size_of,
 )
-from pipeline.proto.json_long import LongArray, UnevenError
+from pipeline.proto.json_long import LongArray, NotJsonError, UnevenError
 from pipeline.proto.npy import MAX_DIMENSIONS
 from pipeline.proto.slices import SLICE, Limits, breathe
 
@@ -86,6 +86,8 @@ def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
         raise PackageError(
             "'data' has lists of different lengths, or lists and elements, side by side"
         ) from None
+    except NotJsonError as error:
+        raise PackageError(f"'data' is no JSON: {error}") from None
     if count != size:
         raise _miscounted(datatype, shape, size, count)
     return np.concatenate(parts) if parts else flat

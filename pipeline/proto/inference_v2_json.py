@@ -39,6 +39,7 @@ from pipeline.proto.inference_v2_raw import (
 )
 from pipeline.proto.json_long import (
     LongArray,
+    NotJsonError,
     check_utf8,
     elements_of,
     marked,
@@ -333,7 +334,7 @@ def _large_fields(text: memoryview) -> dict[str, Any]:
         check_utf8(text)
         try:
             members = members_of(text, _REQUEST)
-        except PackageError:
+        except NotJsonError:
             whole = bytes(text)
             is_marked = b"NaN" in whole or b"Infinity" in whole
             if not is_marked:
@@ -345,10 +346,8 @@ def _large_fields(text: memoryview) -> dict[str, Any]:
             fields["inputs"] = _large_inputs(inputs, is_marked)
     except TypeError:
         raise PackageError("the request must be a JSON object") from None
-    except TooLargeError:
-        raise
-    except PackageError as error:
-        raise PackageError(f"the request is {error}") from None
+    except NotJsonError as error:
+        raise PackageError(f"the request is no JSON: {error}") from None
     return fields
 
 

@@ -22,6 +22,7 @@ from pipeline.proto.slices import SHORT_BYTES, breathe
 
 __all__ = [
     "LongArray",
+    "NotJsonError",
     "UnevenError",
     "check_utf8",
     "elements_of",
@@ -31,7 +32,7 @@ __all__ = [
     "value_of",
 ]
 
-MOST_OBJECTS = 65536
+MOST_OBJECTS = 2**18
 """Tensors of one message of JSON."""
 
 _WINDOW_BYTES = 32 * 1024  # read at once
@@ -41,6 +42,10 @@ _MOST_SMALL = 2**20  # bytes of what may be no long array
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _STRING_OR_BRACKET = re.compile(rb'("(?:[^"\\]|\\.)*+")|[\[\]]', re.DOTALL)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+
+
+class NotJsonError(PackageError):
+    """The text says why."""
 
 
 class UnevenError(PackageError):
@@ -140,7 +145,7 @@ def _parsed(elements: bytes) -> list[Any]:
         plain = _STRING.sub(b"", elements)
         if b"[" in plain or b"{" in plain or b",," in plain or not plain.strip(b", "):
             raise UnevenError from None
-        raise PackageError(f"not JSON: {error.msg}") from None
+        raise NotJsonError(error.msg) from None
     return values
 
 
@@ -180,16 +185,24 @@ def members_of(
     All others are only looked through: a number there may be too large for a double.
 
     Raises:
-        PackageError: it is no JSON.
+        NotJsonError: it is no JSON.
         TypeError: it is JSON, and no object.
     """
     try:
         found = msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
+        _check_syntax(text)
         raise TypeError(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise PackageError(f"not JSON: {error}") from None
+        raise NotJsonError(str(error)) from None
     return _members(found)
+
+
+def _check_syntax(text: bytes | bytearray | memoryview | msgspec.Raw) -> None:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise NotJsonError(str(error)) from None
 
 
 def _members(found: msgspec.Struct) -> dict[str, memoryview]:
@@ -248,11 +261,11 @@ def value_of(text: memoryview, is_marked: bool = False) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise PackageError(f"not JSON: {error.msg}") from None
+        raise NotJsonError(error.msg) from None
 
 
 def check_utf8(body: bytes | memoryview) -> None:
-    """Raise PackageError for what is no UTF-8: strings that nobody reads are not looked at else."""
+    """Raise NotJsonError for what is no UTF-8: strings that nobody reads are not looked at else."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(body)
     try:
@@ -261,4 +274,4 @@ def check_utf8(body: bytes | memoryview) -> None:
             breathe()
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise PackageError(f"not JSON: str is not valid UTF-8: {error.reason}") from None
+        raise NotJsonError(f"str is not valid UTF-8: {error.reason}") from None

@@ -16,10 +16,11 @@ import numpy as np
 import orjson
 from google.protobuf.message import Message
 
-from pipeline.errors import PackageError, TooLargeError
+from pipeline.errors import PackageError
 from pipeline.proto.json_fields import JsonField, fields_of, shown
 from pipeline.proto.json_long import (
     LongArray,
+    NotJsonError,
     UnevenError,
     check_utf8,
     elements_of,
@@ -87,8 +88,8 @@ def large_request_from_json(bodies: list[bytes], name: str, method: str, limits:
         start = orjson.loads(body) if len(body) <= SHORT_BYTES else body[:1]
         what = "an array" if body.lstrip()[:1] == b"[" else shown(start)
         raise PackageError(f"the request must be a JSON object, not {what}") from None
-    except PackageError as error:
-        raise PackageError(f"the request is {error}") from None
+    except NotJsonError as error:
+        raise _not_json(error) from None
     del body
     tensors = members.pop("tensors", None)
     request = Request()
@@ -106,10 +107,12 @@ def large_request_from_json(bodies: list[bytes], name: str, method: str, limits:
 def _values(members: dict[str, memoryview]) -> dict[str, Any]:
     try:
         return {spelling: value_of(text) for spelling, text in members.items()}
-    except TooLargeError:
-        raise
-    except PackageError as error:
-        raise PackageError(f"the request is {error}") from None
+    except NotJsonError as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: NotJsonError) -> PackageError:
+    return PackageError(f"the request is not JSON: {error}")
 
 
 def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> None:
@@ -207,6 +210,8 @@ def _set_long(
     except UnevenError:
         place = f"{path}{field.name}[{values.index_of_container()}]"
         raise _misfit(place, field.kind.expected, []) from None
+    except NotJsonError as error:
+        raise _not_json(error) from None
     if numbers:
         write_packed(message, field.name, np.concatenate(numbers))
 
