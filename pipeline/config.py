@@ -232,6 +232,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     stop_grace_period_s: Annotated[
         Millis, "Time that a stopping server gives its requests, ms."
     ] = 30.0
+    drain_delay_s: Annotated[
+        Millis, "Time for which a stopping server says not ready and goes on serving, ms."
+    ] = 0.0
+    reuse_port: Annotated[
+        bool, "True: a second server may listen on the same ports, as the next release does."
+    ] = False
     switch_interval_s: Annotated[
         float | None,
         Duration("us"),

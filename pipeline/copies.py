@@ -27,12 +27,13 @@ from pipeline.engine.workers.frames import Link, framed
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError
+from pipeline.event_loop import waited
 from pipeline.front import NoFront
 from pipeline.inquiry import Inquiries, Question, Reply
 from pipeline.observe.logs import open_logs
 from pipeline.observe.records import replay_bytes
 from pipeline.observing import SNAPSHOT, Past
-from pipeline.service import Companion, Outside, described, log_warnings
+from pipeline.service import LAST_S, Companion, Outside, described, log_warnings
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -150,6 +151,7 @@ class Copies:
             lambda text: self._past.figures() if text == SNAPSHOT else [],
         )
         self._stopping: asyncio.Task[None] | None = None
+        self._hurried = asyncio.Event()
         self.rpc_port: int | None = None
         self._http_port: int | None = None
 
@@ -210,7 +212,9 @@ class Copies:
     def _reserve(self, port: int | None, key: str) -> int | None:
         if port is None:
             return None
-        held = self._closing.enter_context(reserve(self._config.host, port, key))
+        held = self._closing.enter_context(
+            reserve(self._config.host, port, key, self._config.reuse_port)
+        )
         found: int = held.getsockname()[1]
         return found
 
@@ -240,6 +244,7 @@ class Copies:
 
     def hurry(self) -> None:
         """Cut the grace period short: what is left is answered at once."""
+        self._hurried.set()
         self._outside.front.hurry()
         self._tell_to_hurry()
 
@@ -264,11 +269,15 @@ class Copies:
     async def _drain(self) -> None:
         """Have the front end, and then the copies, within the grace period."""
         loop, grace_s = asyncio.get_running_loop(), self._config.stop_grace_period_s
+        if self._is_up and not self._order.stop:
+            self._tell(Order(drains=True))
+            await waited(self._hurried, self._config.drain_delay_s)
         late = loop.call_later(grace_s, self._tell_to_hurry)
         if not self._is_up:  # what waits for the Ops waits in vain
             self.hurry()
         elif not self._order.stop:
-            self._tell(Order(self._is_ready, closes=True))
+            self._tell(Order(closes=True))
+            await waited(self._hurried, min(LAST_S, self._config.drain_delay_s))
         await self._outside.front.stop(grace_s)
         if self._running:
             if not self._order.stop:

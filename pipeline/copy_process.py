@@ -27,11 +27,13 @@ from pipeline.service import CopyRole, Outside, Service, startup_frozen
 class Order(msgspec.Struct, array_like=True):
     """What a copy is told: whether the whole is ready, to stop, to answer what is left at once.
 
-    Before it stops it is told that it `closes`: from then on requests come through the front only.
+    Before it stops it is told that it `drains`, which is to say not ready and to serve on, and that
+    it `closes`: from then on requests come through the front only.
     Or one of these alone: a `question` of one of the copies, the `reply` to one of its own.
     """
 
     is_ready: bool = False
+    drains: bool = False
     closes: bool = False
     stop: bool = False
     hurry: bool = False
@@ -152,6 +154,8 @@ class _Copy:
         self._say(Word(reply=Reply(question.number, [answer])))
 
     def _follow(self, order: Order) -> None:
+        if order.drains:
+            self._do(self.service.drain())
         if order.closes:
             self._do(self.service.close_doors())
         if order.stop:

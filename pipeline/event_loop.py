@@ -36,6 +36,13 @@ async def ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
     return True
 
 
+async def waited(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for `event`, but no longer than that; whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
 class LoopThread:
     """An event loop in a thread of its own, in a copy of its maker's context."""
 

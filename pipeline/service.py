@@ -32,6 +32,7 @@ from pipeline.engine.workers.supervision import KILLED_S
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
+from pipeline.event_loop import waited
 from pipeline.front import Front, NoFront
 from pipeline.observe.logs import RequestLog, log_folder, open_logs
 from pipeline.observe.records import LogsHome, replay_bytes
@@ -42,6 +43,7 @@ from pipeline.op import Op
 _LOGGER = logging.getLogger(__name__)
 
 _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
+LAST_S = 0.2  # for requests that callers sent before they could know that the doors are closed
 _DOOR_GRACE_S = 1.0  # for answers that are on their way out when the doors close
 
 
@@ -107,6 +109,8 @@ class Service:
         self._grace_s = config.stop_grace_period_s
         self._doors: Mapping[str, Door] = {}
         self._takes_more = True
+        self._is_leaving = False
+        self._hurried = asyncio.Event()
         self._request_log: RequestLog | None = None
         self.observation: Observation = Observation(
             name, graph, config, copy.number if copy else None
@@ -207,10 +211,20 @@ class Service:
         await asyncio.shield(self._stopping)
 
     def hurry(self) -> None:
-        """Cut the grace period short: what is left is answered at once."""
+        """Cut all that is waited for short: what is left is answered at once."""
         self._grace_s = 0.0
+        self._hurried.set()
         self._outside.front.hurry()
         self._answer_all()
+
+    async def drain(self) -> None:
+        """Say not ready for good, and send callers away with their answers; go on serving."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            if self._executor is not None:
+                self._executor.leave()
+            for door in self._doors.values():
+                await door.drain()
 
     async def close_doors(self) -> None:
         """Take no more requests, but those that come through the front."""
@@ -226,8 +240,13 @@ class Service:
     async def _stop(self) -> None:
         self.observation.end_recordings()
         loop = asyncio.get_running_loop()
+        await self.drain()
+        if self._copy is None and self._was_up:  # else it is up to all copies together
+            await waited(self._hurried, self._config.drain_delay_s)
         ends = loop.time() + self._grace_s
         await self.close_doors()
+        if self._copy is None and self._was_up:
+            await waited(self._hurried, min(LAST_S, self._config.drain_delay_s))
         late = loop.call_at(ends, self._answer_all)
         if not self._was_up:  # what waits for the Ops waits in vain
             self._outside.front.hurry()
@@ -263,7 +282,7 @@ class Service:
             whole.snapshots,
             whole.record,
             self._offload,
-            is_shared=self._copy is not None,
+            is_shared=self._copy is not None or self._config.reuse_port,
             copy=self._copy.number if self._copy is not None else 0,
         )
         self._doors = self._outside.doors(behind)
@@ -275,6 +294,8 @@ class Service:
 
     def show_ready(self, is_ready: bool) -> None:
         """Say at the doors whether the server is ready."""
+        if self._is_leaving:
+            return
         self._is_shown_ready = is_ready
         for door in self._doors.values():
             telling = asyncio.ensure_future(door.set_ready(is_ready))

@@ -35,6 +35,9 @@ class Door(Protocol):
     async def set_ready(self, ready: bool) -> None:
         """What the door says to who asks whether the server is ready."""
 
+    async def drain(self) -> None:
+        """Say that the server is not ready, serve on, and send callers away with their answers."""
+
     async def close(self, grace_s: float) -> None:
         """Stop accepting; requests that are inside have `grace_s`. Does not wait for them."""
 

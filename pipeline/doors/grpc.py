@@ -18,7 +18,7 @@ from pipeline.doors.grpc_health import GrpcHealth
 from pipeline.doors.grpc_running import RunningCalls
 from pipeline.doors.grpc_sockets import GrpcSockets, end
 from pipeline.doors.grpc_timeout import seconds_of
-from pipeline.doors.listen import address_of, bind
+from pipeline.doors.listen import address_of, check_free
 from pipeline.doors.wire import Wire
 from pipeline.engine.request import Route
 from pipeline.errors import (
@@ -51,6 +51,7 @@ gives the call itself more time: when that is over gRPC drops whatever the serve
 ERR_NO = "pipeline-err-no"
 """Trailing metadata of a status that is an error of ours: its code, as in `Response.err_no`."""
 
+_LAST_S = 0.2  # for callers that were sent away to close their connections
 _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
@@ -169,7 +170,7 @@ class GrpcDoor:
             Linux's that has neither port nor file.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a message, both ways.
-        is_shared: whether other processes of this server listen on the port too.
+        is_shared: whether other processes may listen on the port too.
         key: the configuration key of the port, to name in an error.
     """
 
@@ -199,10 +200,9 @@ class GrpcDoor:
 
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
-        if not self._is_shared and not self._is_local:
-            # If it is shared it is reserved, and a trial would be given connections. gRPC is
-            # content with either of IPv6 and IPv4 and does not say why it got none.
-            bind(self._host, self.port, self._key).close()
+        if not self._is_local:
+            # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
+            check_free(self._host, self.port, self._key, self._is_shared)
         _GRPC_LOGGER.addFilter(self._no_farewells)
         self._health.set_ready(is_ready)
         await self._open()
@@ -271,20 +271,27 @@ class GrpcDoor:
         """Tell the health service, for the server as a whole and for our services."""
         self._health.set_ready(ready)
 
+    async def drain(self) -> None:
+        """Say NOT_SERVING, and send callers away when nothing runs on their connections."""
+        self._health.set_ready(False)
+        self._running.send_away(self._sockets)
+
     async def close(self, grace_s: float) -> None:
-        """Stop accepting; each connection is closed when nothing runs on it. Does not wait."""
+        """Stop accepting, send callers away as before, and end streams. Waits for no call."""
         if self._guard is not None:
             self._guard.cancel()
         self._health.close()
-        self._sockets.stop_listening()
+        await self._sockets.stop_listening()
         if not self._running.is_leaving:
-            self._running.leave(self._sockets)
+            self._running.end_streams()
+            self._running.send_away(self._sockets)
 
     async def stop(self, grace_s: float) -> None:
         """End what still runs after `grace_s`. gRPC itself ends what no door of ours waits for."""
         await self.close(grace_s)
         if self._server is not None:
             await self._running.are_over(grace_s)
+            await self._sockets.are_closed(min(_LAST_S, grace_s))
             if self._ending is None:
                 self._ending = asyncio.ensure_future(self._end(self._server))
             await asyncio.shield(self._ending)

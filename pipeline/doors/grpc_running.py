@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from pipeline.doors.grpc_sockets import Found, GrpcSockets, Peer, end, peer_named
+from pipeline.doors.grpc_sockets import Found, GrpcSockets, Peer, peer_named, send_away
+from pipeline.event_loop import waited
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,11 +39,15 @@ class RunningCalls:
             reading.close()
         return reading
 
-    def leave(self, sockets: GrpcSockets) -> None:
-        """Read no more from streams, and end each connection when nothing runs on it."""
+    def end_streams(self) -> None:
+        """Read no more from streams: they end behind their answers."""
         self.is_leaving = True
         for messages in list(self._streams):
             messages.close()
+
+    def send_away(self, sockets: GrpcSockets) -> None:
+        """Send each caller away as soon as nothing runs on its connection."""
+        self._open.clear()
         for peer, connection in sockets.connections():
             self._open.setdefault(peer, []).append(connection)
         for peer in self._open.keys() - {_peer(context) for context in self._calls}:
@@ -51,8 +55,7 @@ class RunningCalls:
 
     async def are_over(self, timeout_s: float) -> None:
         """Wait for the calls to end, but no longer than that."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        await waited(self._idle, timeout_s)
 
     def _ended(self, context: _Context) -> None:
         self._calls.discard(context)
@@ -65,7 +68,7 @@ class RunningCalls:
 
     def _part(self, peer: Peer) -> None:
         for connection in self._open.pop(peer, ()):
-            end(connection)
+            send_away(connection)
 
 
 class Messages:

@@ -2,12 +2,13 @@
 
 gRPC has one way to stop, which ends every call that reaches it at that moment with CANCELLED.
 Callers take that for their own doing and do not try elsewhere. Here listening ends first, then each
-connection when nothing runs on it: a call that comes too late finds its connection closed, which is
-UNAVAILABLE.
+caller is sent away when nothing runs on its connection; a call that comes too late finds that
+closed, which is UNAVAILABLE.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import os
@@ -17,10 +18,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from pipeline.doors.listen import take_last
+
 Peer = tuple[str, int] | None
 """(address, port) of who is at the other end; None if it has none, as on Unix sockets."""
 
+_LOOK_S = 0.01
 _FOLDER = "/proc/self/fd"
+# HTTP/2: 8 bytes, of kind 7, no flags, on stream 0; whatever came before is worked on; no error.
+_GOAWAY = bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + b"\x7f\xff\xff\xff" + bytes(4)
 _INET = (socket.AF_INET, socket.AF_INET6)
 _open_at: Counter[object] = Counter()  # servers of this process, by where they listen
 
@@ -51,7 +57,7 @@ class GrpcSockets:
         if self._listeners:
             _open_at[self._place] += 1
 
-    def stop_listening(self) -> None:
+    async def stop_listening(self) -> None:
         """Refuse connections from now on.
 
         The listening socket is replaced by one that nobody can reach: closed, it would be an error
@@ -60,6 +66,7 @@ class GrpcSockets:
         for found in self._listeners:
             with _taken(found) as sock:
                 if sock is not None:
+                    await take_last(sock)
                     with socket.socket(sock.family) as unreachable:
                         os.dup2(unreachable.fileno(), found.descriptor, inheritable=False)
 
@@ -69,11 +76,29 @@ class GrpcSockets:
             return []
         return [(_peer_of(sock), found) for found, sock in _sockets() if _is_at(sock, self._place)]
 
+    async def are_closed(self, timeout_s: float) -> None:
+        """Wait until there is no connection, but no longer than that."""
+        for _ in range(round(timeout_s / _LOOK_S)):
+            if not self.connections():
+                break
+            await asyncio.sleep(_LOOK_S)
+
     def forget(self) -> None:
         """The server is gone, with all its sockets."""
         if self._listeners:
             self._listeners.clear()
             _open_at[self._place] -= 1
+
+
+def send_away(connection: Found) -> None:
+    """Say GOAWAY: its peer makes its next calls elsewhere, and closes it when it has no more.
+
+    Nothing may run on the connection: of what gRPC sends by itself then, each send is whole frames.
+    """
+    with _taken(connection) as sock:
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.send(_GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def end(connection: Found) -> None:

@@ -21,10 +21,11 @@ from pipeline.doors.http_connection import (
     Header,
     HttpConnection,
     HttpError,
+    Manners,
     error_body,
     not_allowed,
 )
-from pipeline.doors.listen import BACKLOG, bind, port_of
+from pipeline.doors.listen import BACKLOG, bind, port_of, take_last
 from pipeline.doors.web import JSON, Reply, Sites, WebRequest
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Route
@@ -38,6 +39,7 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
+from pipeline.event_loop import waited
 from pipeline.proto import jsonpb
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
@@ -50,6 +52,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _PATIENCE_S = 60.0
+_LAST_S = 0.2  # for the last requests on connections that were kept
 _OF_SITES = ("", "v2")  # first parts of paths that are no service's
 _WINDOW_BITS = {
     b"gzip": zlib.MAX_WBITS | 16,
@@ -67,7 +70,7 @@ class HttpDoor:
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
         patience_s: for a request to arrive, from its first byte to its last.
-        is_shared: whether other processes of this server listen on the port too.
+        is_shared: whether other processes may listen on the port too.
         sites: asked in turn for every path but `/<name>/<method>`.
         takes_trace: whether `handle` is told the caller's traceparent.
         key: the configuration key of the port, to name in an error.
@@ -100,7 +103,9 @@ class HttpDoor:
         self._is_ready = False
         self._host = host
         self._max_bytes = max_message_bytes
-        self._patience_s = patience_s
+        self._manners = Manners(patience_s)
+        self._closed_at: float | None = None
+        self._last: asyncio.TimerHandle | None = None
         self._server: _Server | None = None
         self._socket: socket.socket | None = None
 
@@ -114,7 +119,7 @@ class HttpDoor:
         self.port = port_of(self._socket)
         config = uvicorn.Config(
             self,
-            http=functools.partial(HttpConnection, patience_s=self._patience_s),  # type: ignore[arg-type]  # uvicorn calls it like the class
+            http=functools.partial(HttpConnection, manners=self._manners),  # type: ignore[arg-type]  # uvicorn calls it like the class
             ws="none",
             lifespan="off",
             access_log=False,
@@ -134,20 +139,40 @@ class HttpDoor:
         """What `GET /health/ready` says."""
         self._is_ready = ready
 
+    async def drain(self) -> None:
+        """Say not ready; each connection ends with the answer that it is given next."""
+        self._is_ready = False
+        self._manners.is_leaving = True
+
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop accepting connections and let those that are idle go; the others have no limit."""
+        """Stop accepting connections; those that there are end as when draining, idle ones soon.
+
+        Not at once: what is asked on one may be on its way.
+        """
+        await self.drain()
+        if self._closed_at is not None or self._server is None or self._socket is None:
+            return
+        self._closed_at = self._loop.time()
+        await take_last(self._socket)
+        for listener in self._server.servers:
+            listener.close()
+        self._socket.close()
+        self._last = self._loop.call_later(_LAST_S, self._let_idle_go)
+
+    def _let_idle_go(self) -> None:
+        """Close the connections on which nothing is asked; the others end with their answers."""
         if self._server is not None:
-            for listener in self._server.servers:
-                listener.close()
             for connection in list(self._server.server_state.connections):
                 connection.shutdown()
-        if self._socket is not None:
-            self._socket.close()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """End all connections; call `close` first and let the requests be answered."""
         if self._server is None:
             return
+        await self.close(grace_s)
+        await self._let_go(self._server, min(_LAST_S, grace_s))
+        if self._last is not None:
+            self._last.cancel()
         self._server.should_exit = True
         await self._ticker
         self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
@@ -155,6 +180,14 @@ class HttpDoor:
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()  # its caller does not read its answer
         self._server = None
+
+    async def _let_go(self, server: _Server, last_s: float) -> None:
+        """Wait, so long after `close`, for what callers sent before they could know of it."""
+        ends, lost = (self._closed_at or 0.0) + last_s, self._manners.lost
+        while server.server_state.connections:
+            lost.clear()
+            if not await waited(lost, ends - self._loop.time()):
+                break
 
     # Requests ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -87,6 +88,19 @@ def _check_codings(headers: list[Header]) -> None:
         raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
 
 
+@dataclass(slots=True)
+class Manners:
+    """How a door treats its connections.
+
+    `patience_s` is for a request to arrive, from its first byte to its last. When the door
+    `is_leaving`, each is closed with the answer that it is given next. `lost` is set when one is.
+    """
+
+    patience_s: float
+    is_leaving: bool = False
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class HttpConnection(HttpToolsProtocol):
     """Adds to uvicorn's protocol what a server on an open network needs.
 
@@ -110,10 +124,11 @@ class HttpConnection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *args: Any, patience_s: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, manners: Manners, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _LOGGER  # uvicorn's own goes to stderr
-        self._patience_s = patience_s
+        self._manners = manners
+        self._patience_s = manners.patience_s
 
     @property
     def is_receiving(self) -> bool:
@@ -159,6 +174,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+        self._manners.lost.set()
         self._unset_keepalive_if_required()  # uvicorn keeps a connection that was reset with it
         served = self.cycle_served
         if served is not None and not served.response_complete:
@@ -248,7 +264,8 @@ class HttpConnection(HttpToolsProtocol):
             return
         if CLOSE in headers:
             cycle.keep_alive = False
-        elif not cycle.keep_alive:
+        elif not cycle.keep_alive or (self._manners.is_leaving and not self.pipeline):
+            cycle.keep_alive = False
             headers = (*headers, CLOSE)
         cycle.response_started = True
         is_head = cycle.scope["method"] == "HEAD"

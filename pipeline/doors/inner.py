@@ -45,6 +45,10 @@ class InnerDoors:
         for door in self._doors:
             await door.set_ready(ready)
 
+    async def drain(self) -> None:
+        """The front is told that the server is not ready; it stays."""
+        await self.set_ready(False)
+
     async def close(self, grace_s: float) -> None:
         """The front closes, not they."""
 

@@ -113,6 +113,10 @@ class LinkDoor:
         for connection in self._connections:
             connection.tell_ready(ready)
 
+    async def drain(self) -> None:
+        """Tell every gateway that the server is not ready."""
+        await self.set_ready(False)
+
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop accepting connections; those that there are go on."""
         if self._server is not None:

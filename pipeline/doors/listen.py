@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import os
 import socket
+import struct
 from collections.abc import Iterator
 
 from pipeline.errors import InitError
@@ -15,6 +18,17 @@ UNIX = "unix:"
 
 _MOST_PATH_BYTES = 107  # of a Unix socket: the system has room for 108, with a zero at the end
 _FRESH = "~"
+_LOOK_S, _MOST_LOOKS = 0.001, 200  # for connections that nobody has taken
+_UNTAKEN = struct.Struct("24xI")  # of struct tcp_info: tcpi_unacked, which has it for listeners
+_SO_ATTACH_FILTER = 26
+_NO_SYN = struct.Struct("HBBI")  # struct sock_filter
+_DROP_SYN = (  # flags = segment[13]; SYN without ACK: drop it, anything else: let it through
+    (0x30, 0, 0, 13),
+    (0x54, 0, 0, 0x12),
+    (0x15, 0, 1, 0x02),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
 
 
 def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
@@ -25,32 +39,67 @@ def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.sock
             and takes the place of what is at the path.
         port: 0 for any free one.
         key: the configuration key to name in an error.
-        is_shared: with other processes of this server, between which the system shares out the
-            connections (SO_REUSEPORT).
+        is_shared: with other processes, between which the system shares out the connections
+            (SO_REUSEPORT).
 
     Raises:
         InitError: the address is in use, or not ours.
     """
     if host.startswith(UNIX):
         return _bind_unix(host.removeprefix(UNIX), key)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    if host == "::" and not dual_stack:
-        host, family = "0.0.0.0", socket.AF_INET
+    family, host = _family_of(host)
     try:
         return socket.create_server(
             (host, port),
             family=family,
             backlog=BACKLOG,
-            dualstack_ipv6=dual_stack,
+            dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
             reuse_port=is_shared,
         )
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InitError(
-            f"{key}: cannot listen on {address_of(host, port)}: {reason}. If another server uses "
-            f"the port, stop it or choose another {key}."
-        ) from error
+        raise _cannot_listen(host, port, key, error) from error
+
+
+def _family_of(host: str) -> tuple[socket.AddressFamily, str]:
+    """(family, host) to bind; "::" becomes IPv4's where the machine has no sockets for both."""
+    if host == "::" and not socket.has_dualstack_ipv6():
+        return socket.AF_INET, "0.0.0.0"
+    return socket.AF_INET6 if ":" in host else socket.AF_INET, host
+
+
+def _cannot_listen(host: str, port: int, key: str, error: OSError) -> InitError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return InitError(
+        f"{key}: cannot listen on {address_of(host, port)}: {reason}. If another server uses "
+        f"the port, stop it or choose another {key}."
+    )
+
+
+def check_free(host: str, port: int, key: str, is_shared: bool = False) -> None:
+    """Raise InitError, as `bind` does, if it could not listen there."""
+    if not is_shared:
+        bind(host, port, key).close()
+    elif port:  # without listening: it would be given connections
+        reserve(host, port, key, is_shared).close()
+
+
+async def take_last(listener: socket.socket) -> None:
+    """Wait until all connections that the system has made are taken, and let it make no more.
+
+    Those that nobody has taken when a socket is closed would be reset. A request for a connection
+    is dropped from now on: when its caller repeats it, nobody listens here any more.
+    """
+    if listener.family == socket.AF_UNIX:
+        return
+    with contextlib.suppress(OSError):  # a system that cannot: some may be reset
+        program = ctypes.create_string_buffer(b"".join(_NO_SYN.pack(*step) for step in _DROP_SYN))
+        filter_ = struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program))
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+        for _ in range(_MOST_LOOKS):
+            info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNTAKEN.size)
+            if not _UNTAKEN.unpack(info)[0]:
+                break
+            await asyncio.sleep(_LOOK_S)
 
 
 def address_of(host: str, port: int) -> str:
@@ -108,11 +157,14 @@ def _bind_unix(path: str, key: str) -> socket.socket:
     return listener
 
 
-def reserve(host: str, port: int, key: str) -> socket.socket:
+def reserve(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
     """A socket that keeps `host:port` for processes that `bind` it with `is_shared`.
 
-    It does not listen, so it gets no connections. Raises InitError as `bind` does.
+    It does not listen, so it gets no connections. With `is_shared` another server may have the
+    port already. Raises InitError as `bind` does.
     """
+    if is_shared and port:
+        return _reserved_beside(host, port, key)
     # Alone at first: somebody else's port is not ours to share. It listens until the other socket
     # has the port, so that there is no moment at which another server could get it.
     with bind(host, port, key) as alone:
@@ -125,6 +177,22 @@ def reserve(host: str, port: int, key: str) -> socket.socket:
             raise InitError(
                 f"{key}: cannot share port {alone.getsockname()[1]}: {error}."
             ) from error
+    return held
+
+
+def _reserved_beside(host: str, port: int, key: str) -> socket.socket:
+    family, host = _family_of(host)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
+        held.bind((host, port))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError as error:
+        held.close()
+        raise _cannot_listen(host, port, key, error) from error
     return held
 
 

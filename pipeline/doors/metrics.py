@@ -51,7 +51,7 @@ class MetricsServer(HttpDoor):
         site: what is served; with the counters of Paddle Serving, for those who had this port.
         host: address to bind.
         port: 0 for any free one.
-        is_shared: whether other processes of this server listen on the port too.
+        is_shared: whether other processes may listen on the port too.
     """
 
     def __init__(self, site: MetricsSite, host: str, port: int, is_shared: bool = False) -> None:

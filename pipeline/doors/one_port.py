@@ -71,6 +71,9 @@ class OnePortDoor:
     async def set_ready(self, ready: bool) -> None:
         """Nobody can ask here but over gRPC, which has a door of its own behind this one."""
 
+    async def drain(self) -> None:
+        """There is no way to send callers of brpc away."""
+
     async def close(self, grace_s: float) -> None:
         """Stop accepting connections; calls on those that there are go on."""
         if self._server is not None:

@@ -108,7 +108,7 @@ class DAGExecutor:
         self._touched: list[OpDispatcher] = []
         self._is_pump_due = False
         self._next_id, self._id_step = numbering
-        self._is_closing = False
+        self._is_closing = self._is_leaving = False
         self._is_started = False
         self._init_error = ""
         self._all_answered: asyncio.Event = asyncio.Event()
@@ -136,7 +136,7 @@ class DAGExecutor:
         """Whether every worker of every Op takes work."""
         return (
             self._is_started
-            and not self._is_closing
+            and not self._is_leaving
             and all(node.workers.is_ready for node in self.nodes.values())
         )
 
@@ -171,13 +171,18 @@ class DAGExecutor:
         """Of the model that the workers of an Op have loaded; None for none, or before that."""
         return self.nodes[op].workers.note
 
+    def leave(self) -> None:
+        """Say not ready for good; go on working."""
+        self._is_leaving = True
+        self.workers_changed()
+
     async def stop(self, grace_s: float) -> int:
         """Refuse new requests, let the others finish, answer what is left after `grace_s`.
 
         Without workers nobody waits. Returns the number of worker threads that did not end.
         """
         self._is_closing = True
-        self.workers_changed()
+        self.leave()
         if not self._gate.is_empty:
             try:
                 await asyncio.wait_for(

@@ -66,7 +66,9 @@ class Gateway:
             InitError: the port is in use; from what is returned: it does not start.
         """
         host = self._config.host
-        self._listener = bind(host, self._config.http_port or 0, "http_port")
+        self._listener = bind(
+            host, self._config.http_port or 0, "http_port", self._config.reuse_port
+        )
         self.port = port_of(self._listener)
         where = address_of(host, self.port)
         failure = f"{_KEY}: it does not start"

@@ -1,0 +1,245 @@
+"""How doors let their callers go: nobody is cut off, and who asks is told not ready first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from doubles import chain, client_of, http, post, server_for, wait_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_http import Connection, request
+
+from pipeline.doors.http import HttpDoor
+from pipeline.doors.listen import bind, check_free, reserve, take_last
+from pipeline.errors import InitError
+from pipeline.proto import pipeline_service_pb2
+
+BODY = {"key": ["path"], "value": ["x"]}
+ASKED = request(json.dumps(BODY).encode())
+CLOSE = b"connection: close"
+
+
+# Sockets --------------------------------------------------------------------------------------
+
+
+def connecting(port: int) -> socket.socket:
+    """A connection that the system has made by now, if it makes it at all."""
+    caller = socket.socket()
+    caller.setblocking(False)
+    caller.connect_ex(("127.0.0.1", port))
+    return caller
+
+
+def is_made(caller: socket.socket) -> bool:
+    return bool(select.select([], [caller], [], 0)[1])
+
+
+def test_a_listener_that_is_about_to_close_lets_all_in_that_there_are_and_nobody_else():
+    async def test():
+        with bind("127.0.0.1", 0, "http_port") as listener, connecting(port_of(listener)) as early:
+            taking = asyncio.ensure_future(take_last(listener))
+            await asyncio.sleep(0)
+            assert is_made(early)
+            assert not taking.done(), "nobody has taken it"
+            with connecting(port_of(listener)) as late:
+                assert not is_made(late)
+                listener.accept()[0].close()
+                await taking
+                assert not is_made(late)
+
+    asyncio.run(test())
+
+
+def port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def test_a_port_is_shared_by_those_only_who_all_say_so():
+    with bind("127.0.0.1", 0, "http_port", is_shared=True) as first:
+        port = port_of(first)
+        for is_free in (bind, check_free, reserve):
+            with pytest.raises(InitError, match=f"http_port: .*{port}"):
+                is_free("127.0.0.1", port, "http_port")
+        check_free("127.0.0.1", port, "http_port", True)
+        with (
+            reserve("127.0.0.1", port, "http_port", True),
+            bind("127.0.0.1", port, "http_port", True),
+        ):
+            pass
+    with bind("127.0.0.1", 0, "http_port") as alone:
+        for is_free in (bind, check_free, reserve):
+            with pytest.raises(InitError, match="in use"):
+                is_free("127.0.0.1", port_of(alone), "http_port", True)
+
+
+# The HTTP door --------------------------------------------------------------------------------
+
+
+class Door:
+    """An HttpDoor on its own; `holds` keeps its requests until it is set."""
+
+    def __init__(self) -> None:
+        self.holds = asyncio.Event()
+        self.entered = asyncio.Event()
+        self._peers: list[Peer] = []
+        self.door = HttpDoor(self._answer, "127.0.0.1", 0, 10_000)
+
+    async def _answer(self, request, timeout_s):
+        self.entered.set()
+        await self.holds.wait()
+        return pipeline_service_pb2.Response()
+
+    async def __aenter__(self) -> Door:
+        self.holds.set()
+        await self.door.start(is_ready=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.door.stop(0.0)
+        for peer in self._peers:
+            peer.writer.close()
+
+    async def connect(self, sock: socket.socket | None = None) -> Peer:
+        where = {"sock": sock} if sock else {"host": "127.0.0.1", "port": self.door.port}
+        self._peers.append(Peer(*await asyncio.open_connection(**where)))
+        return self._peers[-1]
+
+
+class Peer:
+    def __init__(self, reader, writer) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, asked: bytes = ASKED) -> bytes:
+        """The head of the answer."""
+        self.writer.write(asked)
+        return await self.answer()
+
+    async def answer(self) -> bytes:
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 30)
+        size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        await self.reader.readexactly(size)
+        return head.lower()
+
+    async def is_over(self) -> bool:
+        return await asyncio.wait_for(self.reader.read(1), 30) == b""
+
+
+def test_a_door_that_drains_says_so_and_closes_connections_with_their_answers():
+    async def test():
+        async with Door() as door:
+            kept, probe = await door.connect(), await door.connect()
+            assert CLOSE not in await kept.ask()
+            await door.door.drain()
+            head = await probe.ask(b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 503 " in head
+            assert CLOSE in head
+            for peer in (kept, await door.connect()):
+                head = await peer.ask()
+                assert b" 200 " in head
+                assert CLOSE in head
+                assert await peer.is_over()
+
+    asyncio.run(test())
+
+
+def test_requests_that_were_sent_together_are_all_answered_before_the_connection_ends():
+    async def test():
+        async with Door() as door:
+            peer = await door.connect()
+            door.holds.clear()
+            peer.writer.write(ASKED * 3)
+            await asyncio.wait_for(door.entered.wait(), 30)
+            await door.door.drain()
+            door.holds.set()
+            heads = [await peer.answer() for _ in range(3)]
+            assert [CLOSE in head for head in heads] == [False, False, True]
+            assert await peer.is_over()
+
+    asyncio.run(test())
+
+
+def test_nobody_is_reset_whose_connection_was_made_or_whose_request_is_on_its_way():
+    async def test():
+        async with Door() as door:
+            kept = await door.connect()
+            await kept.ask()
+            made = [connecting(door.door.port) for _ in range(50)]
+            assert all(map(is_made, made))
+            await door.door.close(30.0)
+            for caller in made:
+                head = await (await door.connect(caller)).ask()
+                assert b" 200 " in head
+                assert CLOSE in head
+            head = await kept.ask()
+            assert b" 200 " in head
+            assert CLOSE in head
+            with pytest.raises(ConnectionRefusedError):
+                await door.connect()
+
+    asyncio.run(test())
+
+
+def test_an_idle_connection_ends_while_others_are_served():
+    async def test():
+        async with Door() as door:
+            idle, busy = await door.connect(), await door.connect()
+            await idle.ask()
+            door.entered.clear()
+            door.holds.clear()
+            busy.writer.write(ASKED)
+            await asyncio.wait_for(door.entered.wait(), 30)
+            await door.door.close(30.0)
+            assert await idle.is_over()
+            door.holds.set()
+            assert CLOSE in await busy.answer()
+
+    asyncio.run(test())
+
+
+# The server -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("grpc_is_up")
+def test_a_server_that_drains_is_not_ready_and_serves_on():
+    server = server_for(chain("a"), drain_delay=60_000).start()
+    with client_of(server) as client, ThreadPoolExecutor() as pool:
+        channel = grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}")
+        kept = Connection(server.http_port)
+        kept.send(ASKED)
+        assert "connection" not in kept.answer().headers
+        with channel, kept:
+            service, thread = server._service, server._thread
+            stopping = pool.submit(server.stop)
+            wait_until(lambda: http(service, "GET", "/health/ready")[0] == 503)
+            assert http(service, "GET", "/v2/health/ready")[0] == 400
+            health = health_pb2_grpc.HealthStub(channel)
+            found = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+            assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert client.predict({"path": "x"}).err_no == 0
+            status, answer = post(service, BODY)
+            assert (status, answer["err_no"]) == (200, 0)
+            kept.send(ASKED)
+            answer = kept.answer()
+            assert (answer.json["err_no"], answer.headers["connection"]) == (0, "close")
+            assert not stopping.done()
+            thread.loop.call_soon_threadsafe(service.hurry)  # as a second signal does
+            stopping.result(60)
+
+
+@pytest.mark.usefixtures("grpc_is_up")
+def test_a_second_server_takes_over_the_ports_of_one_that_stops():
+    with server_for(chain("a"), reuse_port=True) as first:
+        ports = {"rpc_port": first.rpc_port, "http_port": first.http_port}
+        with pytest.raises(InitError, match="in use"):
+            server_for(chain("b"), **ports).start()
+        with server_for(chain("b"), reuse_port=True, **ports) as second:
+            first.stop()
+            for _ in range(10):
+                assert post(second, BODY)[1]["value"] == ["x>b"]
+            with client_of(second) as client:
+                assert client.predict({}).value == ["b"]
