@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
-from pipeline.errors import ErrorCode, InitError, ProductError
+from pipeline.errors import ErrorCode, InitError, PackageError, ProductError
 from pipeline.op import Op, RequestOp, ResponseOp, pack_error
 from pipeline.predictors.model_conf import (
     SERVER_FILE,
@@ -19,7 +19,7 @@ from pipeline.predictors.model_conf import (
     write_client_conf,
 )
 from pipeline.predictors.signature import LOD
-from pipeline.proto import baidu_std, general_model
+from pipeline.proto import baidu_std, general_model, general_model_json
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
 from pipeline.proto.packed import read_varint
 
@@ -32,11 +32,15 @@ _LOG_ID_TAG = 4 << 3  # a varint
 
 
 class ModelCall(NamedTuple):
-    """One request as it travelled: bytes of a `Request`, compressed as baidu_std numbers it."""
+    """One request as it travelled.
+
+    That is bytes of a `Request`, compressed as baidu_std numbers it, or JSON; its answer is alike.
+    """
 
     message: bytes
     compress_type: int = 0
     log_id: int = 0
+    is_json: bool = False
 
 
 def log_id_of(message: bytes) -> int:
@@ -65,7 +69,7 @@ class CallOp(RequestOp):
 
     def unpack_request_package(self, request: Any) -> Any:
         call: ModelCall = request
-        return {"message": call.message, "compress_type": call.compress_type}, call.log_id
+        return call._asdict(), call.log_id
 
 
 class AnswerOp(ResponseOp):
@@ -114,7 +118,7 @@ class ModelOp(Op):
         self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
     ) -> Any:
         (call,) = input_dicts.values()
-        self._compress_type = call["compress_type"]
+        self._compress_type, self._is_json = call["compress_type"], call["is_json"]
         self._request = request = self._read(call["message"])
         self._wanted = [self._known(name, self._fetches) for name in request.fetch_var_names]
         feed: dict[str, Any] = {}
@@ -148,10 +152,17 @@ class ModelOp(Op):
             general_model.put_value(
                 output.tensor.add(), *self._written[name], fetch_data[name], lod
             )
+        if self._is_json:
+            return {"message": general_model_json.response_to_json(response)}, None, ""
         message = baidu_std.compress(self._compress_type, response.SerializeToString())
         return {"message": message}, None, ""
 
     def _read(self, message: bytes) -> Request:
+        if self._is_json:
+            try:
+                return general_model_json.request_from_json(message)
+            except PackageError as error:
+                raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
         if self._compress_type:
             try:
                 message = baidu_std.decompress(self._compress_type, message, self._max_bytes)

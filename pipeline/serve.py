@@ -1,7 +1,7 @@
 """`python -m pipeline.serve --model DIR --port N`: one model as a service for any client.
 
-It speaks the general model service of Paddle Serving, over gRPC and over brpc's baidu_std, both
-on one port. Behind it is the engine of a pipeline with a single Op.
+It speaks the general model service of Paddle Serving, over gRPC, over brpc's baidu_std and over
+HTTP, all on one port. Behind it is the engine of a pipeline with a single Op.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from pipeline.config import LogConfig, ServiceConfig, load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door
 from pipeline.doors.grpc import GrpcDoor
-from pipeline.doors.listen import bind
+from pipeline.doors.http import HttpDoor
+from pipeline.doors.listen import ABSTRACT, bind
 from pipeline.doors.model_service import answers_of, grpc_service
+from pipeline.doors.model_site import ModelSite
 from pipeline.doors.one_port import OnePortDoor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
@@ -114,8 +116,18 @@ def _doors(behind: Behind, listener: socket.socket, settings: ServeSettings) -> 
     service, limit = grpc_service(answer), behind.config.max_message_bytes
     inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
     doors: dict[str, Door] = {
-        "relayed gRPC": GrpcDoor([service], f"unix-abstract:{inner}", 0, limit),
-        "brpc and gRPC": OnePortDoor(answer, listener, limit, f"\0{inner}"),
+        "relayed gRPC": GrpcDoor([service], f"{ABSTRACT}{inner}", 0, limit),
+        "relayed HTTP": HttpDoor(
+            None,
+            f"{ABSTRACT}{inner}-http",
+            0,
+            limit,
+            sites=[ModelSite(answer, behind.config.limits)],
+            offload=behind.offload,
+        ),
+        "brpc, gRPC and HTTP": OnePortDoor(
+            answer, listener, limit, f"\0{inner}", f"\0{inner}-http"
+        ),
     }
     if settings.grpc_port is not None:
         doors["gRPC"] = GrpcDoor(

@@ -78,7 +78,7 @@ class Serve:
         return (self.folder / "stderr").read_text()
 
     def wait_until_ready(self) -> Self:
-        ready = r"(?m)^\S+: pipeline server is ready: brpc and gRPC on port (\d+)"
+        ready = r"(?m)^\S+: pipeline server is ready: brpc, gRPC and HTTP on port (\d+)"
         wait_until(
             lambda: bool(re.search(ready, self.stderr)) or self.process.poll() is not None,
             PATIENCE_S,

@@ -16,6 +16,8 @@ BACKLOG = 2048
 UNIX = "unix:"
 """What the `host` of a door on a Unix socket begins with; behind it comes the file's path."""
 
+ABSTRACT = "unix-abstract:"  # as gRPC has it
+
 _MOST_PATH_BYTES = 107  # of a Unix socket: the system has room for 108, with a zero at the end
 _FRESH = "~"
 _LOOK_S, _MOST_LOOKS = 0.001, 200  # for connections that nobody has taken
@@ -36,7 +38,8 @@ def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.sock
 
     Args:
         host: an address of this machine, or "unix:<path>" for a Unix socket, which has no port
-            and takes the place of what is at the path.
+            and takes the place of what is at the path, or "unix-abstract:<name>" for one that
+            has no file.
         port: 0 for any free one.
         key: the configuration key to name in an error.
         is_shared: with other processes, between which the system shares out the connections
@@ -47,6 +50,8 @@ def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.sock
     """
     if host.startswith(UNIX):
         return _bind_unix(host.removeprefix(UNIX), key)
+    if host.startswith(ABSTRACT):
+        return _bind_abstract(host.removeprefix(ABSTRACT))
     family, host = _family_of(host)
     try:
         return socket.create_server(
@@ -154,6 +159,17 @@ def _bind_unix(path: str, key: str) -> socket.socket:
     except InitError:
         listener.close()
         raise
+    return listener
+
+
+def _bind_abstract(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InitError(f"cannot listen on {ABSTRACT}{name}: {error.strerror}.") from error
     return listener
 
 

@@ -1,4 +1,4 @@
-"""OnePortDoor: baidu_std and gRPC on one port, told apart by the first bytes."""
+"""OnePortDoor: baidu_std, gRPC and HTTP/1 on one port, told apart by the first bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ _HTTP_2 = b"PRI "
 _HTTP_1 = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC")
 _TELLING_BYTES = 4
 _PATIENCE_S = 60.0  # for a peer to say what it speaks
-_SORRY = b"this port speaks gRPC and brpc's baidu_std, not HTTP/1\n"
-_NO_HTTP_1 = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(_SORRY), _SORRY)
-)
 
 
 class OnePortDoor:
@@ -35,6 +30,7 @@ class OnePortDoor:
         listener: a bound socket; the door closes it.
         max_bytes: limit of a message.
         grpc_path: of the Unix socket to which connections that speak HTTP/2 are relayed.
+        http_path: of the one for those that speak HTTP/1.
         patience_s: for a peer to say what it speaks.
     """
 
@@ -44,6 +40,7 @@ class OnePortDoor:
         listener: socket.socket,
         max_bytes: int,
         grpc_path: str,
+        http_path: str,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self.port: int = listener.getsockname()[1]
@@ -51,7 +48,8 @@ class OnePortDoor:
         self._listener = listener
         self._max_bytes = max_bytes
         self._patience_s = patience_s
-        self._relay = Relay(grpc_path)
+        self._to_grpc = Relay(grpc_path)
+        self._to_http = Relay(http_path)
         self._server: asyncio.Server | None = None
         self._new: set[_FirstBytes] = set()
         self._connections: set[BaiduStdConnection] = set()
@@ -69,7 +67,7 @@ class OnePortDoor:
         )
 
     async def set_ready(self, ready: bool) -> None:
-        """Nobody can ask here but over gRPC, which has a door of its own behind this one."""
+        """The doors behind this one say it to those who ask."""
 
     async def drain(self) -> None:
         """There is no way to send callers of brpc away."""
@@ -92,7 +90,8 @@ class OnePortDoor:
             await asyncio.wait([connection.lost for connection in leaving], timeout=grace_s)
         for connection in list(self._connections):
             connection.transport.abort()  # its peer does not read
-        self._relay.abort()
+        self._to_grpc.abort()
+        self._to_http.abort()
 
     def take(self, transport: asyncio.Transport, said: bytes) -> None:
         """Give a new connection, on which `said` was said, to whom it is for."""
@@ -103,10 +102,9 @@ class OnePortDoor:
             connection.connection_made(transport)
             connection.data_received(said)
         elif kind == _HTTP_2:
-            self._relay.take(transport, said)
+            self._to_grpc.take(transport, said)
         elif kind in _HTTP_1:
-            transport.write(_NO_HTTP_1)
-            transport.close()
+            self._to_http.take(transport, said)
         else:
             _LOGGER.info("a connection is closed: it began with %r", kind)
             transport.abort()

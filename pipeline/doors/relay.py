@@ -14,7 +14,7 @@ class RelayEnd(asyncio.Protocol):
     """One of two connections that are tied together.
 
     Neither is read faster than the other one takes it. An end that says no more, or is lost,
-    closes the other: HTTP/2 has no use for half a connection.
+    closes the other: HTTP has no use for half a connection.
     """
 
     transport: asyncio.Transport

@@ -153,6 +153,11 @@ _KINDS = {
         _INTEGER,
         _integers(-(2**63), 2**63 - 1),
     ),
+    FieldDescriptor.TYPE_UINT64: Kind(
+        "an integer of 64 bits without a sign, from 2^53 on without point and exponent",
+        _INTEGER,
+        _integers(0, 2**64 - 1),
+    ),
     FieldDescriptor.TYPE_FLOAT: Kind(
         f"a number in the range of float32 {_OR_SPECIAL}", _FLOAT, _floats(_FLOAT32_END)
     ),

@@ -64,7 +64,7 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     if type(fields) is not dict:
         raise PackageError(f"the request must be a JSON object, not {shown(fields)}")
     request = Request()
-    _fill(request, fields, _REQUEST_FIELDS, "")
+    fill(request, fields, _REQUEST_FIELDS, "")
     request.name = name
     request.method = method
     tensors = fields.get("tensors")
@@ -93,7 +93,7 @@ def large_request_from_json(bodies: list[bytes], name: str, method: str, limits:
     del body
     tensors = members.pop("tensors", None)
     request = Request()
-    _fill(request, _values(members), _REQUEST_FIELDS, "", limits)
+    fill(request, _values(members), _REQUEST_FIELDS, "", limits)
     request.name = name
     request.method = method
     del members
@@ -131,7 +131,7 @@ def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> No
         ) from None
     for at, members in enumerate(found):
         tensor = request.tensors.add()
-        _fill(tensor, _values(members), _TENSOR_FIELDS, f"tensors[{at}].", limits)
+        fill(tensor, _values(members), _TENSOR_FIELDS, f"tensors[{at}].", limits)
         breathe()
 
 
@@ -141,10 +141,10 @@ def _add_tensors(request: Request, tensors: Any) -> None:
     for at, fields in enumerate(tensors):
         if type(fields) is not dict:
             raise _misfit(f"tensors[{at}]", "an object", fields)
-        _fill(request.tensors.add(), fields, _TENSOR_FIELDS, f"tensors[{at}].")
+        fill(request.tensors.add(), fields, _TENSOR_FIELDS, f"tensors[{at}].")
 
 
-def _fill(
+def fill(
     message: Message,
     fields: dict[str, Any],
     known: dict[str, JsonField],
@@ -277,12 +277,16 @@ def _float_writer(field: str) -> Callable[[Tensor], Any]:
     def write(tensor: Tensor) -> Any:
         if not getattr(tensor, field):
             return []
-        numbers = read_packed(tensor, field)
-        if bool(np.isfinite(numbers).all()):
-            return numbers  # orjson prints a float32 with its own shortest digits
-        return _with_special_floats(numbers)
+        return floats_of(read_packed(tensor, field))
 
     return write
+
+
+def floats_of(numbers: np.ndarray[Any, Any]) -> Any:
+    """What orjson prints for numbers."""
+    if bool(np.isfinite(numbers).all()):
+        return numbers  # orjson prints a float32 with its own shortest digits
+    return _with_special_floats(numbers)
 
 
 def _with_special_floats(numbers: np.ndarray[Any, Any]) -> list[Any]:

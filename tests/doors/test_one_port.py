@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
 import random
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,8 +18,10 @@ from raw_http2 import PREFACE
 from pipeline.doors import baidu_std as door_module
 from pipeline.doors.baidu_std import BaiduStdConnection
 from pipeline.doors.grpc import GrpcDoor
+from pipeline.doors.http import HttpDoor
 from pipeline.doors.listen import bind
 from pipeline.doors.model_service import Answer, answers_of, grpc_service
+from pipeline.doors.model_site import ModelSite
 from pipeline.doors.one_port import OnePortDoor
 from pipeline.errors import (
     ClosedError,
@@ -29,6 +33,7 @@ from pipeline.errors import (
     PackageError,
     PayloadTypeError,
     PredictorError,
+    ProductError,
     UserCodeError,
 )
 from pipeline.event_loop import loop_factory
@@ -36,9 +41,11 @@ from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std, pipeline_service_pb2
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
-from pipeline.proto.general_model_pb2 import Request
+from pipeline.proto.general_model_pb2 import Request, Response
+from pipeline.proto.slices import Limits
 
 LIMIT = 1_000_000
+JSON_LIMIT = 10_000
 PATIENCE_S = 30.0
 
 pytestmark = pytest.mark.usefixtures("grpc_is_up", "open_files")
@@ -69,13 +76,18 @@ async def opened(answer: Answer = echo, patience_s: float = 60.0) -> AsyncIterat
     """The door, and the one for gRPC behind it."""
     inner = f"pipeline-test-{random.getrandbits(64):x}"
     grpc_door = GrpcDoor([grpc_service(answer)], f"unix-abstract:{inner}", 0, LIMIT)
-    door = OnePortDoor(answer, bind("127.0.0.1", 0, "port"), LIMIT, f"\0{inner}", patience_s)
+    site = ModelSite(answer, Limits(json_bytes=JSON_LIMIT))
+    behind = HttpDoor(None, f"unix-abstract:{inner}-http", 0, LIMIT, sites=[site])
+    listener = bind("127.0.0.1", 0, "port")
+    door = OnePortDoor(answer, listener, LIMIT, f"\0{inner}", f"\0{inner}-http", patience_s)
     await grpc_door.start(True)
+    await behind.start(True)
     await door.start()
     try:
         yield door
     finally:
         await grpc_door.stop(0.0)
+        await behind.stop(0.0)
         await door.stop(0.0)
 
 
@@ -429,14 +441,104 @@ def test_a_door_that_stops_delivers_what_is_answered():
 # What else comes to the port ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n\r\n", b"POST /x HTTP/1.1\r\n", b"HEAD / H"])
-def test_who_speaks_http_1_is_told_what_is_spoken_here(head):
+async def posted(
+    door: OnePortDoor, body: bytes, path: str = "/GeneralModelService/inference", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """(status, header fields, body) of the answer over HTTP."""
+    fields = {"content-length": str(len(body)), "connection": "close", "host": "x"}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    async with peer_of(door) as peer:
+        peer.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        answer = await peer.rest()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    found = dict(line.lower().split(": ", 1) for line in lines)
+    return int(first.split()[1]), found, rest
+
+
+def test_a_call_over_http_is_answered_in_the_form_that_it_came_in():
+    asked = []
+
+    async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
+        asked.append(call)
+        return call.message
+
     async def test():
-        async with opened() as door, peer_of(door) as peer:
-            peer.send(head)
-            said = await peer.rest()
-            assert said.startswith(b"HTTP/1.1 400 ")
-            assert b"gRPC and brpc's baidu_std" in said
+        message = Request(log_id=7).SerializeToString()
+        async with opened(answer) as door:
+            for kind in ("application/proto", "application/proto; x=y", "application/x-protobuf"):
+                status, headers, body = await posted(door, message, content_type=kind)
+                assert (status, body) == (200, message)
+                assert headers["content-type"] == "application/proto"
+            form = "application/x-www-form-urlencoded"  # as `curl -d` has it
+            path = "/baidu.paddle_serving.predictor.general_model.GeneralModelService/debug"
+            status, headers, body = await posted(door, b"{}", path, content_type=form)
+            assert (status, headers["content-type"], body) == (200, "application/json", b"{}")
+        assert asked == [ModelCall(message, log_id=7)] * 3 + [ModelCall(b"{}", is_json=True)]
+
+    on_loop(test)
+
+
+def test_bodies_over_http_may_be_packed_both_ways():
+    async def test():
+        long, short = b"x" * 600, b"x" * 500
+        async with opened() as door:
+            for body, accepted, is_packed in (
+                (long, "gzip", True),
+                (long, "br, GZIP;q=0.5", True),
+                (long, "gzip;q=0, br", False),
+                (long, "br", False),
+                (short, "gzip", False),
+            ):
+                status, headers, answer = await posted(
+                    door, gzip.compress(body), content_encoding="gzip", accept_encoding=accepted
+                )
+                assert status == 200
+                assert ("content-encoding" in headers) is is_packed
+                assert (gzip.decompress(answer) if is_packed else answer) == body
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InputError("bad shape"), 200, 5000),
+        (OverloadedError("full"), 503, 3004),
+        (ClosedError("dag closed."), 503, 3001),
+        (ProductError(2**40, "odd"), 200, 50),
+    ],
+)
+def test_errors_over_http_are_answers_with_code_and_text(error, status, code):
+    async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
+        raise error
+
+    async def test():
+        async with opened(fails) as door:
+            found, _, body = await posted(door, b"{}")
+            answer = json.loads(body)
+            assert (found, answer["err_no"], answer["outputs"]) == (status, code, [])
+            message = Request(log_id=7).SerializeToString()
+            found, _, body = await posted(door, message, content_type="application/proto")
+            response = Response.FromString(body)
+            assert (found, response.err_no, response.log_id) == (status, code, 7)
+            assert str(error) in response.err_msg
+            assert answer["err_msg"] == response.err_msg
+
+    on_loop(test)
+
+
+def test_other_paths_and_methods_and_too_much_json_are_told_over_http():
+    async def test():
+        async with opened() as door:
+            status, _, body = await posted(door, b" " * (JSON_LIMIT + 1))
+            assert (status, b"max_json_bytes" in body) == (413, True)
+            assert (await posted(door, b"{}", "/GeneralModelService/nope"))[0] == 404
+            async with peer_of(door) as peer:
+                head = b"GET /GeneralModelService/inference HTTP/1.1\r\nhost: x\r\n"
+                peer.send(head + b"connection: close\r\n\r\n")
+                assert (await peer.rest()).startswith(b"HTTP/1.1 405 ")
 
     on_loop(test)
 
@@ -517,11 +619,11 @@ def test_a_relayed_connection_ends_at_both_ends():
             async with peer_of(door) as peer:
                 peer.send(PREFACE)
                 await peer._reader.read(1)  # it is relayed
-            await until(lambda: not door._relay._ends)
+            await until(lambda: not door._to_grpc._ends)
             async with peer_of(door) as peer:
                 peer.send(PREFACE)
                 await peer._reader.read(1)
-                for end in door._relay._ends:
+                for end in door._to_grpc._ends:
                     end.other.transport.abort()
                 await peer.rest()
 
@@ -531,11 +633,13 @@ def test_a_relayed_connection_ends_at_both_ends():
 def test_without_a_server_behind_the_relay_the_caller_is_hung_up_on():
     async def test():
         listener = bind("127.0.0.1", 0, "port")
-        door = OnePortDoor(echo, listener, LIMIT, "\0pipeline-test-nobody")
+        nobody = "\0pipeline-test-nobody"
+        door = OnePortDoor(echo, listener, LIMIT, nobody, nobody)
         await door.start()
-        async with peer_of(door) as peer:
-            peer.send(PREFACE)
-            assert await peer.rest() == b""
+        for said in (PREFACE, b"GET / HTTP/1.1\r\n\r\n"):
+            async with peer_of(door) as peer:
+                peer.send(said)
+                assert await peer.rest() == b""
         await door.stop(0.0)
 
     on_loop(test)

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 from served import environment
 
-from pipeline.dropin.client import Client
+from pipeline.dropin.client import Client, HttpClient
 from pipeline.errors import ClosedError, InputError, PredictorUnavailableError
 
 CONF = """
@@ -59,7 +59,7 @@ def service(model):
 
 def port_of(process: subprocess.Popen[bytes], log: Path) -> int:
     ends = time.monotonic() + PATIENCE_S
-    while (found := re.search(r"brpc and gRPC on port (\d+)", log.read_text())) is None:
+    while (found := re.search(r"brpc, gRPC and HTTP on port (\d+)", log.read_text())) is None:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < ends, log.read_text()
         time.sleep(0.05)
@@ -83,8 +83,33 @@ def test_a_service_started_by_its_former_name_answers_the_former_client(model, s
         assert one["y"].tolist() == [[2.0, 2.0]]
         with pytest.raises(ClosedError):
             client.predict({"x": np.ones(2, np.float32)})
+    assert_http_client_is_answered(model, port)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
+
+
+def assert_http_client_is_answered(model, port):
+    """In each of its modes; a large batch is packed both ways if it is asked to."""
+    client = HttpClient()
+    client.load_client_config(str(model.parent))
+    client.connect([f"127.0.0.1:{port}"])
+    ones = np.ones((300, 2), np.float32)
+    for is_packed in (False, True):
+        client.set_request_compress(is_packed)
+        client.set_response_compress(is_packed)
+        client.set_http_proto(True)
+        response = client.predict({"x": ones}, ["y"], batch=True, log_id=7)
+        (tensor,) = response.outputs[0].tensor
+        assert (list(tensor.shape), set(tensor.float_data)) == ([300, 2], {2.0})
+        assert (tensor.alias_name, response.log_id, response.err_no) == ("y", 7, 0)
+        client.set_http_proto(False)
+        answer = client.predict([{"x": ones}], batch=True)
+        assert answer["outputs"][0]["tensor"][0]["float_data"] == [2.0] * 600
+        refused = client.predict({"x": np.ones((1, 3), np.float32)}, batch=True)
+        assert refused["err_no"] == 5000
+    client.set_use_grpc_client(True)
+    assert list(client.predict({"x": [1, 2]}).outputs[0].tensor[0].float_data) == [2.0, 4.0]
+    client.release()
 
 
 def test_a_server_that_is_not_there_is_an_error_not_none(model):

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from pipeline.dropin.absent import absent
+from pipeline.dropin.client.httpclient import HttpClient
 from pipeline.dropin.server.version import version_tag as __version__
 from pipeline.errors import ClosedError, InitError, NotImplementedByOpError
 from pipeline.predictors.base import Predictor
@@ -173,7 +174,4 @@ def _refuse(what: str) -> NoReturn:
     raise NotImplementedByOpError(f"paddle_serving_client.Client: not supported: {what}.")
 
 
-HttpClient: Any = absent(
-    "HttpClient", __name__, "use Client; with set_use_grpc_client(True) it speaks gRPC"
-)
 SDKConfig: Any = absent("SDKConfig", __name__, "name the endpoints in Client.connect")

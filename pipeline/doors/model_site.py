@@ -1,0 +1,100 @@
+"""The general model service over HTTP: `POST /GeneralModelService/inference`, as brpc has it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+
+from pipeline.doors.http_connection import HttpError, not_allowed
+from pipeline.doors.model_service import METHODS, Answer
+from pipeline.doors.web import JSON, Endpoint, Reply, WebRequest
+from pipeline.errors import (
+    ClosedError,
+    ErrorCode,
+    NoServiceError,
+    OverloadedError,
+    PipelineError,
+    TooLargeError,
+    utf8_text,
+)
+from pipeline.model_ops import ModelCall, log_id_of
+from pipeline.proto.general_model_json import response_to_json
+from pipeline.proto.general_model_pb2 import Response
+from pipeline.proto.slices import Limits
+
+PROTO = b"application/proto"
+_PROTOS = (PROTO, b"application/x-protobuf", b"application/protobuf")
+_PATH = re.compile(rf"/(?:baidu[.a-z_]*\.)?GeneralModelService/(?:{'|'.join(METHODS)})")
+_LEAST_PACKED_BYTES = 512  # what brpc packs at least; below it gzip costs more than it saves
+_QUICK_BYTES = 64 * 1024  # of an answer: they are packed on the event loop
+_LEVEL = 1  # of gzip: tensors gain little by more
+
+
+class ModelSite:
+    """The service's methods by path.
+
+    A body of `application/proto` is a Request; any other is JSON, as `curl -d` sends it. The
+    answer is of the same kind. Errors of the model and of its input are answers of status 200
+    that have `err_no` and `err_msg`.
+
+    Args:
+        answer: answers a call, whichever way it came.
+        limits: of JSON.
+    """
+
+    def __init__(self, answer: Answer, limits: Limits | None = None) -> None:
+        self._answer = answer
+        self._limits = limits or Limits()
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Who answers it, also where the path is none of the service's."""
+        return self._infer if _PATH.fullmatch(request.path) else _refuse_path
+
+    async def _infer(self, request: WebRequest) -> Reply:
+        if request.method != "POST":
+            raise not_allowed(request.method, b"POST")
+        content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_json = content_type not in _PROTOS
+        message = await request.read()
+        if is_json and len(message) > self._limits.json_bytes:
+            text = f"the request is larger than max_json_bytes ({self._limits.json_bytes} bytes)"
+            raise HttpError(413, TooLargeError(f"{text}: send {PROTO.decode()}"))
+        log_id = 0 if is_json else log_id_of(message)
+        status, headers = 200, []
+        try:
+            body = await self._answer(
+                ModelCall(message, log_id=log_id, is_json=is_json), request.timeout_s
+            )
+        except PipelineError as error:
+            status = 503 if isinstance(error, OverloadedError | ClosedError) else 200
+            body = _failed(error, log_id, is_json)
+        del message
+        if len(body) >= _LEAST_PACKED_BYTES and _takes_gzip(request):
+            body = await _packed(body)
+            headers.append((b"content-encoding", b"gzip"))
+        return Reply(status, body, JSON if is_json else PROTO, tuple(headers))
+
+
+async def _refuse_path(request: WebRequest) -> Reply:
+    text = f"no such path: {request.path}; POST /GeneralModelService/inference"
+    raise HttpError(404, NoServiceError(text))
+
+
+def _takes_gzip(request: WebRequest) -> bool:
+    accepted = request.headers.get(b"accept-encoding", b"").lower()
+    return re.search(rb"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", accepted) is not None
+
+
+def _failed(error: PipelineError, log_id: int, is_json: bool) -> bytes:
+    code, text = int(error.code), utf8_text(str(error))
+    if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
+        code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
+    response = Response(err_no=code, err_msg=text, log_id=log_id)
+    return response_to_json(response) if is_json else response.SerializeToString()
+
+
+async def _packed(body: bytes) -> bytes:
+    if len(body) > _QUICK_BYTES:
+        return await asyncio.to_thread(gzip.compress, body, _LEVEL)
+    return gzip.compress(body, _LEVEL)

@@ -1,0 +1,432 @@
+"""`paddle_serving_client.httpclient`: HttpClient, which asks a model service over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import itertools
+import ssl
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import orjson
+from google.protobuf.message import DecodeError
+
+from pipeline.errors import (
+    DeadlineError,
+    InitError,
+    InputError,
+    NotImplementedByOpError,
+    PredictorError,
+    PredictorUnavailableError,
+    one_line,
+)
+from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
+from pipeline.predictors.model_conf import read_model_conf
+from pipeline.predictors.remote import RemoteModel
+from pipeline.predictors.signature import LOD
+from pipeline.proto.baidu_std import SERVICE
+from pipeline.proto.general_model import dtype_of, put_value
+from pipeline.proto.general_model_json import request_to_json
+from pipeline.proto.general_model_pb2 import Request, Response
+
+__all__ = ["HttpClient"]
+
+_PROTO = "application/proto"
+_JSON = "application/json"
+_LEAST_PACKED_BYTES = 512
+_TEXT = np.dtype(object)
+
+
+class HttpClient:
+    """Asks the server of one model over HTTP; may be used by many threads at once.
+
+    >>> client = HttpClient()
+    >>> client.load_client_config("uci_housing_client")  # a prototxt or its folder
+    >>> client.connect(["127.0.0.1:9393"])
+    >>> client.predict(feed={"x": x}, fetch=["price"], batch=True).outputs[0].tensor[0].float_data
+
+    Attributes:
+        headers: sent with every request.
+        ssl_context: for "https://" addresses.
+    """
+
+    def __init__(
+        self,
+        ip: str = "127.0.0.1",
+        port: str = "9393",
+        service_name: str = "/GeneralModelService/inference",
+    ) -> None:
+        self.ip, self.port, self.service_name = ip, str(port), service_name
+        self.feed_names_: list[str] = []
+        self.feed_real_names: list[str] = []
+        self.fetch_names_: list[str] = []
+        self.feed_shapes_: dict[str, list[int]] = {}
+        self.feed_types_: dict[str, int] = {}
+        self.feed_names_to_idx_: dict[str, int] = {}
+        self.fetch_names_to_idx_: dict[str, int] = {}
+        self.fetch_names_to_type_: dict[str, int] = {}
+        self.lod_tensor_set: set[str] = set()
+        self.headers: dict[str, str] = {"Content-Type": _PROTO}
+        self.http_proto = True
+        self.use_grpc_client = False
+        self.try_request_gzip = self.try_response_gzip = False
+        self.timeout_ms = 20000
+        self.max_body_size = 512 * 1024 * 1024
+        self.http_s = "http://"
+        self.ssl_context: ssl.SSLContext | None = None
+        self._retries = 0
+        self._local = threading.local()  # a connection is used by one thread at a time
+        self._grpc: _Grpc | None = None
+
+    # Settings ---------------------------------------------------------------------------
+
+    def load_client_config(self, model_config_path_list: str | Sequence[str]) -> None:
+        """Read the model's inputs and outputs from `serving_client_conf.prototxt`.
+
+        Of several models in a row the inputs are the first one's, the outputs the last one's.
+
+        Raises:
+            InitError: it cannot be read.
+        """
+        given = model_config_path_list
+        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+        conf = read_model_conf(paths)
+        self.feed_names_ = [var.alias for var in conf.feeds]
+        self.feed_real_names = [var.name for var in conf.feeds]
+        self.feed_names_to_idx_ = {var.alias: index for index, var in enumerate(conf.feeds)}
+        self.feed_types_ = {var.alias: var.elem_type for var in conf.feeds}
+        self.feed_shapes_ = {var.alias: list(var.shape) for var in conf.feeds}
+        self.fetch_names_ = [var.alias for var in conf.fetches]
+        self.fetch_names_to_idx_ = {var.alias: index for index, var in enumerate(conf.fetches)}
+        self.fetch_names_to_type_ = {var.alias: var.elem_type for var in conf.fetches}
+        self.lod_tensor_set = {var.alias for var in (*conf.feeds, *conf.fetches) if var.is_lod}
+
+    def connect(self, url: str | Sequence[str] | None = None, encryption: bool = False) -> None:
+        """Name the server: "host:port", with "http://" or "https://" before it or without.
+
+        Raises:
+            InitError: it is no such address, or there are several.
+        """
+        if encryption:
+            _refuse("encrypted models")
+        urls = [url] if isinstance(url, str) else list(url or [f"{self.ip}:{self.port}"])
+        if len(urls) != 1:
+            raise InitError(f"HttpClient.connect: {len(urls)} servers were named; it asks one.")
+        scheme, _, address = urls[0].rpartition("://")
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or not port.isdigit() or scheme not in ("", "http", "https"):
+            raise InitError(
+                f"HttpClient.connect: {urls[0]!r} is no address: it should be like 127.0.0.1:9393 "
+                "or http://127.0.0.1:9393"
+            )
+        self.ip, self.port = host, port
+        self.http_s = f"{scheme or 'http'}://"
+        self._local = threading.local()
+        self._close_grpc()
+
+    def set_max_body_size(self, max_body_size: int) -> None:
+        """Set the most bytes of an answer; 512 MiB unless set."""
+        self.max_body_size = max_body_size
+
+    def set_timeout_ms(self, timeout_ms: int) -> None:
+        """Set the limit of a call; 20,000 ms unless set."""
+        if not isinstance(timeout_ms, int):
+            raise ValueError("timeout_ms must be int type.")
+        self.timeout_ms = timeout_ms
+
+    def set_max_retries(self, retry_times: int = 3) -> None:
+        """Set how often a connection that cannot be made is tried again; not at all unless set."""
+        if not isinstance(retry_times, int):
+            raise ValueError("retry_times must be int type.")
+        self._retries = retry_times
+
+    def set_service_name(self, service_name: str) -> None:
+        """Set the path; "/GeneralModelService/inference" unless set."""
+        self.service_name = service_name
+
+    def add_http_headers(self, headers: Mapping[str, str]) -> None:
+        """Send these header fields, too."""
+        self.headers.update(headers)
+
+    def set_request_compress(self, try_request_gzip: bool) -> None:
+        """Pack requests of more than 512 bytes by gzip."""
+        self.try_request_gzip = try_request_gzip
+
+    def set_response_compress(self, try_response_gzip: bool) -> None:
+        """Ask for answers that are packed by gzip."""
+        self.try_response_gzip = try_response_gzip
+
+    def set_http_proto(self, http_proto: bool) -> None:
+        """Send messages, which is the default, or JSON; answers are of the same kind."""
+        self.http_proto = http_proto
+        self.headers["Content-Type"] = _PROTO if http_proto else _JSON
+
+    def set_use_grpc_client(self, use_grpc_client: bool) -> None:
+        """Ask over gRPC rather than HTTP."""
+        self.use_grpc_client = use_grpc_client
+
+    def use_key(self, key_filename: str) -> NoReturn:
+        """Encrypted models are not supported."""
+        _refuse("encrypted models")
+
+    def get_serving_port(self) -> NoReturn:
+        """Encrypted models are not supported."""
+        _refuse("encrypted models")
+
+    def get_feed_names(self) -> list[str]:
+        """The inputs, by the names that `feed` has."""
+        return self.feed_names_
+
+    def get_fetch_names(self) -> list[str]:
+        """The outputs, by the names that `fetch` has."""
+        return self.fetch_names_
+
+    def get_legal_fetch(self, fetch: str | Sequence[str] | None) -> list[str]:
+        """The names in `fetch` that the model has."""
+        names = [fetch] if isinstance(fetch, str) else list(fetch or [])
+        return [name for name in names if name in self.fetch_names_]
+
+    def get_feedvar_dict(self, feed: Any) -> dict[str, Any]:
+        """The feed as a dict: a list is one value for each input, or the value of the only one."""
+        if isinstance(feed, Mapping):
+            return dict(feed)
+        if not isinstance(feed, list | tuple | str):
+            raise ValueError("Feed only accepts dict/str/list/tuple")
+        if len(feed) == 1 and isinstance(feed[0], Mapping):
+            return dict(feed[0])
+        if len(self.feed_names_) == 1:
+            return {self.feed_names_[0]: feed}
+        if isinstance(feed, str) or len(feed) != len(self.feed_names_):
+            raise ValueError(
+                f"the feed has {len(feed)} values, the model {len(self.feed_names_)} inputs: "
+                f"give a dict of {self.feed_names_}"
+            )
+        return dict(zip(self.feed_names_, feed, strict=True))
+
+    # Calls ------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        feed: Any = None,
+        fetch: str | Sequence[str] | None = None,
+        batch: bool = False,
+        need_variant_tag: bool = False,
+        log_id: int = 0,
+    ) -> Any:
+        """Run the model once.
+
+        Args:
+            feed: a dict of input name to array, list or scalar, "<name>.lod" beside it.
+            fetch: names of the outputs; none: all.
+            batch: whether axis 0 of the arrays is the batch; else they are one sample.
+            need_variant_tag: accepted.
+            log_id: the caller's number of the request.
+
+        Returns:
+            The service's `Response` message, with `outputs[0].tensor`; the same as a dict with
+            `set_http_proto(False)`. What the model refuses is its `err_no` and `err_msg`.
+
+        Raises:
+            InputError, ValueError: the feed is not the model's.
+            PredictorError: there is no answer. (The predecessor printed so and returned None.)
+            DeadlineError: the time was over.
+        """
+        call = self.grpc_client_predict if self.use_grpc_client else self.http_client_predict
+        return call(feed, fetch, batch, need_variant_tag, log_id)
+
+    def http_client_predict(
+        self,
+        feed: Any = None,
+        fetch: str | Sequence[str] | None = None,
+        batch: bool = False,
+        need_variant_tag: bool = False,
+        log_id: int = 0,
+    ) -> Any:
+        """`predict` over HTTP."""
+        asked = (self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id)
+        if self.http_proto:
+            body = self.process_proto_data(*asked).SerializeToString()
+        else:
+            body = self.process_json_data(*asked).encode()
+        headers = dict(self.headers)
+        if self.try_request_gzip and len(body) > _LEAST_PACKED_BYTES:
+            body = gzip.compress(body)
+            headers["Content-Encoding"] = "gzip"
+        if self.try_response_gzip:
+            headers["Accept-Encoding"] = "gzip"
+        status, kind, answer = self._post(body, headers)
+        if status != http.client.OK:
+            raise PredictorError(
+                f"{self._url()} answered {status}: {one_line(answer.decode('utf-8', 'replace'))}"
+            )
+        return _response(answer) if kind == _PROTO else orjson.loads(answer)
+
+    def grpc_client_predict(
+        self,
+        feed: Any = None,
+        fetch: str | Sequence[str] | None = None,
+        batch: bool = False,
+        need_variant_tag: bool = False,
+        log_id: int = 0,
+    ) -> Response:
+        """`predict` over gRPC."""
+        request = self.process_proto_data(
+            self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id
+        )
+        return self.init_grpc_stub().ask(request.SerializeToString())
+
+    def init_grpc_stub(self) -> _Grpc:
+        """The connection for calls over gRPC, made when it is needed first."""
+        if self._grpc is None:
+            self._grpc = _Grpc(f"{self.ip}:{self.port}", self.timeout_ms / 1000)
+        return self._grpc
+
+    def process_proto_data(
+        self, feed_dict: Mapping[str, Any], fetch_list: Sequence[str], batch: bool, log_id: int
+    ) -> Request:
+        """The request as a message."""
+        request = Request(fetch_var_names=fetch_list, log_id=log_id)
+        for name, value in feed_dict.items():
+            if name in self.feed_names_:
+                array = self._array(name, value, batch)
+                put_value(
+                    request.tensor.add(),
+                    self.feed_real_names[self.feed_names_to_idx_[name]],
+                    name,
+                    array,
+                    feed_dict.get(f"{name}{LOD}"),
+                )
+            elif LOD not in name:
+                raise ValueError(f"Wrong feed name: {name}.")
+        return request
+
+    def process_json_data(
+        self, feed_dict: Mapping[str, Any], fetch_list: Sequence[str], batch: bool, log_id: int
+    ) -> str:
+        """The request as JSON."""
+        return request_to_json(
+            self.process_proto_data(feed_dict, fetch_list, batch, log_id)
+        ).decode()
+
+    def _array(self, name: str, value: Any, batch: bool) -> np.ndarray:
+        """A value of the feed as it is sent; of a list the configuration knows the shape."""
+        dtype = dtype_of(self.feed_types_[name])
+        given = isinstance(value, np.ndarray)
+        array = np.asarray(value)
+        if (dtype == _TEXT) != (array.dtype.kind in "OSU"):
+            raise InputError(f"feed {name!r} is {array.dtype}, the model wants {dtype}")
+        array = _texts(array) if dtype == _TEXT else array.astype(dtype)
+        shape = list(array.shape) if given and array.ndim else self.feed_shapes_[name]
+        if isinstance(value, list | tuple):
+            known = -1 not in shape
+            shape = [*([len(value)] if batch else []), *shape] if known else list(array.shape)
+        if not batch and (given or isinstance(value, list | tuple)):
+            shape = [1, *shape]
+        try:
+            return array.reshape(shape)
+        except ValueError:
+            raise InputError(
+                f"feed {name!r} has {array.size} elements, which are not {shape}"
+            ) from None
+
+    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+        """(status, content type, unpacked body)"""
+        for attempt in itertools.count():
+            connection, is_used = self._connection()
+            try:
+                connection.request("POST", self.service_name, body, dict(headers))
+                answer = connection.getresponse()
+                content = answer.read(self.max_body_size + 1)
+                break
+            except TimeoutError as error:
+                connection.close()
+                text = f"{self._url()}: no answer within {self.timeout_ms} ms"
+                raise DeadlineError(text) from error
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                # The server may have closed a connection while nobody used it.
+                was_closed = is_used and isinstance(error, _HUNG_UP)
+                if not was_closed and attempt >= self._retries:
+                    raise PredictorUnavailableError(f"{self._url()}: {error!r}") from error
+        if answer.getheader("Content-Encoding", "") == "gzip":
+            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            content = unpacker.decompress(content, self.max_body_size + 1)
+        if len(content) > self.max_body_size:
+            connection.close()
+            raise PredictorError(f"{self._url()}: the answer is above {self.max_body_size} bytes")
+        return answer.status, answer.getheader("Content-Type", ""), content
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        """This thread's connection, and whether it was used before."""
+        kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        timeout_s = self.timeout_ms / 1000
+        if kept is not None and kept.sock is not None:
+            kept.sock.settimeout(timeout_s)
+            return kept, True
+        made: http.client.HTTPConnection
+        if self.http_s == "https://":
+            context = self.ssl_context or ssl.create_default_context()
+            made = http.client.HTTPSConnection(
+                self.ip, int(self.port), timeout=timeout_s, context=context
+            )
+        else:
+            made = http.client.HTTPConnection(self.ip, int(self.port), timeout=timeout_s)
+        self._local.connection = made
+        return made, False
+
+    def _url(self) -> str:
+        return f"{self.http_s}{self.ip}:{self.port}{self.service_name}"
+
+    def _close_grpc(self) -> None:
+        grpc, self._grpc = self._grpc, None
+        if grpc is not None:
+            grpc.close()
+
+    def release(self) -> None:
+        """End this thread's connection and that over gRPC. May be called again."""
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+        self._close_grpc()
+
+
+_HUNG_UP = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+
+
+class _Grpc:
+    """The service's method over gRPC."""
+
+    def __init__(self, endpoint: str, timeout_s: float) -> None:
+        model = RemoteModel(
+            name="HttpClient", client_type="grpc", endpoints=(endpoint,), timeout_s=timeout_s
+        )
+        channel = GrpcChannel(model)
+        self._calls = GrpcCalls(model, channel.close)
+        self._inference = channel.method(f"/{SERVICE}/inference")
+
+    def ask(self, body: bytes) -> Response:
+        return _response(self._calls.run(self._inference, body))
+
+    def close(self) -> None:
+        self._calls.close()
+
+
+def _response(answer: bytes) -> Response:
+    try:
+        return Response.FromString(answer)
+    except DecodeError as error:
+        raise PredictorError(f"the answer is no Response: {error}") from error
+
+
+def _texts(array: np.ndarray) -> np.ndarray:
+    flat = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel()]
+    return np.array(flat, dtype=object).reshape(array.shape)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotImplementedByOpError(f"paddle_serving_client.HttpClient: not supported: {what}.")
