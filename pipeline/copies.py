@@ -23,6 +23,7 @@ from pipeline.doors.grpc_rest import check_that_grpc_rests
 from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
+from pipeline.engine.starting import told_if_slow
 from pipeline.engine.workers.frames import Link, framed
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes
@@ -228,7 +229,7 @@ class Copies:
         log_warnings(self._config, self._graph)
         fronted = self._outside.front.start()
         if self._companion is not None:
-            await self._companion.start()
+            await told_if_slow("model services", self._companion.start(), self._loop)
         self._zygotes.attach(self._loop)
         for place in self._places:
             self._launch(place)

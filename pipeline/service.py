@@ -21,6 +21,7 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.offload import Offload
+from pipeline.engine.starting import told_if_slow
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
@@ -176,7 +177,7 @@ class Service:
             log_warnings(config, self._graph)
         fronted = self._outside.front.start()
         if self._companion is not None:
-            await self._companion.start()
+            await told_if_slow("model services", self._companion.start(), loop)
         self._lower_switch_interval()
         self._offload.start()
         self._request_log = RequestLog(_LOGGER, config.log.request_sample)

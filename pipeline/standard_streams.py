@@ -44,19 +44,20 @@ def write_out(stream: TextIO, text: str) -> None:
         data = data[os.write(number, data) :]
 
 
-def say_on_stderr(line: str, waits: bool = True) -> None:
+def say_on_stderr(line: str, waits: bool = True, end: str = "\n") -> None:
     """Write a line to stderr, if there is one, and somebody who reads it.
 
     Args:
         line: without its end; up to 4096 bytes are written in one piece.
         waits: False: a pipe or terminal that is full, since nobody reads it, gets nothing.
+        end: of the line.
     """
     stream = sys.stderr
     if stream is None:  # as of a process that was started without descriptor 2
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
         if waits or _has_room(stream):
-            write_out(stream, f"{line}\n")
+            write_out(stream, f"{line}{end}")
 
 
 def _has_room(stream: TextIO) -> bool:

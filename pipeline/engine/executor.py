@@ -17,6 +17,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight, Route
 from pipeline.engine.router import Router, own_dict
+from pipeline.engine.starting import told_if_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Worker, WorkersFactory
@@ -117,11 +118,12 @@ class DAGExecutor:
 
     async def start(self) -> None:
         """Initialise every Op and start its workers; InitError names the Op that failed."""
-        pools = [*(node.workers for node in self.nodes.values()), self._unpackers, self._packers]
+        pools = {f"Op {node.name!r}": node.workers for node in self.nodes.values()}
+        pools |= {"RequestOp": self._unpackers, "ResponseOp": self._packers}
         try:
             async with asyncio.TaskGroup() as group:
-                for pool in pools:
-                    group.create_task(pool.start())
+                for name, pool in pools.items():
+                    group.create_task(told_if_slow(name, pool.start(), self._loop))
         except ExceptionGroup as failures:
             failure = failures.exceptions[0]
             self._init_error = str(failure).partition("\n")[0]  # without its traceback

@@ -19,7 +19,7 @@ from pipeline.config import LogConfig
 from pipeline.errors import printable
 from pipeline.observe.log_sinks import FileSink, LogFiles, LogSink, StdoutSink
 from pipeline.observe.log_writer import LogWriter, QueueingHandler
-from pipeline.observe.terminal import TOLD, StderrSink, is_wanted
+from pipeline.observe.terminal import TOLD, StderrSink, is_shown, is_wanted
 
 FOLDER = "PipelineServingLogs"
 
@@ -29,11 +29,15 @@ _SHOWN_CHARACTERS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where records go from `level` on. Sessions with the same `key` share what `make` makes."""
+    """Where records go from `level` on. Sessions with the same `key` share what `make` makes.
+
+    `wants` picks records; by default it takes all of them.
+    """
 
     key: object
     level: int
     make: Callable[[], LogSink]
+    wants: Callable[[logging.LogRecord], bool] | None = None
 
 
 def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession:
@@ -59,8 +63,7 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
         destinations = [Destination(folder, level, lambda: FileSink(files))]
         if is_wanted(log.stderr):
             hint = _as_seen_from_here(folder / "pipeline.log")
-            severe = max(level, logging.WARNING)
-            destinations.append(Destination("stderr", severe, lambda: StderrSink(hint)))
+            destinations.append(Destination("stderr", level, lambda: StderrSink(hint), is_shown))
         session = LogSession(destinations, _OPEN)
     _OPEN.add(session)
     return session
@@ -134,6 +137,8 @@ class _OpenSessions:
 
     def _open(self, destination: Destination) -> None:
         writer = LogWriter(destination.make())
+        if destination.wants is not None:
+            writer.handler.addFilter(destination.wants)
         writer.start()
         self._writers[destination.key] = writer
         self._logger.addHandler(writer.handler)

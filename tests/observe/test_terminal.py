@@ -10,8 +10,9 @@ import sys
 import pytest
 from doubles import logs_in
 
+from pipeline.engine.starting import STARTUP
 from pipeline.observe.log_writer import LogWriter
-from pipeline.observe.terminal import TOLD, StderrSink, is_wanted
+from pipeline.observe.terminal import TOLD, StderrSink, is_shown, is_wanted
 
 PIPELINE = logging.getLogger("pipeline")
 WHERE = "PipelineServingLogs/pipeline.log"
@@ -123,9 +124,77 @@ def test_no_text_forges_or_colours_a_line(terminal, capsys):
     assert "a\\r\\x1b[31m\\x00\\x9b31m\\u202e\\u2028b\tc: ERROR forged" in text
 
 
-def test_what_was_told_already_is_not_told_again(terminal):
-    terminal.log("unknown key", extra=TOLD)
-    assert terminal.lines() == []
+def test_only_warnings_and_what_is_loading_is_shown_and_nothing_twice():
+    def record(level, name="pipeline.engine", extra=None):
+        return PIPELINE.makeRecord(name, level, "a.py", 7, "text", (), None, extra=extra)
+
+    assert is_shown(record(logging.WARNING))
+    assert not is_shown(record(logging.INFO))
+    assert is_shown(record(logging.INFO, STARTUP))
+    assert not is_shown(record(logging.WARNING, extra=TOLD))
+
+
+# What is loading ------------------------------------------------------------------------------
+
+
+def loads(terminal, text, pid=1):
+    record = PIPELINE.makeRecord(STARTUP, logging.INFO, "a.py", 7, text, (), None)
+    record.process = pid
+    terminal.sink.write(record)
+
+
+def test_of_several_processes_the_first_says_what_is_loading_and_the_last_that_it_is_done(terminal):
+    loads(terminal, "Op 'a': loading since 10:00:00", pid=1)
+    loads(terminal, "Op 'a': loading since 10:00:00", pid=2)
+    loads(terminal, "Op 'b': loading since 10:00:00", pid=2)
+    loads(terminal, "Op 'a': ready after 2.0 s", pid=2)
+    loads(terminal, "Op 'b': not ready after 2.0 s", pid=2)
+    loads(terminal, "Op 'a': ready after 3.0 s", pid=1)
+    assert terminal.lines() == [
+        "[pid 1] Op 'a': loading since 10:00:00",
+        "[pid 2] Op 'b': loading since 10:00:00",
+        "[pid 2] Op 'b': not ready after 2.0 s",
+        "[pid 1] Op 'a': ready after 3.0 s",
+    ]
+    assert terminal.after(60.0) == [], "it is not summed up"
+
+
+def test_a_terminal_has_a_live_line_that_makes_room_for_others(terminal, monkeypatch):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    loads(terminal, "Op 'a\x1b': loading since 10:00:00", pid=os.getpid())
+    assert terminal.sink.rest() == 1.0
+    terminal.now += 1.0
+    terminal.sink.rest()
+    terminal.log("odd")
+    loads(terminal, "Op 'a\x1b': ready after 2.5 s", pid=os.getpid())
+    assert terminal.sink.rest() == 10.0, "only the warning may have to be summed up"
+    lines = [piece.rsplit("] ", 1)[-1] for piece in screen.getvalue().split("\x1b[2K")]
+    assert lines == [
+        "Op 'a\\x1b': loading since 10:00:00\n",
+        "Op 'a\\x1b': loading for 1 s\r",
+        "Op 'a\\x1b': loading for 2 s\r",
+        "Op 'a\\x1b': ready after 2.5 s\n",
+    ]
+
+
+@pytest.mark.parametrize(("stream", "term"), [("file", "xterm"), ("screen", "dumb")])
+def test_what_is_no_terminal_has_no_live_line(terminal, monkeypatch, stream, term):
+    output = Screen() if stream == "screen" else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", output)
+    monkeypatch.setenv("TERM", term)
+    loads(terminal, "Op 'a': loading since 10:00:00")
+    assert terminal.sink.rest() is None
+    assert "\x1b" not in output.getvalue()
+
+
+# The stream -----------------------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def test_a_line_fits_into_a_pipe(terminal, capsys):
@@ -166,11 +235,6 @@ def test_a_stderr_that_takes_nothing_does_not_end_the_thread(monkeypatch, stream
     sink = StderrSink(WHERE)
     sink.write(PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), None))
     sink.close()
-
-
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize(

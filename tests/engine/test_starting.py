@@ -1,0 +1,76 @@
+"""What is told while a server starts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from doubles import Engine, ScriptedWorkers, chain, run_virtual
+
+from pipeline.engine.starting import STARTUP, told_if_slow, who_ended, who_loads
+
+
+@pytest.fixture
+def said(caplog):
+    """What was logged of the start."""
+    caplog.set_level("INFO", STARTUP)
+    return lambda: [re.sub(r"\d\d:\d\d:\d\d", "now", text) for text in caplog.messages]
+
+
+async def sleeps(seconds, result=None):
+    await asyncio.sleep(seconds)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def started(work):
+    async def main():
+        return await told_if_slow("Op 'a'", work, asyncio.get_running_loop())
+
+    return run_virtual(main())
+
+
+def test_what_is_quick_is_not_told(said):
+    assert started(sleeps(0.9, 7)) == 7
+    assert said() == []
+
+
+def test_what_takes_longer_than_a_second_is_told_when_it_began_and_when_it_is_done(said):
+    assert started(sleeps(12.34, 7)) == 7
+    assert said() == ["Op 'a': loading since now", "Op 'a': ready after 12.3 s"]
+
+
+def test_what_fails_is_no_longer_loading(said):
+    with pytest.raises(ValueError, match="broken"):
+        started(sleeps(2, ValueError("broken")))
+    assert said() == ["Op 'a': loading since now", "Op 'a': not ready after 2.0 s"]
+
+
+def test_the_reader_of_these_lines_knows_who(said):
+    started(sleeps(2))
+    loading, ready = said()
+    assert (who_loads(loading), who_ended(loading)) == ("Op 'a'", "")
+    assert (who_loads(ready), who_ended(ready)) == ("", "Op 'a'")
+
+
+def test_each_op_that_takes_its_time_is_told(said, monkeypatch):
+    times = {"a": 3.0, "b": 0.5, "c": 2.0}
+
+    async def start(self):
+        await asyncio.sleep(times.get(self.op.name, 0.0))
+
+    monkeypatch.setattr(ScriptedWorkers, "start", start)
+
+    async def main():
+        async with Engine(chain("a", "b", "c")):
+            pass
+
+    run_virtual(main())
+    assert said() == [
+        "Op 'a': loading since now",
+        "Op 'c': loading since now",
+        "Op 'c': ready after 2.0 s",
+        "Op 'a': ready after 3.0 s",
+    ]
