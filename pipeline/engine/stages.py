@@ -237,7 +237,7 @@ class BatchRun(msgspec.Struct, eq=False):
         """Say which samples ran together, if not all did."""
         if len(calls) == 1 and len(calls[0].samples) == len(self.samples):
             return
-        self.executions = [-1] * len(self.samples)
+        self.executions, self.execution_ends_ns = [-1] * len(self.samples), []  # see `resumed`
         for call in calls:
             is_first = self.executions[call.samples[0]] < 0
             if is_first:  # else it is another part of a mini-batch
@@ -370,8 +370,7 @@ def executions(run: BatchRun) -> Iterator[tuple[Iterable[int], tuple[int, int, i
         return
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):
-        if number >= 0 or run.outcomes[index] is not None:
-            members.setdefault(number, []).append(index)
+        members.setdefault(number, []).append(index)
     start_ns = run.start_ns
     if -1 in members:
         yield members.pop(-1), (start_ns, start_ns, start_ns, start_ns)

@@ -602,6 +602,25 @@ def test_what_is_not_in_a_call_is_in_no_execution_of_the_others():
     assert ran_together(bound, batch) == [([1, 2], 0, 0, 0, 0), ([0, 3], 0, 1, 2, 3)]
 
 
+def test_who_was_over_before_it_began_is_told_of_beside_executions():
+    bound = bind(Bounded("m"))
+    batch = samples(*(rows(*[1] * count) for count in (5, 5, 3)))
+    batch[1].is_over = True
+    told = ran_together(bound, batch)
+    assert sorted(index for indexes, *_ in told for index in indexes) == [0, 1, 2]
+
+
+def test_a_run_that_was_given_up_does_not_disturb_the_executions_of_the_one_that_goes_on():
+    bound = bind(Bounded("m"))
+    first = BatchRun(samples(rows(*[1] * 5), rows(*[1] * 5)))
+    first.prepare(bound, lambda: 0)
+    first.calls[0].attempts = 1  # it was begun
+    second = first.resumed("m", 0, attempts=2)
+    second.run(bound, Watch(), lambda: 0)
+    first.run(bound, Watch(), lambda: 0)
+    assert len(second.execution_ends_ns) == 2
+
+
 def test_a_merged_call_that_is_taken_apart_is_an_execution_for_each_sample():
     bound = bind(Bounded("m"))
     assert ran_together(bound, samples(rows(1), rows(-1))) == [

@@ -90,7 +90,9 @@ class Outlook:
         for index, node in enumerate(executor.nodes.values()):
             begun = node.channel._pushed
             if begun != self.turns[index]:
-                self.complain(f"{node.name}: {begun} turns begun, {self.turns[index]} told")
+                self.complain(
+                    f"turns begun but not told: {node.name}: {begun} begun, {self.turns[index]} told"
+                )
 
     def check_counts(self, accepted: int) -> None:
         """The statistics have each request that was taken in once."""

@@ -238,9 +238,15 @@ def _sent(job: BatchRun) -> BatchRun:
 
 
 def _take_result(job: BatchRun, run: BatchRun) -> None:
-    by_id = dict(zip((sample.data_id for sample in run.samples), run.outcomes, strict=True))
-    job.outcomes = [by_id.get(item.data_id) for item in job.samples]
-    job.jumped = run.jumped
+    def spread(values: list[Any], absent: Any) -> list[Any]:
+        by_id = dict(zip((sample.data_id for sample in run.samples), values, strict=True))
+        return [by_id.get(item.data_id, absent) for item in job.samples]
+
+    job.outcomes, job.jumped = spread(run.outcomes, None), run.jumped
+    if run.rows:
+        job.rows = spread(run.rows, 1)
+    if run.executions:
+        job.executions, job.execution_ends_ns = spread(run.executions, -1), run.execution_ends_ns
     job.start_ns, job.prepared_ns = run.start_ns, run.prepared_ns
     job.processed_ns, job.end_ns = run.processed_ns, run.end_ns
 
