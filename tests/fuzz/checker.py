@@ -91,7 +91,7 @@ class Outlook:
             begun = node.channel._pushed
             if begun != self.turns[index]:
                 self.complain(
-                    f"turns begun but not told: {node.name}: {begun} begun, {self.turns[index]} told"
+                    f"turns begun but not told: {begun} and {self.turns[index]} at {node.name}"
                 )
 
     def check_counts(self, accepted: int) -> None:
@@ -143,6 +143,8 @@ def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float
         return ""
     if _is_expired(ending) and may_expire(case, request, allowed):
         return ""
+    if ending.code == _OVERLOADED and may_be_refused(case, request, allowed):
+        return ""
     return f"ended as {ending}, allowed: {sorted(map(str, allowed))}"
 
 
@@ -164,6 +166,12 @@ def may_expire(case: Case, request: RequestSpec, allowed: set[model.Result]) -> 
     if request.deadline_s is None:
         return False
     return request.deadline_s < bound_s(case) or any(isinstance(o, Nothing) for o in allowed)
+
+
+def may_be_refused(case: Case, request: RequestSpec, allowed: set[model.Result]) -> bool:
+    """Whether there may be no room for it, or no hope that it is answered in time."""
+    is_full = case.queue_size < len(case.requests)
+    return is_full or may_expire(case, request, allowed)
 
 
 def bound_s(case: Case) -> float:

@@ -87,6 +87,7 @@ class _Generator:
             dag_retry=self.rng.choice((1, 1, 1, 2, 3)) if has.retries else 1,
             channel_size=self.rng.choice((0, 0, 1, 1, 2, 3)) if has.channel_size else 0,
             worker_num=self.rng.choice((None, None, None, 1, 2, 4)),
+            queue_size=self.rng.choice((1024, 1024, 1024, 1024, 1, 3)),
             own_edges=has.own_edges and self.chance(0.2),
             origin=origin,
         )
@@ -147,7 +148,7 @@ class _Generator:
     def _most_samples(self, batch_size: int) -> int:
         if not self.has.max_batch_size or batch_size == 1 or self.chance(0.7):
             return 0
-        return self.rng.choice((4, 8))
+        return self.rng.choice((3, 4, 8))
 
     def with_jumps(self, ops: list[OpSpec]) -> list[OpSpec]:
         """One Op may jump: over a part of the graph that nobody else feeds or reads, or anywhere
@@ -188,7 +189,7 @@ class _Generator:
     def shape(self, op: OpSpec) -> Shape:
         rng = self.rng
         kind = rng.choice(("rows", "rows", "rows", "rows", "rows", "rows", "mini", "skip"))
-        most = min(5, op.max_batch_size or 5)
+        most = 5 if self.chance(0.05) else min(5, op.max_batch_size or 5)
         count = rng.randint(0, 3) if kind == "mini" else 1
         least = 0 if self.chance(0.05) else 1
         return Shape(

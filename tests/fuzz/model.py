@@ -17,7 +17,8 @@ from fuzz.case import ALWAYS, RAISES, REQUEST, Case, OpSpec, RequestSpec, mark
 MOST_WORLDS = 4000
 
 UNKNOWN, TIMEOUT, UNAVAILABLE, LOST, PACKAGE = 10000, 6000, 9000, 4000, 8000
-PRODUCT, OWN_CODE = 61, 8123
+PRODUCT, OWN_CODE, INPUT = 61, 8123, 5000
+EARLY = ("raise_pre", "product_pre", "stuck")
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,12 @@ def strike(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> Resu
     """What faults make of a request at an Op; None: nothing, it is worked on."""
     fault = request.faults.get(op.name)
     around = _neighbours(case, op, request) if op.is_batched else []
+    options: list[Result | None]
     kind = fault.kind if fault is not None else ""
-    if kind == "":
-        options: list[Result | None] = [None]
+    if kind not in EARLY and is_too_large(op, request):
+        kind, options = "too large", [Failure(INPUT, "batch-size must be <=")]
+    elif kind == "":
+        options = [None]
     elif kind == "stuck":
         return NEVER
     elif kind in RAISES:
@@ -173,9 +177,16 @@ def strike(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> Resu
     else:
         options = _retried(case, op, request, around)
     for other in around:
-        if kind not in ("raise_pre", "product_pre") or _takes_the_worker(op, other):
+        if kind not in (*EARLY, "too large") or _takes_the_worker(op, other):
             options += _shared(op, other)
     return choose(list(dict.fromkeys(options)))
+
+
+def is_too_large(op: OpSpec, request: RequestSpec) -> bool:
+    """Whether it brings more samples than an execution may get."""
+    shape = request.shape(op.name)
+    is_fed = op.has_process and shape.kind != "skip"
+    return is_fed and 0 < op.max_batch_size < max(shape.rows, default=0)
 
 
 def _neighbours(case: Case, op: OpSpec, request: RequestSpec) -> list[RequestSpec]:

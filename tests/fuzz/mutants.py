@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine import collate
+from pipeline.engine import collate, stages
 from pipeline.engine.channel import Channel
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.executor import DAGExecutor
@@ -221,4 +221,51 @@ def a_state_of_another_request() -> Iterator[None]:
         return confused
 
     with _wrapped(BatchRun, "_postprocess", make):
+        yield
+
+
+@mutant
+def a_full_channel_wakes_nobody() -> Iterator[None]:
+    """Who waits for a place in a channel is not told when there is one."""
+    with mock.patch.object(OpDispatcher, "_places_freed", return_value=None):
+        yield
+
+
+@mutant
+def who_jumps_is_called_like_its_target() -> Iterator[None]:
+    """Behind a jump the answer has the name of the Op that was jumped to."""
+
+    def make(join: Any) -> Any:
+        def renamed(self: Channel, request: Any, slot: str, part: Any, name: Any = None) -> Any:
+            return join(self, request, slot, part)
+
+        return renamed
+
+    with _wrapped(Channel, "join", make):
+        yield
+
+
+@mutant
+def more_samples_than_a_model_takes() -> Iterator[None]:
+    """A batch is merged whatever its requests bring."""
+
+    def make(plan: Any) -> Any:
+        return lambda samples, most_rows=0: plan(samples)
+
+    with _wrapped(stages, "plan", make):
+        yield
+
+
+@mutant
+def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
+    """`dag.retry` starts a request anew beside what is left of its first start."""
+
+    def make(restart: Any) -> Any:
+        def hasty(self: DAGExecutor, request: Any) -> bool:
+            with mock.patch.object(OpDispatcher, "forget", return_value=None):
+                return bool(restart(self, request))
+
+        return hasty
+
+    with _wrapped(DAGExecutor, "_restart", make):
         yield

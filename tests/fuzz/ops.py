@@ -14,6 +14,7 @@ from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, mark
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.errors import PredictorUnavailableError
 from pipeline.proto import pipeline_service_pb2
+from pipeline.tensors import Tensor
 
 _TEXT_BYTES = 512
 _COUNT = struct.Struct("<I")
@@ -87,6 +88,8 @@ class PlainOp(Op):
         self.makes_bulk = False
         if spec.max_batch_size:
             self.max_batch_size = spec.max_batch_size
+            self.input_tensors = [Tensor("x", "INT64", (-1,))]
+            self.output_tensors = [Tensor("y", "INT64", (-1,))]
 
     def preprocess(
         self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
@@ -233,7 +236,7 @@ class ModelOp(PlainOp):
         )
         rows = len(feed["id"])
         demand(
-            not spec.max_batch_size or rows <= spec.max_batch_size or len(requests) == 1,
+            not spec.max_batch_size or rows <= spec.max_batch_size,
             f"{self.name}: {rows} samples in a call, max_batch_size {spec.max_batch_size}",
         )
         if requests and spec.batch_size == 1:

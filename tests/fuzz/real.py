@@ -131,7 +131,9 @@ class RealEngine:
         try:
             return _of_response(spec, await stub.inference(_raw(spec), metadata=metadata))
         except grpc.aio.AioRpcError as error:
-            return Ending(spec.number, "error", error.code().value[0], str(error.details()))
+            is_refused = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            code = OverloadedError.code if is_refused else error.code().value[0]
+            return Ending(spec.number, "error", int(code), str(error.details()))
 
     async def _ask_http(self, spec: RequestSpec) -> Ending:
         body = {"key": ["id"], "value": [str(spec.number)], "logid": spec.log_id}
@@ -361,7 +363,7 @@ class Runner:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "SERVING_LOG_PATH": self._folder.name},
+                env=_environment(self._folder.name),
                 start_new_session=True,
             )
 
@@ -412,6 +414,13 @@ class Runner:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """In which a child finds this package, and writes its logs into `folder`."""
+    ours = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "SERVING_LOG_PATH": folder, "PYTHONPATH": path}
 
 
 if __name__ == "__main__":
