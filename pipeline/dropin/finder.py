@@ -16,6 +16,9 @@ from pipeline.errors import InitError
 _SERVER = "pipeline.dropin.server"
 _CLIENT = "pipeline.dropin.client"
 
+_NEEDS_FLUID = "paddle_serving_app.reader.imdb_reader"
+_FLUID = "paddle.fluid.incubate.data_generator"
+
 ROOTS = {
     "paddle_serving_server": _SERVER,
     "paddle_serving_server_gpu": _SERVER,
@@ -60,6 +63,8 @@ class Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Raises ModuleNotFoundError for a module of theirs that we have nothing for: nobody
         else is asked then, so that nothing of an installed original is imported."""
+        if fullname == _NEEDS_FLUID:
+            _stand_in_for_fluid()
         home = home_of(fullname)
         if home is None:
             return None
@@ -75,6 +80,24 @@ class Finder(MetaPathFinder):
             )
         is_package = found.submodule_search_locations is not None
         return ModuleSpec(fullname, _Alias(home), origin=found.origin, is_package=is_package)
+
+
+class MultiSlotDataGenerator:
+    """What that reader inherits from and uses nothing of: Paddle has dropped it."""
+
+
+def _stand_in_for_fluid() -> None:
+    """Put modules of the former `paddle.fluid` where they are imported, if Paddle has none."""
+    try:
+        if _FLUID in sys.modules or find_spec(_FLUID) is not None:
+            return
+    except ModuleNotFoundError:  # not even its package
+        pass
+    name = "paddle"
+    for part in _FLUID.split(".")[1:]:
+        name = f"{name}.{part}"
+        sys.modules.setdefault(name, ModuleType(name, "A stand-in: see pipeline.dropin.finder."))
+    vars(sys.modules[_FLUID])["MultiSlotDataGenerator"] = MultiSlotDataGenerator
 
 
 class _Alias(Loader):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InitError, InputError, PayloadTypeError
@@ -18,6 +19,7 @@ LOD = ".lod"
 """The level-of-detail offsets of `x` are fed, and answered, under the name `x.lod`."""
 
 _SHOWN_NAMES = 16
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
 
 _ANY_RANK = -1
@@ -140,6 +142,8 @@ class ModelSignature:
     def _as_numbers(self, spec: TensorSpec, value: np.ndarray) -> np.ndarray:
         if value.dtype == spec.dtype:
             return value
+        if spec.dtype == _BFLOAT16 and value.dtype == np.uint16:
+            return value.view(_BFLOAT16)  # numpy has no bfloat16: these are its bits, as in Paddle
         if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
             self._refuse_dtype(spec, value)
         try:

@@ -35,7 +35,11 @@ Array = npt.NDArray[Any]
 
 
 class ElemType(IntEnum):
-    """Values of `Tensor.elem_type`."""
+    """Values of `Tensor.elem_type`.
+
+    Paddle Serving calls 6 BF16, but its clients say so of arrays of uint16, and its servers make
+    such arrays of it: numpy has no bfloat16. Ours travel as 14, which is no number of Paddle's.
+    """
 
     INT64 = 0
     FP32 = 1
@@ -43,7 +47,7 @@ class ElemType(IntEnum):
     FP64 = 3
     INT16 = 4
     FP16 = 5
-    BF16 = 6
+    UINT16 = 6
     UINT8 = 7
     INT8 = 8
     BOOL = 9
@@ -51,6 +55,7 @@ class ElemType(IntEnum):
     COMPLEX128 = 11
     STRING = 12
     BYTES = 13
+    BF16 = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +74,19 @@ _LAYOUTS: dict[int, _Layout] = {
     ElemType.FP64: _Layout("float64_data", np.dtype(np.float64)),
     ElemType.INT16: _Layout("int_data", np.dtype(np.int16)),
     ElemType.FP16: _Layout("float_data", np.dtype(np.float16)),
-    ElemType.BF16: _Layout("uint32_data", _BFLOAT16),
+    ElemType.UINT16: _Layout("uint32_data", np.dtype(np.uint16)),
     ElemType.UINT8: _Layout("uint32_data", np.dtype(np.uint8)),
     ElemType.INT8: _Layout("int_data", np.dtype(np.int8)),
     ElemType.BOOL: _Layout("bool_data", np.dtype(np.bool_)),
     ElemType.COMPLEX64: _Layout("complex64_data", np.dtype(np.complex64)),
     ElemType.COMPLEX128: _Layout("complex128_data", np.dtype(np.complex128)),
+    ElemType.BF16: _Layout("byte_data", _BFLOAT16),
 }
 _ELEM_TYPES = {layout.dtype: elem_type for elem_type, layout in _LAYOUTS.items()}
 _VARINT_DTYPES: dict[str, np.dtype[Any]] = {
     "int64_data": np.dtype(np.int64),
     "int_data": np.dtype(np.int32),
     "uint32_data": np.dtype(np.uint32),
-}
-_WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.uint16): np.dtype(np.int32),
-    np.dtype(np.uint32): np.dtype(np.int64),
 }
 
 
@@ -135,10 +137,12 @@ def _elements(tensor: Tensor, layout: _Layout) -> Array:
         return _complex(tensor, layout)
     if field in PACKED_DTYPES:
         return _narrowed_float(tensor, read_packed(tensor, field), dtype)
+    if dtype == _BFLOAT16:
+        if len(tensor.byte_data) % dtype.itemsize:
+            raise _refused(tensor, f"byte_data holds {len(tensor.byte_data)} bytes, an odd number")
+        return np.frombuffer(tensor.byte_data, "<u2").astype(np.uint16).view(dtype)
     repeated = getattr(tensor, field)
     numbers = np.fromiter(repeated, _VARINT_DTYPES[field], count=len(repeated))
-    if dtype == _BFLOAT16:
-        return _narrowed_int(tensor, numbers, np.dtype(np.uint16)).view(dtype)
     return _narrowed_int(tensor, numbers, dtype)
 
 
@@ -216,11 +220,10 @@ def numpy_to_tensor(
     """The tensor `name` of one value; `tensor_to_numpy` gives the value back.
 
     `value` is an array, a numpy scalar or Python number (0-d), `str` or a list of them (STRING),
-    bytes (BYTES as they are) or a nested list of numbers. uint16, uint32 and, where it fits,
-    uint64 travel as a wider signed integer. `lod` holds level-of-detail offsets.
-    `as_bytes` sends an array of numbers as a .npy file: the quickest form for integers, and it
-    keeps every dtype but bfloat16 (which is sent typed). Bytes that begin like a .npy file come
-    out as its array.
+    bytes (BYTES as they are) or a nested list of numbers. uint32 and, where it fits, uint64 travel
+    as int64. `lod` holds level-of-detail offsets. `as_bytes` sends an array of numbers as a .npy
+    file: the quickest form for integers, and it keeps every dtype but bfloat16 (which is sent
+    typed). Bytes that begin like a .npy file come out as its array.
 
     Raises PayloadTypeError, with the tensor's name, for what this wire cannot carry.
     """
@@ -279,9 +282,10 @@ def _pack_numbers(name: str, array: Array) -> Tensor:
         write_packed(tensor, field, np.ascontiguousarray(array).view(PACKED_DTYPES[field]))
     elif field in PACKED_DTYPES:
         write_packed(tensor, field, array)
+    elif array.dtype == _BFLOAT16:
+        tensor.byte_data = array.view(np.uint16).astype("<u2").tobytes()
     else:
-        numbers = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
-        getattr(tensor, field).extend(numbers.ravel().tolist())
+        getattr(tensor, field).extend(array.ravel().tolist())
     return tensor
 
 
@@ -295,7 +299,8 @@ def sendable(array: Array) -> Array:
         if array.size and int(array.max()) > np.iinfo(np.int64).max:
             raise ValueError(f"uint64 travels as int64, which {int(array.max())} does not fit")
         dtype = np.dtype(np.int64)
-    dtype = _WIDER.get(dtype, dtype)
+    if dtype == np.uint32:
+        dtype = np.dtype(np.int64)
     if dtype not in _ELEM_TYPES:
         raise TypeError(f"dtype {array.dtype} has no place on the wire; convert the array first")
     return array.astype(dtype, copy=False)

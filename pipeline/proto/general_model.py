@@ -136,6 +136,8 @@ def _pack(tensor: Tensor, array: Array) -> None:
         tensor.data.extend(strings)
         return
     array = sendable(array)
+    if array.dtype == np.uint16:  # elem_type 6 is bfloat16 here
+        array = array.astype(np.int32)
     elem_type = _ELEM_TYPES[array.dtype]
     dtype, field = _LAYOUTS[elem_type]
     tensor.elem_type = elem_type

@@ -238,3 +238,39 @@ def test_a_benchmark_script_runs_in_processes_of_its_own(tmp_path):
         "latency:\nmean: 15.0ms\nmedian: 15.0ms\n80_percent: 18.0ms\n90_percent: 19.0ms\n"
         "99_percent: 19.9ms\n"
     )
+
+
+READER = """
+import paddle.fluid.incubate.data_generator as dg
+
+class IMDBDataset(dg.MultiSlotDataGenerator):
+    def words(self, line):
+        return line.split()
+"""
+
+
+@pytest.mark.parametrize("has_fluid", [False, True])
+def test_the_readers_that_want_a_former_part_of_paddle_import(tmp_path, has_fluid):
+    def write(name, text=""):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    write("paddle/__init__.py")
+    if has_fluid:
+        write("paddle/fluid/__init__.py")
+        write("paddle/fluid/incubate/__init__.py")
+        own = "class MultiSlotDataGenerator:\n    own = True\n"
+        write("paddle/fluid/incubate/data_generator.py", own)
+    write("paddle_serving_app/__init__.py")
+    write("paddle_serving_app/reader/__init__.py")
+    write("paddle_serving_app/reader/imdb_reader.py", READER)
+    lines = [
+        "import sys",
+        "print('paddle.fluid' in sys.modules)",
+        "from paddle_serving_app.reader.imdb_reader import IMDBDataset",
+        "print(IMDBDataset().words('a b'), hasattr(IMDBDataset, 'own'))",
+    ]
+    write("script.py", "\n".join(lines))
+    done = run(tmp_path, "script.py")
+    assert (done.stdout, done.stderr) == (f"False\n['a', 'b'] {has_fluid}\n", "")

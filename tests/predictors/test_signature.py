@@ -107,6 +107,12 @@ def test_numbers_are_cast_to_the_model_s_dtype(given_dtype, wanted):
     assert given_array.dtype == np.dtype(given_dtype)
 
 
+def test_uint16_for_a_model_of_bfloat16_is_its_bits():
+    bits = np.array([[0x3F80, 0x4000, 0]], np.uint16)
+    fed = signature(spec(dtype=ml_dtypes.bfloat16)).feed({"x": bits})["x"]
+    assert (fed.dtype, fed.tolist()) == (ml_dtypes.bfloat16, [[1, 2, 0]])
+
+
 @pytest.mark.parametrize(
     ("given_dtype", "wanted"),
     [

@@ -38,7 +38,11 @@ const (
 //	3 FP64     float64_data        10 COMPLEX64   complex64_data   (re, im, re, im ...)
 //	4 INT16    int_data            11 COMPLEX128  complex128_data  (re, im, re, im ...)
 //	5 FP16     float_data          12 STRING      str_data
-//	6 BF16     uint32_data (bits)  13 BYTES       byte_data (a .npy file, or raw bytes)
+//	6 UINT16   uint32_data         13 BYTES       byte_data (a .npy file, or raw bytes)
+//	                               14 BF16        byte_data (2 bytes each, little-endian)
+//
+// Paddle Serving calls 6 BF16, of which numpy has none: its clients and servers mean uint16. 14 is
+// this library's own.
 type Tensor struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Int64Data      []int64                `protobuf:"varint,1,rep,packed,name=int64_data,json=int64Data,proto3" json:"int64_data,omitempty"`
