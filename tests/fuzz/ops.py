@@ -88,7 +88,6 @@ class PlainOp(Op):
         self.makes_bulk = False
         if spec.max_batch_size:
             self.max_batch_size = spec.max_batch_size
-            self.input_tensors = [Tensor("x", "INT64", (-1,))]
             self.output_tensors = [Tensor("y", "INT64", (-1,))]
 
     def preprocess(
