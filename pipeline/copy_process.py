@@ -18,7 +18,7 @@ from pipeline.connecting import PredictorLoader
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.frames import Link, framed
 from pipeline.errors import InitError, PipelineError, utf8_text
-from pipeline.event_loop import ends_before, loop_factory
+from pipeline.event_loop import end_tasks, ends_before, loop_factory
 from pipeline.inquiry import Asker, Question, Reply
 from pipeline.observe.records import LogsHome
 from pipeline.service import CopyRole, Outside, Service, startup_frozen
@@ -122,6 +122,7 @@ class _Copy:
         self._tell()
         await self._parted.wait()
         link.close()
+        await end_tasks()
 
     async def _serve_until_stopped(self) -> None:
         if await ends_before(self._stop, self.service.start()):

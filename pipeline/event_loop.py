@@ -6,19 +6,52 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from pipeline.daemon_threads import DaemonThreads
+
+_LOGGER = logging.getLogger(__name__)
+
+_THREADS = 32  # for what is asked to run beside a loop
+_REFUSAL_S = 5.0  # that a task may take to end when it is cancelled
+_JOIN_S = 30.0
+
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes new loops."""
+    """What makes new loops; no thread that runs something for them holds the process."""
     try:
         import uvloop
     except ImportError:  # no wheel for this platform: asyncio's own loop serves as well
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+        factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    else:
+        factory = uvloop.new_event_loop
+
+    def make() -> asyncio.AbstractEventLoop:
+        loop = factory()
+        loop.set_default_executor(DaemonThreads(_THREADS, "pipeline-beside"))
+        return loop
+
+    return make
+
+
+async def end_tasks() -> None:
+    """Cancel all other tasks of this loop; those that do not end in time are left behind.
+
+    They are user code's as a rule. Who closes a loop waits for its tasks without a limit.
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, refusing = await asyncio.wait(tasks, timeout=_REFUSAL_S)
+        for task in refusing:
+            _LOGGER.warning(
+                "a task does not end when it is cancelled, and is left behind: %r", task
+            )
+            asyncio._unregister_task(task)  # documented, for who runs tasks in another way
 
 
 async def ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -69,7 +102,7 @@ class LoopThread:
     def close(self) -> None:
         """End the loop and the thread."""
         self.loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         with self._runner as runner:
@@ -78,3 +111,4 @@ class LoopThread:
     async def _main(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
         await self._end.wait()
+        await end_tasks()

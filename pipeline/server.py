@@ -20,7 +20,7 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
-from pipeline.event_loop import LoopThread, ends_before, loop_factory
+from pipeline.event_loop import LoopThread, end_tasks, ends_before, loop_factory
 from pipeline.gateway.front import Gateway
 from pipeline.model_services import ModelServices
 from pipeline.op import ResponseOp, configure_op
@@ -208,6 +208,7 @@ def serve_until_signalled(
                         await stop.wait()
             finally:
                 await service.stop()
+                await end_tasks()
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())

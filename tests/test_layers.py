@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
+    ("daemon_threads",),
     ("config", "config_fields", "yaml_source", "event_loop", "allocator", "standard_streams"),
     ("op", "predictors", "local_service_handler", "model_ops"),
     ("engine",),

@@ -51,6 +51,10 @@ gives the call itself more time: when that is over gRPC drops whatever the serve
 ERR_NO = "pipeline-err-no"
 """Trailing metadata of a status that is an error of ours: its code, as in `Response.err_no`."""
 
+# gRPC's thread wakes the loop with a byte for each event, of which the loop reads one a round. Were
+# the loop closed before it has read them, the thread might block in its next write, and whoever
+# drops the last of gRPC's objects would wait for it for ever: as a rule the process, at its end.
+_WAKE_UPS = 1000  # more than the socket between them has room for
 _LAST_S = 0.2  # for callers that were sent away to close their connections
 _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
@@ -303,6 +307,9 @@ class GrpcDoor:
             end(connection)
         await asyncio.gather(server.stop(None), *(old.stop(None) for old in self._crashed.values()))
         self._sockets.forget()
+        for _ in range(_WAKE_UPS):
+            await asyncio.sleep(0)
+        self._server = None
 
 
 class _Call:

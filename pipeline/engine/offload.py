@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
+from pipeline.daemon_threads import DaemonThreads
 from pipeline.errors import DeadlineError
 from pipeline.proto.slices import AbandonedError, wanted_while
 
@@ -29,7 +30,7 @@ class Offload:
     def __init__(self, limit_s: float | None = None, threads: int = _THREADS) -> None:
         self._limit_s = limit_s
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "pipeline-large") if threads else None
+        self._pool = DaemonThreads(threads, "pipeline-large") if threads else None
         self._jobs: set[_Job] = set()
 
     def start(self) -> None:

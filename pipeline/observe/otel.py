@@ -152,6 +152,7 @@ class OtelRecorder:
     def close(self) -> None:
         """Export what waits; what a collector does not take in time is lost."""
         impatience = threading.Timer(self._close_s, self._give_up)
+        impatience.daemon = True
         impatience.name = "pipeline-otel-close"
         impatience.start()
         try:

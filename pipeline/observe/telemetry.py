@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Protocol
 
 import numpy as np
 
+from pipeline.daemon_threads import DaemonThreads
 from pipeline.errors import InitError, one_line
 from pipeline.observe.request_spans import (
     RequestRow,
@@ -88,7 +89,7 @@ class Telemetry:
     ) -> None:
         self._recorder = recorder
         self._spans = RequestSpans(pipeline_name, names)
-        self._thread = thread or ThreadPoolExecutor(1, "pipeline-telemetry")
+        self._thread = thread or DaemonThreads(1, "pipeline-telemetry")
         self._wall_ns = wall_ns
         self._traced: dict[int, Traced] = {}
         self._ended: deque[int] = deque()
