@@ -226,6 +226,9 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
     ] = True
     status_page: Annotated[bool, "Show how the server stands at GET /, to whoever asks."] = True
+    allowed_hosts: Annotated[
+        Names, "Names of this server for browsers, beside the machine's own; .a.b: all below a.b."
+    ] = ()
     opentelemetry: Annotated[
         bool, "Send traces, as the OTEL_* environment says; needs the extra otel."
     ] = False

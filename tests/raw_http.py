@@ -99,7 +99,7 @@ def request(
     length: int | str | None = None,
 ) -> bytes:
     """The bytes of one request; `length` is the Content-Length if it is not the body's."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
     if not any(header.lower().startswith("transfer-encoding") for header in headers):
         lines.append(f"Content-Length: {len(body) if length is None else length}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -15,6 +15,7 @@ import uvicorn
 
 from pipeline.doors.door import Handle, no_response
 from pipeline.doors.grpc_timeout import seconds_of
+from pipeline.doors.hosts import ForeignPageError, Hosts
 from pipeline.doors.http_connection import (
     CLOSE,
     CONNECTION,
@@ -76,6 +77,7 @@ class HttpDoor:
         key: the configuration key of the port, to name in an error.
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
+        hosts: the names that the server goes by.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class HttpDoor:
         key: str = "http_port",
         offload: Offload | None = None,
         limits: Limits | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self.port: int = port
+        self._hosts = hosts or Hosts()
         self._offload = offload or Offload(threads=0)
         self._limits = limits or Limits()
         self._sites = sites
@@ -198,6 +202,8 @@ class HttpDoor:
         headers: tuple[Header, ...] = ()
         content_type = JSON
         try:
+            if scope["method"] == "POST":
+                self._check_origin(scope["headers"])
             parts = scope["path"].split("/")
             if len(parts) != 3 or parts[1] in _OF_SITES or not parts[2] or self._handle is None:
                 reply = await self._visit(scope, connection, receive)
@@ -225,6 +231,20 @@ class HttpDoor:
         if connection.is_receiving:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
         await connection.answer(status, headers, body, content_type)
+
+    def _check_origin(self, headers: list[Header]) -> None:
+        """Refuse what a web page from elsewhere has a browser send."""
+        for name, _ in headers:
+            if name == b"origin":
+                break
+        else:  # as of any program
+            return
+        said = dict(headers)
+        host, content_type = said.get(b"host", b""), said.get(b"content-type", b"")
+        try:
+            self._hosts.check_post(said[b"origin"], host, content_type)
+        except ForeignPageError as error:
+            raise HttpError(403, error) from error
 
     async def _visit(self, scope: Message, connection: HttpConnection, receive: Receive) -> Reply:
         """The answer of one of the sites."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.doors.hosts import ForeignPageError, Hosts
 from pipeline.doors.http_connection import HttpError, not_allowed
 from pipeline.doors.page_layout import layout_of
 from pipeline.doors.page_status import Title, status_of
@@ -62,6 +63,7 @@ class Page:
         whole: asks all copies of the server for their snapshots.
         record: records seconds of turns in all copies, see `Recording.record`; None: there are
             no turns to record.
+        hosts: the names that the server goes by: pages elsewhere must not look on.
         clock: `time.monotonic`.
     """
 
@@ -71,8 +73,10 @@ class Page:
         graph: Graph,
         whole: AskAll,
         record: Record | None = None,
+        hosts: Hosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._hosts = hosts or Hosts()
         self._name = name or "pipeline"
         self._graph = graph
         self._op_names = [op.name for op in graph.ops]
@@ -93,9 +97,18 @@ class Page:
         found = self._paths.get(request.path)
         if found is None and request.path in _files():
             found = _file
-        if found is not None and request.method not in ("GET", "HEAD"):
+        if found is None:
+            return None
+        if request.method not in ("GET", "HEAD"):
             return _not_allowed
-        return found
+        return functools.partial(self._for_own_pages, found)
+
+    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> Reply:
+        try:
+            await self._hosts.check(request.headers)
+        except ForeignPageError as error:
+            raise HttpError(403, error) from error
+        return await found(request)
 
     # Status -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.doors.door import Behind, Door
 from pipeline.doors.grpc import GrpcDoor, pipeline_service
 from pipeline.doors.grpc_v2 import inference_service
+from pipeline.doors.hosts import Hosts
 from pipeline.doors.http import HttpDoor
 from pipeline.doors.http_v2 import InferenceSite
 from pipeline.doors.inner import InnerDoors, socket_paths
@@ -74,6 +75,7 @@ def _http_door(behind: Behind, models: Models, host: str, port: int) -> HttpDoor
         takes_trace=behind.config.opentelemetry,
         offload=behind.offload,
         limits=behind.config.limits,
+        hosts=Hosts(behind.config.allowed_hosts),
     )
 
 
@@ -84,4 +86,5 @@ def _sites(behind: Behind, models: Models) -> Iterator[Site]:
     yield MetricsSite(behind.whole, by_copy=config.copies > 0)
     if config.status_page:
         record = behind.record if config.statistics else None
-        yield Page(behind.name, behind.graph, behind.whole, record)
+        hosts = Hosts(config.allowed_hosts)
+        yield Page(behind.name, behind.graph, behind.whole, record, hosts)

@@ -77,8 +77,8 @@ def test_the_copies_add_up_wherever_one_asks(served):
         ask_often(served, 40)
         for _ in range(5):
             assert served.ask({"worked.preprocess": "code 51"}).err_no
-    assert moved["svc"] == model(40, *[1] * 40, BACKEND=5)
-    assert moved["worked"] == model(40, *[1] * 40, BACKEND=5)
+    assert moved["svc"] == model(40, *[1] * 40, PRODUCT=5)
+    assert moved["worked"] == model(40, *[1] * 40, PRODUCT=5)
     samples = metrics(served.http_port)
     assert copies_in(samples) == {"0", "1"}
     check_each_copy(samples)

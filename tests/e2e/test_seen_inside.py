@@ -100,27 +100,31 @@ def test_what_fails_in_a_batch_is_counted_for_itself(served, stage):
     with served.moves() as moved:
         answers = send_batch(served, "batched", {}, spoilt, {}, spoilt)
     assert sorted(answer.err_no == 0 for answer in answers) == [False, False, True, True]
-    assert moved["batched"] == model(3, 1, 4, BACKEND=2)
+    reason = "BACKEND" if stage == "process" else "PRODUCT"
+    # What fails has a pair more, and so a call of `process` of its own.
+    assert moved["batched"] == model(3, 1, 2, **{reason: 2})
     assert moved["worked"].success == 3
-    assert moved["svc"] == model(3, 1, 1, 1, BACKEND=2)
+    assert moved["svc"] == model(3, 1, 1, 1, **{reason: 2})
 
 
 def test_a_batch_in_which_nobody_succeeds_is_no_execution(served):
     spoilt = {"batched.preprocess": "code 77"}
     with served.moves() as moved:
         send_batch(served, "batched", spoilt, spoilt, spoilt, spoilt)
-    assert moved["batched"] == model(1, 1, BACKEND=4)
+    assert moved["batched"] == model(1, 1, PRODUCT=4)
 
 
 @pytest.mark.parametrize("op", ["front", "tail"])
 @pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
 @pytest.mark.parametrize("how", ["code 51", "raise oh"])
 def test_an_error_of_user_code_is_one_failure_at_its_op_and_at_the_pipeline(served, op, stage, how):
+    # A code that `process` returns says that it failed, not that the request was wrong.
+    reason = "PRODUCT" if how == "code 51" and stage != "process" else "BACKEND"
     with served.moves() as moved:
         assert served.ask({f"{op}.{stage}": how}).err_no
     before = OPS[: OPS.index(op)]
-    assert ops_of(moved) == one_through(*before) | {op: model(BACKEND=1)}
-    assert moved["svc"] == model(BACKEND=1)
+    assert ops_of(moved) == one_through(*before) | {op: model(**{reason: 1})}
+    assert moved["svc"] == model(**{reason: 1})
 
 
 # Workers that are lost, or hang -------------------------------------------------------------------
@@ -323,7 +327,8 @@ def test_whatever_is_asked_every_request_is_somewhere_at_any_time(serve):
                 check_form(found)
         assert all(each.result() for each in sent)
     assert moved["svc"].success == moved["tail"].success == expected[True]
-    assert moved["svc"].failed == {"BACKEND": expected[False]}
+    assert moved["svc"].failed.total() == expected[False]
+    assert set(moved["svc"].failed) == {"BACKEND", "PRODUCT"}
     assert max(moved["batched"].batches) <= 4
 
 

@@ -98,7 +98,7 @@ def test_profile_lines_on_stderr_are_what_the_statistics_counted(serve):
     profile = read_profile(served.folder / "stderr")
     assert profile.damaged == 0
     outcomes = Counter(profile.requests["outcome"].tolist())
-    assert outcomes == {Outcome.OK: 60 - failed, Outcome.BACKEND: failed + 1}
+    assert outcomes == {Outcome.OK: 60 - failed, Outcome.PRODUCT: failed, Outcome.BACKEND: 1}
     for name, counted in seen.models.items():
         if name != "svc":
             turns = profile.turns[profile.turns["op"] == profile.names.index(name)]
@@ -121,7 +121,7 @@ def test_analyse_reads_what_a_real_server_wrote(serve):
     )
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)["figures"]
-    assert (figures["requests"], figures["failed"]) == (60, 6)
+    assert (figures["requests"], figures["failed"], figures["refused"]) == (60, 0, 6)
     assert {op["name"]: op["workers"] for op in figures["ops"]} == {
         **dict.fromkeys(OPS, 1),
         "worked": figures_workers(figures),

@@ -1,0 +1,116 @@
+"""Hosts: whom a browser may speak for. A web page from elsewhere must neither ask nor look on."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import ErrorCode, PipelineError
+
+_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+_USUAL_PORTS = {"http": "80", "https": "443"}
+_MOST_SHOWN = 100
+
+
+class ForeignPageError(PipelineError):
+    """A web page from elsewhere asks, or a name is used that is nobody's here."""
+
+    code = ErrorCode.NO_SERVICE
+
+
+class Hosts:
+    """The names that this server goes by.
+
+    Args:
+        told: names beside this machine's own, `localhost` and addresses; `.example.com` stands for
+            all names below example.com, `*` for any.
+    """
+
+    def __init__(self, told: Sequence[str] = ()) -> None:
+        self._told = [name.lower().rstrip(".") for name in told]
+        self._own: frozenset[str] | None = None
+
+    async def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request for a name that is not this server's, or by a page from elsewhere.
+
+        A page whose own name leads here for a moment (DNS rebinding) could read the answers.
+
+        Raises:
+            ForeignPageError: it says what to configure.
+        """
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not await self._knows(_name_of(host)):
+            raise ForeignPageError(
+                f"this server does not know that it is called {_name_of(host)[:_MOST_SHOWN]!r}: "
+                "add the name to allowed_hosts"
+            )
+        site, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
+        if site in (b"cross-site", b"same-site") and mode != b"navigate":
+            raise ForeignPageError("a web page from elsewhere may not ask for this")
+
+    def check_post(self, origin: bytes, host: bytes, content_type: bytes) -> None:
+        """Refuse what a browser lets any web page send, without asking this server.
+
+        Args:
+            origin: the page's; programs send none, and are not refused.
+            host: as in the request.
+            content_type: "" for none. With JSON, browsers ask first, and are told no.
+
+        Raises:
+            ForeignPageError: it says what to configure.
+        """
+        kind = content_type.decode("latin-1").partition(";")[0].strip().lower()
+        if kind not in _SIMPLE_TYPES:
+            return
+        page = origin.decode("latin-1").lower()
+        scheme, _, authority = page.rpartition("://")
+        if authority and _same(authority, host.decode("latin-1").lower(), scheme):
+            return
+        if authority and self._is_told(_name_of(authority)):
+            return
+        raise ForeignPageError(
+            f"a web page from {page[:_MOST_SHOWN]!r} may not ask this server: add its host to "
+            "allowed_hosts, or send content-type: application/json from a page of this server's own"
+        )
+
+    async def _knows(self, name: str) -> bool:
+        if not name or name == "localhost" or name.endswith(".localhost") or _is_address(name):
+            return True
+        if self._is_told(name):
+            return True
+        if self._own is None:
+            self._own = await asyncio.to_thread(_own_names)  # may ask a name server
+        return name in self._own
+
+    def _is_told(self, name: str) -> bool:
+        return any(
+            told in ("*", name) or (told.startswith(".") and f".{name}".endswith(told))
+            for told in self._told
+        )
+
+
+def _own_names() -> frozenset[str]:
+    names = (socket.gethostname().lower(), socket.getfqdn().lower())
+    return frozenset([*names, names[0].partition(".")[0]])
+
+
+def _name_of(authority: str) -> str:
+    """The host without its port, in lower case; an IPv6 address without its brackets."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _same(authority: str, host: str, scheme: str) -> bool:
+    usual = f":{_USUAL_PORTS.get(scheme, '')}"
+    return authority.removesuffix(usual) == host.removesuffix(usual)
