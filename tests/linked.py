@@ -7,7 +7,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pipeline.doors.link import ANSWER, ASK, ASKED, FAILED, FAILURE, HEAD, READY
+from pipeline.doors.link_frames import (
+    ANSWER,
+    ASK,
+    ASKED,
+    FAILED,
+    FAILURE,
+    HEAD,
+    MORE,
+    MORE_BACK,
+    PIECE_BYTES,
+    READY,
+)
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 Said = tuple[int, int, bytes]
@@ -21,9 +32,16 @@ def frame(kind: int, number: int, body: bytes = b"") -> bytes:
     return HEAD.pack(HEAD.size - _SIZE_BYTES + len(body), kind, number) + body
 
 
+def message(kind: int, number: int, body: bytes) -> bytes:
+    """The frames of a message, however long it is."""
+    pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
+    last = frame(kind, number, pieces.pop())
+    return b"".join(frame(MORE, number, piece) for piece in pieces) + last
+
+
 def asking(number: int, request: Request, timeout_ns: int = -1, trace: str = "") -> bytes:
     told = ASKED.pack(timeout_ns, len(trace)) + trace.encode("latin-1")
-    return frame(ASK, number, told + request.SerializeToString())
+    return message(ASK, number, told + request.SerializeToString())
 
 
 def ask(number: int, text: str = "", timeout_ns: int = -1, trace: str = "") -> bytes:
@@ -57,11 +75,20 @@ class Linked:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._pieces: dict[int, list[bytes]] = {}
 
     def say(self, *frames: bytes) -> None:
         self._writer.write(b"".join(frames))
 
     async def hear(self) -> Said:
+        """The next message, of all its pieces."""
+        while True:
+            kind, number, body = await self.hear_frame()
+            self._pieces.setdefault(number, []).append(body)
+            if kind != MORE_BACK:
+                return kind, number, b"".join(self._pieces.pop(number))
+
+    async def hear_frame(self) -> Said:
         async with asyncio.timeout(_PATIENCE_S):
             size, kind, number = HEAD.unpack(await self._reader.readexactly(HEAD.size))
             body = await self._reader.readexactly(size - HEAD.size + _SIZE_BYTES)

@@ -116,7 +116,7 @@ def pipeline_service(
                 request: Any = wire.read(message)
                 route = Route(traceparent=told) if told else None
             else:
-                request, left_s = await wire.read_large(message, left_s)
+                request, left_s = await wire.read_large([message], left_s)
                 route = Route(traceparent=told, is_large=True)
             del message
             response = await (

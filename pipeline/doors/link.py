@@ -1,33 +1,33 @@
-"""LinkDoor: our own gateway's requests on a Unix socket, many in flight on one connection.
-
-All numbers are big-endian. A frame is
-
-    u32 size of what follows, u8 kind, u64 id, body
-
-and the bodies, first those from the gateway, then those to it, are
-
-    1  ASK      i64 nanoseconds that the caller gives (negative: it did not say), u16 size of its
-                traceparent, the traceparent, and a Request in protobuf
-    2  CANCEL   empty; the caller of this id has left: there is no answer any more
-    16 READY    u8 version of this format, u8 1 if the server is ready, else 0; the id is 0. The
-                first frame of a connection, and one at every change
-    17 ANSWER   a Response in protobuf
-    18 FAILURE  u16 HTTP status, i32 err_no, and the text in UTF-8: what the HTTP door would say
-
-Ids are the gateway's: any that is not in flight. Each is answered once, in any order.
-pipeline/gateway/link.go has the other side.
-"""
+"""LinkDoor: our own gateway's requests on a Unix socket, many in flight on one connection."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-import struct
 from pathlib import Path
 from typing import Any, cast
 
 from pipeline.doors.door import Handle, no_response
+from pipeline.doors.link_frames import (
+    ANSWER,
+    ASK,
+    ASKED,
+    FAILED,
+    FAILURE,
+    HEAD,
+    MORE,
+    PIECE_BYTES,
+    PING,
+    PONG,
+    READY,
+    STATE,
+    VERSION,
+    BrokenError,
+    Frame,
+    Inbox,
+    Outbox,
+)
 from pipeline.doors.listen import BACKLOG, UNIX, bind
 from pipeline.doors.wire import Wire
 from pipeline.engine.request import Route
@@ -47,20 +47,11 @@ from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
-VERSION = 1
-
-ASK, CANCEL = 1, 2
-READY, ANSWER, FAILURE = 16, 17, 18
-
-HEAD = struct.Struct(">IBQ")
-ASKED = struct.Struct(">qH")  # what is before the traceparent
-STATE = struct.Struct(">BB")
-FAILED = struct.Struct(">Hi")
-
-_COUNTED = HEAD.size - 4  # of the head; the size itself is not
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
 _OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
+_LOOK_S = 5.0  # between two looks whether a gateway says anything
+_LOOKS = 3  # in a row that find nothing: it is gone
 
 
 class LinkDoor:
@@ -139,10 +130,6 @@ class LinkDoor:
             connection.transport.abort()  # its gateway does not read
 
 
-class _BrokenError(Exception):
-    """What a peer sent is no frame."""
-
-
 class _Failure(Exception):
     """A request that is answered with a FAILURE."""
 
@@ -165,16 +152,16 @@ class _Service:
         self._wire = wire
         self.takes_trace = takes_trace
 
-    async def answer(self, message: bytes, timeout_s: float | None, traceparent: str) -> bytes:
-        """The Response. Raises _Failure, and whatever a bug raises."""
+    async def answer(self, pieces: list[bytes], timeout_s: float | None, traceparent: str) -> bytes:
+        """The Response to a Request in pieces. Raises _Failure, and whatever a bug raises."""
         try:
-            if len(message) <= SHORT_BYTES:
-                request: Any = self._wire.read(message)
+            if len(pieces) == 1 and len(pieces[0]) <= SHORT_BYTES:
+                request: Any = self._wire.read(pieces.pop())
                 route = Route(traceparent=traceparent) if traceparent else None
             else:
-                request, timeout_s = await self._wire.read_large(message, timeout_s)
+                request, timeout_s = await self._wire.read_large(pieces, timeout_s)
                 route = Route(traceparent=traceparent, is_large=True)
-            del message
+            pieces.clear()
             if route is None:
                 response = await self._handle(request, timeout_s)
             else:
@@ -197,11 +184,11 @@ class _Service:
 class _Connection(asyncio.Protocol):
     """One gateway.
 
-    It is not read from as long as it does not take its answers.
+    It is not read from as long as it does not take its answers, and given up when it says nothing.
 
     Args:
         service: answers.
-        max_bytes: of a frame.
+        max_bytes: of a message.
         register: where it is while it is open.
         is_ready: what it is told first.
 
@@ -212,6 +199,8 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
     lost: asyncio.Future[None]
+    _outbox: Outbox
+    _timer: asyncio.TimerHandle
 
     def __init__(
         self, service: _Service, max_bytes: int, register: set[_Connection], is_ready: bool
@@ -221,93 +210,110 @@ class _Connection(asyncio.Protocol):
         self._register = register
         self._was_ready = is_ready
         self.calls: dict[int, asyncio.Task[None]] = {}
-        self._rest = bytearray()  # of a frame that has not arrived in whole
-        self._needed = 0  # bytes that it has to have
-        self._unsent: list[bytes] = []
+        self._inbox = Inbox()
+        self._pieces: dict[int, list[bytes]] = {}  # of requests that have not arrived in whole
+        self._was_heard = False  # since the last look
+        self._silent_looks = 0
 
     # What the event loop calls --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox(self._loop, self.transport.write)
         self.lost = self._loop.create_future()
         self._register.add(self)
+        self._timer = self._loop.call_later(_LOOK_S, self.look)
         self.tell_ready(self._was_ready)
 
     def data_received(self, data: bytes) -> None:
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed:
-                return
-            data = bytes(self._rest)
+        self._was_heard = True
         try:
-            taken = self._take_frames(data)
-        except _BrokenError as error:
-            _LOGGER.warning("a gateway's connection is closed: %s", error)
-            self.transport.abort()
-            return
-        if taken < len(data) or self._rest:
-            self._rest = bytearray(data[taken:])
+            self._inbox.take(data, self._take)
+        except BrokenError as error:
+            self._give_up(str(error))
 
     def pause_writing(self) -> None:
-        self.transport.pause_reading()
+        if not self._outbox.has_large:  # which fill the connection as long as there are some
+            self.transport.pause_reading()
+        self._outbox.pause()
 
     def resume_writing(self) -> None:
         self.transport.resume_reading()
+        self._outbox.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
         self._register.discard(self)
         self.lost.set_result(None)
-        self._unsent.clear()
+        self._outbox.clear()
+        self._pieces.clear()
         for call in self.calls.values():
             call.cancel()
         self.calls.clear()
 
+    def look(self) -> None:
+        """Give the gateway up if it has said nothing at several looks: one may be late itself."""
+        self._silent_looks = 0 if self._was_heard else self._silent_looks + 1
+        self._was_heard = False
+        if self._silent_looks >= _LOOKS:
+            self._give_up(f"it has said nothing for {_LOOK_S * _LOOKS:g} s")
+        else:
+            self._timer = self._loop.call_later(_LOOK_S, self.look)
+
+    def _give_up(self, why: str) -> None:
+        _LOGGER.warning("a gateway's connection is closed: %s", why)
+        self.transport.abort()
+
     # Frames -----------------------------------------------------------------------------------
 
-    def _take_frames(self, data: bytes) -> int:
-        """Take the frames that are there in whole; how many bytes they have."""
-        start, there = 0, len(data)
-        while there - start >= HEAD.size:
-            size, kind, number = HEAD.unpack_from(data, start)
-            if kind not in (ASK, CANCEL) or not _COUNTED <= size <= self._max_bytes:
-                raise _BrokenError(f"a frame of kind {kind} with {size} bytes")
-            end = start + HEAD.size - _COUNTED + size
-            if end > there:
-                self._needed = end - start
-                return start
-            if kind == ASK:
-                self._ask(number, data, start + HEAD.size, end)
-            elif (call := self.calls.pop(number, None)) is not None:
+    def _take(self, frame: Frame) -> None:
+        kind, number, body = frame
+        if kind == ASK:
+            pieces = self._pieces.pop(number, [])
+            pieces.append(body)
+            self._ask(number, pieces)
+        elif kind == MORE:
+            pieces = self._pieces.setdefault(number, [])
+            pieces.append(body)
+            if (size := len(pieces) * PIECE_BYTES) > self._max_bytes:
+                raise BrokenError(f"a message of {size} bytes")
+        elif kind == PING:
+            self._outbox.send(PONG, number, b"")
+        else:
+            self._pieces.pop(number, None)
+            self._outbox.drop(number)
+            if (call := self.calls.pop(number, None)) is not None:
                 call.cancel()
-            start = end
-        self._needed = HEAD.size
-        return start
 
-    def _ask(self, number: int, data: bytes, start: int, end: int) -> None:
-        message = start + ASKED.size
-        if message > end:
-            raise _BrokenError(f"a request of {end - start} bytes")
-        timeout_ns, trace_size = ASKED.unpack_from(data, start)
+    def _ask(self, number: int, pieces: list[bytes]) -> None:
+        first = pieces[0]
+        message = ASKED.size
+        if message > len(first):
+            raise BrokenError(f"a request of {len(first)} bytes")
+        timeout_ns, trace_size = ASKED.unpack_from(first)
         traceparent = ""
         if trace_size:
-            trace, message = message, message + trace_size
-            if message > end:
-                raise _BrokenError(f"a traceparent of {trace_size} bytes in {end - trace}")
+            message += trace_size
+            if message > len(first):
+                raise BrokenError(
+                    f"a traceparent of {trace_size} bytes in {len(first) - ASKED.size}"
+                )
             if self._service.takes_trace:
-                traceparent = data[trace:message].decode("latin-1")
+                traceparent = first[ASKED.size : message].decode("latin-1")
         if number in self.calls:
-            raise _BrokenError(f"the id {number} is in flight")
+            raise BrokenError(f"the id {number} is in flight")
         timeout_s = None if timeout_ns < 0 else timeout_ns / _NS_PER_S
-        call = self._serve(number, data[message:end], timeout_s, traceparent)
+        pieces[0] = first[message:]
+        call = self._serve(number, pieces, timeout_s, traceparent)
         self.calls[number] = self._loop.create_task(call)
 
     async def _serve(
-        self, number: int, message: bytes, timeout_s: float | None, traceparent: str
+        self, number: int, pieces: list[bytes], timeout_s: float | None, traceparent: str
     ) -> None:
         kind = FAILURE
         try:
-            body = await self._service.answer(message, timeout_s, traceparent)
+            body = await self._service.answer(pieces, timeout_s, traceparent)
             kind = ANSWER
         except _Failure as failure:
             body = failure.body()
@@ -315,31 +321,20 @@ class _Connection(asyncio.Protocol):
             _LOGGER.exception("inference failed", exc_info=error)
             body = _Failure(500, UserCodeError("internal error of the server")).body()
         if self.calls.pop(number, None) is not None:
-            self._send(kind, number, body)
+            self._outbox.send(kind, number, body)
 
     # What the gateway is told -----------------------------------------------------------------
 
     def tell_ready(self, ready: bool) -> None:
         """Send a READY."""
-        self._send(READY, 0, STATE.pack(VERSION, ready))
+        self._outbox.send(READY, 0, STATE.pack(VERSION, ready))
 
     def part(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""
         refusal = _Failure(503, error).body()
         for number, call in self.calls.items():
             call.cancel()
-            self._send(FAILURE, number, refusal)
+            self._outbox.send(FAILURE, number, refusal)
         self.calls.clear()
-        self._flush()
+        self._outbox.empty()
         self.transport.close()
-
-    def _send(self, kind: int, number: int, body: bytes) -> None:
-        """Send a frame, together with the others that get ready in this round of the loop."""
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
-        self._unsent.append(HEAD.pack(_COUNTED + len(body), kind, number) + body)
-
-    def _flush(self) -> None:
-        if self._unsent:
-            self.transport.write(b"".join(self._unsent))
-            self._unsent.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -34,9 +35,11 @@ class Wire:
         except DecodeError as error:
             raise PackageError(f"not a Request: {error}") from error
 
-    async def read_large(self, message: bytes, timeout_s: float | None) -> tuple[Any, float | None]:
+    async def read_large(
+        self, pieces: Sequence[bytes], timeout_s: float | None
+    ) -> tuple[Any, float | None]:
         """A Request of any size, and the seconds that are left. Raises PipelineError."""
-        return await self._offload.run(lambda: self.read(message), timeout_s)
+        return await self._offload.run(lambda: self.read(b"".join(pieces)), timeout_s)
 
     async def write_large(self, response: LargeResponse) -> bytes:
         """The bytes of an answer, or of the error that it could not be written in time."""

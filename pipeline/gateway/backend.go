@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"pipeline/gateway/pipelinepb"
 )
@@ -44,8 +45,8 @@ type backend struct {
 }
 
 // newBackend prepares a backend. It does not connect before `watch`.
-func newBackend(address backendAddress, security *backendTLS) (*backend, error) {
-	asker, err := newAsker(address, security)
+func newBackend(address backendAddress, security *backendTLS, stall time.Duration) (*backend, error) {
+	asker, err := newAsker(address, security, stall)
 	if err != nil {
 		return nil, err
 	}
@@ -57,9 +58,9 @@ func newBackend(address backendAddress, security *backendTLS) (*backend, error) 
 	}, nil
 }
 
-func newAsker(address backendAddress, security *backendTLS) (asker, error) {
+func newAsker(address backendAddress, security *backendTLS, stall time.Duration) (asker, error) {
 	if address.isLink {
-		return newLink(address.rpc), nil
+		return newLink(address.rpc, beatsFor(stall)), nil
 	}
 	return newRPC(address, security)
 }

@@ -66,7 +66,7 @@ func (x *exchange) readBody(most sizeLimit) ([]byte, error) {
 	if length < 0 {
 		length = firstBodyBytes
 	}
-	body, err := x.readAll(x.request.Body, min(length, trustedBytes), most)
+	body, err := x.readAll(x.request.Body, trustedBytes, length, most)
 	var refused *refusal
 	switch {
 	case err == nil:
@@ -78,14 +78,18 @@ func (x *exchange) readBody(most sizeLimit) ([]byte, error) {
 	return nil, x.bodyFault(err)
 }
 
-// readAll returns what a source has, which is perhaps so many bytes, in a buffer to be released. It stops as
-// soon as the limit is passed, or there is no room for more: then the error is a *refusal.
-func (x *exchange) readAll(source io.Reader, expected int64, most sizeLimit) ([]byte, error) {
+// readAll returns what a source has, which is perhaps so many bytes, in a buffer to be released: of these
+// it believes some at once, and others as they come. It stops as soon as the limit is passed, or there is no
+// room for more: then the error is a *refusal.
+func (x *exchange) readAll(source io.Reader, believed, expected int64, most sizeLimit) ([]byte, error) {
 	body := *bodyBuffers.Get().(*[]byte)
-	next := int(expected)
 	for {
+		next := max(believed, int64(len(body)))
+		if left := expected + 1 - int64(len(body)); left > 0 { // with the end
+			next = min(next, left)
+		}
 		had := cap(body)
-		body = slices.Grow(body, next)
+		body = slices.Grow(body, int(next))
 		if err := x.share.need(int64(cap(body) - had)); err != nil {
 			return nil, err
 		}
@@ -102,7 +106,6 @@ func (x *exchange) readAll(source io.Reader, expected int64, most sizeLimit) ([]
 				return nil, err
 			}
 		}
-		next = len(body)
 	}
 }
 
@@ -163,7 +166,7 @@ func (x *exchange) unpack(encoding string, packed []byte, most sizeLimit) ([]byt
 	if err == nil {
 		source := bytes.NewReader(packed)
 		err = unpacker(source, func(plain io.Reader) (err error) {
-			body, err = x.readAll(plain, size+1, most) // and the end
+			body, err = x.readAll(plain, size, size, most)
 			return err
 		})
 		if err == nil && source.Len() > 0 {

@@ -193,7 +193,7 @@ func TestABodyThatEndsNowhereTakesNoMemoryAhead(t *testing.T) {
 	if _, err := x.readBody(x.cfg.messageLimit()); err != errCallerLeft || x.share.size > 2*trustedBytes {
 		t.Errorf("%v, %d bytes", err, x.share.size)
 	}
-	if _, err := x.readAll(io.MultiReader(bytes.NewReader(make([]byte, 100)), strings.NewReader("x")), 1, sizeLimit{"k", 100}); err == nil {
+	if _, err := x.readAll(io.MultiReader(bytes.NewReader(make([]byte, 100)), strings.NewReader("x")), 1, 1, sizeLimit{"k", 100}); err == nil {
 		t.Error("the limit was passed")
 	}
 }

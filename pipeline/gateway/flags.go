@@ -36,6 +36,7 @@ type config struct {
 	maxBufferedBytes int64         // of requests and answers, all together
 	writeTimeout     time.Duration // for a caller to take anything of its answer
 	handshakeTimeout time.Duration // of TLS
+	stallTimeout     time.Duration // for a backend to say anything
 }
 
 const (
@@ -47,6 +48,8 @@ const (
 	defaultMaxJSONBytes    = 16 << 20
 	defaultMaxConnections  = 8192
 	defaultWriteTimeout    = 30 * time.Second
+	defaultStallTimeout    = 2 * time.Second
+	leastStallTimeout      = 100 * time.Millisecond
 	patience               = 60 * time.Second
 	headPatience           = 10 * time.Second
 	handshakeTimeout       = 5 * time.Second
@@ -88,6 +91,7 @@ func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.IntVar(&cfg.maxConnections, "max-connections", defaultMaxConnections, "callers' connections at once, at most half of the open files that are allowed")
 	flags.DurationVar(&cfg.writeTimeout, "write-timeout", defaultWriteTimeout, "a caller that takes nothing of its answer for so long is given up")
 	flags.DurationVar(&cfg.timeout, "timeout", 0, "deadline of a request without Grpc-Timeout; 0: none")
+	flags.DurationVar(&cfg.stallTimeout, "stall-timeout", defaultStallTimeout, "a backend that answers no heartbeat for so long is given up, and gets nothing new after half of it")
 	flags.DurationVar(&cfg.slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
 	flags.DurationVar(&cfg.grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
 	flags.StringVar(&cfg.tls.cert, "tls-cert", "", "PEM `file`: serve TLS (HTTP/1.1 and HTTP/2) with this certificate")
@@ -153,6 +157,8 @@ func (c *config) check() error {
 		return fmt.Errorf("--max-connections %d is less than 1", c.maxConnections)
 	case c.writeTimeout <= 0:
 		return errors.New("--write-timeout must be positive")
+	case c.stallTimeout < leastStallTimeout:
+		return fmt.Errorf("--stall-timeout %v is less than %v", c.stallTimeout, leastStallTimeout)
 	case c.timeout < 0 || c.slack < 0 || c.grace < 0:
 		return errors.New("--timeout, --slack and --grace must not be negative")
 	case c.listenFD < noFD:

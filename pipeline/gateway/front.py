@@ -17,6 +17,8 @@ from pipeline.temporary_folder import TemporaryFolder
 
 _KEY = "http_server: gateway"
 _LAST_S = 1.0  # for answers that are on their way out when the grace period is over
+_STALL_S = 2.0  # for a copy to answer the gateway's heartbeat; its requests then go to others
+_LONE_STALL_S = 10.0  # for a server without copies: user code that holds the GIL keeps it, too
 _END_S = 5.0  # to end by itself after its own grace period
 
 
@@ -116,9 +118,10 @@ class Gateway:
         backends = [socket_paths(folder, number) for number in range(max(1, config.copies))]
         settings = {
             "max-message-bytes": str(config.max_message_bytes),
-            "max-json-bytes": str(config.max_message_bytes),
+            "max-json-bytes": str(config.max_json_bytes),
             "timeout": _duration(config.timeout_s or 0.0),
             "grace": _duration(config.stop_grace_period_s + _LAST_S),
+            "stall-timeout": _duration(_STALL_S if len(backends) > 1 else _LONE_STALL_S),
             "access-log-sample": str(config.log.request_sample),
         }
         return [

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,10 +19,34 @@ var errClosed = errors.New("the gateway closes it")
 // link asks the server whose child the gateway is; see linkframe.go for what they say.
 type link struct {
 	place   endpoint
+	beats   beats
 	current atomic.Pointer[linkConn] // nil: there is no connection
 }
 
-func newLink(place endpoint) *link { return &link{place: place} }
+// beats says how a link's server is watched: as silent if it says nothing for some ticks, and as gone if it
+// does so for twice as many.
+type beats struct {
+	patience int
+	tick     func() (ticks <-chan time.Time, stop func())
+	limit    time.Duration // all of that, for texts
+}
+
+const (
+	longestTick = 500 * time.Millisecond
+	ticksOfHalf = 2
+)
+
+// beatsFor returns those of a server that is given up after so long.
+func beatsFor(stall time.Duration) beats {
+	patience := max(ticksOfHalf, int(stall/(2*longestTick)))
+	every := max(stall/time.Duration(2*patience), time.Millisecond)
+	return beats{patience, func() (<-chan time.Time, func()) {
+		ticker := time.NewTicker(every)
+		return ticker.C, ticker.Stop
+	}, stall}
+}
+
+func newLink(place endpoint, watched beats) *link { return &link{place: place, beats: watched} }
 
 // ask returns the server's answer. Its error is a *refusal, errNeverLeft, or that of ctx.
 func (l *link) ask(ctx context.Context, request *pipelinepb.Request, header http.Header, limit deadline) (*pipelinepb.Response, error) {
@@ -46,13 +72,9 @@ func (l *link) watch(ctx context.Context, report func(health)) {
 	wait := firstBackoff
 	for {
 		isReached := false
-		err := l.follow(ctx, func(isReady bool) {
+		err := l.follow(ctx, func(now health) {
 			isReached = true
-			if isReady {
-				report(health{state: stateServing})
-			} else {
-				report(health{stateConnected, "it is not ready"})
-			}
+			report(now)
 		})
 		if ctx.Err() != nil {
 			return
@@ -69,21 +91,63 @@ func (l *link) watch(ctx context.Context, report func(health)) {
 }
 
 // follow connects, and reads until the connection is gone. It says why.
-func (l *link) follow(ctx context.Context, report func(isReady bool)) error {
+func (l *link) follow(ctx context.Context, report func(health)) error {
 	raw, err := dialerTo(l.place)(ctx, "")
 	if err != nil {
 		return err
 	}
 	conn := newLinkConn(raw)
 	defer context.AfterFunc(ctx, func() { conn.close(errClosed) })()
-	go conn.write()
+	pulse := &pulse{beats: l.beats, report: report}
+	var helpers sync.WaitGroup
+	helpers.Go(conn.write)
+	ticks, stop := l.beats.tick()
+	defer stop()
+	helpers.Go(func() { conn.beat(ticks, l.beats.patience, pulse.silence) })
 	err = conn.read(func(isReady bool) {
 		l.current.Store(conn)
-		report(isReady)
+		pulse.ready(isReady)
 	})
 	l.current.Store(nil)
 	conn.close(err)
-	return err
+	helpers.Wait()
+	return conn.failure
+}
+
+// pulse is what is known of a server: what it says, and whether it says anything.
+type pulse struct {
+	beats  beats
+	report func(health)
+
+	lock                       sync.Mutex
+	isKnown, isReady, isSilent bool
+}
+
+func (p *pulse) ready(isReady bool) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	p.isKnown, p.isReady = true, isReady
+	p.tell()
+}
+
+func (p *pulse) silence(isSilent bool) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	p.isSilent = isSilent
+	p.tell()
+}
+
+// tell reports; the lock is held.
+func (p *pulse) tell() {
+	switch {
+	case !p.isKnown:
+	case p.isSilent:
+		p.report(health{stateConnected, fmt.Sprintf("it has said nothing for %v", p.beats.limit/2)})
+	case p.isReady:
+		p.report(health{state: stateServing})
+	default:
+		p.report(health{stateConnected, "it is not ready"})
+	}
 }
 
 // close has nothing to do: the connection ends with `watch`.

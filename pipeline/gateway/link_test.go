@@ -4,17 +4,20 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 )
 
 func TestALinkAsksAndIsAnswered(t *testing.T) {
@@ -76,7 +79,7 @@ func TestMessagesOfManyMegabytesPassALink(t *testing.T) {
 	go server.serve(echo)
 	client := startLink(t, server.path)
 	client.reporting(t, stateServing)
-	for _, size := range []int{0, keptBufferBytes, trustedBytes, 20 << 20, 1} {
+	for _, size := range []int{0, keptBufferBytes, trustedBytes, 20 << 20, mostPieceBytes - 10, mostPieceBytes, 3 * mostPieceBytes, 1} {
 		text := strings.Repeat("x", size)
 		got := soon(t, "an answer", client.asking(context.Background(), text))
 		if got.err != nil || got.response.Value[0] != text {
@@ -90,7 +93,7 @@ func TestMessagesOfManyMegabytesPassALink(t *testing.T) {
 func TestFramesAreTheSameHoweverTheyAreCut(t *testing.T) {
 	var stream []byte
 	for number := range 50 {
-		body := strings.Repeat("x", number*number)
+		body := strings.Repeat("x", 20*number*number)
 		stream = append(appendHead(stream, len(body), frameAnswer, uint64(number)), body...)
 	}
 	for _, source := range []io.Reader{
@@ -99,7 +102,7 @@ func TestFramesAreTheSameHoweverTheyAreCut(t *testing.T) {
 		reader := bufio.NewReaderSize(source, 16)
 		for number := range 50 {
 			got, err := readFrame(reader, frameReady, frameFailure)
-			if err != nil || got.kind != frameAnswer || got.id != uint64(number) || len(got.body) != number*number {
+			if err != nil || got.kind != frameAnswer || got.id != uint64(number) || len(got.body) != 20*number*number {
 				t.Fatalf("%d: %+v, %v", number, got, err)
 			}
 		}
@@ -119,28 +122,239 @@ func TestAFrameThatIsCutShortIsAnError(t *testing.T) {
 	}
 }
 
-func TestASizeThatIsOnlySaidTakesNoMemory(t *testing.T) {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	_, err := readSized(strings.NewReader("few"), 1<<32)
-	runtime.ReadMemStats(&after)
-	if err != io.ErrUnexpectedEOF || after.TotalAlloc-before.TotalAlloc > 4*trustedBytes {
-		t.Errorf("%v, %d bytes", err, after.TotalAlloc-before.TotalAlloc)
+func TestWhatIsQueuedLeavesInOneGo(t *testing.T) {
+	conn := newLinkConn(nil)
+	for range 3 {
+		if err := conn.send(callOfLink(t, "x")); err != nil {
+			t.Error(err)
+		}
+	}
+	batch := newLinkBatch()
+	if !conn.take(batch) || len(batch.vector) != 3 || len(conn.wake) != 1 {
+		t.Errorf("%d frames, woken %d times", len(batch.vector), len(conn.wake))
+	}
+	if conn.take(batch) {
+		t.Errorf("%d frames were left", len(batch.vector))
 	}
 }
 
-func TestWhatIsQueuedLeavesInOneGo(t *testing.T) {
-	conn := newLinkConn(nil)
-	for number := range 3 {
-		if id, err := conn.send(linkCalls.Get().(*linkCall), requestOf("x"), "", deadline{}); err != nil || id != uint64(number+1) {
-			t.Errorf("%d, %v", id, err)
+// callOfLink is a request that can be queued.
+func callOfLink(t *testing.T, text string) *linkCall {
+	t.Helper()
+	request := requestOf(text)
+	data, err := askMessage(request, proto.Size(request), "", deadline{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &linkCall{
+		answered: make(chan linkAnswer, 1), share: shareOf(context.Background()), message: &linkMessage{kind: frameAsk, data: data},
+	}
+}
+
+func TestASmallRequestWaitsForNoLargeOne(t *testing.T) {
+	conn, batch := newLinkConn(nil), newLinkBatch()
+	size := 10 << 20
+	larges := []*linkCall{callOfLink(t, strings.Repeat("a", size)), callOfLink(t, strings.Repeat("b", size))}
+	for _, each := range larges {
+		_ = conn.send(each)
+	}
+	var stream bytes.Buffer
+	write := func() (bytes int) {
+		for _, each := range batch.vector {
+			n, _ := stream.Write(each)
+			bytes += n
+		}
+		return bytes
+	}
+	batches := 0
+	for ; conn.take(batch); batches++ {
+		if bytes := write(); bytes > batchBytes+2*(mostPieceBytes+frameHeadBytes) {
+			t.Fatalf("a batch of %d bytes", bytes)
+		}
+		small := callOfLink(t, "small")
+		_ = conn.send(small)
+		if !conn.take(batch) {
+			t.Fatal("nothing is queued")
+		}
+		if got := binary.BigEndian.Uint64(batch.vector[0][5:]); got != small.message.id {
+			t.Fatalf("batch %d begins with %d, not %d", batches, got, small.message.id)
+		}
+		write()
+	}
+	if batches < size/batchBytes {
+		t.Errorf("%d batches", batches)
+	}
+	peer := &linkPeer{t: t, source: bufio.NewReader(&stream), pieces: map[uint64][]byte{}}
+	found := map[string]int{}
+	for {
+		got, err := peer.message()
+		if err != nil {
+			break
+		}
+		found[peer.parsed(got).request.Value[0]]++
+	}
+	if len(found) != 3 || found[strings.Repeat("a", size)] != 1 || found[strings.Repeat("b", size)] != 1 || found["small"] != batches {
+		t.Errorf("%d messages, %d small ones of %d", len(found), found["small"], batches)
+	}
+}
+
+func TestLargeRequestsGoOnBesideAFloodOfSmallOnes(t *testing.T) {
+	conn, batch := newLinkConn(nil), newLinkBatch()
+	_ = conn.send(callOfLink(t, strings.Repeat("a", 10*mostPieceBytes)))
+	for range 12 {
+		for range batchFrames + 1 {
+			_ = conn.send(callOfLink(t, "small"))
+		}
+		conn.take(batch)
+	}
+	if conn.queue.begun.Len() != 0 {
+		t.Error("the large one waits")
+	}
+}
+
+func TestWhoLeavesTakesAlongWhatIsQueued(t *testing.T) {
+	conn, batch := newLinkConn(nil), newLinkBatch()
+	waiting, halfway := callOfLink(t, strings.Repeat("a", 1<<20)), callOfLink(t, strings.Repeat("b", 1<<20))
+	_ = conn.send(halfway)
+	conn.take(batch)
+	_ = conn.send(waiting)
+	for _, each := range []*linkCall{waiting, halfway} {
+		if !conn.forget(each.message.id) || each.message.data != nil || conn.forget(each.message.id) {
+			t.Error("it is still there")
 		}
 	}
-	if frames := conn.take(nil); len(frames) != 3 || len(conn.wake) != 1 {
-		t.Errorf("%d frames, woken %d times", len(frames), len(conn.wake))
+	if len(conn.calls) != 0 || conn.queue.begun.Len() != 0 || conn.queue.fresh.Len() != 1 {
+		t.Errorf("%d calls, %d begun, %d fresh", len(conn.calls), conn.queue.begun.Len(), conn.queue.fresh.Len())
 	}
-	if frames := conn.take(nil); len(frames) != 0 {
-		t.Errorf("%d frames were left", len(frames))
+	conn.take(batch) // the one word is for the one of which something left
+	if got := batch.vector[0]; len(batch.vector) != 1 || got[4] != frameCancel || binary.BigEndian.Uint64(got[5:]) != halfway.message.id {
+		t.Errorf("%q", batch.vector)
+	}
+}
+
+func TestALinkThatIsNotReadHoldsNothingOfWhoHasLeft(t *testing.T) {
+	server := startLinkServer(t, "")
+	g := start(t, nil, "--backend", linkScheme+server.path, "--slack", "0s", "--stall-timeout", "1m")
+	server.peer(t, 1) // which reads nothing
+	g.waitUntilServing(t, 1)
+	body := `{"value":["` + strings.Repeat("x", 1<<20) + `"]}`
+	for range 20 {
+		g.post(t, body, "Grpc-Timeout", "1m").isRefusal(t, 504, 6000, "deadline")
+	}
+	waitUntil(t, "nothing is held", func() bool { return g.budget.held.Load() == 0 })
+	conn := g.pool.backends[0].asker.(*link).current.Load()
+	conn.lock.Lock()
+	defer conn.lock.Unlock()
+	if len(conn.calls) != 0 || conn.queue.begun.Len() != 0 || conn.queue.fresh.Len() > 8 { // words to the server
+		t.Errorf("%d calls, %d and %d messages", len(conn.calls), conn.queue.begun.Len(), conn.queue.fresh.Len())
+	}
+}
+
+func TestAnAnswerThatThereIsNoRoomForIsNotKept(t *testing.T) {
+	server := startLinkServer(t, "")
+	g := start(t, func(cfg *config) { cfg.maxBufferedBytes = 1 << 20 }, "--backend", linkScheme+server.path)
+	peer := server.peer(t, 1)
+	g.waitUntilServing(t, 1)
+	answered := make(chan reply)
+	go func() { answered <- g.post(t, pair) }()
+	asked := peer.asked()
+	go peer.answer(asked.id, responseOf(strings.Repeat("x", 8<<20)))
+	soon(t, "an answer", answered).isRefusal(t, 503, 3004, "--max-buffered-bytes")
+	if got := peer.hear(); got.kind != frameCancel || got.id != asked.id {
+		t.Errorf("heard %+v", got)
+	}
+	go func() { answered <- g.post(t, pair) }()
+	peer.answer(peer.asked().id, responseOf("next"))
+	if got := soon(t, "an answer", answered); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	waitUntil(t, "nothing is held", func() bool { return g.budget.held.Load() == 0 })
+}
+
+// Heartbeat ------------------------------------------------------------------------------------
+
+func TestAServerThatSaysNothingIsSilentAndThenGone(t *testing.T) {
+	client, peer := startPair(t)
+	done := client.asking(context.Background(), "x")
+	peer.asked()
+	peer.isMute = true
+	for range 3 { // of the first it had something to say
+		client.ticks <- time.Time{}
+	}
+	if got := soon(t, "a report", client.reports); got.state != stateConnected || got.reason != "it has said nothing for 1s" {
+		t.Errorf("got %+v", got)
+	}
+	peer.say(frameReady, 0, []byte{linkVersion, 1})
+	if got := soon(t, "a report", client.reports); got.state != stateConnected {
+		t.Errorf("got %+v", got)
+	}
+	client.ticks <- time.Time{}
+	if got := soon(t, "a report", client.reports); got.state != stateServing {
+		t.Errorf("got %+v", got)
+	}
+	for range 4 {
+		client.ticks <- time.Time{}
+	}
+	client.reporting(t, stateConnected)
+	if got := client.reporting(t, stateDown); got.reason != "it has stopped answering" {
+		t.Errorf("got %+v", got)
+	}
+	isRefused(t, soon(t, "the end of a call", done).err, 503, codeClosed, "it has stopped answering")
+}
+
+func TestAServerThatAnswersHeartbeatsStays(t *testing.T) {
+	server := startLinkServer(t, "")
+	go server.serve(echo)
+	client := startLink(t, server.path)
+	client.reporting(t, stateServing)
+	for range 20 {
+		client.ticks <- time.Time{}
+		waitUntil(t, "it is heard", client.current.Load().wasHeard.Load)
+	}
+	if len(client.reports) != 0 {
+		t.Errorf("it reports %+v", <-client.reports)
+	}
+}
+
+func TestAServerThatHasNotBegunIsGivenUpToo(t *testing.T) {
+	server := startLinkServer(t, "")
+	client := startLink(t, server.path)
+	soon(t, "a connection", server.peers)
+	for range 4 {
+		client.ticks <- time.Time{}
+	}
+	if got := soon(t, "a report", client.reports); got != (health{stateDown, "it has stopped answering"}) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestCallsOfAServerThatDoesNotReadGoElsewhereOrFail(t *testing.T) {
+	server := startLinkServer(t, "")
+	g := start(t, nil, "--backend", linkScheme+server.path, "--backend", servingLink(t, echo), "--stall-timeout", "100ms")
+	server.peer(t, 1) // which reads nothing
+	g.waitUntilServing(t, 2)
+	large := `{"value":["` + strings.Repeat("x", 1<<20) + `"]}`
+	var callers sync.WaitGroup
+	var elsewhere, failed atomic.Int64
+	for range 8 {
+		callers.Go(func() {
+			switch got := g.post(t, large); got.status {
+			case 200:
+				elsewhere.Add(1)
+			case 503:
+				got.isRefusal(t, 503, 3001, "stopped answering")
+				failed.Add(1)
+			default:
+				t.Errorf("%d %s", got.status, got.body)
+			}
+		})
+	}
+	callers.Wait()
+	if failed.Load() > 4 || elsewhere.Load() < 4 {
+		t.Errorf("%d failed, %d went elsewhere", failed.Load(), elsewhere.Load())
+	}
+	if got := g.post(t, pair); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
 	}
 }
 
@@ -266,15 +480,16 @@ func TestARequestThatWasNotWrittenHasNotLeft(t *testing.T) {
 		_, err := conn.ask(context.Background(), requestOf("x"), "", deadline{})
 		answers <- err
 	}
-	go ask()
-	waitUntil(t, "a request is queued", func() bool { return len(conn.wake) == 1 })
-	conn.take(nil) // as the writer does, before it writes
-	go ask()
-	waitUntil(t, "another one is queued", func() bool {
+	queued := func() bool {
 		conn.lock.Lock()
 		defer conn.lock.Unlock()
-		return len(conn.queue) == 1
-	})
+		return conn.queue.fresh.Len() == 1
+	}
+	go ask()
+	waitUntil(t, "a request is queued", queued)
+	conn.take(newLinkBatch()) // as the writer does, before it writes
+	go ask()
+	waitUntil(t, "another one is queued", queued)
 	conn.close(io.EOF)
 	conn.close(io.EOF)
 	neverLeft, lost := soon(t, "an end", answers), soon(t, "an end", answers)
@@ -340,11 +555,12 @@ func TestALinkWaitsForASocket(t *testing.T) {
 
 func TestAServerThatSpeaksOtherwiseIsNotAsked(t *testing.T) {
 	for said, text := range map[string]string{
-		string(appendHead(nil, 0, frameReady, 0)):                                 "READY of 0 bytes",
-		string(append(appendHead(nil, 2, frameReady, 0), 9, 1)):                   "version 9 of the link",
-		string(appendHead(nil, 0, frameAnswer, 0)):                                "a frame of kind 17 with 9 bytes",
-		string(append(appendHead(nil, 2, frameReady, 0), 1, 1)) + "HTTP/1.1 400 ": "a frame of kind 47 with 1213486160 bytes",
-		"\x00\x00\x00\x01\x1012345678":                                            "with 1 bytes",
+		string(appendHead(nil, 0, frameReady, 0)):                                           "READY of 0 bytes",
+		string(append(appendHead(nil, 2, frameReady, 0), 1, 1)):                             "version 1 of the link, this gateway version 2: build the gateway anew",
+		string(appendHead(nil, 1<<20, frameReady, 0)):                                       "kind 16 with 1048585 bytes",
+		string(appendHead(nil, 0, frameAnswer, 0)):                                          "a frame of kind 17 with 9 bytes",
+		string(append(appendHead(nil, 2, frameReady, 0), linkVersion, 1)) + "HTTP/1.1 400 ": "a frame of kind 47 with 1213486160 bytes",
+		"\x00\x00\x00\x01\x1012345678":                                                      "with 1 bytes",
 	} {
 		server := startLinkServer(t, "")
 		client := startLink(t, server.path)

@@ -104,7 +104,7 @@ func TestARequestThatAServerTookAlongIsNotRepeated(t *testing.T) {
 	asked := make(chan *linkPeer, 2)
 	for _, peer := range peers {
 		go func() {
-			if got, err := readFrame(peer.source, frameAsk, frameCancel); err == nil && got.kind == frameAsk {
+			if got, err := peer.message(); err == nil && got.kind == frameAsk {
 				asked <- peer
 			}
 		}()

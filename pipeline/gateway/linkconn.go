@@ -5,9 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"pipeline/gateway/pipelinepb"
 )
@@ -17,17 +22,18 @@ const linkReadBytes = 64 << 10
 // errNeverLeft says that a backend cannot have seen a request: another one may be asked.
 var errNeverLeft = errors.New("the request has not left")
 
-// linkConn is one connection of a link. Whoever asks puts a frame into the queue; one goroutine
-// writes all that is there in one go, another one reads the answers.
+// linkConn is one connection of a link. Whoever asks puts a message into the queue; one goroutine
+// writes what is there, another one reads the answers, and a third one looks whether any come.
 type linkConn struct {
 	raw  net.Conn
 	wake chan struct{} // something was queued
 	gone chan struct{} // closed when the connection is
 
+	wasHeard atomic.Bool // since the last look
+
 	lock    sync.Mutex
 	lastID  uint64
-	written uint64 // the last id that is, or may be, on its way; ids rise in the queue
-	queue   [][]byte
+	queue   linkQueue
 	calls   map[uint64]*linkCall
 	failure error // not nil: it is closed
 }
@@ -35,14 +41,18 @@ type linkConn struct {
 // linkCall is a request that waits for its answer.
 type linkCall struct {
 	answered chan linkAnswer // has room for the one answer
+	message  *linkMessage
+	share    *share   // of who asks
+	pieces   [][]byte // of the answer, as far as it is here, in buffers to be released
 }
 
 type linkAnswer struct {
-	frame frame
-	err   error
+	kind   byte
+	pieces [][]byte
+	err    error
 }
 
-var linkCalls = sync.Pool{New: func() any { return &linkCall{make(chan linkAnswer, 1)} }}
+var linkCalls = sync.Pool{New: func() any { return &linkCall{answered: make(chan linkAnswer, 1)} }}
 
 func newLinkConn(raw net.Conn) *linkConn {
 	return &linkConn{
@@ -56,17 +66,29 @@ func newLinkConn(raw net.Conn) *linkConn {
 // ask sends a request and waits for its answer. Its error is a *refusal, errNeverLeft, or that of
 // ctx.
 func (c *linkConn) ask(ctx context.Context, request *pipelinepb.Request, traceparent string, limit deadline) (*pipelinepb.Response, error) {
+	held := shareOf(ctx)
+	size := proto.Size(request) // which is kept, and used to write it
+	if size > keptBufferBytes {
+		if err := held.need(int64(size)); err != nil {
+			return nil, err
+		}
+		defer held.give(int64(size))
+	}
+	data, err := askMessage(request, size, traceparent, limit)
+	if err != nil {
+		return nil, fmt.Errorf("the request cannot be written: %w", err)
+	}
 	asked := linkCalls.Get().(*linkCall)
 	defer linkCalls.Put(asked)
-	id, err := c.send(asked, request, traceparent, limit)
-	if err != nil {
+	asked.share, asked.message = held, &linkMessage{kind: frameAsk, data: data}
+	if err := c.send(asked); err != nil {
 		return nil, err
 	}
 	var answer linkAnswer
 	select {
 	case answer = <-asked.answered:
 	case <-ctx.Done():
-		if c.forget(id) {
+		if c.forget(asked.message.id) {
 			return nil, ctx.Err()
 		}
 		answer = <-asked.answered // it came at the same moment
@@ -74,58 +96,91 @@ func (c *linkConn) ask(ctx context.Context, request *pipelinepb.Request, tracepa
 	if answer.err != nil {
 		return nil, answer.err
 	}
-	defer releaseBody(answer.frame.body)
-	return answerOf(answer.frame)
+	return answer.read()
 }
 
-// send queues a request, and returns its id.
-func (c *linkConn) send(asked *linkCall, request *pipelinepb.Request, traceparent string, limit deadline) (uint64, error) {
-	data, err := askFrame(request, traceparent, limit)
-	if err != nil {
-		return 0, fmt.Errorf("the request cannot be written: %w", err)
+// read returns the answer, and releases its pieces.
+func (a linkAnswer) read() (*pipelinepb.Response, error) {
+	defer releaseAll(a.pieces)
+	if len(a.pieces) == 1 {
+		return answerOf(a.kind, a.pieces[0])
 	}
+	size := 0
+	for _, piece := range a.pieces {
+		size += len(piece)
+	}
+	body := make([]byte, 0, size)
+	for _, piece := range a.pieces {
+		body = append(body, piece...)
+	}
+	return answerOf(a.kind, body)
+}
+
+func releaseAll(pieces [][]byte) {
+	for _, piece := range pieces {
+		releaseBody(piece)
+	}
+}
+
+// shareOf returns where the bytes of a request are counted.
+func shareOf(ctx context.Context) *share {
+	if asking := callOf(ctx); asking != nil {
+		return &asking.exchange.share
+	}
+	return &share{of: newBudget(math.MaxInt64)}
+}
+
+// send queues a request. Its error is errNeverLeft.
+func (c *linkConn) send(asked *linkCall) error {
 	c.lock.Lock()
+	defer c.lock.Unlock()
 	if c.failure != nil {
-		c.lock.Unlock()
-		releaseBody(data)
-		return 0, errNeverLeft
+		releaseBody(asked.message.data)
+		return errNeverLeft
 	}
 	c.lastID++
-	id := c.lastID
-	setID(data, id)
-	c.calls[id] = asked
-	c.enqueue(data)
-	c.lock.Unlock()
-	return id, nil
+	asked.message.id = c.lastID
+	c.calls[c.lastID] = asked
+	c.enqueue(asked.message)
+	return nil
 }
 
-// forget drops a call whose caller does not wait, and tells the server; false: it is answered.
+// forget drops a call whose caller does not wait; false: it is answered.
 func (c *linkConn) forget(id uint64) bool {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	if _, waits := c.calls[id]; !waits {
-		return false
+	asked, waits := c.calls[id]
+	if waits {
+		c.abandon(asked)
 	}
-	delete(c.calls, id)
-	c.enqueue(cancelFrame(id))
-	return true
+	return waits
 }
 
-// enqueue adds a frame to what is to be written; the lock is held.
-func (c *linkConn) enqueue(data []byte) {
-	c.queue = append(c.queue, data)
-	if len(c.queue) == 1 {
-		select {
-		case c.wake <- struct{}{}:
-		default: // it is going to look anyway
-		}
+// abandon drops a call. What has not left stays here, and of what has the server is told; the lock is held.
+func (c *linkConn) abandon(asked *linkCall) {
+	message := asked.message
+	delete(c.calls, message.id)
+	releaseAll(asked.pieces)
+	asked.pieces = nil
+	c.queue.drop(message)
+	if message.begun {
+		c.enqueue(word(frameCancel, message.id))
+	}
+}
+
+// enqueue adds a message to what is to be written; the lock is held.
+func (c *linkConn) enqueue(message *linkMessage) {
+	c.queue.add(message)
+	select {
+	case c.wake <- struct{}{}:
+	default: // it is going to look anyway
 	}
 }
 
 // write sends what is queued until the connection is gone.
 func (c *linkConn) write() {
-	var frames [][]byte
-	var vector [][]byte
+	batch := newLinkBatch()
+	var room [][]byte
 	for {
 		select {
 		case <-c.wake:
@@ -133,28 +188,27 @@ func (c *linkConn) write() {
 			return
 		}
 		runtime.Gosched() // who is about to ask comes along: one system call for all
-		frames = c.take(frames[:0])
-		vector = append(vector[:0], frames...)
-		buffers := net.Buffers(vector)
-		if _, err := buffers.WriteTo(c.raw); err != nil {
-			c.close(err)
-			return
-		}
-		for at, data := range frames {
-			releaseBody(data)
-			frames[at] = nil
+		for c.take(batch) {
+			room = append(room[:0], batch.vector...)
+			buffers := net.Buffers(room)
+			if _, err := buffers.WriteTo(c.raw); err != nil {
+				c.close(err)
+				return
+			}
+			releaseAll(batch.done)
 		}
 	}
 }
 
-// take returns what is queued, and leaves an empty queue in the room of `room`.
-func (c *linkConn) take(room [][]byte) [][]byte {
+// take fills a batch with what is next; false: there is nothing.
+func (c *linkConn) take(batch *linkBatch) bool {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	taken := c.queue
-	c.queue = room
-	c.written = c.lastID
-	return taken
+	if c.queue.isEmpty() || c.failure != nil {
+		return false
+	}
+	c.queue.take(batch)
+	return true
 }
 
 // read delivers answers until the connection is gone, and says why it is. What the server says of
@@ -167,32 +221,76 @@ func (c *linkConn) read(report func(isReady bool)) error {
 		if err != nil {
 			return err
 		}
-		if got.kind != frameReady {
+		c.wasHeard.Store(true)
+		switch got.kind {
+		case frameReady:
+			isReady, err := readyOf(got.body)
+			if err != nil {
+				return err
+			}
+			report(isReady)
+			last = framePong
+			releaseBody(got.body)
+		case framePong:
+			releaseBody(got.body)
+		default:
 			c.deliver(got)
-			continue
 		}
-		isReady, err := readyOf(got.body)
-		if err != nil {
-			return err
-		}
-		report(isReady)
-		releaseBody(got.body)
-		last = frameFailure
 	}
 }
 
-// deliver gives an answer to who waits for it.
+// deliver gives an answer, or a piece of one, to who waits for it.
 func (c *linkConn) deliver(got frame) {
 	c.lock.Lock()
+	defer c.lock.Unlock()
 	asked, waits := c.calls[got.id]
-	delete(c.calls, got.id)
-	c.lock.Unlock()
 	if !waits { // no more
 		releaseBody(got.body)
 		return
 	}
-	asked.answered <- linkAnswer{frame: got}
+	asked.pieces = append(asked.pieces, got.body)
+	if got.kind == frameMoreBack {
+		if err := asked.share.need(int64(len(got.body))); err != nil {
+			c.abandon(asked)
+			asked.answered <- linkAnswer{err: err}
+		}
+		return
+	}
+	delete(c.calls, got.id)
+	asked.answered <- linkAnswer{kind: got.kind, pieces: asked.pieces}
+	asked.pieces = nil
 }
+
+// beat asks the server at every tick for a sign of life. It reports when there was none for some ticks, and
+// when there is one again, and closes the connection when there was none for twice as many.
+func (c *linkConn) beat(ticks <-chan time.Time, patience int, report func(isSilent bool)) {
+	for silent := 0; ; {
+		select {
+		case <-ticks:
+		case <-c.gone:
+			return
+		}
+		wasSilent := silent >= patience
+		silent++
+		if c.wasHeard.Swap(false) {
+			silent = 0
+		}
+		if isSilent := silent >= patience; isSilent != wasSilent {
+			report(isSilent)
+		}
+		if silent >= 2*patience {
+			c.close(errSilent)
+			return
+		}
+		if silent <= 1 { // else it has one to answer
+			c.lock.Lock()
+			c.enqueue(word(framePing, 0))
+			c.lock.Unlock()
+		}
+	}
+}
+
+var errSilent = errors.New("it has stopped answering")
 
 // close ends the connection. Those who wait are told, and who may be asked again.
 func (c *linkConn) close(why error) {
@@ -205,13 +303,15 @@ func (c *linkConn) close(why error) {
 	close(c.gone)
 	_ = c.raw.Close() // it fails only if it is closed
 	lost := unavailable("the backend went away with the request: " + why.Error())
-	for id, asked := range c.calls {
-		if id > c.written {
-			asked.answered <- linkAnswer{err: errNeverLeft}
-		} else {
+	for _, asked := range c.calls {
+		releaseAll(asked.pieces)
+		asked.pieces = nil
+		if asked.message.begun {
 			asked.answered <- linkAnswer{err: lost}
+		} else {
+			asked.answered <- linkAnswer{err: errNeverLeft}
 		}
 	}
 	clear(c.calls)
-	c.queue = nil
+	c.queue = linkQueue{}
 }

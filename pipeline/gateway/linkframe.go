@@ -18,21 +18,28 @@ import (
 // the other side. All numbers are big-endian:
 //
 //	u32 size of what follows, u8 kind, u64 id, body
+//
+// A message that is longer than mostPieceBytes is cut: frameMore and at last its own kind.
 const (
-	frameAsk     = 1  // i64 nanoseconds or -1, u16 size of the traceparent, traceparent, Request
-	frameCancel  = 2  // the caller has left
-	frameReady   = 16 // u8 version, u8 whether the server is ready; the first frame
-	frameAnswer  = 17 // Response
-	frameFailure = 18 // u16 HTTP status, i32 err_no, text
+	frameAsk      = 1  // i64 nanoseconds or -1, u16 size of the traceparent, traceparent, Request
+	frameCancel   = 2  // the caller has left
+	frameMore     = 3  // the next piece of a request
+	framePing     = 4  // to be answered at once
+	frameReady    = 16 // u8 version, u8 whether the server is ready; the first frame
+	frameAnswer   = 17 // Response
+	frameFailure  = 18 // u16 HTTP status, i32 err_no, text
+	frameMoreBack = 19 // the next piece of an answer
+	framePong     = 20 // to a PING
 
-	linkVersion    = 1
+	linkVersion    = 2
 	frameHeadBytes = 13
 	countedBytes   = 9 // of the head: kind and id
 	readyBytes     = 2
 	failedBytes    = 6
 	askedBytes     = 10
 
-	mostTraceBytes = 1 << 10 // of a traceparent; a real one has 55
+	mostPieceBytes = 64 << 10 // of a frame's body: others' frames pass between two pieces
+	mostTraceBytes = 1 << 10  // of a traceparent; a real one has 55
 )
 
 // frame is one from the server.
@@ -42,28 +49,20 @@ type frame struct {
 	body []byte
 }
 
-// askFrame returns a request as it goes to the server, but for its id, in a buffer to be released.
-func askFrame(request *pipelinepb.Request, traceparent string, limit deadline) ([]byte, error) {
+// askMessage returns a request as it goes to the server, behind room for the head of a frame, in a buffer
+// to be released.
+func askMessage(request *pipelinepb.Request, size int, traceparent string, limit deadline) ([]byte, error) {
 	timeout := int64(-1)
 	if limit.text != "" {
 		timeout = int64(limit.after)
 	}
 	data := *bodyBuffers.Get().(*[]byte)
-	size := proto.Size(request) // which is kept, and used below
 	data = slices.Grow(data, frameHeadBytes+askedBytes+len(traceparent)+size)
-	data = appendHead(data, askedBytes+len(traceparent)+size, frameAsk, 0)
+	data = data[:frameHeadBytes]
 	data = binary.BigEndian.AppendUint64(data, uint64(timeout))
 	data = binary.BigEndian.AppendUint16(data, uint16(len(traceparent)))
 	data = append(data, traceparent...)
 	return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(data, request)
-}
-
-// setID gives a frame its id.
-func setID(data []byte, id uint64) { binary.BigEndian.PutUint64(data[5:], id) }
-
-// cancelFrame tells the server that nobody waits for an answer.
-func cancelFrame(id uint64) []byte {
-	return appendHead(*bodyBuffers.Get().(*[]byte), 0, frameCancel, id)
 }
 
 func appendHead(data []byte, size int, kind byte, id uint64) []byte {
@@ -83,30 +82,16 @@ func readFrame(source *bufio.Reader, first, last byte) (frame, error) {
 	}
 	size := int64(binary.BigEndian.Uint32(head)) - countedBytes
 	found := frame{kind: head[4], id: binary.BigEndian.Uint64(head[5:])}
-	if size < 0 || found.kind < first || found.kind > last {
+	if size < 0 || size > mostPieceBytes || found.kind < first || found.kind > last {
 		return frame{}, fmt.Errorf("it sent a frame of kind %d with %d bytes", found.kind, size+countedBytes)
 	}
 	_, _ = source.Discard(frameHeadBytes) // which are there
-	found.body, err = readSized(source, size)
-	return found, err
-}
-
-// readSized returns the next size bytes. It believes a large size as the bytes come.
-func readSized(source io.Reader, size int64) ([]byte, error) {
 	body := *bodyBuffers.Get().(*[]byte)
-	for int64(len(body)) < size {
-		next := int(min(size-int64(len(body)), max(trustedBytes, int64(len(body)))))
-		body = slices.Grow(body, next)
-		n, err := io.ReadFull(source, body[len(body):len(body)+next])
-		body = body[:len(body)+n]
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil {
-			return nil, err
-		}
+	found.body = slices.Grow(body, int(size))[:size]
+	if _, err = io.ReadFull(source, found.body); err == io.EOF {
+		err = io.ErrUnexpectedEOF
 	}
-	return body, nil
+	return found, err
 }
 
 // readyOf reads the body of a READY.
@@ -122,12 +107,12 @@ func readyOf(body []byte) (isReady bool, err error) {
 }
 
 // answerOf reads an ANSWER or a FAILURE, which is a *refusal.
-func answerOf(answer frame) (*pipelinepb.Response, error) {
-	if answer.kind == frameFailure {
-		return nil, failureOf(answer.body)
+func answerOf(kind byte, body []byte) (*pipelinepb.Response, error) {
+	if kind == frameFailure {
+		return nil, failureOf(body)
 	}
 	response := &pipelinepb.Response{}
-	if err := proto.Unmarshal(answer.body, response); err != nil {
+	if err := proto.Unmarshal(body, response); err != nil {
 		return nil, brokenAnswer(err)
 	}
 	return response, nil

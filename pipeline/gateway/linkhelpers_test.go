@@ -25,6 +25,8 @@ type linkPeer struct {
 	t      *testing.T
 	raw    net.Conn
 	source *bufio.Reader
+	pieces map[uint64][]byte
+	isMute bool // it answers no heartbeat
 }
 
 // linkAsked is a request as the server sees it.
@@ -54,7 +56,7 @@ func startLinkServer(t *testing.T, path string) *linkServer {
 				return
 			}
 			t.Cleanup(func() { _ = raw.Close() })
-			server.peers <- &linkPeer{t, raw, bufio.NewReader(raw)}
+			server.peers <- &linkPeer{t: t, raw: raw, source: bufio.NewReader(raw), pieces: map[uint64][]byte{}}
 		}
 	}()
 	return server
@@ -78,7 +80,7 @@ func (s *linkServer) serve(answer answerer) {
 
 func (p *linkPeer) serve(answer answerer) {
 	for {
-		got, err := readFrame(p.source, frameAsk, frameCancel)
+		got, err := p.message()
 		if err != nil {
 			return
 		}
@@ -90,8 +92,37 @@ func (p *linkPeer) serve(answer answerer) {
 	}
 }
 
-// say sends a frame. A peer that does not take it has its own tests to fail.
+// message returns the next one that is no heartbeat, of all its pieces.
+func (p *linkPeer) message() (frame, error) {
+	for {
+		got, err := readFrame(p.source, frameAsk, framePing)
+		if err != nil {
+			return got, err
+		}
+		switch got.kind {
+		case framePing:
+			if !p.isMute {
+				p.say(framePong, got.id, nil)
+			}
+		case frameMore:
+			p.pieces[got.id] = append(p.pieces[got.id], got.body...)
+		case frameCancel:
+			delete(p.pieces, got.id)
+			return got, nil
+		default:
+			got.body = append(p.pieces[got.id], got.body...)
+			delete(p.pieces, got.id)
+			return got, nil
+		}
+	}
+}
+
+// say sends a message. A peer that does not take it has its own tests to fail.
 func (p *linkPeer) say(kind byte, id uint64, body []byte) {
+	for len(body) > mostPieceBytes {
+		_, _ = p.raw.Write(append(appendHead(nil, mostPieceBytes, frameMoreBack, id), body[:mostPieceBytes]...))
+		body = body[mostPieceBytes:]
+	}
 	_, _ = p.raw.Write(append(appendHead(nil, len(body), kind, id), body...))
 }
 
@@ -112,7 +143,7 @@ func (p *linkPeer) fail(id uint64, status uint16, code int32, text string) {
 func (p *linkPeer) hear() frame {
 	p.t.Helper()
 	_ = p.raw.SetReadDeadline(time.Now().Add(testPatience))
-	got, err := readFrame(p.source, frameAsk, frameCancel)
+	got, err := p.message()
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -159,12 +190,15 @@ func soon[T any](t *testing.T, what string, from <-chan T) T {
 type watched struct {
 	*link
 	reports chan health
+	ticks   chan time.Time
 }
 
 func startLink(t *testing.T, path string) *watched {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &watched{newLink(endpoint{"unix", path}), make(chan health, 64)}
+	ticks := make(chan time.Time)
+	by := beats{2, func() (<-chan time.Time, func()) { return ticks, func() {} }, 2 * time.Second}
+	w := &watched{newLink(endpoint{"unix", path}, by), make(chan health, 64), ticks}
 	ended := make(chan struct{})
 	go func() {
 		w.watch(ctx, func(now health) { w.reports <- now })

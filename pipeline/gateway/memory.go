@@ -13,7 +13,7 @@ import (
 const (
 	gcPercent      = 400 // of a small heap: it trades memory for time
 	gcPercentLarge = 100
-	largeHeapBytes = 32 << 20
+	largeHeapBytes = 12 << 20
 
 	ownBytes   = 64 << 20 // beside what is counted
 	sweepEvery = 5 * time.Second

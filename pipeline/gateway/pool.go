@@ -47,7 +47,7 @@ func newPool(cfg config, log *logger, stats *stats) (*pool, error) {
 	}
 	p := &pool{log: log, stats: stats, serving: make(chan struct{}), known: make(chan struct{})}
 	for _, address := range cfg.backends {
-		each, err := newBackend(address, security)
+		each, err := newBackend(address, security, cfg.stallTimeout)
 		if err != nil {
 			p.close()
 			return nil, err

@@ -9,14 +9,29 @@ import tempfile
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from linked import Linked, Said, answer, ask, frame, linked, refusal_of, said_in
 
-from pipeline.doors.link import ANSWER, ASK, ASKED, CANCEL, HEAD, READY, VERSION, LinkDoor
+from pipeline.doors.link import LinkDoor
+from pipeline.doors.link_frames import (
+    ANSWER,
+    ASK,
+    ASKED,
+    CANCEL,
+    HEAD,
+    MORE,
+    MORE_BACK,
+    PIECE_BYTES,
+    PING,
+    PONG,
+    READY,
+    VERSION,
+    Outbox,
+)
 from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, InitError, OverloadedError
 from pipeline.event_loop import loop_factory
@@ -309,7 +324,7 @@ def test_a_size_that_is_only_said_takes_no_memory():
         async with wired() as (connection, wire):
             tracemalloc.start()
             try:
-                connection.data_received(HEAD.pack(2**31 - 1, ASK, 1) + b"x")
+                connection.data_received(HEAD.pack(PIECE_BYTES, ASK, 1) + b"x")
                 connection.data_received(b"x" * 100)
                 return tracemalloc.get_traced_memory()[1]
             finally:
@@ -328,6 +343,161 @@ def test_a_gateway_that_does_not_take_its_answers_is_not_read_from():
             assert wire.is_read
 
     run(test())
+
+
+# Large messages beside small ones ---------------------------------------------------------------
+
+
+def test_small_requests_pass_between_the_pieces_of_a_large_one(talk):
+    large = ask(1, "x" * (3 * PIECE_BYTES))
+    pieces = [
+        large[at : at + HEAD.size + PIECE_BYTES]
+        for at in range(0, len(large), HEAD.size + PIECE_BYTES)
+    ]
+
+    async def test(gateway):
+        for number, piece in enumerate(pieces, start=2):
+            gateway.say(piece, ask(number, "small"))
+            if number < len(pieces) + 1:
+                assert await gateway.hear() == answer(number, "small")
+        last = [await gateway.hear(), await gateway.hear()]
+        assert sorted(last) == sorted([answer(1, "x" * (3 * PIECE_BYTES)), answer(number, "small")])
+
+    talk(test)
+
+
+def test_a_request_whose_caller_has_left_leaves_no_pieces(talk):
+    async def test(gateway):
+        gateway.say(frame(MORE, 1, ASKED.pack(-1, 0) + b"\xff"), frame(CANCEL, 1), ask(1, "again"))
+        assert await gateway.hear() == answer(1, "again")
+
+    talk(test)
+
+
+class Sheet:
+    """An Outbox's loop and transport: what is written, and the calls that are due."""
+
+    def __init__(self) -> None:
+        self.packets: list[bytes] = []
+        self.due: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.due.append(call)
+
+    def run_due(self) -> None:
+        due, self.due = self.due, []
+        for call in due:
+            call()
+
+
+def test_small_answers_pass_between_the_pieces_of_a_large_one():
+    sheet = Sheet()
+    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
+    large = bytes(range(256)) * (20 * PIECE_BYTES // 256)
+    outbox.send(ANSWER, 1, large + b"end")
+    outbox.send(ANSWER, 2, large)
+    rounds = 0
+    while sheet.due:
+        outbox.send(ANSWER, 3 + rounds, b"small")
+        sheet.packets.clear()
+        sheet.run_due()
+        found = said_in(b"".join(sheet.packets))
+        assert found[0] == (ANSWER, 3 + rounds, b"small")
+        assert len(found) <= 5, "the event loop is not held up"
+        rounds += 1
+    assert rounds >= 10
+
+
+def test_the_pieces_of_large_answers_are_the_answers_and_take_turns():
+    sheet = Sheet()
+    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
+    bodies = {number: bytes([number]) * (number * PIECE_BYTES + number) for number in range(4)}
+    for number, body in bodies.items():
+        outbox.send(ANSWER, number, body)
+    while sheet.due:
+        sheet.run_due()
+    heard: dict[int, bytes] = {}
+    order = []
+    for kind, number, body in said_in(b"".join(sheet.packets)):
+        heard[number] = heard.get(number, b"") + body
+        assert (kind == ANSWER) == (len(heard[number]) == len(bodies[number]))
+        assert kind in (ANSWER, MORE_BACK)
+        order.append(number)
+    assert heard == bodies
+    assert order == [0, 1, 2, 3, 1, 2, 3, 2, 3, 3]
+
+
+def test_a_large_answer_waits_for_a_gateway_that_does_not_take_more():
+    sheet = Sheet()
+    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
+    outbox.send(ANSWER, 1, bytes(3 * PIECE_BYTES))
+    outbox.pause()
+    sheet.run_due()
+    assert not sheet.packets
+    assert not sheet.due
+    outbox.send(PONG, 0, b"")
+    sheet.run_due()
+    assert said_in(b"".join(sheet.packets)) == [(PONG, 0, b"")]
+    outbox.resume()
+    assert len(sheet.packets) == 4
+    assert not outbox.has_large
+
+
+def test_a_large_answer_is_dropped_with_its_caller():
+    sheet = Sheet()
+    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
+    outbox.pause()
+    outbox.send(ANSWER, 1, bytes(3 * PIECE_BYTES))
+    outbox.send(ANSWER, 2, bytes(PIECE_BYTES + 1))
+    outbox.drop(1)
+    outbox.resume()
+    assert {number for _, number, _ in said_in(b"".join(sheet.packets))} == {2}
+
+
+def test_requests_are_read_while_a_large_answer_is_taken():
+    async def test() -> None:
+        async with wired() as (connection, wire):
+            connection.data_received(ask(1, "x" * (4 * PIECE_BYTES)))
+            await until(lambda: bool(wire.packets))
+            wire.packets.clear()
+            connection.data_received(ask(2, "x" * (40 * PIECE_BYTES)))
+            await until(lambda: bool(wire.packets))
+            connection.pause_writing()
+            assert wire.is_read
+
+    run(test())
+
+
+# Heartbeat --------------------------------------------------------------------------------------
+
+
+def test_a_ping_is_answered_at_once():
+    holds = Holds()
+
+    async def test() -> None:
+        async with wired(holds) as (connection, wire):
+            connection.data_received(ask(1, "held") + frame(PING, 7))
+            await until(lambda: bool(wire.packets))
+            assert said_in(b"".join(wire.packets)) == [(PONG, 7, b"")]
+
+    run(test())
+
+
+def test_a_gateway_that_says_nothing_is_given_up(caplog):
+    async def test() -> None:
+        async with wired() as (connection, wire):
+            for _ in range(5):
+                connection.look()
+                connection.look()
+                connection.data_received(frame(PING, 1))
+            connection.look()
+            assert not wire.is_aborted
+            for _ in range(3):
+                connection.look()
+            assert wire.is_aborted
+
+    run(test())
+    assert "it has said nothing for 15 s" in caplog.text
 
 
 # Who left ---------------------------------------------------------------------------------------
@@ -432,6 +602,8 @@ def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
         (frame(ANSWER, 1), "a frame of kind 17 with 9 bytes"),
         (HEAD.pack(8, CANCEL, 1), "a frame of kind 2 with 8 bytes"),
         (HEAD.pack(2**32 - 1, ASK, 1), "with 4294967295 bytes"),
+        (frame(ASK, 1, b"x" * (PIECE_BYTES + 1)), f"with {PIECE_BYTES + 10} bytes"),
+        (frame(5, 1), "a frame of kind 5"),
         (frame(ASK, 1, b"123456789"), "a request of 9 bytes"),
         (frame(ASK, 1, ASKED.pack(-1, 3) + b"ab"), "a traceparent of 3 bytes in 2"),
         (ask(1, "hold") + ask(1, "again"), "the id 1 is in flight"),
