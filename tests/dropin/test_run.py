@@ -195,6 +195,7 @@ class ShoutService(WebService):
 shout_service = ShoutService(name="shout")
 shout_service.prepare_pipeline_config(yml_dict={
     "rpc_port": 0,
+    "log": {"stderr": "never"},
     "dag": {"is_thread_op": args.workers == "thread", "start_method": args.method},
 })
 with shout_service._server as server, PipelineClient() as client:
