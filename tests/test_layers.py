@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "observe.span", "compat", "deadline", "tensors", "tracing"),
+    ("errors", "data", "observe.span", "compat", "deadline", "tensors", "tracing", "namesake"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
@@ -51,6 +51,7 @@ ONLY: dict[str, set[str]] = {
     "errors": set(),
     "data": {"errors"},
     "deadline": {"errors"},
+    "namesake": set(),
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
     "gateway.binary": {"errors", "gateway.build"},
     "gateway.build": set(),  # packaging runs it with nothing of us installed

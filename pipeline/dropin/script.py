@@ -12,6 +12,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from pipeline.dropin import old_numpy
 from pipeline.dropin.finder import install
+from pipeline.namesake import namesake_in
 
 
 class ScriptNotFoundError(Exception):
@@ -39,6 +40,7 @@ def run_module(name: str, arguments: Sequence[str] = ()) -> None:
     """Run an importable module, or the `__main__` of a package, as `python -m` does."""
     install()
     old_numpy.write_scalars_as_before()
+    _warn_of_namesake(os.getcwd())
     _set_first_path(os.getcwd())
     spec = _spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:
@@ -64,13 +66,12 @@ def _set_first_path(folder: str) -> None:
 
 def _warn_of_namesake(folder: str) -> None:
     """A module called `pipeline` beside the script cannot be imported: the name is taken."""
-    ours = Path(__file__).resolve().parents[1]
-    for namesake in (Path(folder, "pipeline.py"), Path(folder, "pipeline")):
-        if namesake.exists() and namesake.resolve() != ours:
-            sys.stderr.write(
-                f"warning: `import pipeline` in the script is the library, not {namesake}: "
-                "rename that one if the script needs it\n"
-            )
+    namesake = namesake_in(folder)
+    if namesake is not None:
+        sys.stderr.write(
+            f"warning: `import pipeline` in the script is the library, not {namesake}: "
+            "rename that one if the script needs it\n"
+        )
 
 
 class _Loader(SourceFileLoader):

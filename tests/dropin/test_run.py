@@ -105,6 +105,46 @@ def test_a_namesake_of_the_library_beside_the_script_is_warned_of(tmp_path):
     assert done.stderr.startswith("warning: `import pipeline` in the script is the library, not ")
 
 
+def test_what_is_looked_for_in_the_library_and_is_a_namesakes_is_explained(tmp_path):
+    script = tmp_path / "inner" / "script.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import pipeline\nprint(hasattr(pipeline, '__wrapped__'))\nfrom pipeline import mine"
+    )
+    done = run(tmp_path, "inner/script.py")
+    assert "ImportError: cannot import name 'mine' from 'pipeline'" in done.stderr
+    assert "rename" not in done.stderr
+    (script.parent / "pipeline.py").write_text("mine = 1")
+    done = run(tmp_path, "inner/script.py")
+    assert done.stdout == "False\n"
+    last = done.stderr.splitlines()[-1]
+    assert "ImportError: cannot import name 'mine' from 'pipeline', which is this library" in last
+    assert last.endswith(f"and not {script.parent / 'pipeline.py'}: rename that one")
+
+
+def test_the_command_of_its_own_name_is_not_hidden_by_a_namesake(tmp_path):
+    (tmp_path / "pipeline.py").write_text("raise RuntimeError('this is not the library')")
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "script.py").write_text(
+        "import beside\nfrom pipeline import Op\nprint(Op.__name__)"
+    )
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    command = bin_folder / "pipeline-serving"  # as pip makes it
+    command.write_text("import sys\nfrom pipeline.__main__ import main\nsys.exit(main())\n")
+    done = subprocess.run(
+        [sys.executable, str(command), "run", "script.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("Op\n", 0)
+    assert done.stderr.startswith("warning: `import pipeline` in the script is the library")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -211,11 +251,16 @@ with shout_service._server as server, PipelineClient() as client:
     ids=["threads", "forked processes", "spawned processes"],
 )
 def test_a_service_of_the_predecessor_runs_unmodified(tmp_path, arguments):
-    (tmp_path / "shout.py").write_text(OPS)
-    (tmp_path / "service.py").write_text(SERVICE)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "shout.py").write_text(OPS)
+    (inner / "service.py").write_text(SERVICE)
+    (inner / "pipeline.py").write_text("raise RuntimeError('this is not the library')")
     with nothing_more():
-        done = run(tmp_path, "service.py", *arguments)
-    assert (done.stdout, done.stderr) == ("ABC![0.5, 0.25]25358 5000\n", "")
+        done = run(tmp_path, "inner/service.py", *arguments)
+    assert done.stdout == "ABC![0.5, 0.25]25358 5000\n"
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("warning: `import pipeline` in the script is the library, not ")
 
 
 BENCHMARK = """

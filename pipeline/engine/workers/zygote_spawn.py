@@ -20,19 +20,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from pipeline.engine.workers.zygote_main import ChildMain, serve, signals_blocked
 from pipeline.errors import InitError
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 # This package may be found only by what the script did to sys.path, hence no `-m`. Whatever is
-# imported has to be what the parent imported.
+# imported has to be what the parent imported; this package from where it is, as there may be a
+# namesake of it beside the script.
 _FIRST_LINES = """
 import sys
-sys.path[:] = sys.argv[1].split("\\n")
+sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
+import pipeline
+sys.path[:] = sys.argv[2].split("\\n")
 from pipeline.engine.workers.zygote_spawn import serve_spawned
-serve_spawned(*map(int, sys.argv[2:]))
+serve_spawned(*map(int, sys.argv[3:]))
 """
 _SEARCH_DEPTH = 8
 
@@ -89,7 +91,7 @@ def spawn(
     ours = (control.fileno(), parent_life, shipment)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     path = "\n".join([*map(str, sys.path), _ROOT])
-    command = [sys.executable, *flags, "-c", _FIRST_LINES, path, *map(str, ours)]
+    command = [sys.executable, *flags, "-c", _FIRST_LINES, _ROOT, path, *map(str, ours)]
     mask = signals_blocked()  # until the zygote has handlers: the mask is inherited
     try:
         process = subprocess.Popen(command, pass_fds=(*ours, *pass_fds))
@@ -138,8 +140,10 @@ def _preparations() -> list[Callable[[], None]]:
     That is what import hooks, such as that of `dropin`, do to be there, and numpy's print options.
     """
     hooks = (getattr(finder, "prepare_spawned", None) for finder in sys.meta_path)
-    options = functools.partial(np.set_printoptions, **np.get_printoptions())
-    return [*(hook for hook in hooks if hook is not None), options]
+    preparations = [hook for hook in hooks if hook is not None]
+    if (np := sys.modules.get("numpy")) is not None:
+        preparations.append(functools.partial(np.set_printoptions, **np.get_printoptions()))
+    return preparations
 
 
 def _why_not(value: object) -> str | None:

@@ -9,6 +9,7 @@ import sys
 
 import dill
 import msgspec
+import numpy as np
 import pytest
 
 from pipeline.engine.workers import zygote_spawn
@@ -55,6 +56,16 @@ class Hook:
 
 
 def test_import_hooks_are_prepared_in_the_fresh_interpreter(monkeypatch):
-    assert dill.loads(shipped(main).preparations) == []
+    *hooks, _ = dill.loads(shipped(main).preparations)
+    assert hooks == []
     monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
-    assert dill.loads(shipped(main).preparations) == [prepare]
+    *hooks, _ = dill.loads(shipped(main).preparations)
+    assert hooks == [prepare]
+
+
+def test_numpys_print_options_are_those_of_whoever_starts_the_server():
+    with np.printoptions(threshold=17):
+        *_, options = dill.loads(shipped(main).preparations)
+    with np.printoptions():
+        options()
+        assert np.get_printoptions()["threshold"] == 17

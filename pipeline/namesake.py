@@ -1,0 +1,34 @@
+"""Modules of the user's that are called like this library: only one of the two can be imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_OURS = Path(__file__).resolve().parent
+
+
+def namesake_in(folder: str | Path) -> Path | None:
+    """The module or package called `pipeline` in a folder, if there is one and it is not ours."""
+    for found in (Path(folder, "pipeline.py"), Path(folder, "pipeline", "__init__.py")):
+        if found.exists() and found.resolve().parent != _OURS:
+            return found if found.name == "pipeline.py" else found.parent
+    return None
+
+
+def refuse_name(name: str) -> None:
+    """Raise ImportError if `name`, which is not the library's, may be that of a namesake's.
+
+    Who asks for a name that is nowhere gets Python's own error.
+    """
+    is_ours = (_OURS / name).is_dir() or (_OURS / f"{name}.py").exists()
+    if is_ours or name.startswith("__"):  # tools look for these in any module
+        return
+    namesake = namesake_in(sys.path[0]) if sys.path and sys.path[0] else None
+    namesake = namesake or namesake_in(".")
+    if namesake is not None:
+        raise ImportError(
+            f"cannot import name {name!r} from 'pipeline', which is this library here ({_OURS}), "
+            f"and not {namesake.resolve()}: rename that one",
+            name="pipeline",
+        )
