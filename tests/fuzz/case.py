@@ -80,12 +80,14 @@ class RequestSpec:
     """One request: comes after `at_s`, and what it meets at each Op by its name.
 
     `leaves_s` after it came its caller cancels. `delays_s` are of preprocess, process and
-    postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number.
+    postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number. `has_time`:
+    its deadline is one that it has to be answered by, with all else that there is to do.
     """
 
     number: int
     at_s: float = 0.0
     deadline_s: float | None = None
+    has_time: bool = False
     leaves_s: float | None = None
     alone_at: str = ""
     log_id: int = 0
@@ -100,7 +102,7 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """A whole case. `may_starve`: so much goes wrong in it that any request may run late."""
+    """A whole case. `stops_s` after its start a real server is stopped, amidst what it does."""
 
     ops: tuple[OpSpec, ...]
     requests: tuple[RequestSpec, ...]
@@ -108,6 +110,7 @@ class Case:
     channel_size: int = 0
     worker_num: int | None = None
     queue_size: int = 1024
+    stops_s: float | None = None
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
     origin: str = ""
 

@@ -9,17 +9,16 @@ from typing import Any
 
 from fuzz import model
 from fuzz.case import Case, RequestSpec
-from fuzz.model import Answer, Failure, Nothing
+from fuzz.model import Answer, Failure, Nothing, bound_s
 from fuzz.ops import Board
 from pipeline.engine.state import EngineState, OpState
 from pipeline.observe.span import Rows
 from pipeline.observe.statistics import Statistics
 
 _EXACT_S = 1e-6
-_STUCK_S = 1.0  # a worker nobody waits for is given at least so long
-_STUCK_FACTOR = 5.0
-_RESTART_S = 0.1
 _EXPIRED, _OVERLOADED = 6000, 3004
+GONE = -1  # the connection was refused, or broke
+_OF_A_STOP = (3001, 14, GONE)  # 14: UNAVAILABLE
 _SAYS_EXPIRED = "deadline passed before it was answered"
 
 
@@ -143,6 +142,8 @@ def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float
         return ""
     if _is_expired(ending) and may_expire(case, request, allowed):
         return ""
+    if case.stops_s is not None and ending.code in _OF_A_STOP:
+        return ""
     if ending.code == _OVERLOADED and may_be_refused(case, request, allowed):
         return ""
     return f"ended as {ending}, allowed: {sorted(map(str, allowed))}"
@@ -163,7 +164,7 @@ def _is_expired(ending: Ending) -> bool:
 
 def may_expire(case: Case, request: RequestSpec, allowed: set[model.Result]) -> bool:
     """Whether its deadline may pass: it is short, or something may hang."""
-    if request.deadline_s is None:
+    if request.deadline_s is None or request.has_time:
         return False
     return request.deadline_s < bound_s(case) or any(isinstance(o, Nothing) for o in allowed)
 
@@ -172,22 +173,3 @@ def may_be_refused(case: Case, request: RequestSpec, allowed: set[model.Result])
     """Whether there may be no room for it, or no hope that it is answered in time."""
     is_full = case.queue_size < len(case.requests)
     return is_full or may_expire(case, request, allowed)
-
-
-def bound_s(case: Case) -> float:
-    """No request can take longer, if nobody waits for nothing: all there is to do, in a row."""
-    last_s = max((request.at_s for request in case.requests), default=0.0)
-    rounds = case.dag_retry * (2 + max(op.retry for op in case.ops))
-    work_s = sum(sum(times) for r in case.requests for times in r.delays_s.values())
-    waits_s = sum(op.batching_s or 0.0 for op in case.ops) * len(case.requests)
-    longest_s = max((sum(t) for r in case.requests for t in r.delays_s.values()), default=0.0)
-    hangs_s = 0.0
-    for request in case.requests:
-        for name, fault in request.faults.items():
-            hangs_s += rounds * _RESTART_S
-            if fault.kind in ("hang", "stuck"):
-                timeout_s = next((op.timeout_s or 0.0 for op in case.ops if op.name == name), 0.0)
-                deadline_s = max((r.deadline_s or 0.0 for r in case.requests), default=0.0)
-                usual_s = _STUCK_FACTOR * longest_s * max(op.batch_size for op in case.ops)
-                hangs_s += rounds * (timeout_s + deadline_s + max(_STUCK_S, usual_s))
-    return last_s + rounds * (2 * work_s + waits_s) + hangs_s + 1.0

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec, Shape
+from fuzz.model import bound_s
 
 _MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
 
@@ -35,6 +36,7 @@ class Features:
     alone: bool = True
     own_edges: bool = True
     retries: bool = True
+    stops: bool = True
     scale: str = "virtual"  # or "real": fewer of everything, and times that a busy machine keeps
 
     def without(self, *names: str) -> Features:
@@ -53,12 +55,15 @@ class _Scale:
     timeouts_s: tuple[float, ...]
     deadline_s: tuple[float, float]
     over_s: float
+    slack_s: float
     workers: tuple[int, ...]
 
 
 _SCALES = {
-    "virtual": _Scale(8, 24, 0.1, (0.5, 1.0, 3.0), (0.02, 1.0), 0.3, (1, 1, 1, 2, 2, 3, 5, 8)),
-    "real": _Scale(5, 24, 0.008, (0.6, 1.0), (0.02, 0.5), 0.2, (1, 1, 2, 3)),
+    "virtual": _Scale(
+        8, 24, 0.1, (0.5, 1.0, 3.0), (0.02, 1.0), 0.3, 0.002, (1, 1, 1, 2, 2, 3, 5, 8)
+    ),
+    "real": _Scale(5, 24, 0.008, (0.6, 1.0), (0.02, 0.5), 0.2, 3.0, (1, 1, 2, 3)),
 }
 
 
@@ -89,6 +94,7 @@ class _Generator:
             worker_num=self.rng.choice((None, None, None, 1, 2, 4)),
             queue_size=self.rng.choice((1024, 1024, 1024, 1024, 1, 3)),
             own_edges=has.own_edges and self.chance(0.2),
+            stops_s=self._stops_s(),
             origin=origin,
         )
         count = self.rng.randint(1, self.scale.requests)
@@ -96,7 +102,23 @@ class _Generator:
         if has.faults and self.chance(0.8):
             for _ in range(self.rng.choice((1, 2, 3, 5, 8))):
                 self.strike(case, requests)
-        return replace(case, requests=tuple(requests))
+        case = replace(case, requests=tuple(requests))
+        if not has.deadlines or may_starve(case):
+            return case
+        fair_s = round(bound_s(case) * 1.01 + self.scale.slack_s, 3)
+        return replace(case, requests=tuple(self._fair(each, fair_s) for each in requests))
+
+    def _stops_s(self) -> float | None:
+        if self.has.scale != "real" or not self.has.stops or not self.chance(0.1):
+            return None
+        return round(self.rng.uniform(0.0, 2 * self.scale.over_s), 3)
+
+    def _fair(self, request: RequestSpec, deadline_s: float) -> RequestSpec:
+        """Some have a deadline that they have to keep."""
+        hangs = any(fault.kind in ("hang", "stuck") for fault in request.faults.values())
+        if request.deadline_s is not None or hangs or self.chance(0.7):
+            return request
+        return replace(request, deadline_s=deadline_s, has_time=True)
 
     # The graph ----------------------------------------------------------------------------
 
@@ -268,6 +290,16 @@ def _called(request: RequestSpec, op: str) -> RequestSpec:
     rows = tuple(max(1, count) for count in shape.rows) or (1,)
     kind = "rows" if shape.kind == "skip" else shape.kind
     return replace(request, shapes={**request.shapes, op: replace(shape, kind=kind, rows=rows)})
+
+
+def may_starve(case: Case) -> bool:
+    """Whether a request may wait for one that hangs in its batch for as long as it likes."""
+    faults = [item for request in case.requests for item in request.faults.items()]
+    limits = {op.name: op.timeout_s for op in case.ops}
+    return any(
+        kind == "stuck" or (kind == "hang" and limits.get(name) is None)
+        for name, kind in ((name, fault.kind) for name, fault in faults)
+    )
 
 
 def is_jump_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:

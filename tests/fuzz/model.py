@@ -249,6 +249,44 @@ def _shared(op: OpSpec, other: RequestSpec) -> list[Result]:
     return []
 
 
+# Time -----------------------------------------------------------------------------------------
+
+_STUCK_S = 1.0  # a worker nobody waits for is given at least so long
+_STUCK_FACTOR = 5.0  # ... and this many times what is usual
+_RESTART_S = 0.1  # of a process
+_TICK_S = 0.001
+
+
+def bound_s(case: Case) -> float:
+    """No request takes longer if nobody waits for nothing: all that there is to do, in a row."""
+    work_s = sum(map(_work_s, case.requests))
+    waits_s = sum(op.batching_s or 0.0 for op in case.ops) * len(case.requests)
+    if not any(request.faults for request in case.requests):
+        return work_s + waits_s + _TICK_S
+    attempts = case.dag_retry * (2 + max(op.retry for op in case.ops))
+    hangs_s = sum(
+        attempts * (_RESTART_S + _held_s(case, name, fault.kind))
+        for request in case.requests
+        for name, fault in request.faults.items()
+    )
+    return attempts * (2 * work_s + waits_s) + hangs_s + _TICK_S
+
+
+def _work_s(request: RequestSpec) -> float:
+    return sum(map(sum, request.delays_s.values()))
+
+
+def _held_s(case: Case, name: str, kind: str) -> float:
+    """How long a worker may be held by a fault of this kind at this Op."""
+    if kind not in ("hang", "stuck"):
+        return 0.0
+    timeout_s = next((op.timeout_s or 0.0 for op in case.ops if op.name == name), 0.0)
+    limited = [request for request in case.requests if not request.has_time]
+    longest_s = max((request.deadline_s or 0.0 for request in limited), default=0.0)
+    usual_s = _STUCK_FACTOR * sum(map(_work_s, case.requests))
+    return timeout_s + longest_s + max(_STUCK_S, usual_s)
+
+
 # Values -------------------------------------------------------------------------------------
 
 

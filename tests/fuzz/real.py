@@ -29,8 +29,9 @@ import grpc
 
 from fuzz import generator, ops
 from fuzz.case import REQUEST, Case, RequestSpec
-from fuzz.checker import Ending, Outlook, bound_s, check_endings
+from fuzz.checker import GONE, Ending, Outlook, check_endings
 from fuzz.generator import Features
+from fuzz.model import bound_s
 from pipeline import PipelineServer
 from pipeline.data import ChannelData
 from pipeline.engine.request import Route
@@ -44,6 +45,7 @@ _HANG_S = 60.0  # a process that hangs is killed long before
 _LAG_S = 0.25  # a machine that stands still for so long makes timeouts of its own
 _PATIENCE_S = 180.0  # for one case
 _CASES_OF_A_CHILD = 12
+_MOST_SAID = 600  # characters of what a child said last
 _DOORS = ("engine", "http", "grpc")
 
 
@@ -81,14 +83,21 @@ class RealEngine:
         self.server = PipelineServer("fuzz")
         self.server.set_response_op(response_op)
         self.server.prepare_server(
-            yml_dict={**ops.config(case), "http_port": 0, "host": "127.0.0.1"}
+            yml_dict={
+                **ops.config(case),
+                "http_port": 0,
+                "host": "127.0.0.1",
+                "stop_grace_period": 200,
+            }
         )
+        self.executor: Any = None
         self.channel: grpc.aio.Channel | None = None
+        self.http_port: int | None = None
         self.lag_s = 0.0
 
     @property
     def state(self) -> Any:
-        return self.server.executor.state()
+        return self.executor.state()
 
     async def ask(self, spec: RequestSpec) -> Ending:
         """One request from its arrival to its end, as its caller sees it."""
@@ -114,7 +123,7 @@ class RealEngine:
             payload = {REQUEST: {"id": str(spec.number)}}
             route = Route(op=self.by_name[spec.alone_at], payload=payload, packs=False)
         try:
-            answer = await self.server.executor.handle(raw, spec.deadline_s, route)
+            answer = await self.executor.handle(raw, spec.deadline_s, route)
         except OverloadedError as error:
             return Ending(spec.number, "error", int(error.code), str(error))
         if isinstance(answer, ChannelData):
@@ -138,7 +147,10 @@ class RealEngine:
     async def _ask_http(self, spec: RequestSpec) -> Ending:
         body = {"key": ["id"], "value": [str(spec.number)], "logid": spec.log_id}
         timeout = f"grpc-timeout: {round(spec.deadline_s * 1e3)}m\r\n" if spec.deadline_s else ""
-        data = await self.http("POST", "/fuzz/prediction", timeout, json.dumps(body).encode())
+        try:
+            data = await self.http("POST", "/fuzz/prediction", timeout, json.dumps(body).encode())
+        except (OSError, ValueError) as error:  # no connection, or no whole answer
+            return Ending(spec.number, "error", GONE, repr(error))
         return _of_response(
             spec,
             pipeline_service_pb2.Response(
@@ -151,7 +163,7 @@ class RealEngine:
 
     async def http(self, method: str, path: str, headers: str = "", body: bytes = b"") -> Any:
         """The body of an answer: parsed JSON, or text."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.http_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         try:
             head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}"
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -159,6 +171,8 @@ class RealEngine:
         finally:
             writer.close()
         head_of, _, content = answer.partition(b"\r\n\r\n")
+        if not head_of:
+            raise ConnectionResetError("hung up without an answer")
         is_json = b"application/json" in head_of
         return json.loads(content) if is_json else content.decode()
 
@@ -237,18 +251,29 @@ def run(case: Case) -> list[str]:
 async def _run(engine: RealEngine) -> None:
     case, outlook = engine.case, engine.outlook
     async with engine.server, _lag_watched(engine), _channel(engine):
+        engine.executor, engine.http_port = engine.server.executor, engine.server.http_port
         asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
+        if case.stops_s is not None:
+            await _stop_amidst(engine, case.stops_s)
         done, late = await asyncio.wait(asked, timeout=2 * bound_s(case) + 10 * _LATE_S)
         check_endings(case, [task.result() for task in done], outlook, _LATE_S)
         for task in late:
             task.cancel()
         if late:
             await asyncio.wait(late)
-        await engine.settle(is_released=False)
-        engine.world.release.set()
-        await engine.settle(is_released=True)
-        await engine.check_metrics()
-        await engine.check_memory()
+        if case.stops_s is None:
+            await engine.settle(is_released=False)
+            engine.world.release.set()
+            await engine.settle(is_released=True)
+            await engine.check_metrics()
+            await engine.check_memory()
+
+
+async def _stop_amidst(engine: RealEngine, after_s: float) -> None:
+    """Stop the server while it works; what hangs in threads comes back a little later."""
+    await asyncio.sleep(after_s)
+    asyncio.get_running_loop().call_later(0.5, engine.world.release.set)
+    await engine.server.__aexit__()
 
 
 @contextlib.asynccontextmanager
@@ -393,10 +418,10 @@ class Runner:
         if is_hanging:
             self._child.send_signal(signal.SIGUSR1)
             time.sleep(1.0)
-        errors = Path(self._folder.name, "stderr").read_text(errors="replace")[-3000:]
+        errors = Path(self._folder.name, "stderr").read_text(errors="replace")
         what = "hangs" if is_hanging else f"ended with {self._child.returncode}"
         self.close()
-        return f"the server's process {what} at seed {seed}: {errors}"
+        return f"the server's process {what} at seed {seed}: ...{errors[-_MOST_SAID:]}"
 
     def close(self) -> None:
         """End the child, and all that it has started."""

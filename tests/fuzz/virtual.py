@@ -10,7 +10,8 @@ from doubles import VirtualLoop
 
 from fuzz import ops
 from fuzz.case import REQUEST, Case, RequestSpec
-from fuzz.checker import Ending, Outlook, bound_s, check_endings
+from fuzz.checker import Ending, Outlook, check_endings
+from fuzz.model import bound_s
 from fuzz.strands import Strand, Strands, StrandWorld
 from pipeline import Op
 from pipeline.config import load_config, resolve_op
@@ -32,6 +33,7 @@ from pipeline.proto import pipeline_service_pb2
 
 _RESTART_S = 0.03  # a process that is started in the place of another one
 _EDGE_WORKERS = 4
+_OVER_S = 1.0  # all requests have come by then
 _MOST_HANGS = 10  # of one thread: one a part of a mini-batch, and what comes after it
 
 
@@ -339,7 +341,9 @@ async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) ->
     loop.set_exception_handler(lambda _, context: outlook.complain(f"the loop: {context}"))
     await engine.executor.start()
     asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
-    done, late = await asyncio.wait(asked, timeout=2 * most_s) if asked else (set(), set())
+    done, late = (
+        await asyncio.wait(asked, timeout=_OVER_S + 2 * most_s) if asked else (set(), set())
+    )
     endings = [task.result() for task in done]
     check_endings(case, endings, outlook)
     for task in late:
