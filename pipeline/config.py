@@ -256,7 +256,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     @property
     def limits(self) -> Limits:
         """What is costly per byte, and so has limits of its own."""
-        return Limits(self.max_json_bytes, self.max_text_elements)
+        return Limits(self.max_json_bytes, self.max_text_elements, self.max_message_bytes)
 
     @property
     def copies(self) -> int:

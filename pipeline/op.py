@@ -19,7 +19,8 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.proto import codec, pipeline_service_pb2
-from pipeline.proto.slices import SHORT_BYTES, weight
+from pipeline.proto.large import LargeResponse, large_tensors
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
 from pipeline.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ class RequestOp(Op):
             int32 array under "<name>.lod". A tensor wins over a pair of the same name.
         """
         try:
-            data: dict[str, Any] = dict(zip(request.key, request.value, strict=True))
+            data = _pairs(request.key, request.value)
         except ValueError:
             raise PackageError(
                 f"request has {len(request.key)} keys but {len(request.value)} values: send one "
@@ -466,12 +467,45 @@ def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
     return pipeline_service_pb2.Response(err_no=code, err_msg=utf8_text(text))
 
 
-def _pack_text(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:
+def pack_large(
+    op: ResponseOp, channeldata: ChannelData, limits: Limits
+) -> pipeline_service_pb2.Response | LargeResponse:
+    """What our own ResponseOp packs, for an answer that is large; tensors are not copied."""
+    head = pipeline_service_pb2.Response()
+    tensors: list[Any] = []
+    as_text, as_tensors = _formats(op, channeldata)
+    try:
+        if as_text:
+            _pack_text(channeldata.payload, head, limits)
+        if as_tensors:
+            tensors = list(large_tensors(channeldata.payload))
+    except PayloadTypeError as error:
+        head.err_no = int(error.code)
+        head.err_msg = str(error)
+        return head
+    return LargeResponse(head, tensors)
+
+
+def _pairs(keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
+    """Raises ValueError for more of one than of the other."""
+    if len(keys) <= SLICE:
+        return dict(zip(keys, values, strict=True))
+    data: dict[str, Any] = {}
+    for at in range(0, max(len(keys), len(values)), SLICE):
+        data.update(zip(keys[at : at + SLICE], values[at : at + SLICE], strict=True))
+        breathe()
+    return data
+
+
+def _pack_text(
+    payload: Mapping[str, Any],
+    response: pipeline_service_pb2.Response,
+    limits: Limits | None = None,
+) -> None:
     """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
     arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
-    to_text: Callable[[Any], str] = codec.numpy_to_text if arrays else _checked_str
     for key, value in payload.items():
-        text = to_text(value)
+        text = codec.numpy_to_text(value, limits) if arrays else _checked_str(value)
         response.key.append(str(key))
         response.value.append(text)
 

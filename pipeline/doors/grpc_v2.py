@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.doors.grpc import GrpcCall, GrpcError, GrpcService, Stream, Unary
@@ -18,18 +19,21 @@ from pipeline.models.config import config_message, metadata_message
 from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
+from pipeline.proto.blocks import field_head
 from pipeline.proto.inference_v2 import (
     SERVICE,
     InferRequest,
     InferResponse,
+    large_request_from_message,
     request_from_message,
-    response_to_message,
+    response_pieces,
 )
 from pipeline.proto.slices import SHORT_BYTES, Limits, weight
 
 _AHEAD = 64  # requests of one stream that are read before the first of them is answered
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
+_IN_STREAM = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 _Request = TypeVar("_Request", bound=Message)
 _LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
@@ -182,7 +186,10 @@ def _read(message: bytes, limits: Limits) -> InferRequest:
 
 
 def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:
-    return _read(messages.pop(), limits)
+    try:
+        return large_request_from_message(messages.pop(), limits)
+    except DecodeError as error:
+        raise V2Error(Kind.INVALID, f"the message is no ModelInferRequest: {error}") from error
 
 
 def _id_of(message: bytes) -> str:
@@ -194,13 +201,13 @@ def _id_of(message: bytes) -> str:
 
 
 def _written(response: InferResponse) -> bytes:
-    return response_to_message(response).SerializeToString()
+    return b"".join(response_pieces(response))
 
 
 def _written_of_stream(response: InferResponse) -> bytes:
-    answer = pb.ModelStreamInferResponse(infer_response=response_to_message(response))
-    answer.infer_response.parameters[_FINAL].bool_param = True
-    return answer.SerializeToString()
+    parameters = {**response.parameters, _FINAL: True}
+    pieces = response_pieces(msgspec.structs.replace(response, parameters=parameters))
+    return b"".join((field_head(_IN_STREAM, sum(map(len, pieces))), *pieces))
 
 
 def _is_over(call: GrpcCall) -> bool:

@@ -19,6 +19,7 @@ from pipeline.doors.page import Page
 from pipeline.doors.web import Site
 from pipeline.doors.wire import Wire
 from pipeline.models import Models
+from pipeline.op import overrides
 
 
 def pipeline_doors(behind: Behind, sockets: Path | None = None) -> Mapping[str, Door]:
@@ -30,7 +31,8 @@ def pipeline_doors(behind: Behind, sockets: Path | None = None) -> Mapping[str, 
     config, doors = behind.config, dict[str, Door]()
     models = _models(behind)
     handle, takes_trace = behind.engine.handle, config.opentelemetry
-    wire = Wire(behind.offload, config.limits)
+    is_own = not overrides(behind.graph.request_op, "unpack_request_package")
+    wire = Wire(behind.offload, config.limits, is_own)
     if config.rpc_port is not None:
         services = [
             pipeline_service(handle, takes_trace, wire),

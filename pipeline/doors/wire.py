@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -11,7 +12,8 @@ from pipeline.data import ChannelData
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError, PackageError, PipelineError
 from pipeline.op import pack_error
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.inflate import joined
+from pipeline.proto.large import LargeResponse, read_request
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import Limits
 
@@ -22,9 +24,16 @@ class Wire:
     Args:
         offload: where that is done.
         limits: of what is costly.
+        is_own: whether our own RequestOp takes the requests, which needs no whole Request.
     """
 
-    def __init__(self, offload: Offload | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        offload: Offload | None = None,
+        limits: Limits | None = None,
+        is_own: bool = False,
+    ) -> None:
+        self._is_own = is_own
         self._offload = offload or Offload(threads=0)
         self._limits = limits or Limits()
 
@@ -39,7 +48,17 @@ class Wire:
         self, pieces: Sequence[bytes], timeout_s: float | None
     ) -> tuple[Any, float | None]:
         """A Request of any size, and the seconds that are left. Raises PipelineError."""
-        return await self._offload.run(lambda: self.read(b"".join(pieces)), timeout_s)
+        read = partial(self._read_large, list(pieces))
+        del pieces
+        return await self._offload.run(read, timeout_s)
+
+    def _read_large(self, pieces: list[bytes]) -> Any:
+        message = joined(pieces)
+        if self._is_own:
+            return read_request(message, self._limits)
+        request = self.read(message)
+        self._limits.check_texts(len(request.key) + len(request.value))
+        return request
 
     async def write_large(self, response: LargeResponse) -> bytes:
         """The bytes of an answer, or of the error that it could not be written in time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +38,7 @@ from pipeline.op import (
     has_tensors,
     is_cheap_to_pack,
     pack_error,
+    pack_large,
     runs_on_the_loop,
     wants_profile,
 )
@@ -370,8 +370,7 @@ class DAGExecutor:
         elif self._packs_inline and is_cheap_to_pack(self._response_op, data):
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
-            own = functools.partial(self._pack_inline, self._response_op)
-            method = own if self._packs_inline else "pack_response_package"
+            method = self._pack_large if self._packs_inline else "pack_response_package"
             job = EdgeJob(request, method, data)
             job.keeps = parcel  # arrays in the answer may show its memory
             self._packers.submit([job])
@@ -406,11 +405,18 @@ class DAGExecutor:
         data = self._channel_data(request, None, error)
         return pack_error(data) if request.is_packed else data
 
+    def _pack_large(self, data: ChannelData) -> Any:
+        """What our own ResponseOp makes of a large answer, in a thread."""
+        try:
+            return pack_large(self._response_op, data, self._config.limits)
+        except AbandonedError:
+            raise
+        except Exception as error:  # as in `_pack_inline`
+            return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
+
     def _pack_inline(self, op: ResponseOp, data: ChannelData) -> Any:
         try:
             return op.pack_response_package(data)
-        except AbandonedError:
-            raise
         except Exception as error:  # ours, on an answer of any type: that caller is told
             return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
 
@@ -467,7 +473,7 @@ class DAGExecutor:
 
     def _answer(self, request: InFlight, response: Any) -> None:
         if not request.answer.done():
-            message = response.message if type(response) is LargeResponse else response
+            message = response.head if type(response) is LargeResponse else response
             if type(message) is Response:
                 if message.err_no and request.error is None:
                     request.error = error_from_wire(message.err_no, message.err_msg)

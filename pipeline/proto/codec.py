@@ -6,7 +6,7 @@ allocates by a size that a peer states: it is compared first with the data that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -17,14 +17,17 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.array_text import numpy_to_text, text_to_numpy
+from pipeline.proto.blocks import BlockMessage, check_decoded
 from pipeline.proto.npy import MAGIC, array_to_npy, npy_to_array
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Tensor
 from pipeline.proto.shapes import check_shape, in_shape, refuse_misplaced
+from pipeline.proto.slices import SLICE, breathe
 
 __all__ = [
     "ElemType",
     "decode_tensors",
+    "numeric_layout",
     "numpy_to_tensor",
     "numpy_to_text",
     "tensor_to_numpy",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+AnyTensor = Tensor | BlockMessage
 
 
 class ElemType(IntEnum):
@@ -93,7 +97,7 @@ _VARINT_DTYPES: dict[str, np.dtype[Any]] = {
 # --- wire to numpy --------------------------------------------------------------------------
 
 
-def decode_tensors(tensors: Iterable[Tensor]) -> dict[str, Any]:
+def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
     """Every tensor's value under its name; the later of two with the same name wins.
 
     A tensor with a `lod` adds `"<name>.lod"`: its offsets as a 1-D int32 array. Raises
@@ -107,7 +111,7 @@ def decode_tensors(tensors: Iterable[Tensor]) -> dict[str, Any]:
     return values
 
 
-def tensor_to_numpy(tensor: Tensor) -> Any:
+def tensor_to_numpy(tensor: AnyTensor) -> Any:
     """The value of one tensor: a writable array of its own, or text, or bytes.
 
     - Numeric elem_types give an array of that dtype (BF16: ml_dtypes.bfloat16) and of `shape`.
@@ -130,7 +134,7 @@ def tensor_to_numpy(tensor: Tensor) -> Any:
     raise _refused(tensor, f"elem_type {elem_type} is unknown (0 to {max(ElemType)} are known)")
 
 
-def _elements(tensor: Tensor, layout: _Layout) -> Array:
+def _elements(tensor: AnyTensor, layout: _Layout) -> Array:
     """The elements as a 1-D array of the dtype that the elem_type stands for."""
     field, dtype = layout.field, layout.dtype
     if dtype.kind == "c":
@@ -138,22 +142,43 @@ def _elements(tensor: Tensor, layout: _Layout) -> Array:
     if field in PACKED_DTYPES:
         return _narrowed_float(tensor, read_packed(tensor, field), dtype)
     if dtype == _BFLOAT16:
-        if len(tensor.byte_data) % dtype.itemsize:
-            raise _refused(tensor, f"byte_data holds {len(tensor.byte_data)} bytes, an odd number")
-        return np.frombuffer(tensor.byte_data, "<u2").astype(np.uint16).view(dtype)
+        return _bfloats(tensor)
+    wide = _VARINT_DTYPES[field]
+    if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, wide)) is not None:
+        return _from_varints(tensor, parts, layout)
     repeated = getattr(tensor, field)
-    numbers = np.fromiter(repeated, _VARINT_DTYPES[field], count=len(repeated))
+    numbers = np.fromiter(repeated, wide, count=len(repeated))
     return _narrowed_int(tensor, numbers, dtype)
 
 
-def _complex(tensor: Tensor, layout: _Layout) -> Array:
+def _bfloats(tensor: AnyTensor) -> Array:
+    views = tensor.views("byte_data") if isinstance(tensor, BlockMessage) else None
+    data = views[-1] if views else tensor.byte_data
+    if len(data) % _BFLOAT16.itemsize:
+        raise _refused(tensor, f"byte_data holds {len(data)} bytes, an odd number")
+    return np.frombuffer(data, "<u2").astype(np.uint16).view(_BFLOAT16)
+
+
+def _from_varints(tensor: BlockMessage, parts: Iterator[Array], layout: _Layout) -> Array:
+    """Integers of a long field: never all of them in their wide form."""
+    size = tensor.count(layout.field)
+    check_decoded(f"tensor {tensor.name!r}", size * layout.dtype.itemsize, tensor.limits)
+    numbers = np.empty(size, layout.dtype)
+    at = 0
+    for part in parts:
+        numbers[at : at + part.size] = _narrowed_int(tensor, part, layout.dtype)
+        at += part.size
+    return numbers
+
+
+def _complex(tensor: AnyTensor, layout: _Layout) -> Array:
     parts = read_packed(tensor, layout.field)
     if parts.size % 2:
         raise _refused(tensor, f"{layout.field} holds {parts.size} numbers; they come in pairs")
     return parts.view(layout.dtype).copy()
 
 
-def _narrowed_float(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
+def _narrowed_float(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
     try:
         with np.errstate(over="raise", invalid="ignore"):
             return numbers.astype(dtype)
@@ -161,7 +186,7 @@ def _narrowed_float(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Arr
         raise _refused(tensor, f"a number in float_data is too large for {dtype}") from None
 
 
-def _narrowed_int(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
+def _narrowed_int(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
     if numbers.dtype == dtype or not numbers.size:
         return numbers.astype(dtype, copy=False)
     limits = np.iinfo(dtype)
@@ -172,7 +197,7 @@ def _narrowed_int(tensor: Tensor, numbers: Array, dtype: np.dtype[Any]) -> Array
     return numbers.astype(dtype)
 
 
-def _shaped(tensor: Tensor, elements: Array, field: str) -> Array:
+def _shaped(tensor: AnyTensor, elements: Array, field: str) -> Array:
     """`elements`, which came from `field`, in the tensor's shape."""
     try:
         return in_shape(tensor, elements, field)
@@ -180,8 +205,11 @@ def _shaped(tensor: Tensor, elements: Array, field: str) -> Array:
         raise _refused(tensor, str(error)) from None
 
 
-def _strings(tensor: Tensor) -> Any:
-    strings = list(tensor.str_data)
+def _strings(tensor: AnyTensor) -> Any:
+    strings: list[str] = []
+    for at in range(0, len(tensor.str_data), SLICE):
+        strings += tensor.str_data[at : at + SLICE]
+        breathe()
     if len(tensor.shape) > 1:
         # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
         return _shaped(tensor, np.array(strings, dtype=object), "str_data")
@@ -192,7 +220,9 @@ def _strings(tensor: Tensor) -> Any:
     return strings[0] if not tensor.shape and len(strings) == 1 else strings
 
 
-def _array_or_bytes(tensor: Tensor) -> Any:
+def _array_or_bytes(tensor: AnyTensor) -> Any:
+    if isinstance(tensor, BlockMessage) and (views := tensor.views("byte_data")):
+        return _large_array_or_bytes(tensor, views[-1])
     data = tensor.byte_data
     try:
         if not data:
@@ -207,7 +237,16 @@ def _array_or_bytes(tensor: Tensor) -> Any:
         raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
 
 
-def _refused(tensor: Tensor, why: str) -> PackageError:
+def _large_array_or_bytes(tensor: BlockMessage, data: memoryview) -> Any:
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        return b"".join((data,))  # which lets others run, as bytes() does not
+    try:
+        return npy_to_array(data)
+    except ValueError as error:
+        raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
+
+
+def _refused(tensor: AnyTensor, why: str) -> PackageError:
     return PackageError(f"tensor {tensor.name!r}: {why}")
 
 
@@ -271,6 +310,16 @@ def _pack_strings(name: str, array: Array) -> Tensor:
                 f"but one is a {type(element).__name__}"
             )
     return Tensor(name=name, elem_type=ElemType.STRING, str_data=strings, shape=array.shape)
+
+
+def numeric_layout(array: Array) -> tuple[Array, str]:
+    """An array of numbers in a dtype that travels, and the field in which it does.
+
+    Raises TypeError and ValueError for what has none.
+    """
+    array = sendable(array)
+    field = _LAYOUTS[_ELEM_TYPES[array.dtype]].field
+    return (array.view(np.uint16).astype("<u2") if array.dtype == _BFLOAT16 else array), field
 
 
 def _pack_numbers(name: str, array: Array) -> Tensor:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
+from pipeline.proto.blocks import BlockMessage, Shape, check_decoded, field_head, hollow
 from pipeline.proto.inference_v2_pb2 import (
     InferParameter,
     InferTensorContents,
@@ -31,6 +32,7 @@ from pipeline.proto.inference_v2_raw import (
     known_dtype,
     object_array,
     raw_to_array,
+    raw_view,
     shaped,
     size_mismatch,
     size_of,
@@ -52,13 +54,29 @@ __all__ = [
     "check_outputs",
     "contents_to_array",
     "datatype_of",
+    "large_request_from_message",
     "raw_to_array",
     "refuse_twice",
     "request_from_message",
+    "response_pieces",
     "response_to_message",
     "tensors_to_arrays",
     "with_text",
 ]
+
+_RAW_OUTPUTS = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
+_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].number
+_RAW_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+_CONTENTS_NUMBER = ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name["contents"].number
+_NUMBERS = frozenset(
+    field.number
+    for field in InferTensorContents.DESCRIPTOR.fields
+    if field.name != "bytes_contents"
+)
+_REQUEST_SHAPE = Shape(
+    frozenset({_RAW_INPUTS}),
+    {_INPUTS: Shape(frozenset(), {_CONTENTS_NUMBER: Shape(_NUMBERS)})},
+)
 
 InferTensor = ModelInferRequest.InferInputTensor | ModelInferResponse.InferOutputTensor
 Parameters = dict[str, bool | int | float | str]
@@ -142,15 +160,13 @@ class InferResponse(msgspec.Struct, frozen=True):
 
 
 def request_from_message(
-    message: ModelInferRequest,
-    limits: Limits | None = None,
-    raw_contents: Sequence[bytes | memoryview] | None = None,
+    message: ModelInferRequest | BlockMessage, limits: Limits | None = None
 ) -> InferRequest:
     """The request that came as a message; its arrays can be written to.
 
     Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
     protocol and for one that needs an extension which is not served; TooLargeError for more text
-    than `limits` lets pass. `raw_contents` stand for those of the message.
+    than `limits` lets pass.
     """
     for tensor in message.inputs:
         check_input_parameters(tensor.name, tensor.parameters)
@@ -165,17 +181,16 @@ def request_from_message(
         model_version=message.model_version,
         id=message.id,
         parameters=_from_parameters(message.parameters, _PARAMETER_FIELDS),
-        inputs=_inputs_of(message, limits, raw_contents),
+        inputs=_inputs_of(message, limits),
         outputs=outputs,
     )
 
 
 def _inputs_of(
-    message: ModelInferRequest,
-    limits: Limits | None,
-    raw_contents: Sequence[bytes | memoryview] | None,
+    message: ModelInferRequest | BlockMessage, limits: Limits | None
 ) -> dict[str, Array]:
-    raw = message.raw_input_contents if raw_contents is None else raw_contents
+    views = message.views("raw_input_contents") if isinstance(message, BlockMessage) else None
+    raw = message.raw_input_contents if views is None else views
     if raw:
         for tensor in message.inputs:
             if tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
@@ -187,17 +202,48 @@ def _inputs_of(
     return tensors_to_arrays(message.inputs, raw, asked, limits)
 
 
+def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:
+    """`request_from_message` for one that is too large to be copied first.
+
+    Raises DecodeError besides: it is no ModelInferRequest.
+    """
+    found = hollow(message, ModelInferRequest, _REQUEST_SHAPE, limits)
+    return request_from_message(found, limits)
+
+
+def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
+    """What `response_to_message` gives, as protobuf writes it, in pieces that are no copies.
+
+    Raises PayloadTypeError as that does.
+    """
+    head = _described(response)
+    raws: list[bytes | memoryview] = []
+    for name, array in response.outputs.items():
+        try:
+            raw = raw_view(array)
+        except PayloadTypeError as error:
+            raise PayloadTypeError(f"tensor {name!r}: {error}") from None
+        head.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        raws += (field_head(_RAW_OUTPUTS, len(raw)), raw)
+    return [head.SerializeToString(), *raws]
+
+
+def _described(response: InferResponse) -> ModelInferResponse:
+    message = ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for name, value in response.parameters.items():
+        _set_parameter(message.parameters[name], name, value)
+    return message
+
+
 def response_to_message(response: InferResponse) -> ModelInferResponse:
     """The response as a message, its tensors raw.
 
     Raises PayloadTypeError, with the name of the tensor or parameter, for what the protocol
     cannot carry.
     """
-    message = ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
-    for name, value in response.parameters.items():
-        _set_parameter(message.parameters[name], name, value)
+    message = _described(response)
     for name, array in response.outputs.items():
         add_tensor(message.outputs, message.raw_output_contents, name, array)
     return message
@@ -340,6 +386,8 @@ def contents_to_array(
     if datatype not in _CONTENTS:
         raise PackageError(f"{datatype} has no contents: it travels raw only")
     field, field_dtype = _CONTENTS[datatype]
+    if isinstance(contents, BlockMessage) and contents.views(field) is not None:
+        return _long_contents(datatype, shape, contents)
     elements = getattr(contents, field)
     size = size_of(shape)
     if len(elements) != size:
@@ -354,6 +402,27 @@ def contents_to_array(
     flat = wide.astype(dtype, copy=False)
     if flat is not wide and not np.array_equal(flat, wide):
         raise PackageError(f"{field} holds {wide.min()} to {wide.max()}, too much for {datatype}")
+    return shaped(flat, shape)
+
+
+def _long_contents(datatype: str, shape: Sequence[int], contents: BlockMessage) -> Array:
+    """The array of a long field."""
+    (field, wide), dtype = _CONTENTS[datatype], known_dtype(datatype)
+    found = contents.packed(field, wide) if wide.kind in "bf" else None
+    came = contents.count(field) if found is None else found.size
+    if came != size_of(shape):
+        what = f"{datatype} of shape {list(shape)}"
+        raise size_mismatch(what, size_of(shape) * dtype.itemsize, came * dtype.itemsize)
+    if found is not None:
+        return shaped(found.astype(dtype), shape)
+    check_decoded("it", came * dtype.itemsize, contents.limits)
+    flat, at = np.empty(came, dtype), 0
+    for part in contents.varints(field, wide) or ():
+        flat[at : at + part.size] = narrow = part.astype(dtype, copy=False)
+        at += part.size
+        if narrow is not part and not np.array_equal(narrow, part):
+            low, high = part.min(), part.max()
+            raise PackageError(f"{field} holds {low} to {high}, too much for {datatype}")
     return shaped(flat, shape)
 
 

@@ -30,11 +30,11 @@ from pipeline.proto.inference_v2_raw import (
     BYTES,
     Array,
     UnfilledError,
-    array_to_raw,
     datatype_of,
     known_dtype,
     object_array,
     raw_to_array,
+    raw_view,
     size_of,
 )
 from pipeline.proto.json_long import (
@@ -277,7 +277,7 @@ def write_response(
         PayloadTypeError: an output or a parameter that the protocol cannot carry.
     """
     outputs: list[dict[str, Any]] = []
-    tail: list[bytes] = []
+    tail: list[bytes | memoryview] = []
     for name, array in response.outputs.items():
         try:
             outputs.append(_output(name, array, tail if name in binary else None, limits))
@@ -298,14 +298,14 @@ def write_response(
 
 
 def _output(
-    name: str, array: Array, tail: list[bytes] | None, limits: Limits | None
+    name: str, array: Array, tail: list[bytes | memoryview] | None, limits: Limits | None
 ) -> dict[str, Any]:
     """An output's JSON; its bytes are appended to the `tail` if there is one."""
     datatype = datatype_of(array.dtype)
     fields: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
     if tail is None:
         return {**fields, "data": array_to_data(array, limits)}
-    raw = array_to_raw(array)
+    raw = raw_view(array)
     tail.append(raw)
     return {**fields, "parameters": {"binary_data_size": len(raw)}}
 

@@ -30,6 +30,7 @@ __all__ = [
     "known_dtype",
     "object_array",
     "raw_to_array",
+    "raw_view",
     "shaped",
     "size_of",
     "with_text",
@@ -97,7 +98,15 @@ def array_to_raw(array: Array) -> bytes:
             data = _element_bytes(element)
             parts += (_LENGTH.pack(len(data)), data)
         return b"".join(parts)
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return b"".join((raw_view(array),))
+
+
+def raw_view(array: Array) -> bytes | memoryview:
+    """`array_to_raw`, of numbers without a copy."""
+    if datatype_of(array.dtype) == "BYTES":
+        return array_to_raw(array)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
 
 
 def _element_bytes(element: object) -> bytes:

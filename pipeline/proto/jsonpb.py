@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,10 @@ from pipeline.proto.json_long import (
     struct_of,
     value_of,
 )
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.large import LargeResponse, LargeTensor, base64_pieces, number_pieces
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import SHORT_BYTES, Limits, breathe
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe
 
 _REQUEST_FIELDS = fields_of(Request)
 _TENSOR_FIELDS = fields_of(Tensor)
@@ -266,7 +266,62 @@ def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
 
     Raises TooLargeError for more JSON than `limits` lets pass.
     """
-    return response_to_json(response.message)
+    head = response.head
+    fields = {
+        "err_no": head.err_no,
+        "err_msg": head.err_msg,
+        "key": _fragment(_strings(head.key), limits),
+        "value": _fragment(_strings(head.value), limits),
+        "tensors": [_large_tensor_to_json(tensor, limits) for tensor in response.tensors],
+    }
+    text = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    limits.check_json(len(text), _ASK_GRPC)
+    return text
+
+
+_ASK_GRPC = "ask over gRPC"
+
+
+def _fragment(pieces: Iterable[bytes], limits: Limits) -> orjson.Fragment:
+    """A list of JSON, made of its elements."""
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        limits.check_json(size, _ASK_GRPC)
+    return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
+
+
+def _strings(values: Sequence[str]) -> Iterator[bytes]:
+    for at in range(0, len(values), SLICE):
+        breathe()
+        yield orjson.dumps(values[at : at + SLICE])[1:-1]
+
+
+def _large_tensor_to_json(tensor: Tensor | LargeTensor, limits: Limits) -> dict[str, Any]:
+    if not isinstance(tensor, LargeTensor):
+        return _tensor_to_json(tensor)
+    fields = _tensor_to_json(tensor.rest)
+    if tensor.field == "byte_data":
+        limits.check_json(len(tensor.data) * 4 // 3, _ASK_GRPC)
+        text = b"".join(base64_pieces(tensor.data))
+        return {**fields, "byte_data": orjson.Fragment(b'"%b"' % text)}
+    flat = tensor.numbers()
+    limits.check_json(2 * flat.size, _ASK_GRPC)
+    pieces = number_pieces(flat, _JSON_OF.get(tensor.field, _finite_or_text))
+    return {**fields, tensor.field: _fragment(pieces, limits)}
+
+
+def _finite_or_text(numbers: np.ndarray[Any, Any]) -> Any:
+    if numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all()):
+        return numbers
+    return _with_special_floats(numbers)
+
+
+_JSON_OF: dict[str, Callable[[Any], Any]] = {
+    "int64_data": lambda numbers: list(map(str, numbers.tolist()))
+}
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def array_to_npy(array: Array) -> bytes:
     return buffer.getvalue()
 
 
-def npy_to_array(data: bytes) -> Array:
+def npy_to_array(data: bytes | memoryview) -> Array:
     """The writable array of a .npy file of a plain dtype (neither objects nor records).
 
     numpy's own reader allocates by the shape that the header states before it looks for the
@@ -49,7 +49,7 @@ def npy_to_array(data: bytes) -> Array:
     return array.copy().reshape(shape, order=order)
 
 
-def _split_header(data: bytes) -> tuple[bytes, int]:
+def _split_header(data: bytes | memoryview) -> tuple[bytes, int]:
     """The header's text, and where the elements start."""
     version = data[len(MAGIC)] if len(data) > len(MAGIC) else None
     if version not in _LENGTH_FORMATS:
@@ -63,7 +63,7 @@ def _split_header(data: bytes) -> tuple[bytes, int]:
     if length > _MAX_HEADER_BYTES:
         raise ValueError(f"its header has {length} bytes; {_MAX_HEADER_BYTES} are the most")
     start += struct.calcsize(length_format)
-    return data[start : start + length], start + length
+    return bytes(data[start : start + length]), start + length
 
 
 def _parse_header(

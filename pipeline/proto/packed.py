@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
+from pipeline.proto.blocks import BlockMessage
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
 Array = npt.NDArray[Any]
@@ -47,9 +48,11 @@ def write_packed(tensor: Message, field: str, data: Array) -> None:
     tensor.MergeFromString(b"".join((head, elements.reshape(-1).view(np.uint8).data)))
 
 
-def read_packed(tensor: Message, field: str) -> Array:
+def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
     """The elements of a field of PACKED_DTYPES as a 1-D array that is not to be written to."""
     dtype = PACKED_DTYPES[field]
+    if isinstance(tensor, BlockMessage) and (found := tensor.packed(field, dtype)) is not None:
+        return found
     repeated = getattr(tensor, field)
     if len(repeated) <= _FEW:
         return np.fromiter(repeated, dtype, len(repeated))

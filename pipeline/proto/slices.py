@@ -29,11 +29,13 @@ class Limits(msgspec.Struct, frozen=True):
     """What a message may hold that is costly per byte.
 
     `json_bytes` of JSON, and of text that stands for an array; `text_elements`: strings and
-    elements of BYTES, each of which becomes an object of Python.
+    elements of BYTES, each of which becomes an object of Python. `message_bytes` of anything, on
+    the wire and as arrays.
     """
 
     json_bytes: int = 16 * 2**20
     text_elements: int = 2**20
+    message_bytes: int = 256 * 2**20
 
     def check_texts(self, count: int) -> None:
         """Raise TooLargeError for more strings, or elements of BYTES, than there may be."""
