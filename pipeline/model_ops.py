@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
-from pipeline.errors import ErrorCode, InitError, PackageError, ProductError
+from pipeline.errors import ErrorCode, InitError, PackageError, ProductError, TooLargeError
 from pipeline.op import Op, RequestOp, ResponseOp, pack_error
 from pipeline.predictors.model_conf import (
     SERVER_FILE,
@@ -20,8 +20,10 @@ from pipeline.predictors.model_conf import (
 )
 from pipeline.predictors.signature import LOD
 from pipeline.proto import baidu_std, general_model, general_model_json
+from pipeline.proto.blocks import BlockMessage
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
 from pipeline.proto.packed import read_varint
+from pipeline.proto.slices import SHORT_BYTES, Limits
 
 ENGINE_NAME = "general_infer_0"
 """What Paddle Serving calls the only model of a service in its answers."""
@@ -29,6 +31,7 @@ ENGINE_NAME = "general_infer_0"
 _NO_CONF = ModelConf((), ())
 _LENGTH_PREFIXED = 2  # the wire type
 _LOG_ID_TAG = 4 << 3  # a varint
+_MOST_FIELDS = 1024  # that are looked through for it
 
 
 class ModelCall(NamedTuple):
@@ -50,7 +53,9 @@ def log_id_of(message: bytes) -> int:
     """
     found = at = 0
     try:
-        while at < len(message):
+        for _ in range(_MOST_FIELDS):
+            if at >= len(message):
+                break
             tag, at = read_varint(message, at)
             value, at = read_varint(message, at)
             if tag == _LOG_ID_TAG:
@@ -101,6 +106,7 @@ class ModelOp(Op):
         super().__init__(name, CallOp())
         self._conf = conf or _NO_CONF
         self._max_bytes = max_bytes
+        self._limits = Limits(message_bytes=max_bytes)
         self._client_conf = client_conf
 
     def init_op(self) -> None:
@@ -145,19 +151,20 @@ class ModelOp(Op):
         data_id: int = 0,
         log_id: int = 0,
     ) -> Any:
-        response = Response(log_id=self._request.log_id)
-        output = response.outputs.add(engine_name=ENGINE_NAME)
-        for name in self._wanted or self.right_fetch_names:
-            lod = fetch_data.get(f"{name}{LOD}")
-            general_model.put_value(
-                output.tensor.add(), *self._written[name], fetch_data[name], lod
+        tensors = [
+            general_model.value_pieces(
+                *self._written[name], fetch_data[name], fetch_data.get(f"{name}{LOD}")
             )
+            for name in self._wanted or self.right_fetch_names
+        ]
+        response = general_model.response_bytes(ENGINE_NAME, self._request.log_id, tensors)
         if self._is_json:
-            return {"message": general_model_json.response_to_json(response)}, None, ""
-        message = baidu_std.compress(self._compress_type, response.SerializeToString())
+            answer = Response.FromString(response)
+            return {"message": general_model_json.response_to_json(answer)}, None, ""
+        message = baidu_std.compress(self._compress_type, response)
         return {"message": message}, None, ""
 
-    def _read(self, message: bytes) -> Request:
+    def _read(self, message: bytes) -> Request | BlockMessage:
         if self._is_json:
             try:
                 return general_model_json.request_from_json(message)
@@ -169,11 +176,15 @@ class ModelOp(Op):
             except baidu_std.WireError as error:
                 raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
         try:
+            if len(message) > SHORT_BYTES:
+                return general_model.large_request(message, self._limits)
             return Request.FromString(message)
+        except TooLargeError as error:
+            raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
         except DecodeError as error:
             raise _refused(f"not a Request: {error}", ErrorCode.RPC_PACKAGE_ERROR) from error
 
-    def _fed(self, tensor: Tensor) -> str:
+    def _fed(self, tensor: Tensor | BlockMessage) -> str:
         """The feed that a tensor is for: clients give both names, or either."""
         if tensor.alias_name in self._feeds:
             return self._feeds[tensor.alias_name]

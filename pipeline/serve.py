@@ -126,7 +126,12 @@ def _doors(behind: Behind, listener: socket.socket, settings: ServeSettings) -> 
             offload=behind.offload,
         ),
         "brpc, gRPC and HTTP": OnePortDoor(
-            answer, listener, limit, f"\0{inner}", f"\0{inner}-http"
+            answer,
+            listener,
+            limit,
+            f"\0{inner}",
+            f"\0{inner}-http",
+            offload=behind.offload,
         ),
     }
     if settings.grpc_port is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 from pipeline.doors.model_service import METHODS, Answer
+from pipeline.engine.offload import Offload
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -22,6 +24,7 @@ from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std
 from pipeline.proto.baidu_std import BrpcCode, Frame, FrameReader, WireError
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
+from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class BaiduStdConnection(asyncio.Protocol):
         max_bytes: of a frame.
         register: where it is while it is open.
         most_calls: see `MOST_CALLS`.
+        offload: where large messages are copied; its owner stops it.
 
     Attributes:
         lost: done when the connection is closed.
@@ -68,8 +72,10 @@ class BaiduStdConnection(asyncio.Protocol):
         max_bytes: int,
         register: set[BaiduStdConnection],
         most_calls: int = MOST_CALLS,
+        offload: Offload | None = None,
     ) -> None:
         self._answer = answer
+        self._offload = offload or Offload(threads=0)
         self._max_bytes = max_bytes
         self._register = register
         self._most_calls = most_calls
@@ -124,12 +130,21 @@ class BaiduStdConnection(asyncio.Protocol):
         self._call_bytes += len(frame.body)
 
     async def _serve(self, frame: Frame) -> None:
-        meta, body = frame.meta, frame.body
+        meta, body, size = frame.meta, frame.body, len(frame.body)
+        del frame
         request = meta.request
-        log_id = request.log_id % 2**64 or (0 if meta.compress_type else log_id_of(body))
         timeout_s = request.timeout_ms / 1000 if request.timeout_ms > 0 else None
         try:
-            call = ModelCall(body, meta.compress_type, log_id)
+            if isinstance(body, memoryview):
+                copy = partial(b"".join, (body,))  # which lets others run, as bytes() does not
+                del body
+                message, timeout_s = await self._offload.run(copy, timeout_s)
+                del copy
+            else:
+                message = body
+            log_id = request.log_id % 2**64 or (0 if meta.compress_type else log_id_of(message))
+            call = ModelCall(message, meta.compress_type, log_id)
+            del message
             self._write(meta, await self._answer(call, timeout_s))
         except PipelineError as error:
             self._refuse(meta, *_described(error))
@@ -137,7 +152,7 @@ class BaiduStdConnection(asyncio.Protocol):
             _LOGGER.exception("%s failed", request.method_name, exc_info=error)
             self._refuse(meta, BrpcCode.INTERNAL, "internal error of the server")
         finally:
-            self._finish(len(body))
+            self._finish(size)
 
     def _finish(self, size: int) -> None:
         call = asyncio.current_task(self._loop)
@@ -151,7 +166,11 @@ class BaiduStdConnection(asyncio.Protocol):
         meta = baidu_std.response_meta(asked.correlation_id)
         if asked.compress_type:
             meta.compress_type = asked.compress_type
-        self.transport.write(baidu_std.pack(meta, body))
+        if len(body) <= SHORT_BYTES:
+            self.transport.write(baidu_std.pack(meta, body))
+            return
+        self.transport.write(baidu_std.pack_head(meta, len(body)))
+        self.transport.write(body)
 
     def _refuse(self, asked: RpcMeta, code: int, text: str) -> None:
         meta = baidu_std.response_meta(asked.correlation_id, code, text)

@@ -42,9 +42,10 @@ from pipeline.errors import (
 )
 from pipeline.event_loop import waited
 from pipeline.proto import jsonpb
+from pipeline.proto.inflate import inflated, joined
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe
+from pipeline.proto.slices import SHORT_BYTES, Limits
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -383,7 +384,7 @@ class HttpDoor:
             raise _CallerLeftError
         if size <= SHORT_BYTES:
             return b"".join(pieces)
-        body, _ = await self._offload.run(functools.partial(_joined, pieces))
+        body, _ = await self._offload.run(functools.partial(joined, pieces))
         return body
 
     async def _decompressed(self, body: bytes, encoding: bytes, limit: _Limit) -> bytes:
@@ -396,8 +397,8 @@ class HttpDoor:
         try:
             if len(body) <= SHORT_BYTES:
                 with contextlib.suppress(OverflowError):
-                    return _inflated(body, bits, min(SHORT_BYTES, limit.size))
-            inflate = functools.partial(_inflated, body, bits, limit.size)
+                    return inflated(body, bits, min(SHORT_BYTES, limit.size))
+            inflate = functools.partial(inflated, body, bits, limit.size)
             unpacked, _ = await self._offload.run(inflate)
             return unpacked
         except OverflowError as error:
@@ -421,39 +422,6 @@ class _Limit(NamedTuple):
     def passed(self) -> HttpError:
         text = f"the request is larger than {self.key} ({self.size} bytes)"
         return HttpError(413, TooLargeError(text))
-
-
-def _joined(pieces: list[bytes]) -> bytes:
-    body = b"".join(pieces)
-    pieces.clear()  # whoever waits for it has them still
-    return body
-
-
-def _inflated(body: bytes, window_bits: int, most: int) -> bytes:
-    """What is packed in `body`, in slices.
-
-    Raises OverflowError above `most` bytes, zlib.error, EOFError where it ends too early and
-    ValueError where it does not end there.
-    """
-    unpacker = zlib.decompressobj(wbits=window_bits)
-    pieces: list[bytes] = []
-    size = 0
-    for at in range(0, len(body), SLICE_BYTES):
-        if unpacker.eof:
-            raise ValueError
-        data = body[at : at + SLICE_BYTES]
-        while data or (pieces and len(pieces[-1]) == SLICE_BYTES and not unpacker.eof):
-            pieces.append(unpacker.decompress(data, SLICE_BYTES))
-            data = unpacker.unconsumed_tail
-            size += len(pieces[-1])
-            if size > most:
-                raise OverflowError
-            breathe()
-    if not unpacker.eof:
-        raise EOFError
-    if unpacker.unused_data:
-        raise ValueError
-    return _joined(pieces)
 
 
 class _CallerLeftError(Exception):

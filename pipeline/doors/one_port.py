@@ -11,6 +11,7 @@ from pipeline.doors.baidu_std import BaiduStdConnection
 from pipeline.doors.listen import BACKLOG
 from pipeline.doors.model_service import Answer
 from pipeline.doors.relay import Relay
+from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.proto import baidu_std
 
@@ -32,6 +33,7 @@ class OnePortDoor:
         grpc_path: of the Unix socket to which connections that speak HTTP/2 are relayed.
         http_path: of the one for those that speak HTTP/1.
         patience_s: for a peer to say what it speaks.
+        offload: where large messages are copied; its owner stops it.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class OnePortDoor:
         grpc_path: str,
         http_path: str,
         patience_s: float = _PATIENCE_S,
+        offload: Offload | None = None,
     ) -> None:
+        self._offload = offload
         self.port: int = listener.getsockname()[1]
         self._answer = answer
         self._listener = listener
@@ -97,7 +101,9 @@ class OnePortDoor:
         """Give a new connection, on which `said` was said, to whom it is for."""
         kind = said[:_TELLING_BYTES]
         if kind == baidu_std.MAGIC:
-            connection = BaiduStdConnection(self._answer, self._max_bytes, self._connections)
+            connection = BaiduStdConnection(
+                self._answer, self._max_bytes, self._connections, offload=self._offload
+            )
             transport.set_protocol(connection)
             connection.connection_made(transport)
             connection.data_received(said)

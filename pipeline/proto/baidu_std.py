@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError
 
 from pipeline.proto import snappy
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
+from pipeline.proto.inflate import inflated
+from pipeline.proto.slices import SHORT_BYTES
 
 SERVICE: Final = "baidu.paddle_serving.predictor.general_model.GeneralModelService"
 MAGIC: Final = b"PRPC"
@@ -77,11 +79,12 @@ class Trace(NamedTuple):
 class Frame(NamedTuple):
     """One message as it travelled: `body` is still compressed where `meta.compress_type` says so.
 
-    The answer of a failed call has no body, whatever its `compress_type`.
+    The answer of a failed call has no body, whatever its `compress_type`. A body that is large is
+    a view of what came.
     """
 
     meta: RpcMeta
-    body: bytes
+    body: bytes | memoryview
     attachment: bytes
 
 
@@ -153,6 +156,11 @@ def pack(meta: RpcMeta, body: bytes, attachment: bytes = b"") -> bytes:
     Raises:
         WireError: the frame's size does not fit into its header.
     """
+    return b"".join((pack_head(meta, len(body), attachment), body, attachment))
+
+
+def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
+    """What `pack` puts before the body."""
     if attachment:
         if len(attachment) >= 2**31:
             raise WireError(
@@ -162,10 +170,10 @@ def pack(meta: RpcMeta, body: bytes, attachment: bytes = b"") -> bytes:
     elif meta.attachment_size:
         meta.ClearField("attachment_size")
     head = meta.SerializeToString()
-    size = len(head) + len(body) + len(attachment)
+    size = len(head) + body_bytes + len(attachment)
     if size > _MAX_UINT32:
         raise WireError(f"a frame of {size} bytes; 4 GiB and more have no place")
-    return b"".join((_HEADER.pack(MAGIC, size, len(head)), head, body, attachment))
+    return _HEADER.pack(MAGIC, size, len(head)) + head
 
 
 class FrameReader:
@@ -196,14 +204,13 @@ class FrameReader:
         try:
             if not self._rest:
                 # Slices of bytes are copies: quicker than views of them as long as they are short.
-                return self._cut(data if len(data) < _SHORT_BYTES else memoryview(data))
+                return self._cut(data if len(data) < _SHORT_BYTES else memoryview(bytearray(data)))
             self._rest += data
             if len(self._rest) < self._wanted:
                 self._check_magic(self._rest)
                 return []
             arrived, self._rest = self._rest, bytearray()
-            with memoryview(arrived) as view:
-                return self._cut(view)
+            return self._cut(memoryview(arrived).toreadonly())
         except WireError as error:
             self._rest = bytearray()
             self._error = error
@@ -257,11 +264,18 @@ def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> Frame:
         raise WireError("the meta of a frame is no RpcMeta") from error
     attached = meta.attachment_size
     if not attached:
-        return Frame(meta, bytes(data[meta_size:]), b"")
+        return Frame(meta, _body(data[meta_size:]), b"")
     end = len(data) - attached
     if not meta_size <= end <= len(data):
         raise WireError(f"an attachment of {attached} bytes in {len(data) - meta_size}")
-    return Frame(meta, bytes(data[meta_size:end]), bytes(data[end:]))
+    return Frame(meta, _body(data[meta_size:end]), bytes(data[end:]))
+
+
+def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
+    """A copy; of what is large and lies in a buffer of our own, a view."""
+    if isinstance(data, memoryview) and data.readonly and len(data) > SHORT_BYTES:
+        return data
+    return bytes(data)
 
 
 # --- compression of bodies --------------------------------------------------------------------
@@ -299,18 +313,16 @@ def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
 
 
 def _inflate(data: bytes | memoryview, wbits: int, max_bytes: int) -> bytes:
-    stream = zlib.decompressobj(wbits)
     try:
-        plain = stream.decompress(data, max_bytes + 1)  # 0 would stand for "no limit"
+        return inflated(data, wbits, max_bytes)
     except zlib.error as error:
         raise WireError(f"a body that is neither gzip nor zlib, as it should be: {error}") from None
-    if len(plain) > max_bytes:
-        raise WireError(f"a body is larger than {max_bytes} bytes when decompressed")
-    if not stream.eof:
-        raise WireError("a compressed body ends too early")
-    if stream.unused_data:
-        raise WireError(f"{len(stream.unused_data)} bytes follow a compressed body")
-    return plain
+    except OverflowError:
+        raise WireError(f"a body is larger than {max_bytes} bytes when decompressed") from None
+    except EOFError:
+        raise WireError("a compressed body ends too early") from None
+    except ValueError as error:
+        raise WireError(f"{error} bytes follow a compressed body") from None
 
 
 def _wbits(kind: int) -> int:

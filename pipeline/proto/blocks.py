@@ -26,6 +26,7 @@ View = memoryview
 _LONG = 4096  # bytes of a field that is left where it is
 _VARINT, _FIXED_64, _PREFIXED, _FIXED_32 = 0, 1, 2, 5
 _FIELDS_AT_ONCE = 4096
+_WIDEST = np.dtype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,11 @@ class BlockMessage:
         if any(len(view) % dtype.itemsize for view in views):
             raise PackageError(f"{name} ends within a number")
         if dtype == np.bool_:
-            found: Array = np.concatenate([np.frombuffer(view, np.uint8) for view in views]) != 0
-            return found
+            found: Array = np.concatenate([np.frombuffer(view, np.uint8) for view in views])
+            if (found >= 0x80).any():  # no writer does so, but they are varints
+                found = np.concatenate([part for view in views for part in _varints(view, _WIDEST)])
+            truths: Array = found != 0
+            return truths
         if len(views) == 1:
             return np.frombuffer(views[0], dtype)
         return np.concatenate([np.frombuffer(view, dtype) for view in views])

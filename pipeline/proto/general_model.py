@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from pipeline.errors import PayloadTypeError
 from pipeline.proto.baidu_std import WireError
+from pipeline.proto.blocks import BlockMessage, Shape, field_head, hollow, varint_block
 from pipeline.proto.codec import sendable
-from pipeline.proto.general_model_pb2 import Tensor
+from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.shapes import in_shape
+from pipeline.proto.slices import SHORT_BYTES, Limits
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +49,16 @@ class ElemType(IntEnum):
 
 
 _CONTENT = "tensor_content"
+_LONG = frozenset(
+    field.number for field in Tensor.DESCRIPTOR.fields if field.name.endswith(("_data", _CONTENT))
+)
+_VARINTS = ("int64_data", "int_data", "uint32_data")
+_LARGE_BYTES = SHORT_BYTES
+_TENSOR = ModelOutput.DESCRIPTOR.fields_by_name["tensor"].number
+_OUTPUTS = Response.DESCRIPTOR.fields_by_name["outputs"].number
+_REQUEST_SHAPE = Shape(
+    frozenset(), {Request.DESCRIPTOR.fields_by_name["tensor"].number: Shape(_LONG)}
+)
 _TEXT = np.dtype(object)
 _LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
     ElemType.INT64: (np.dtype(np.int64), "int64_data"),
@@ -157,10 +169,50 @@ def _check_text(elements: Iterable[object]) -> None:
             raise TypeError(f"an array of objects must hold str only, not {type(element).__name__}")
 
 
+def value_pieces(
+    name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
+) -> list[bytes | memoryview]:
+    """The bytes of `value_to_tensor`, in pieces: the elements of a large array are no copy."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind in "OU" or value.nbytes < _LARGE_BYTES:
+        return [value_to_tensor(name, alias, value, lod).SerializeToString()]
+    try:
+        array = sendable(value)
+    except (TypeError, ValueError) as error:
+        raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
+    rest = value_to_tensor(name, alias, np.empty(0, array.dtype), lod)
+    rest.ClearField("shape")
+    rest.shape.extend(value.shape)
+    elem_type = elem_type_of(array.dtype)
+    field = _LAYOUTS[elem_type][1]
+    content: bytes | memoryview
+    if field in _VARINTS:
+        content = varint_block(array)
+    else:
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    head = field_head(Tensor.DESCRIPTOR.fields_by_name[field].number, len(content))
+    written = rest.SerializeToString()
+    return [written, head, content] if field == _CONTENT else [head, content, written]
+
+
+def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memoryview]]) -> bytes:
+    """A Response of one model; each tensor in the pieces of `value_pieces`."""
+    pieces: list[bytes | memoryview] = []
+    for tensor in tensors:
+        pieces += (field_head(_TENSOR, sum(map(len, tensor))), *tensor)
+    pieces.append(ModelOutput(engine_name=engine).SerializeToString())
+    head = field_head(_OUTPUTS, sum(map(len, pieces)))
+    return b"".join((head, *pieces, Response(log_id=log_id).SerializeToString()))
+
+
+def large_request(message: bytes, limits: Limits) -> BlockMessage:
+    """A Request whose long fields are left in `message`. Raises DecodeError, TooLargeError."""
+    return hollow(message, Request, _REQUEST_SHAPE, limits)
+
+
 # --- wire to numpy ----------------------------------------------------------------------------
 
 
-def tensor_to_array(tensor: Tensor) -> Array:
+def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
     """The tensor's elements in its shape: a writable array of its own; text as objects, each a str.
 
     Without a shape one element gives a 0-d array and any other number a 1-D array.
@@ -179,20 +231,23 @@ def tensor_to_array(tensor: Tensor) -> Array:
         raise _refused(tensor, str(error)) from None
 
 
-def lod_of(tensor: Tensor) -> Array | None:
+def lod_of(tensor: Tensor | BlockMessage) -> Array | None:
     """The tensor's level-of-detail offsets as a 1-D int32 array; None when it has none."""
     return np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
 
 
-def _elements(tensor: Tensor, dtype: np.dtype[Any], field: str) -> Array:
+def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -> Array:
     """The elements as a 1-D array; ValueError when the bytes do not make whole ones."""
     if field in PACKED_DTYPES:
         numbers = read_packed(tensor, field)
         if dtype.kind == "c" and numbers.size % 2:
             raise ValueError(f"{field} holds {numbers.size} numbers; they come in pairs")
         return numbers.view(dtype).copy()
+    views = tensor.views(field) if isinstance(tensor, BlockMessage) else None
     if field == _CONTENT:
-        return _content(tensor.tensor_content, dtype)
+        return _content(tensor.tensor_content if views is None else views[-1], dtype)
+    if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, dtype)) is not None:
+        return np.concatenate(list(parts))
     repeated = getattr(tensor, field)
     # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
     if dtype == _TEXT:
@@ -200,7 +255,7 @@ def _elements(tensor: Tensor, dtype: np.dtype[Any], field: str) -> Array:
     return np.fromiter(repeated, dtype, count=len(repeated))
 
 
-def _content(content: bytes, dtype: np.dtype[Any]) -> Array:
+def _content(content: bytes | memoryview, dtype: np.dtype[Any]) -> Array:
     if len(content) % dtype.itemsize:
         raise ValueError(
             f"tensor_content holds {len(content)} bytes, which are no whole {dtype} numbers"
@@ -208,5 +263,5 @@ def _content(content: bytes, dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(content, dtype).copy()
 
 
-def _refused(tensor: Tensor, why: str) -> WireError:
+def _refused(tensor: Tensor | BlockMessage, why: str) -> WireError:
     return WireError(f"tensor {tensor.alias_name or tensor.name!r}: {why}")

@@ -1,0 +1,45 @@
+"""What zlib has packed, unpacked in slices and up to a limit."""
+
+from __future__ import annotations
+
+import zlib
+
+from pipeline.proto.slices import SLICE_BYTES, breathe
+
+
+def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
+    """What is packed in `data`.
+
+    Raises:
+        OverflowError: it is more than `most` bytes.
+        EOFError: it ends too early.
+        ValueError: something follows it; the text is how many bytes.
+        zlib.error: it is not packed so.
+    """
+    unpacker = zlib.decompressobj(wbits=window_bits)
+    pieces: list[bytes] = []
+    size = 0
+    view = memoryview(data)
+    for at in range(0, len(view), SLICE_BYTES):
+        if unpacker.eof:
+            raise ValueError(len(view) - at + len(unpacker.unused_data))
+        part: bytes | memoryview = view[at : at + SLICE_BYTES]
+        while part or (pieces and len(pieces[-1]) == SLICE_BYTES and not unpacker.eof):
+            pieces.append(unpacker.decompress(part, SLICE_BYTES))
+            part = unpacker.unconsumed_tail
+            size += len(pieces[-1])
+            if size > most:
+                raise OverflowError
+            breathe()
+    if not unpacker.eof:
+        raise EOFError
+    if unpacker.unused_data:
+        raise ValueError(len(unpacker.unused_data))
+    return joined(pieces)
+
+
+def joined(pieces: list[bytes]) -> bytes:
+    """The pieces in one; they are taken from the list, so that nothing is there twice for long."""
+    whole = b"".join(pieces)  # lets others run
+    pieces.clear()
+    return whole
