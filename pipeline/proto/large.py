@@ -109,7 +109,7 @@ def _tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
     rest.ClearField("shape")
     rest.shape.extend(value.shape)
     if field == "byte_data":  # bfloat16
-        array = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return LargeTensor(rest, field, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return LargeTensor(rest, field, array)
 
 
