@@ -89,9 +89,16 @@ class InitError(PipelineError):
 
 
 class OverloadedError(PipelineError):
-    """The server holds as many requests as it may: try again later, or elsewhere."""
+    """The server cannot take the request, or not in its time: try again later, or elsewhere.
+
+    `retry_after_s`: when there may be a place, as far as can be told.
+    """
 
     code: int = ErrorCode.OVERLOADED
+
+    def __init__(self, text: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
 
 
 class ConfigError(PipelineError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +62,12 @@ class Channel:
         self._parts: dict[InFlight, dict[str, Any]] = {}
         self._names: dict[InFlight, dict[str, str]] = {}  # of stand-ins, by producer
         self._ready: list[tuple[int, int, Item]] = []
+        self._late: list[tuple[int, int, Item]] = []
         self._pushed = 0
         self.rows = 0  # samples of all that is ready
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + len(self._late)
 
     @property
     def waiting_for_parts(self) -> int:
@@ -105,28 +106,38 @@ class Channel:
         """Queue an item whose inputs are complete."""
         self._pushed += 1
         self.rows += item.request.rows
-        heapq.heappush(self._ready, (item.data_id, self._pushed, item))
+        bisect.insort(self._ready, (item.data_id, self._pushed, item))
 
     def pop(self, count: int, most_rows: int = 0) -> list[Item]:
-        """Take up to `count` items, oldest request first.
+        """Take up to `count` items, oldest request first; after them the late ones, newest first.
 
         With `most_rows` no more than so many samples in all, but for a request that alone brings
         more: none is passed over, and none is split.
         """
-        ready, rows = self._ready, 0
-        taken: list[Item] = []
-        while ready and len(taken) < count:
-            brought = ready[0][2].request.rows
-            if taken and 0 < most_rows < rows + brought:
-                break
-            rows += brought
-            taken.append(heapq.heappop(ready)[2])
-        self.rows -= rows
+        ready, late = self._ready, self._late
+        first = ready[:count]
+        after = late[: -1 - min(count - len(first), len(late)) : -1]
+        taken = [entry[2] for entry in (*first, *after)]
+        if most_rows and len(taken) > 1:
+            del taken[_as_many_as_fit((item.request.rows for item in taken), most_rows) :]
+        del ready[: len(taken)]
+        if len(taken) > len(first):
+            del late[len(first) - len(taken) :]
+        self.rows -= sum(item.request.rows for item in taken)
         return taken
+
+    def set_aside(self, now: float, turn_s: float) -> None:
+        """Let those go last who have waited too long; see `admission.is_late`."""
+        ready, count = self._ready, 0
+        while count < len(ready) and ready[count][2].request.is_late(now, turn_s):
+            count += 1
+        if count:
+            self._late += ready[:count]
+            del ready[:count]
 
     def first_ready_at(self) -> float:
         """When the item that has been ready longest became so. Needs at least one item."""
-        return min(entry[2].ready_at for entry in self._ready)
+        return min(entry[2].ready_at for entry in (*self._ready, *self._late))
 
     def discard_parts(self, request: InFlight) -> None:
         """Forget the parts that still wait for others."""
@@ -144,13 +155,12 @@ class Channel:
         Returns what was ready of it.
         """
         self.discard_parts(request)
-        kept = [entry for entry in self._ready if entry[2].request is not request]
-        if len(kept) == len(self._ready):
-            return []
-        dropped = [entry[2] for entry in self._ready if entry[2].request is request]
-        heapq.heapify(kept)
-        self._ready = kept
-        self.rows -= sum(item.request.rows for item in dropped)
+        entries = [*self._late, *self._ready]
+        dropped = [entry[2] for entry in entries if entry[2].request is request]
+        if dropped:
+            self._ready = [entry for entry in self._ready if entry[2].request is not request]
+            self._late = [entry for entry in self._late if entry[2].request is not request]
+            self.rows -= sum(item.request.rows for item in dropped)
         return dropped
 
 
@@ -225,6 +235,17 @@ def _by_name(parts: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         if name not in inputs or _is_answer(part):
             inputs[name] = part
     return inputs
+
+
+def _as_many_as_fit(rows: Iterable[int], most_rows: int) -> int:
+    """How many, in order, have no more rows in all; at least one."""
+    count = 0
+    for brought in rows:
+        most_rows -= brought
+        if most_rows < 0 and count:
+            break
+        count += 1
+    return count
 
 
 def _is_answer(part: Any) -> bool:

@@ -16,7 +16,7 @@ from pipeline.engine.state import OpState
 from pipeline.engine.watching import Watchers
 from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import NO_WORKER, Outcome, outcome_of, packed_turn
+from pipeline.observe.span import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
 from pipeline.op import Op
 from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
@@ -26,7 +26,6 @@ _STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least thi
 _STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
 
 _OK = int(Outcome.OK)
-_FROM_OUTSIDE = (Outcome.REJECTED, Outcome.CANCELED)  # no Op is the reason for these
 
 _SHORTEST_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
 
@@ -169,6 +168,11 @@ class OpDispatcher:
         """Whether producers have to wait before they send more."""
         return self.room.is_full(self.channel)
 
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether more wait here than can be begun: a full batch that no worker has taken."""
+        return len(self.channel) >= self._policy.batch_size
+
     def state(self) -> OpState:
         """How it stands."""
         return OpState(
@@ -197,6 +201,7 @@ class OpDispatcher:
             self._fail(self._take(len(channel)), outage, Outcome.OTHER)
 
     def _take(self, count: int, most_rows: int = 0) -> list[Item]:
+        self.channel.set_aside(self._loop.time(), self.load.service_s)
         items = self.channel.pop(count, most_rows)
         self._places_freed()
         return items
@@ -363,7 +368,7 @@ class OpDispatcher:
         now = self._clock_ns()
         for item in items:
             ended = item.request.outcome
-            reason = ended if ended in _FROM_OUTSIDE else outcome
+            reason = ended if ended in FROM_OUTSIDE else outcome
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
             self._journal.turns.append(packed_turn(self._index, NO_WORKER, -1, *ends))
 

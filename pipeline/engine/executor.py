@@ -29,7 +29,7 @@ from pipeline.errors import (
     described,
     error_from_wire,
 )
-from pipeline.observe.span import PIPELINE, Outcome, outcome_of
+from pipeline.observe.span import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.op import (
     EXECUTOR_NAME,
     PROFILE_KEY,
@@ -105,7 +105,7 @@ class DAGExecutor:
         self._packers = factory(self._response_op, Edge(self._packed))
         self._is_bounded = config.dag.channel_size > 0
         cap = config.most_inside or _default_cap(graph)
-        self._gate = Gate(cap, config.queue_size, self._is_open, self._enter)
+        self._gate = Gate(cap, config.queue_size, self._is_open, self._enter, loop.time)
         self._touched: list[OpDispatcher] = []
         self._is_pump_due = False
         self._next_id, self._id_step = numbering
@@ -156,7 +156,7 @@ class DAGExecutor:
     @property
     def waiting(self) -> int:
         """Requests that wait to be let into the graph."""
-        return len(self._gate.waiting)
+        return self._gate.waiting
 
     def state(self) -> EngineState:
         """How it stands right now."""
@@ -224,7 +224,8 @@ class DAGExecutor:
             the route says so.
 
         Raises:
-            OverloadedError: as many requests as allowed are inside and waiting.
+            OverloadedError: as many requests as allowed are inside and waiting, or so many that
+                this one cannot be answered in its time.
         """
         request = self._admit(raw, timeout_s, route)
         try:
@@ -242,13 +243,16 @@ class DAGExecutor:
             request.answer.set_result(self._refusal(request, refusal))
             return request
         self._gate.check()
+        time_left_s = self._time_left_s(timeout_s)
+        if time_left_s is not None and self._is_behind(route):
+            self._gate.judge(time_left_s)
         if route is not None:
             request.rows = route.rows
         if self._watchers.begin_trace is not None:
             traceparent = route.traceparent if route is not None else ""
             request.trace = self._watchers.trace_of(data_id, traceparent)
-        if timeout_s is not None or self._config.timeout_s is not None:
-            self._set_deadline(request, timeout_s)
+        if time_left_s is not None:
+            self._set_deadline(request, time_left_s)
         self._gate.take(request)
         return request
 
@@ -256,9 +260,27 @@ class DAGExecutor:
         is_full = self._is_bounded and any(node.is_full for node in self._entries)
         return self._is_started and not is_full
 
-    def _set_deadline(self, request: InFlight, timeout_s: float | None) -> None:
-        limits = [limit for limit in (timeout_s, self._config.timeout_s) if limit is not None]
-        request.deadline = when = self._loop.time() + min(limits)
+    def _pressure(self) -> tuple[bool, float]:
+        """Whether more wait at an Op than can be begun, and what a turn at the slowest takes."""
+        is_backed_up, turn_s = False, 0.0
+        for node in self.nodes.values():
+            is_backed_up = is_backed_up or node.is_backed_up
+            turn_s = max(turn_s, node.load.service_s)
+        return is_backed_up, turn_s
+
+    def _is_behind(self, route: Route | None) -> bool:
+        """Whether a request comes after those that are inside: one for an idle Op does not."""
+        return route is None or route.op is None or self.nodes[route.op].is_backed_up
+
+    def _time_left_s(self, timeout_s: float | None) -> float | None:
+        most_s = self._config.timeout_s
+        if timeout_s is None or most_s is None:
+            return most_s if timeout_s is None else timeout_s
+        return min(timeout_s, most_s)
+
+    def _set_deadline(self, request: InFlight, time_left_s: float) -> None:
+        request.asked_at = self._loop.time()
+        request.deadline = when = request.asked_at + time_left_s
         request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
     def _enter(self, request: InFlight) -> None:
@@ -345,6 +367,7 @@ class DAGExecutor:
             for node in nodes:
                 node.pump()
         self._is_pump_due = False
+        self._gate.look(self._pressure)
         if self._gate.waiting:
             self._gate.let_in()
 
@@ -495,7 +518,7 @@ class DAGExecutor:
             self._watchers.tell(request, self._target(request))
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
-        self._gate.leave(request)
+        self._gate.leave(request, request.outcome not in FROM_OUTSIDE)
         if self._is_closing and self._gate.is_empty:
             self._all_answered.set()
 

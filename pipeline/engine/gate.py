@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
+from pipeline.engine.admission import Throughput, seconds_over
 from pipeline.engine.request import InFlight
 from pipeline.errors import OverloadedError
 
@@ -16,6 +18,7 @@ class Gate:
         queue_size: most that wait.
         is_open: whether the engine takes any now, however few there are.
         enter: takes a request that is let in.
+        clock: seconds, that of the deadlines.
 
     Attributes:
         accepted: requests that were let in, or were let wait.
@@ -28,33 +31,70 @@ class Gate:
         queue_size: int,
         is_open: Callable[[], bool],
         enter: Callable[[InFlight], None],
+        clock: Callable[[], float],
     ) -> None:
         self.inside: set[InFlight] = set()
-        self.waiting: dict[InFlight, None] = {}
+        self._waiting: dict[InFlight, None] = {}
+        self._late: dict[InFlight, None] = {}
         self.accepted: int = 0
         self.rejected: int = 0
         self._cap = cap
         self._queue_size = queue_size
         self._is_open = is_open
         self._enter = enter
+        self._clock = clock
+        self._throughput: Throughput | None = None  # from the first deadline on
 
     @property
     def is_empty(self) -> bool:
         return not self.inside and not self.waiting
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be let in."""
+        return len(self._waiting) + len(self._late)
+
     def everybody(self) -> Iterable[InFlight]:
         """All requests that are not answered, in a list of its own."""
-        return [*self.inside, *self.waiting]
+        return [*self.inside, *self._waiting, *self._late]
 
     def check(self) -> None:
         """OverloadedError if there is no room for another, not even to wait."""
-        if len(self.waiting) < self._queue_size or (not self.waiting and self._has_room()):
+        if self.waiting < self._queue_size or (not self.waiting and self._has_room()):
             return
         self.rejected += 1
         raise OverloadedError(
             f"server is overloaded: {len(self.inside)} requests inside and "
-            f"{len(self.waiting)} waiting (queue_size); try again later."
+            f"{self.waiting} waiting (queue_size); try again later."
         )
+
+    def judge(self, time_left_s: float) -> None:
+        """OverloadedError if a request that has so much time left cannot be answered in it."""
+        throughput = self._throughput = self._throughput or Throughput()
+        now = self._clock()
+        throughput.passes(now)
+        ahead = len(self.inside) + self.waiting
+        over_s = seconds_over(throughput, now, ahead, time_left_s)
+        if over_s is None:
+            return
+        self.rejected += 1
+        raise OverloadedError(
+            f"server is overloaded: {ahead} requests are before this one and "
+            f"{throughput.per_s:.4g} a second are answered, too few for the {time_left_s:.3g} s "
+            "that it has; try again later.",
+            max(1, math.ceil(over_s)),
+        )
+
+    def look(self, pressure: Callable[[], tuple[bool, float]]) -> None:
+        """Take down how the engine stands, when all was begun that can be.
+
+        Args:
+            pressure: (whether more wait inside, what a turn at the slowest Op takes); asked only
+                where there are deadlines.
+        """
+        if self._throughput is not None:
+            is_backed_up, turn_s = pressure()
+            self._throughput.look(self._clock(), is_backed_up or bool(self.waiting), turn_s)
 
     def take(self, request: InFlight) -> None:
         """Let a request in, or let it wait."""
@@ -62,21 +102,35 @@ class Gate:
         if not self.waiting and self._has_room():
             self._let_in(request)
         else:
-            self.waiting[request] = None
+            self._waiting[request] = None
 
-    def leave(self, request: InFlight) -> None:
-        """Give the place of a request that is over to the next one that waits."""
+    def leave(self, request: InFlight, is_served: bool) -> None:
+        """Give the place of a request that is over to the next one that waits.
+
+        `is_served`: it got its answer, be it an error, and did not just leave.
+        """
+        if is_served and self._throughput is not None:
+            self._throughput.served()
         self.inside.discard(request)
         if self.waiting:
-            self.waiting.pop(request, None)
+            self._waiting.pop(request, None)
+            self._late.pop(request, None)
             self.let_in()
 
     def let_in(self) -> None:
-        """Let in who waits, as far as there is room."""
+        """Let in who waits, as far as there is room: the late ones last, and the newest first."""
+        now = self._clock() if self.waiting else 0.0
+        turn_s = self._throughput.turn_s if self._throughput is not None else 0.0
         while self.waiting and self._has_room():
-            request = next(iter(self.waiting))
-            del self.waiting[request]
-            self._let_in(request)
+            if not self._waiting:
+                self._let_in(self._late.popitem()[0])
+                continue
+            request = next(iter(self._waiting))
+            del self._waiting[request]
+            if request.is_late(now, turn_s):
+                self._late[request] = None
+            else:
+                self._let_in(request)
 
     def _has_room(self) -> bool:
         return len(self.inside) < self._cap and self._is_open()

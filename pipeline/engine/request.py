@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from pipeline.engine.admission import is_late
 from pipeline.errors import PipelineError
 from pipeline.observe.span import Outcome
 from pipeline.op import Op
@@ -43,11 +44,12 @@ class InFlight(msgspec.Struct, eq=False):
 
     `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
-    whatever still carries an older number is dropped. `deadline` is in `time.monotonic`. The
-    times are `time.monotonic_ns`, see `observe.span.REQUEST`; the last three are sums over its
-    turns. `turns` has these turns, packed, where its caller asked for a profile. `trace` is its own
-    traceparent; "" if it is not traced. `is_told`: it is over, and all know it who want to.
-    `settled`: the targets of jumps that have answered, or for which a jump stood in.
+    whatever still carries an older number is dropped. `asked_at`, which is known if there is a
+    deadline, and `deadline` are in `time.monotonic`. The times are `time.monotonic_ns`, see
+    `observe.span.REQUEST`; the last three are sums over its turns. `turns` has these turns, packed,
+    where its caller asked for a profile. `trace` is its own traceparent; "" if it is not traced.
+    `is_told`: it is over, and all know it who want to. `settled`: the targets of jumps that have
+    answered, or for which a jump stood in.
     """
 
     OVER: ClassVar[int] = -1
@@ -62,6 +64,7 @@ class InFlight(msgspec.Struct, eq=False):
     live: int = 0
     rows: int = 1
     as_tensors: bool = False
+    asked_at: float = 0.0
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
     payload: Any = None
@@ -82,6 +85,11 @@ class InFlight(msgspec.Struct, eq=False):
     @property
     def is_over(self) -> bool:
         return self.generation == self.OVER
+
+    def is_late(self, now: float, turn_s: float = 0.0) -> bool:
+        """Whether newer requests go first; see `admission.is_late`."""
+        deadline = self.deadline
+        return deadline is not None and is_late(now, self.asked_at, deadline, turn_s)
 
     @property
     def is_packed(self) -> bool:

@@ -43,6 +43,9 @@ def outcome_of(error: PipelineError) -> Outcome:
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 
+FROM_OUTSIDE = (Outcome.REJECTED, Outcome.CANCELED)
+"""No Op is the reason for these."""
+
 PIPELINE = -1
 """`target` of a request that is for the whole graph."""
 

@@ -1,0 +1,118 @@
+"""Who can be answered in time, and who goes first: rules of what was seen, and of the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.engine.admission import Throughput, is_late, seconds_over
+
+
+class Played:
+    """A server that is backed up from time 0 on, seen while it answers."""
+
+    def __init__(self, turn_s=0.04):
+        self.seen = Throughput()
+        self.now = 0.0
+        self.turn_s = turn_s
+        self.look()
+
+    def look(self, is_backed_up=True):
+        self.seen.look(self.now, is_backed_up, self.turn_s)
+
+    def serve(self, seconds, per_s, at_once=1):
+        """Answer `at_once` every so often, `per_s` in all."""
+        for _ in range(round(seconds * per_s / at_once)):
+            self.now += at_once / per_s
+            for _ in range(at_once):
+                self.seen.served()
+            self.look()
+        return self
+
+    def over(self, ahead, time_left_s=2.0):
+        self.seen.passes(self.now)
+        return seconds_over(self.seen, self.now, ahead, time_left_s)
+
+
+def test_nobody_is_refused_before_anything_was_seen():
+    assert seconds_over(Throughput(), 5.0, 10_000, 0.001) is None
+
+
+def test_who_comes_behind_too_many_is_over_by_what_it_would_take_longer():
+    played = Played().serve(1.0, 100)
+    assert played.over(ahead=150) is None
+    assert played.over(ahead=299) == pytest.approx(3.0 - 0.9 * 2.0, abs=0.1)
+
+
+def test_a_queue_that_stays_is_kept_short():
+    played = Played().serve(1.9, 100)
+    assert played.over(ahead=100) is None, "a burst, of which all can be in time"
+    assert played.serve(0.3, 100).over(ahead=100) is not None
+    assert played.over(ahead=70) is None
+
+
+def test_what_is_measured_is_what_gets_through_while_more_wait():
+    played = Played().serve(1.0, 100)
+    played.look(is_backed_up=False)
+    played.now += 0.5
+    played.look()
+    assert played.seen.per_s == pytest.approx(100, rel=0.05), "the idle time does not count"
+    assert played.over(ahead=500) is not None
+
+
+def test_nobody_is_refused_while_all_can_be_begun():
+    played = Played().serve(1.0, 100)
+    played.look(is_backed_up=False)
+    assert played.over(ahead=500) is None
+
+
+def test_what_was_seen_long_ago_refuses_nobody():
+    played = Played().serve(1.0, 100)
+    played.look(is_backed_up=False)
+    played.now += 60
+    played.look()
+    assert played.over(ahead=10_000) is None
+    assert played.serve(0.15, 100).over(ahead=10_000) is not None, "but what is seen now does"
+
+
+def test_a_slow_first_answer_says_nothing_of_those_behind_it():
+    played = Played(turn_s=5.0)
+    played.now = 5.0
+    played.seen.served()
+    played.look()
+    assert played.over(ahead=50) is None
+    assert played.serve(0.05, 1000).over(ahead=50) is None, "nor when a few more have come"
+
+
+def test_a_service_that_became_faster_is_known_at_once():
+    played = Played().serve(5.0, 100)
+    assert played.over(ahead=300) is not None
+    assert played.serve(0.1, 2000).over(ahead=300) is None
+
+
+def test_a_service_that_became_slower_is_known_soon():
+    played = Played().serve(5.0, 1000)
+    assert played.over(ahead=300) is None
+    assert played.serve(3.0, 10).over(ahead=300) is not None
+
+
+def test_a_service_that_stands_still_refuses_more_and_more():
+    played = Played().serve(5.0, 1000)
+    assert played.over(ahead=300) is None
+    played.now += 5.0
+    assert played.over(ahead=300) is not None
+
+
+@pytest.mark.parametrize(("turn_s", "at_once"), [(2.0, 64), (0.5, 16)])
+def test_batches_are_answered_many_at_a_time_and_that_is_no_hurry(turn_s, at_once):
+    played = Played(turn_s)
+    for _ in range(20):
+        played.serve(turn_s, at_once / turn_s, at_once)
+        assert played.seen.per_s <= 2 * at_once / turn_s
+    played.now += turn_s * 0.99
+    played.seen.passes(played.now)
+    assert played.seen.per_s >= 0.5 * at_once / turn_s, "just before the next one"
+
+
+def test_a_request_is_late_at_half_of_its_time_or_when_less_is_left_than_a_turn_takes():
+    assert [is_late(now, 10.0, 12.0) for now in (10.99, 11.0)] == [False, True]
+    assert [is_late(now, 10.0, 12.0, turn_s=1.5) for now in (10.4, 10.5)] == [False, True]

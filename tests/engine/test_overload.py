@@ -1,0 +1,260 @@
+"""An engine that is asked for more than it can do, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from doubles import Engine, Tag, answers, chain, run_virtual, settle
+
+from pipeline import RequestOp
+from pipeline.engine.request import Route
+from pipeline.errors import DeadlineError, OverloadedError
+
+ANSWERED, REFUSED, TOO_LATE = "answered", "refused", "too late"
+
+
+class Load:
+    """Requests at even distances, whatever becomes of them."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.endings = []  # (when it came, how it ended, what it took), in the order of the ends
+        self.retry_after_s = []
+        self._asked = []
+        self._loop = asyncio.get_running_loop()
+
+    async def offer(self, seconds, per_s, deadline_s):
+        for _ in range(round(seconds * per_s)):
+            self._asked.append(asyncio.ensure_future(self._ask(deadline_s)))
+            await asyncio.sleep(1 / per_s)
+
+    async def _ask(self, deadline_s):
+        came = self._loop.time()
+        try:
+            response = await self.engine.ask(deadline_s, path="x")
+            assert response.err_no in (0, DeadlineError.code)
+            how = TOO_LATE if response.err_no else ANSWERED
+        except OverloadedError as error:
+            self.retry_after_s.append(error.retry_after_s)
+            how = REFUSED
+        self.endings.append((came, how, self._loop.time() - came))
+
+    async def ended(self):
+        await asyncio.gather(*self._asked)
+        return Counter(how for _, how, _ in self.endings)
+
+    def answered_between(self, begin, end):
+        times = [came + took for came, how, took in self.endings if how == ANSWERED]
+        return sum(begin <= when < end for when in times)
+
+
+def single():
+    return Tag("a", [RequestOp()]), {"a": {"concurrency": 4}}, {"a": 0.04}
+
+
+def batching():
+    op = {"concurrency": 2, "batch_size": 8, "auto_batching_timeout": 20}
+    return Tag("a", [RequestOp()]), {"a": op}, {"a": 0.16}
+
+
+def diamond():
+    a = Tag("a", [RequestOp()])
+    last = Tag("last", [Tag("b", [a]), Tag("c", [a])])
+    ops = {name: {"concurrency": 4} for name in ("a", "c", "last")} | {"b": {"concurrency": 2}}
+    return last, ops, dict.fromkeys(("a", "b", "c", "last"), 0.02)
+
+
+GRAPHS = pytest.mark.parametrize("graph", [single, batching, diamond])
+CAPACITY = 100.0  # of each of them, a second
+
+
+@GRAPHS
+@pytest.mark.parametrize(("times", "deadline_s"), [(2, 2.0), (10, 2.0), (10, 0.5)])
+def test_more_than_can_be_done_costs_nothing_of_what_can(graph, times, deadline_s):
+    async def main():
+        last, ops, service_s = graph()
+        async with Engine(last, {"op": ops}, service_s) as engine:
+            load = Load(engine)
+            began = asyncio.get_running_loop().time()
+            await load.offer(5.0, times * CAPACITY, deadline_s)
+            found = await load.ended()
+            assert load.answered_between(began, began + 5) >= 0.9 * 5 * CAPACITY
+            refused = [took for _, how, took in load.endings if how == REFUSED]
+            assert max(refused) == 0.0, "at once"
+            assert min(load.retry_after_s) == 1
+            late = [came for came, how, _ in load.endings if how == TOO_LATE]
+            assert found[TOO_LATE] < 0.3 * found[REFUSED]
+            assert max(late, default=0.0) < began + 3 * deadline_s, "only until it is known"
+            assert engine.executor.inside == engine.executor.waiting == 0
+
+    run_virtual(main())
+
+
+@GRAPHS
+def test_a_server_that_keeps_up_refuses_nobody(graph):
+    async def main():
+        last, ops, service_s = graph()
+        async with Engine(last, {"op": ops}, service_s) as engine:
+            load = Load(engine)
+            await load.offer(5.0, 0.9 * CAPACITY, 2.0)
+            assert await load.ended() == {ANSWERED: 450}
+
+    run_virtual(main())
+
+
+@GRAPHS
+def test_a_burst_that_can_be_answered_in_time_is(graph):
+    """At first, after an overload, and after a calm."""
+
+    async def main():
+        last, ops, service_s = graph()
+        async with Engine(last, {"op": ops}, service_s) as engine:
+            load = Load(engine)
+            await load.offer(0.01, 15_000, 2.0)
+            assert await load.ended() == {ANSWERED: 150}
+            await load.offer(5.0, 2 * CAPACITY, 2.0)
+            await load.ended()
+            for calm_s in (2.0, 60.0):
+                load.endings.clear()
+                await asyncio.sleep(calm_s)
+                await load.offer(0.01, 15_000, 2.0)
+                await load.ended()
+                assert Counter(how for _, how, _ in load.endings) == {ANSWERED: 150}
+
+    run_virtual(main())
+
+
+def test_a_slow_first_request_makes_nobody_refused_behind_it():
+    async def main():
+        last, ops, _ = single()
+        async with Engine(last, {"op": ops}, {"a": 5.0}) as engine:
+            load = Load(engine)
+            await load.offer(0.01, 400, 10.0)
+            engine.pools["a"].service_s = 0.04
+            await load.offer(15.0, 0.5 * CAPACITY, 10.0)
+            assert await load.ended() == {ANSWERED: 754}
+
+    run_virtual(main())
+
+
+def test_a_service_that_became_faster_takes_what_it_now_can():
+    async def main():
+        last, ops, service_s = single()
+        async with Engine(last, {"op": ops}, service_s) as engine:
+            load, loop = Load(engine), asyncio.get_running_loop()
+            await load.offer(5.0, 3 * CAPACITY, 2.0)
+            engine.pools["a"].service_s = 0.004
+            became = loop.time() + 0.1
+            await load.offer(5.0, 3 * CAPACITY, 2.0)
+            await load.ended()
+            assert {how for came, how, _ in load.endings if came > became} == {ANSWERED}
+
+    run_virtual(main())
+
+
+def test_a_service_that_became_slower_answers_what_it_now_can():
+    async def main():
+        last, ops, _ = single()
+        async with Engine(last, {"op": ops}, {"a": 0.004}) as engine:
+            load, loop = Load(engine), asyncio.get_running_loop()
+            await load.offer(3.0, 9 * CAPACITY, 2.0)
+            engine.pools["a"].service_s = 0.04
+            began = loop.time()
+            await load.offer(8.0, 9 * CAPACITY, 2.0)
+            await load.ended()
+            assert load.answered_between(began, began + 8) >= 0.9 * 8 * CAPACITY
+
+    run_virtual(main())
+
+
+def test_requests_without_a_deadline_are_not_judged_and_not_passed_over():
+    async def main():
+        last, ops, service_s = single()
+        async with Engine(last, {"op": ops}, service_s) as engine:
+            load, loop = Load(engine), asyncio.get_running_loop()
+            offering = asyncio.ensure_future(load.offer(6.0, 10 * CAPACITY, 2.0))
+            await asyncio.sleep(3.0)
+            asked = loop.time()
+            patient = [engine.ask(path="x") for _ in range(50)]
+            found = await asyncio.gather(*patient)
+            assert all(answers(response) for response in found)
+            assert loop.time() - asked < 2.0, "they had their turn among the others"
+            await offering
+            await load.ended()
+
+    run_virtual(main())
+
+
+def test_a_server_that_is_never_given_a_deadline_measures_nothing():
+    async def main():
+        async with Engine(chain("a"), None, {"a": 0.01}) as engine:
+            await asyncio.gather(*(engine.ask(path="x") for _ in range(100)))
+            assert engine.executor._gate._throughput is None
+
+    run_virtual(main())
+
+
+def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait_elsewhere():
+    async def main():
+        read = RequestOp()
+        idle = Tag("idle", [read])
+        last = Tag("last", [Tag("slow", [read]), idle])
+        async with Engine(last, None, {"slow": 0.1}) as engine:
+            load = Load(engine)
+            await load.offer(5.0, 50, 1.0)
+            assert engine.executor.inside > 1
+            route = Route(op=idle, payload={"@DAGExecutor": {"path": "x"}}, packs=False)
+            answer = await engine.executor.handle(None, 0.2, route)
+            assert answer.payload == {"path": "x>idle"}
+            with pytest.raises(
+                OverloadedError, match=r"a second are answered, too few for the 0.2"
+            ):
+                await engine.executor.handle(None, 0.2)
+            await load.ended()
+
+    run_virtual(main())
+
+
+def test_the_service_timeout_is_a_deadline_too():
+    async def main():
+        last, ops, service_s = single()
+        async with Engine(last, {"op": ops, "timeout": 1000}, service_s) as engine:
+            load = Load(engine)
+            await load.offer(5.0, 3 * CAPACITY, None)
+            found = await load.ended()
+            assert found[REFUSED] > 0.8 * 5 * 2 * CAPACITY
+            assert engine.executor.state().rejected == found[REFUSED]
+
+    run_virtual(main())
+
+
+def order_of(config, deadlines, pauses):
+    """In which order requests are begun of which all but the first wait, when one is done."""
+
+    async def main():
+        async with Engine(chain("a"), config, {"a": None}) as engine:
+            asked = []
+            for deadline_s, pause_s in zip(deadlines, pauses, strict=True):
+                asked.append(engine.ask(deadline_s, path=str(len(asked))))
+                await asyncio.sleep(pause_s)
+            for _ in asked:
+                engine.pools["a"].release()
+                await settle()
+            await asyncio.gather(*asked)
+            return [data_id for (data_id,) in engine.pools["a"].batches]
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("config", [None, {"worker_num": 1}], ids=["at the Op", "at the door"])
+def test_who_has_waited_too_long_goes_last_and_the_newest_of_them_first(config):
+    deadlines = [None, 10.0, 10.0, None, 10.0, 10.0]
+    pauses = [0.0, 2.0, 2.0, 2.0, 1.0, 0.0]  # 1 has waited for 7 s, 2 for 5 s
+    assert order_of(config, deadlines, pauses) == [0, 3, 4, 5, 2, 1]
+
+
+@pytest.mark.parametrize("config", [None, {"worker_num": 1}], ids=["at the Op", "at the door"])
+def test_as_long_as_nobody_has_waited_too_long_the_oldest_goes_first(config):
+    assert order_of(config, [None, 10.0, 2.0, None], [0.0, 0.5, 0.3, 0.1]) == [0, 1, 2, 3]
