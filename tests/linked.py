@@ -56,7 +56,13 @@ def refusal_of(said: Said) -> tuple[int, int, str]:
     """(HTTP status, err_no, text)"""
     kind, _, body = said
     assert kind == FAILURE
-    return *FAILED.unpack_from(body), body[FAILED.size :].decode()
+    status, err_no, _ = FAILED.unpack_from(body)
+    return status, err_no, body[FAILED.size :].decode()
+
+
+def retry_after_s_of(said: Said) -> int:
+    """Of a refusal: when to try again; 0: never."""
+    return int(FAILED.unpack_from(said[2])[2])
 
 
 def said_in(data: bytes) -> list[Said]:

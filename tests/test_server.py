@@ -20,6 +20,7 @@ from doubles import (
     Tag,
     chain,
     client_of,
+    http,
     post,
     run_virtual,
     server_for,
@@ -38,7 +39,8 @@ from pipeline import (
     ResponseOp,
     WebService,
 )
-from pipeline.errors import ConfigError, GraphError, InitError
+from pipeline.engine.gate import Gate
+from pipeline.errors import ConfigError, GraphError, InitError, OverloadedError
 from pipeline.proto import pipeline_service_pb2
 
 pytestmark = pytest.mark.usefixtures("open_files")
@@ -243,6 +245,29 @@ def test_overload_is_refused_at_once_with_a_code_of_its_own():
         assert (status, answer["err_no"]) == (503, 3004)
         release.set()
         assert [future.result()["ok"] for future in (first, second)] == [1, 1]
+
+
+def test_a_request_that_cannot_be_in_time_is_told_at_every_door_when_to_try_again(monkeypatch):
+    def is_too_much(gate, time_left_s):
+        raise OverloadedError(f"server is overloaded: {time_left_s:.3g} s are too few", 7)
+
+    monkeypatch.setattr(Gate, "judge", is_too_much)
+    with server_for(Tag("a", [RequestOp()])) as server, client_of(server) as client:
+        assert client.predict({"path": "x"})["path"] == "x>a", "it has all the time there is"
+        with pytest.raises(grpc.RpcError) as caught:
+            client.predict({"path": "x"}, timeout=2)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "are too few" in caught.value.details()
+        told = dict(caught.value.trailing_metadata())
+        assert (told["pipeline-err-no"], told["grpc-retry-pushback-ms"]) == ("3004", "7000")
+        body = {"key": ["path"], "value": ["x"]}
+        hurried = {"grpc-timeout": "2S"}
+        found = http(server, "POST", "/svc/prediction", body, hurried)
+        assert (found[0], found[1]["retry-after"], found[2]["err_no"]) == (503, "7", 3004)
+        body = {"inputs": [{"name": "path", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
+        found = http(server, "POST", "/v2/models/svc/infer", body, hurried)
+        assert (found[0], found[1]["retry-after"]) == (503, "7")
+        assert found[2] == {"error": "server is overloaded: 2 s are too few"}
 
 
 def test_a_caller_that_goes_away_frees_its_place():

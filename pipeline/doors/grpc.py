@@ -56,6 +56,9 @@ ERR_NO = "pipeline-err-no"
 # drops the last of gRPC's objects would wait for it for ever: as a rule the process, at its end.
 _WAKE_UPS = 1000  # more than the socket between them has room for
 _LAST_S = 0.2  # for callers that were sent away to close their connections
+RETRY_AFTER = "grpc-retry-pushback-ms"
+"""Trailing metadata of a status that may be another one later: when, as gRPC's retries read it."""
+
 _LOOK_S = 0.1  # how often we look whether gRPC has crashed
 _FAREWELL_S = 30.0  # for the calls of a server that has crashed
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
@@ -65,12 +68,22 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcError(Exception):
-    """A call that is answered with a status of gRPC's own; `err_no` if it is an error of ours."""
+    """A call that is answered with a status of gRPC's own.
 
-    def __init__(self, status: grpc.StatusCode, text: str, err_no: int | None = None) -> None:
+    `err_no` if it is an error of ours, `retry_after_s` if it may be answered later.
+    """
+
+    def __init__(
+        self,
+        status: grpc.StatusCode,
+        text: str,
+        err_no: int | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.err_no = err_no
+        self.retry_after_s = retry_after_s
 
 
 class GrpcCall(Protocol):
@@ -162,7 +175,8 @@ _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
 def grpc_error(error: PipelineError) -> GrpcError:
     """`error` for a service whose answers have no place for one of ours."""
     status = _STATUS_OF.get(type(error), grpc.StatusCode.INTERNAL)
-    return GrpcError(status, str(error), error.code)
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+    return GrpcError(status, str(error), error.code, retry_after_s)
 
 
 class GrpcDoor:
@@ -378,14 +392,15 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
 def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
     """What a caller is told of an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
-        return error.status, _short(str(error)), _trailing(error.err_no)
+        return error.status, _short(str(error)), _trailing(error.err_no, error.retry_after_s)
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
     text = "internal error of the server"
     return grpc.StatusCode.INTERNAL, text, _trailing(UserCodeError.code)
 
 
-def _trailing(err_no: int | None) -> tuple[Any, ...]:
-    return () if err_no is None else ((ERR_NO, str(int(err_no))),)
+def _trailing(err_no: int | None, retry_after_s: int | None = None) -> tuple[Any, ...]:
+    code = () if err_no is None else ((ERR_NO, str(int(err_no))),)
+    return code if retry_after_s is None else (*code, (RETRY_AFTER, str(retry_after_s * 1000)))
 
 
 def _is_of_grpc(error: Exception) -> bool:

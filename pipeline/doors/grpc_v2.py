@@ -254,7 +254,9 @@ def _parsed(kind: type[_Request], message: bytes) -> _Request:
 
 def _failure(error: V2Error | PipelineError) -> GrpcError:
     failure = _v2(error)
-    return GrpcError(_status_of(failure.kind), str(failure))
+    is_unavailable = failure.kind is Kind.UNAVAILABLE
+    retry_after_s = failure.retry_after_s if is_unavailable else None
+    return GrpcError(_status_of(failure.kind), str(failure), retry_after_s=retry_after_s)
 
 
 def _v2(error: V2Error | PipelineError) -> V2Error:

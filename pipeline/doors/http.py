@@ -361,7 +361,7 @@ class HttpDoor:
             asked = (request, timeout_s) if route is None else (request, timeout_s, route)
             response = await self._handle(*asked)
         except OverloadedError as error:
-            raise HttpError(503, error, (b"retry-after", b"1")) from error
+            raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
         if not isinstance(response, Response | LargeResponse):
             raise HttpError(500, no_response(response))
         return response

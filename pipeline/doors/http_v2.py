@@ -206,7 +206,8 @@ def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = J
         status = 501 if error.status == 415 else error.status  # as Triton says it
         return _failed(status, str(error), error.headers, content_type)
     failure = error if isinstance(error, V2Error) else v2_error(error)
-    headers = ((b"retry-after", b"1"),) if failure.kind is Kind.UNAVAILABLE else ()
+    is_unavailable = failure.kind is Kind.UNAVAILABLE
+    headers = ((b"retry-after", b"%d" % failure.retry_after_s),) if is_unavailable else ()
     return _failed(failure.kind.http_status, str(failure), headers, content_type)
 
 

@@ -47,6 +47,7 @@ from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
+_MOST_SECONDS = 0xFFFF
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
 _OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
@@ -139,7 +140,10 @@ class _Failure(Exception):
         self.error = error
 
     def body(self) -> bytes:
-        return FAILED.pack(self.status, self.error.code) + utf8_text(str(self.error)).encode()
+        error = self.error
+        retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0
+        head = FAILED.pack(self.status, error.code, min(retry_after_s, _MOST_SECONDS))
+        return head + utf8_text(str(error)).encode()
 
 
 class _Service:

@@ -16,7 +16,8 @@ one are the message. The bodies, first those from the gateway, then those to it,
     16 READY      u8 version of this format, u8 1 if the server is ready, else 0; the id is 0. The
                   first frame of a connection, and one at every change
     17 ANSWER     a Response in protobuf
-    18 FAILURE    u16 HTTP status, i32 err_no, and the text in UTF-8: what the HTTP door would say
+    18 FAILURE    u16 HTTP status, i32 err_no, u16 seconds of Retry-After or 0, and the text in
+                  UTF-8: what the HTTP door would say
     19 MORE_BACK  a piece of an ANSWER or a FAILURE
     20 PONG       empty
 
@@ -45,7 +46,7 @@ PIECE_BYTES = 64 * 1024
 HEAD = struct.Struct(">IBQ")
 ASKED = struct.Struct(">qH")  # what is before the traceparent
 STATE = struct.Struct(">BB")
-FAILED = struct.Struct(">Hi")
+FAILED = struct.Struct(">HiH")
 
 _COUNTED = HEAD.size - 4  # of the head; the size itself is not
 _PIECES_AT_ONCE = 4  # then the event loop has others to see to

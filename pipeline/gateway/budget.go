@@ -76,7 +76,7 @@ func (s *share) end() {
 // noRoom answers who comes when the budget is used up by others.
 func noRoom() *refusal {
 	return &refusal{
-		status: http.StatusServiceUnavailable, code: codeOverloaded, retryAfter: true,
+		status: http.StatusServiceUnavailable, code: codeOverloaded, retryAfter: 1,
 		text: "the gateway holds as many requests and answers as it has memory for (--max-buffered-bytes); try again",
 	}
 }

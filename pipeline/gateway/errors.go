@@ -30,6 +30,10 @@ const (
 // errNoKey names the trailing metadata in which a pipeline server says the errorCode of a failure.
 const errNoKey = "pipeline-err-no"
 
+// retryKey names the trailing metadata in which it says when to try again, in ms, as gRPC's own
+// retries read it.
+const retryKey = "grpc-retry-pushback-ms"
+
 // statusCallerLeft is what log and metrics say of a request whose caller did not wait.
 const statusCallerLeft = 499
 
@@ -39,7 +43,7 @@ type refusal struct {
 	code       errorCode
 	text       string
 	allow      string // the methods that a 405 names
-	retryAfter bool   // in a second it may be different
+	retryAfter int    // seconds after which it may be different; 0: it stays so
 	mustClose  bool   // the connection cannot be used for more
 }
 
@@ -91,7 +95,7 @@ func tooLarge(passed sizeLimit) *refusal {
 
 func tooManyConnections(most int) *refusal {
 	text := fmt.Sprintf("%d connections are open, which is all there may be (--max-connections); try again", most)
-	return &refusal{status: http.StatusServiceUnavailable, code: codeOverloaded, text: text, retryAfter: true}
+	return &refusal{status: http.StatusServiceUnavailable, code: codeOverloaded, text: text, retryAfter: 1}
 }
 
 // tooHeavy answers a request that there will never be room for.
@@ -165,6 +169,16 @@ func overLimit(failed *status.Status) *refusal {
 	return nil
 }
 
+// retrySeconds returns when a backend says that there may be a place; one that says nothing: soon.
+func retrySeconds(trailer metadata.MD) int {
+	if said := trailer.Get(retryKey); len(said) == 1 {
+		if ms, err := strconv.ParseUint(said[0], 10, 31); err == nil {
+			return max(1, int(ms+999)/1000)
+		}
+	}
+	return 1
+}
+
 // refusalOf returns the answer to a call that a backend failed. A pipeline server says in the
 // trailing metadata which of its errors it was; for any other server the status has to do.
 func refusalOf(err error, trailer metadata.MD) *refusal {
@@ -185,7 +199,7 @@ func refusalOf(err error, trailer metadata.MD) *refusal {
 		if code, err := strconv.ParseInt(said[0], 10, 32); err == nil {
 			answer.code = errorCode(code)
 			if answer.code == codeOverloaded {
-				answer.status, answer.retryAfter = http.StatusServiceUnavailable, true
+				answer.status, answer.retryAfter = http.StatusServiceUnavailable, retrySeconds(trailer)
 			}
 		}
 	}

@@ -38,7 +38,7 @@ func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
 		said []string
 		want refusal
 	}{
-		{codes.ResourceExhausted, []string{"3004"}, refusal{status: 503, code: 3004, retryAfter: true}},
+		{codes.ResourceExhausted, []string{"3004"}, refusal{status: 503, code: 3004, retryAfter: 1}},
 		{codes.Internal, []string{"8000"}, refusal{status: 500, code: 8000}},
 		{codes.Internal, []string{"-5"}, refusal{status: 500, code: -5}},
 		{codes.Internal, []string{"x"}, refusal{status: 500, code: 10000}},
@@ -49,6 +49,17 @@ func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
 		got := refusalOf(status.Error(test.code, "why"), metadata.MD{errNoKey: test.said})
 		if *got != test.want {
 			t.Errorf("%v %q: got %+v, want %+v", test.code, test.said, *got, test.want)
+		}
+	}
+}
+
+func TestAPipelineServerSaysWhenToTryAgain(t *testing.T) {
+	for said, want := range map[string]int{
+		"7000": 7, "1": 1, "1001": 2, "0": 1, "-1": 1, "x": 1, "99999999999": 1, "": 1,
+	} {
+		trailer := metadata.MD{errNoKey: {"3004"}, retryKey: {said}}
+		if got := refusalOf(status.Error(codes.ResourceExhausted, "why"), trailer); got.retryAfter != want {
+			t.Errorf("%q: %d, want %d", said, got.retryAfter, want)
 		}
 	}
 }

@@ -135,8 +135,8 @@ func (x *exchange) refuse(answer *refusal) {
 	if answer.allow != "" {
 		header.Set("Allow", answer.allow)
 	}
-	if answer.retryAfter {
-		header.Set("Retry-After", "1")
+	if answer.retryAfter > 0 {
+		header.Set("Retry-After", strconv.Itoa(answer.retryAfter))
 	}
 	if answer.mustClose {
 		header.Set("Connection", "close")

@@ -363,7 +363,7 @@ func TestCallsOfAServerThatDoesNotReadGoElsewhereOrFail(t *testing.T) {
 func TestAFailureIsARefusal(t *testing.T) {
 	client, peer := startPair(t)
 	for _, want := range []refusal{
-		{status: 503, code: codeOverloaded, text: "no place", retryAfter: true},
+		{status: 503, code: codeOverloaded, text: "no place", retryAfter: 7},
 		{status: 500, code: codeUnknown, text: "internal error of the server"},
 		{status: 400, code: -7, text: ""},
 	} {
@@ -381,7 +381,7 @@ func TestAnAnswerThatCannotBeReadIsARefusal(t *testing.T) {
 	for _, body := range []frame{
 		{kind: frameAnswer, body: []byte{0xff}},
 		{kind: frameFailure, body: []byte("short")},
-		{kind: frameFailure, body: []byte("\x00\x00\x00\x00\x00\x00text")},
+		{kind: frameFailure, body: []byte("\x00\x00\x00\x00\x00\x00\x00\x00text")},
 	} {
 		done := client.asking(context.Background(), "x")
 		peer.say(body.kind, peer.asked().id, body.body)

@@ -27,7 +27,7 @@ const (
 	framePing     = 4  // to be answered at once
 	frameReady    = 16 // u8 version, u8 whether the server is ready; the first frame
 	frameAnswer   = 17 // Response
-	frameFailure  = 18 // u16 HTTP status, i32 err_no, text
+	frameFailure  = 18 // u16 HTTP status, i32 err_no, u16 Retry-After or 0, text
 	frameMoreBack = 19 // the next piece of an answer
 	framePong     = 20 // to a PING
 
@@ -35,7 +35,7 @@ const (
 	frameHeadBytes = 13
 	countedBytes   = 9 // of the head: kind and id
 	readyBytes     = 2
-	failedBytes    = 6
+	failedBytes    = 8
 	askedBytes     = 10
 
 	mostPieceBytes = 64 << 10 // of a frame's body: others' frames pass between two pieces
@@ -126,11 +126,12 @@ func failureOf(body []byte) *refusal {
 		status: int(binary.BigEndian.Uint16(body)),
 		code:   errorCode(int32(binary.BigEndian.Uint32(body[2:]))),
 		text:   string(body[failedBytes:]),
+
+		retryAfter: int(binary.BigEndian.Uint16(body[6:])),
 	}
 	if answer.status < 100 || answer.status > 999 { // nothing else can be written
 		return brokenAnswer(fmt.Errorf("a failure with the status %d", answer.status))
 	}
-	answer.retryAfter = answer.code == codeOverloaded
 	return answer
 }
 

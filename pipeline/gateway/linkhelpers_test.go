@@ -136,7 +136,12 @@ func (p *linkPeer) answer(id uint64, response *pipelinepb.Response) {
 
 func (p *linkPeer) fail(id uint64, status uint16, code int32, text string) {
 	body := binary.BigEndian.AppendUint16(nil, status)
-	p.say(frameFailure, id, append(binary.BigEndian.AppendUint32(body, uint32(code)), text...))
+	body = binary.BigEndian.AppendUint32(body, uint32(code))
+	retryAfter := uint16(0)
+	if errorCode(code) == codeOverloaded {
+		retryAfter = 7
+	}
+	p.say(frameFailure, id, append(binary.BigEndian.AppendUint16(body, retryAfter), text...))
 }
 
 // hear returns the next frame.

@@ -126,8 +126,8 @@ func shaped(statusAndReason []byte) []byte {
 func written(answer *refusal) []byte {
 	body := answer.body()
 	retry := ""
-	if answer.retryAfter {
-		retry = "retry-after: 1\r\n"
+	if answer.retryAfter > 0 {
+		retry = fmt.Sprintf("retry-after: %d\r\n", answer.retryAfter)
 	}
 	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nconnection: close\r\n%scontent-type: %s\r\ncontent-length: %d\r\n\r\n",
 		answer.status, http.StatusText(answer.status), retry, jsonType, len(body))

@@ -6,6 +6,7 @@ import enum
 
 from pipeline.errors import (
     ErrorCode,
+    OverloadedError,
     PipelineError,
     PredictorUnavailableError,
     ProductError,
@@ -34,11 +35,15 @@ class Kind(enum.Enum):
 
 
 class V2Error(Exception):
-    """A request that is answered with an error of the v2 protocol."""
+    """A request that is answered with an error of the v2 protocol.
 
-    def __init__(self, kind: Kind, text: str) -> None:
+    `retry_after_s`: when it may be different, for what is `UNAVAILABLE`.
+    """
+
+    def __init__(self, kind: Kind, text: str, retry_after_s: int = 1) -> None:
         super().__init__(utf8_text(text))
         self.kind = kind
+        self.retry_after_s = retry_after_s
 
 
 # Triton knows no deadline that passed: to it, too late is unavailable.
@@ -65,4 +70,5 @@ def v2_error(error: PipelineError) -> V2Error:
         return V2Error(Kind.UNAVAILABLE, str(error))
     if isinstance(error, TooLargeError):
         return V2Error(Kind.TOO_LARGE, str(error))
-    return V2Error(_KINDS.get(error.code, Kind.INTERNAL), str(error))
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
+    return V2Error(_KINDS.get(error.code, Kind.INTERNAL), str(error), retry_after_s)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from linked import Linked, Said, answer, ask, frame, linked, refusal_of, said_in
+from linked import Linked, Said, answer, ask, frame, linked, refusal_of, retry_after_s_of, said_in
 
 from pipeline.doors.link import LinkDoor
 from pipeline.doors.link_frames import (
@@ -178,7 +178,7 @@ def test_messages_of_many_megabytes_pass_both_ways(talk):
 
 
 async def is_full(*_: Any) -> Any:
-    raise OverloadedError("no place for \udcff")
+    raise OverloadedError("no place for \udcff", retry_after_s=70_000)
 
 
 async def is_wrong(*_: Any) -> Any:
@@ -210,6 +210,7 @@ def test_a_failure_is_what_the_http_door_would_say(talk, caplog, handle, refusal
         gateway.say(ask(5))
         said = await gateway.hear()
         assert said[1] == 5
+        assert retry_after_s_of(said) == (65_535 if handle is is_full else 0)
         return refusal_of(said)
 
     assert talk(test, handle) == refusal

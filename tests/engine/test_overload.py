@@ -80,7 +80,7 @@ def test_more_than_can_be_done_costs_nothing_of_what_can(graph, times, deadline_
             began = asyncio.get_running_loop().time()
             await load.offer(5.0, times * CAPACITY, deadline_s)
             found = await load.ended()
-            assert load.answered_between(began, began + 5) >= 0.9 * 5 * CAPACITY
+            assert load.answered_between(began + 1, began + 5) >= 0.9 * 4 * CAPACITY
             refused = [took for _, how, took in load.endings if how == REFUSED]
             assert max(refused) == 0.0, "at once"
             assert min(load.retry_after_s) == 1
