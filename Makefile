@@ -68,7 +68,7 @@ $(GATEWAY): $(GO_CODE) pipeline/gateway/build.py | $(READY)
 	$(BIN)/python -m pipeline.gateway.build
 
 # Wheels and the source archive as a stranger gets them: made and installed in environments of
-# their own, with Go and without.
+# their own, with Go and without; both ends of each range of versions, and newer Pythons.
 packages: $(READY)
 	$(BIN)/pytest -m packages
 

@@ -144,10 +144,13 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an addition of ours
-        if not self.parser.should_upgrade():  # else `_decline` has the head read again
-            _check_target(self.url)
-            _check_codings(self.headers)
+        if self.parser.should_upgrade():  # `_decline` has the head read again
+            super().on_headers_complete()
+            return
+        _check_target(self.url)
+        _check_codings(self.headers)
         super().on_headers_complete()
+        self.cycle.keep_alive &= self.parser.should_keep_alive()  # uvicorn: from 0.53 on
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:

@@ -7,51 +7,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from stranger import ROOT, Stranger, package
 
 from pipeline.gateway.build import BINARY, GO_BIN
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
 VERSION = ("-m", "pipeline.gateway", "--version")
 AARCH64 = 183  # e_machine of ELF
-
-
-def package(kind: str, out: Path, **env: str) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=True)
-    (file,) = out.iterdir()
-    return file
-
-
-class Stranger:
-    """A virtual environment of its own, on a machine without Go."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        self.python = folder / "venv" / "bin" / "python"
-        places = os.environ["PATH"].split(os.pathsep)
-        self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("PIPELINE_GATEWAY")},
-            "PATH": os.pathsep.join(at for at in places if not Path(at, "go").exists()),
-        }
-
-    def run(self, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.python, *arguments],
-            cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True,
-        )  # fmt: skip
-
-    def pip_install(self, *what: str | Path, **env: str) -> None:
-        done = self.run("-m", "pip", "install", "--quiet", *what, **env)
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
