@@ -271,6 +271,7 @@ class Copies:
         """Have the front end, and then the copies, within the grace period."""
         loop, grace_s = asyncio.get_running_loop(), self._config.stop_grace_period_s
         if self._is_up and not self._order.stop:
+            self._outside.front.drain()
             self._tell(Order(drains=True))
             await waited(self._hurried, self._config.drain_delay_s)
         late = loop.call_later(grace_s, self._tell_to_hurry)

@@ -20,6 +20,9 @@ class Front(Protocol):
     def start(self) -> asyncio.Future[None]:
         """Take requests; done when they are answered. InitError says why they are not."""
 
+    def drain(self) -> None:
+        """Say not ready, serve on for the `drain_delay`, then take no more."""
+
     async def stop(self, grace_s: float) -> None:
         """Take no more, and end when those that are inside are answered, or `grace_s` is over.
 
@@ -43,6 +46,9 @@ class NoFront:
         started = asyncio.get_running_loop().create_future()
         started.set_result(None)
         return started
+
+    def drain(self) -> None:
+        pass
 
     async def stop(self, grace_s: float) -> None:
         pass

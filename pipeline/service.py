@@ -224,6 +224,8 @@ class Service:
             self._is_leaving = True
             if self._executor is not None:
                 self._executor.leave()
+            if self._was_up:
+                self._outside.front.drain()
             for door in self._doors.values():
                 await door.drain()
 

@@ -33,13 +33,14 @@ var errCallerLeft = errors.New("the caller has left")
 // exchange is one request and its answer, with what metrics and log want to know about them.
 type exchange struct {
 	http.ResponseWriter
-	cfg     *config
-	request *http.Request
-	started time.Time
-	route   route
-	backend string // who was asked last; "": nobody
-	status  int    // 0: not answered yet
-	sent    int64  // bytes of the answer's body
+	cfg      *config
+	draining *atomic.Bool // the gateway stops
+	request  *http.Request
+	started  time.Time
+	route    route
+	backend  string // who was asked last; "": nobody
+	status   int    // 0: not answered yet
+	sent     int64  // bytes of the answer's body
 
 	share      share
 	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
@@ -52,18 +53,28 @@ func (x *exchange) isOurs() bool { return x.request == nil }
 
 // WriteHeader notes the status; those below 200 are not the answer's.
 func (x *exchange) WriteHeader(status int) {
-	if x.status == 0 && status >= http.StatusOK {
-		x.status = status
+	if status >= http.StatusOK {
+		x.begin(status)
 	}
 	x.ResponseWriter.WriteHeader(status)
+}
+
+// begin notes the status of the answer. A gateway that stops sends the caller's next request elsewhere: over
+// HTTP/2 package http makes a GOAWAY of it.
+func (x *exchange) begin(status int) {
+	if x.status != 0 {
+		return
+	}
+	x.status = status
+	if x.draining.Load() {
+		x.Header().Set("Connection", "close")
+	}
 }
 
 // Write sends a part of the answer's body. Over HTTP/2 the caller has a time for each piece; over HTTP/1.1
 // the connection sees to that: see guardedConn.
 func (x *exchange) Write(data []byte) (written int, err error) {
-	if x.status == 0 {
-		x.status = http.StatusOK
-	}
+	x.begin(http.StatusOK)
 	x.share.keep(requestBytes + int64(len(data))) // what it was made of is not needed any more
 	for piece := range slices.Chunk(data, x.pieceBytes(len(data))) {
 		x.mustTake(true)

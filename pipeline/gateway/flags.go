@@ -22,6 +22,7 @@ type config struct {
 	timeout         time.Duration
 	slack           time.Duration
 	grace           time.Duration
+	drainDelay      time.Duration // between "not ready" and the end of listening
 	tls             tlsFiles
 	backendTLS      backendTLSFiles
 	h2c             bool
@@ -94,6 +95,7 @@ func newFlags(cfg *config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.DurationVar(&cfg.stallTimeout, "stall-timeout", defaultStallTimeout, "a backend that answers no heartbeat for so long is given up, and gets nothing new after half of it")
 	flags.DurationVar(&cfg.slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
 	flags.DurationVar(&cfg.grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
+	flags.DurationVar(&cfg.drainDelay, "drain-delay", 0, "time for which a stopping gateway says not ready and goes on serving")
 	flags.StringVar(&cfg.tls.cert, "tls-cert", "", "PEM `file`: serve TLS (HTTP/1.1 and HTTP/2) with this certificate")
 	flags.StringVar(&cfg.tls.key, "tls-key", "", "PEM `file` of its key")
 	flags.StringVar(&cfg.tls.clientCA, "tls-client-ca", "", "PEM `file`: callers need a certificate of this authority")
@@ -159,8 +161,8 @@ func (c *config) check() error {
 		return errors.New("--write-timeout must be positive")
 	case c.stallTimeout < leastStallTimeout:
 		return fmt.Errorf("--stall-timeout %v is less than %v", c.stallTimeout, leastStallTimeout)
-	case c.timeout < 0 || c.slack < 0 || c.grace < 0:
-		return errors.New("--timeout, --slack and --grace must not be negative")
+	case c.timeout < 0 || c.slack < 0 || c.grace < 0 || c.drainDelay < 0:
+		return errors.New("--timeout, --slack, --grace and --drain-delay must not be negative")
 	case c.listenFD < noFD:
 		return fmt.Errorf("--listen-fd %d is no descriptor", c.listenFD)
 	case c.gzipMinBytes < 0:

@@ -77,10 +77,16 @@ class Gateway:
         self._place = Supervised(Program(self._run, "gateway", "its process", where, failure))
         return self._place.start()
 
+    def drain(self) -> None:
+        """Have it say not ready, serve on for the `drain_delay`, and close its socket then."""
+        if self._listener is not None:
+            self._listener.close()  # the process has it too
+        if self._place is not None:
+            self._place.end()
+
     async def stop(self, grace_s: float) -> None:
         """Take no more requests, and end when those that are inside are answered."""
-        if self._listener is not None:
-            self._listener.close()  # the process has it too, and closes it at SIGTERM
+        self.drain()
         if self._place is not None:
             if self._is_hurried:
                 self._place.hang_up()
@@ -120,6 +126,7 @@ class Gateway:
             "max-message-bytes": str(config.max_message_bytes),
             "max-json-bytes": str(config.max_json_bytes),
             "timeout": _duration(config.timeout_s or 0.0),
+            "drain-delay": _duration(config.drain_delay_s),
             "grace": _duration(config.stop_grace_period_s + _LAST_S),
             "stall-timeout": _duration(_STALL_S if len(backends) > 1 else _LONE_STALL_S),
             "access-log-sample": str(config.log.request_sample),

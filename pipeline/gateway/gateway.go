@@ -55,7 +55,7 @@ func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway
 // ServeHTTP answers one request.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	found, name, method := routeOf(r, !g.web.isUnknown())
-	x := &exchange{ResponseWriter: w, cfg: &g.cfg, request: r, started: time.Now(), route: found}
+	x := &exchange{ResponseWriter: w, cfg: &g.cfg, draining: &g.draining, request: r, started: time.Now(), route: found}
 	x.share.of = g.budget
 	g.stats.inFlight.Inc()
 	defer g.answered(x)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"container/list"
+	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 const (
 	refusedAtOnce = 64 // connections that are one too many are told so, as long as they are no more than these
 	refusedFor    = time.Second
+	idleLook      = 5 * time.Millisecond
 
 	writeSteps      = 2
 	writePieceBytes = 256 << 10
@@ -77,6 +79,19 @@ func (g *guard) leave() {
 	g.lock.Lock()
 	g.open--
 	g.lock.Unlock()
+}
+
+// awaitIdle waits until no connection is left, or a time has passed: what is asked on one that seems to be
+// idle may be on its way.
+func (g *guard) awaitIdle(ctx context.Context, most time.Duration) {
+	for end := time.Now().Add(most); time.Now().Before(end); {
+		g.lock.Lock()
+		open := g.open
+		g.lock.Unlock()
+		if open == 0 || !sleep(ctx, idleLook) {
+			return
+		}
+	}
 }
 
 // note is told by the server what a connection does.

@@ -13,9 +13,10 @@ import (
 
 const (
 	readyWord   = "ready\n"
-	orphanGrace = time.Second // for requests in flight, when the parent is gone
-	lookForHim  = time.Second // how often we look whether it is still our parent
-	firstWord   = time.Second // for the backends to say how they are, before anybody is let in
+	orphanGrace = time.Second            // for requests in flight, when the parent is gone
+	lookForHim  = time.Second            // how often we look whether it is still our parent
+	firstWord   = time.Second            // for the backends to say how they are, before anybody is let in
+	lastWord    = 200 * time.Millisecond // for what callers sent before they could know that it stops
 )
 
 // process is what the gateway needs of the process that it is.
@@ -33,10 +34,12 @@ func thisProcess() process {
 	return process{signals, os.Stdin, time.Tick(lookForHim), os.Getppid}
 }
 
-// farewell is why the gateway stops, and the time that requests in flight have.
+// farewell is why the gateway stops, and the time that it goes on for, and that requests in flight have.
 type farewell struct {
 	reason string
+	delay  time.Duration
 	grace  time.Duration
+	isLast bool // there is nobody who could say it again
 }
 
 // serve runs the gateway until it is told to stop. An error means that it could not serve.
@@ -65,21 +68,23 @@ func serve(cfg config, log *logger, self process) error {
 	sweeping, endSweeping := context.WithCancel(context.Background())
 	defer endSweeping()
 	go handler.budget.sweep(sweeping)
-	ended := make(chan error, 1)
+	ended, guarded := make(chan error, 1), newGuard(listener, &cfg, stats)
 	go func() {
 		backends.awaitKnown(firstWord)
-		ended <- serveOn(server, newGuard(listener, &cfg, stats))
+		ended <- serveOn(server, guarded)
 	}()
 	log.infof("gateway %s listens on %s, %d backends", version, listener.Addr(), len(backends.backends))
-	goodbye := make(chan farewell, 3) // one of each who may say it
-	go self.watch(cfg, backends.serving, log, goodbye)
+	watching, endWatching := context.WithCancel(context.Background())
+	defer endWatching()
+	goodbye := make(chan farewell)
+	go self.watch(watching, cfg, backends.serving, log, goodbye)
 	select {
 	case err := <-ended:
 		return err
 	case why := <-goodbye:
 		handler.draining.Store(true)
 		log.infof("gateway stops: %s", why.reason)
-		drain(server, why.grace, self.signals, log)
+		drain(server, guarded, why, goodbye, log)
 		return nil
 	}
 }
@@ -99,8 +104,8 @@ func serveOn(server *http.Server, guarded *guard) error {
 	return err
 }
 
-// watch says goodbye when a signal comes or the parent goes.
-func (p process) watch(cfg config, serving <-chan struct{}, log *logger, goodbye chan<- farewell) {
+// watch says goodbye when a signal comes, and when the parent goes.
+func (p process) watch(ctx context.Context, cfg config, serving <-chan struct{}, log *logger, goodbye chan<- farewell) {
 	var gone <-chan struct{}
 	var ticks <-chan time.Time
 	parent := 0
@@ -109,18 +114,26 @@ func (p process) watch(cfg config, serving <-chan struct{}, log *logger, goodbye
 		go p.tellReady(serving, log)
 	}
 	for {
+		why := farewell{grace: orphanGrace, isLast: true}
 		select {
 		case got := <-p.signals:
-			goodbye <- farewell{got.String(), cfg.grace}
-			return
+			why = farewell{reason: got.String(), delay: cfg.drainDelay, grace: cfg.grace}
 		case <-gone:
-			goodbye <- farewell{"the parent's end of the life line is closed", orphanGrace}
-			return
+			gone = nil
+			why.reason = "the parent's end of the life line is closed"
 		case <-ticks:
-			if p.ppid() != parent {
-				goodbye <- farewell{"the parent is gone", orphanGrace}
-				return
+			if p.ppid() == parent {
+				continue
 			}
+			ticks = nil
+			why.reason = "the parent is gone"
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case goodbye <- why:
+		case <-ctx.Done():
+			return
 		}
 	}
 }
@@ -143,17 +156,30 @@ func (p process) tellReady(serving <-chan struct{}, log *logger) {
 	}
 }
 
-// drain stops accepting and waits for the requests in flight; a second signal ends the waiting.
-func drain(server *http.Server, grace time.Duration, signals <-chan os.Signal, log *logger) {
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+// drain goes on for a while, stops accepting, and waits for the requests in flight. Another farewell ends the
+// waiting: a signal at once, the end of the parent after its grace.
+func drain(server *http.Server, guarded *guard, why farewell, goodbye <-chan farewell, log *logger) {
+	hurried, hurry := context.WithCancel(context.Background())
+	defer hurry()
+	waiting, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
 		select {
-		case <-signals:
+		case next := <-goodbye:
+			hurry()
+			if next.isLast {
+				sleep(waiting, next.grace)
+			}
 			cancel()
-		case <-ctx.Done():
+		case <-waiting.Done():
 		}
 	}()
+	sleep(hurried, why.delay)
+	takeLast(guarded.Listener)
+	_ = guarded.Close() // it fails only if it is closed
+	guarded.awaitIdle(hurried, min(lastWord, why.grace))
+	ctx, over := context.WithTimeout(waiting, why.grace)
+	defer over()
 	if err := server.Shutdown(ctx); err != nil {
 		log.warningf("requests were in flight when the time to stop was over: they are broken off")
 		_ = server.Close()

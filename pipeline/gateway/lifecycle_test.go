@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -12,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"pipeline/gateway/pipelinepb"
 )
@@ -230,5 +233,115 @@ func TestASocketThatIsNoListenerIsRefused(t *testing.T) {
 	_ = file.Close()
 	if _, err := listen(config{listenFD: number}); err == nil || !strings.Contains(err.Error(), "pass a listening socket") {
 		t.Errorf("%v", err)
+	}
+}
+
+// keptCaller is a connection that a caller keeps.
+type keptCaller struct {
+	net.Conn
+	source *bufio.Reader
+}
+
+func (c *child) connect(t *testing.T) *keptCaller {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(testPatience))
+	return &keptCaller{conn, bufio.NewReader(conn)}
+}
+
+// ask returns the status of an answer, and whether it is the last one.
+func (k *keptCaller) ask(t *testing.T, request string) (status int, isLast bool) {
+	t.Helper()
+	_, _ = io.WriteString(k, request+" HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
+	answer, err := http.ReadResponse(k.source, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, answer.Close
+}
+
+func TestAStoppingGatewaySaysNotReadyFirstAndServesOn(t *testing.T) {
+	web := startWeb(t, http.HandlerFunc(told))
+	c := startChild(t, "--parent", "--drain-delay", "1m", "--h2c", "--backend", startDouble(t, echo, doubleOptions{}).address+"/"+web)
+	c.readReady(t)
+	kept, idle, h2 := c.connect(t), c.connect(t), startH2(t, strings.TrimPrefix(c.url, "http://"))
+	if status, isLast := kept.ask(t, "POST /svc/p"); status != 200 || isLast {
+		t.Errorf("before: %d, %v", status, isLast)
+	}
+	if status, isLast := idle.ask(t, "GET /health/ready"); status != 200 || isLast {
+		t.Errorf("before: %d, %v", status, isLast)
+	}
+	c.signal <- syscall.SIGTERM
+	waitUntil(t, "it stops", c.isStopping)
+	for request, want := range map[string]int{"GET /health/ready": 503, "GET /health/live": 200, "POST /svc/p": 200, "POST /v2": 418} {
+		if status, isLast := c.connect(t).ask(t, request); status != want || !isLast {
+			t.Errorf("%s: %d, %v", request, status, isLast)
+		}
+	}
+	if status, isLast := kept.ask(t, "POST /svc/p"); status != 200 || !isLast {
+		t.Errorf("on a connection that was kept: %d, %v", status, isLast)
+	}
+	h2.ask(1, pair)
+	h2.hear(func(frame http2.Frame) bool {
+		_, isGoAway := frame.(*http2.GoAwayFrame)
+		return isGoAway
+	})
+	c.signal <- syscall.SIGTERM
+	if err := c.waitUntilEnded(t); err != nil {
+		t.Error(err)
+	}
+	if _, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://")); err == nil {
+		t.Error("it listens still")
+	}
+	if _, err := idle.source.ReadByte(); err != io.EOF {
+		t.Errorf("a connection that was idle: %v", err)
+	}
+}
+
+func TestTheEndOfTheParentEndsTheDelay(t *testing.T) {
+	c := startChild(t, "--parent", "--drain-delay", "1m", "--backend", startDouble(t, echo, doubleOptions{}).address)
+	c.readReady(t)
+	c.signal <- syscall.SIGTERM
+	waitUntil(t, "it stops", c.isStopping)
+	_ = c.line.Close()
+	if err := c.waitUntilEnded(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConnectionsThatNobodyHasTakenAreServed(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := make([]net.Conn, 20)
+	for at := range waiting { // the system makes them, and nobody takes them
+		if waiting[at], err = net.Dial("tcp", listener.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		defer waiting[at].Close()
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "hello")
+			_ = conn.Close()
+		}
+	}()
+	takeLast(listener)
+	_ = listener.Close()
+	for _, each := range waiting {
+		_ = each.SetDeadline(time.Now().Add(testPatience))
+		if got, err := io.ReadAll(each); err != nil || string(got) != "hello" {
+			t.Fatalf("%q, %v", got, err)
+		}
 	}
 }

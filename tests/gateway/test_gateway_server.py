@@ -289,3 +289,25 @@ def test_a_copy_that_is_killed_is_not_missed(tmp_path):
         wait_until(lambda: seen.add(caller.pid_if_any()) or len(seen - {None, victim}) == 2)
         assert first - {victim} < seen, "the other one went on"
         assert len(gateways_of(server)) == 1
+
+
+@ONE_AND_COPIES
+def test_a_server_that_stops_says_not_ready_first_and_serves_on(tmp_path, config):
+    with running(tmp_path, drain_delay=600_000, **config) as (server, caller):
+        caller.pairs()
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: _asked_anew(server, "GET", "/health/ready") == (503, "close"))
+        assert _asked_anew(server, "POST", "/svc/prediction") == (200, "close")
+        caller.pairs()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.outcome()[0] == 0
+
+
+def _asked_anew(server: Served, method: str, path: str) -> tuple[int, str | None]:
+    """The status on a new connection, and what becomes of that."""
+    connection = HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, "{}" if method == "POST" else None)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, answer.headers["Connection"]
