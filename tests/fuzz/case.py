@@ -81,7 +81,8 @@ class RequestSpec:
 
     `leaves_s` after it came its caller cancels. `delays_s` are of preprocess, process and
     postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number. `has_time`:
-    its deadline is one that it has to be answered by, with all else that there is to do.
+    its deadline is one that it has to be answered by, with all else that there is to do. `laps`:
+    how often it is sent back, where an Op jumps to one further up.
     """
 
     number: int
@@ -95,6 +96,7 @@ class RequestSpec:
     delays_s: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     jumps: frozenset[str] = frozenset()
+    laps: int = 0
 
     def shape(self, op: str) -> Shape:
         return self.shapes.get(op, Shape())
@@ -121,10 +123,19 @@ class Case:
     def op(self, name: str) -> OpSpec:
         return next(op for op in self.ops if op.name == name)
 
+    def is_loop(self, op: OpSpec) -> bool:
+        """Whether it jumps back."""
+        return any(is_before(self.ops, target, op.name) for target in op.jumps_to)
+
     def only(self, numbers: list[int]) -> Case:
         """The same with only some of its requests."""
         kept = tuple(request for request in self.requests if request.number in numbers)
         return replace(self, requests=kept)
+
+
+def is_before(ops: tuple[OpSpec, ...], one: str, other: str) -> bool:
+    names = [op.name for op in ops]
+    return names.index(one) < names.index(other)
 
 
 def mark(number: int, op: str) -> str:

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec, Shape
-from fuzz.model import bound_s
+from fuzz.model import bound_s, ring_of
 
 _MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
 
@@ -84,7 +84,7 @@ class _Generator:
     def case(self, origin: str) -> Case:
         ops = self.graph()
         if self.has.jumps and self.chance(0.3):
-            ops = self.with_jumps(ops)
+            ops = self.with_loop(ops) if self.chance(0.3) else self.with_jumps(ops)
         has = self.has
         case = Case(
             ops=tuple(ops),
@@ -190,6 +190,20 @@ class _Generator:
         given = tuple(name for name in (op.name for op in ops) if name in targets)
         return [replace(op, jumps_to=given) if op.name == jumper else op for op in ops]
 
+    def with_loop(self, ops: list[OpSpec]) -> list[OpSpec]:
+        """One Op may jump back, where nobody else feeds or reads what runs again."""
+        pairs = [
+            (op.name, target.name)
+            for index, op in enumerate(ops)
+            for target in ops[:index]
+            if is_loop_clear(ops, op.name, target.name)
+        ]
+        if not pairs:
+            return ops
+        jumper, target = self.rng.choice(pairs)
+        loop = {"jumps_to": (target,), "batch_size": 1, "batching_s": None, "max_batch_size": 0}
+        return [replace(op, **loop) if op.name == jumper else op for op in ops]
+
     # Requests -----------------------------------------------------------------------------
 
     def request(self, case: Case, number: int) -> RequestSpec:
@@ -205,6 +219,7 @@ class _Generator:
             log_id=rng.randint(1, 2**40),
             shapes={op.name: self.shape(op) for op in case.ops if op.has_process},
             delays_s=self.delays(case),
+            laps=rng.choice((0, 1, 1, 2)) if any(map(case.is_loop, case.ops)) else 0,
             jumps=frozenset(op.name for op in case.ops if op.jumps_to and self.chance(0.5)),
         )
 
@@ -320,3 +335,14 @@ def is_jump_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
     if target not in over:
         return False
     return all(readers[name] <= over for name in over if name != target)
+
+
+def is_loop_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
+    """Whether a jump back runs only what waits for nobody else, and is read by nobody else."""
+    ring = ring_of(ops, jumper, target)
+    inputs = {op.name: set(op.inputs) for op in ops}
+    read = {name: {op.name for op in ops if name in op.inputs} for name in inputs}
+    if not read[target] & ring:
+        return False
+    is_fed = all(inputs[name] <= ring | {target} for name in ring)
+    return is_fed and all(read[name] <= ring for name in (ring | {target}) - {jumper})

@@ -8,7 +8,7 @@ It walks the Ops once, in order, and knows no time, no batch, no worker. Where t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,19 +101,46 @@ def through(case: Case, request: RequestSpec, choose: Choose) -> Result:
     parts = {REQUEST: Part(REQUEST, Answer("in"))}
     stand_in: Part | None = None
     targets: tuple[str, ...] = ()
-    for op in case.ops:
+    for op in in_laps(case, request, parts):
         result, is_late = at_op(case, op, request, [parts[name] for name in op.inputs], choose)
         part = Part(op.name, result, is_late)
         if stand_in is not None and op.name in targets:
             # It may have an answer of its own; the first of both counts.
             is_alone = isinstance(result, Nothing) or is_late
             part = stand_in if is_alone else choose([part, stand_in])
-        elif isinstance(result, Answer) and op.jumps_to and jumps(case, op, request, choose):
+        elif isinstance(result, Answer) and is_jumping(case, op, request, choose):
             stand_in, targets = Part(op.name, result, True), op.jumps_to
             part = Part(op.name, ABSENT, True)  # for those who read it
         parts[op.name] = part
     result = parts[case.last.name].result
     return Failure(LOST, "lost in the graph") if result == ABSENT else result
+
+
+def in_laps(case: Case, request: RequestSpec, parts: dict[str, Part]) -> Iterator[OpSpec]:
+    """The Ops in the order of the graph; those in a loop again, for each lap of the request."""
+    for op in case.ops:
+        yield op
+        if not case.is_loop(op):
+            continue
+        (target,) = op.jumps_to
+        ring = ring_of(case.ops, op.name, target)
+        for _ in range(request.laps):
+            if not isinstance(parts[op.name].result, Answer):
+                break
+            parts[target] = parts[op.name]
+            yield from (each for each in case.ops if each.name in ring)
+
+
+def ring_of(ops: Sequence[OpSpec], jumper: str, target: str) -> set[str]:
+    """What runs again when `jumper` jumps back to `target`: all between them, and itself."""
+    below, above = {target}, {jumper}
+    for op in ops:
+        if below & set(op.inputs):
+            below.add(op.name)
+    for op in reversed(ops):
+        if op.name in above:
+            above |= set(op.inputs)
+    return (below & above | {jumper}) - {target}
 
 
 def at_op(
@@ -149,8 +176,10 @@ def _passed_on(parts: list[Part]) -> Result | None:
     return next(failures, ABSENT if ABSENT in results else None)
 
 
-def jumps(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> bool:
-    """The oldest request of a batch decides for all of it."""
+def is_jumping(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> bool:
+    """Whether it jumps ahead. The oldest request of a batch decides for all of it."""
+    if not op.jumps_to or case.is_loop(op):
+        return False
     own = op.name in request.jumps
     others = [other for other in case.requests if other.number != request.number]
     is_swayed = op.is_batched and any((op.name in other.jumps) != own for other in others)
@@ -219,7 +248,8 @@ def _retried(
         # A process is lost with all its requests, also those whose call it had not come to.
         is_robbed = op.workers == "process" and "hang" in kinds
         return [None, failure] if is_robbed else [None]
-    if sum(len(each.faults) for each in case.requests) == 1 and not op.is_batched:
+    is_alone = sum(len(each.faults) for each in case.requests) == 1
+    if is_alone and not op.is_batched and not request.laps:
         rounds = case.dag_retry if fault.kind == "hang" else 1
         return [None] if fault.attempts < op.retry * rounds else [failure]
     return [None, failure]
@@ -260,7 +290,8 @@ _TICK_S = 0.001
 def bound_s(case: Case) -> float:
     """No request takes longer if nobody waits for nothing: all that there is to do, in a row."""
     work_s = sum(map(_work_s, case.requests))
-    waits_s = sum(op.batching_s or 0.0 for op in case.ops) * len(case.requests)
+    laps = sum(1 + request.laps for request in case.requests)
+    waits_s = sum(op.batching_s or 0.0 for op in case.ops) * laps
     if not any(request.faults for request in case.requests):
         return work_s + waits_s + _TICK_S
     attempts = case.dag_retry * (2 + max(op.retry for op in case.ops))
@@ -273,7 +304,11 @@ def bound_s(case: Case) -> float:
 
 
 def _work_s(request: RequestSpec) -> float:
-    return sum(map(sum, request.delays_s.values()))
+    """Each part of a mini-batch is a call of `process`."""
+    return (1 + request.laps) * sum(
+        pre + process * max(1, len(request.shape(name).rows)) + post
+        for name, (pre, process, post) in request.delays_s.items()
+    )
 
 
 def _held_s(case: Case, name: str, kind: str) -> float:

@@ -85,7 +85,7 @@ class PlainOp(Op):
         self.spec = spec
         self.script = script
         self.current = -1
-        self.makes_bulk = False
+        self.makes_bulk = self.is_loop = False
         if spec.max_batch_size:
             self.max_batch_size = spec.max_batch_size
             self.output_tensors = [Tensor("y", "INT64", (-1,))]
@@ -139,17 +139,20 @@ class PlainOp(Op):
         read = ",".join(f"{name}={part.get('value', 'in')}" for name, part in input_dicts.items())
         made = self.made_of(request, fetch_data)
         text = model.squeezed(f"{self.name}({read})r{request.number}{made}")
-        answer: dict[str, Any] = {"id": str(request.number), "value": text}
+        laps = max(int(part.get("laps", 0)) for part in input_dicts.values()) + self.is_loop
+        answer = {"id": str(request.number), "value": text, "laps": str(laps)}
         if self.makes_bulk:
-            answer["bulk"] = np.full(_BULK, request.number, np.int64)
+            return {**answer, "bulk": np.full(_BULK, request.number, np.int64)}, None, ""
         return answer, None, ""
 
     def made_of(self, request: RequestSpec, fetched: Any) -> str:
         return ""
 
     def check_jumping(self, input_data: Any) -> bool:
-        oldest = next(iter(input_data.values()))
-        return self.name in self.script.requests[int(oldest.payload["id"])].jumps
+        oldest = next(iter(input_data.values())).payload
+        if self.is_loop:
+            return bool(int(oldest["laps"]) <= self.script.requests[int(oldest["id"])].laps)
+        return self.name in self.script.requests[int(oldest["id"])].jumps
 
     def _kind(self, request: RequestSpec) -> str:
         fault = request.faults.get(self.name)
@@ -333,6 +336,7 @@ def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
     for spec in case.ops:
         made[spec.name] = op = _class_of(spec)(spec, script, [made[name] for name in spec.inputs])
         # The answer that is packed as text has none.
+        op.is_loop = case.is_loop(spec)
         op.makes_bulk = spec.has_bulk and case.last.name not in (spec.name, *spec.jumps_to)
     for spec in case.ops:
         made[spec.name].set_jump_to_ops([made[target] for target in spec.jumps_to])
