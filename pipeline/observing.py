@@ -19,10 +19,11 @@ from pipeline.engine.state import EngineState
 from pipeline.engine.watching import Watchers, packed_request_of
 from pipeline.errors import InitError, PipelineError
 from pipeline.observe.logs import RequestLog
+from pipeline.observe.minute import LastMinute
 from pipeline.observe.profile import profile_text
 from pipeline.observe.profile_writer import ProfileWriter
 from pipeline.observe.recent import Recent, Recording
-from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
+from pipeline.observe.snapshot import NO_COPY, MinuteSeries, ModelCounters, Snapshot
 from pipeline.observe.span import BY_CALLERS, PIPELINE, Journal, Sink
 from pipeline.observe.statistics import Statistics, merge, model_names
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
@@ -105,6 +106,7 @@ class Observation:
         self._statistics: Statistics | None = None
         self._recent: Recent | None = None
         self._recording: Recording | None = None
+        self._minute: LastMinute | None = None
         self._telemetry: Telemetry | None = None
         self._on_figures: Callable[[bytes], object] | None = None
         self._told_folds = 0
@@ -143,8 +145,14 @@ class Observation:
         if config.statistics:
             self._statistics = Statistics(self.pipeline_name, self.model_names)
             self._recent = Recent(self._op_names)
+            self._minute = LastMinute()
             self._recording = Recording(self._copy or 0, max(1, config.copies))
-            self.journal.sinks += [self._statistics, self._recent, self._recording]
+            self.journal.sinks += [
+                self._statistics,
+                self._recent,
+                self._recording,
+                self._minute,
+            ]
         if config.dag.use_profile:
             id_step = 1 if self._copy is None else config.copies
             writer = ProfileWriter(self._op_names, config.dag.profile_per_s, id_step)
@@ -163,6 +171,8 @@ class Observation:
 
     def _fold(self) -> None:
         self.journal.fold()
+        if self._minute is not None and self._executor is not None:
+            self._minute.sample(self._executor.inside + self._executor.waiting)
         if self._on_figures is not None and self._told_folds != self.journal.folds:
             self._told_folds = self.journal.folds
             self._on_figures(msgspec.msgpack.encode(self.snapshot()))
@@ -245,6 +255,7 @@ class Observation:
             models=models,
             slowest=self._recent.slowest() if self._recent is not None else [],
             failed=self._recent.failures() if self._recent is not None else [],
+            minute=self._minute.series() if self._minute is not None else MinuteSeries(),
         )
 
     @property

@@ -15,6 +15,7 @@ from pipeline.doors.page import Page
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.event_loop import LoopThread
+from pipeline.observe.minute import LastMinute
 from pipeline.observe.recent import Recent, Recording
 from pipeline.observe.snapshot import Snapshot
 from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
@@ -39,12 +40,16 @@ def turn(
     batch: int | None = None,
     rows: int = 1,
     worker: int = 0,
+    late: int = 0,
 ) -> tuple[int, ...]:
-    """A row of TURN that was ready `at` ns; `batch` is the data id if it is not said."""
+    """A row of TURN that was ready `at` ns; `batch` is the data id if it is not said.
+
+    The event loop is `late` to take the result.
+    """
     start = at + queue
     prepared, processed, end = np.cumsum([start + stages[0], *stages[1:]]).tolist()
     number = data_id if batch is None else batch
-    times = (at, start, prepared, processed, end, end)
+    times = (at, start, prepared, processed, end, end + late)
     return (op, worker, number, data_id, rows, outcome, *times)
 
 
@@ -103,6 +108,7 @@ class Played:
         self.statistics = Statistics(self.name, [f"model of {name}" for name in self.names])
         self.recent = Recent(self.names, clock_ns=lambda: self.now_ns)
         self.recording = Recording(self.copy)
+        self.minute = LastMinute(lambda: self.now_ns)
         self._lock = threading.Lock()  # tests fold, the page's loop asks
 
     def fold(
@@ -111,7 +117,7 @@ class Played:
         """These turns and requests happen."""
         folded = rows(TURN, *turns), rows(REQUEST, *requests)
         with self._lock:
-            for sink in (self.statistics, self.recent, self.recording):
+            for sink in (self.statistics, self.recent, self.recording, self.minute):
                 sink.fold(*folded)
             self.accepted += len(requests)
 
@@ -122,7 +128,8 @@ class Played:
         )
         with self._lock:
             slowest, failed = self.recent.slowest(), self.recent.failures()
-            return Snapshot(self.copy, engine, self.statistics.models, slowest, failed)
+            models, minute = self.statistics.models, self.minute.series()
+            return Snapshot(self.copy, engine, models, slowest, failed, minute)
 
     async def whole(self) -> list[Snapshot]:
         self.questions += 1

@@ -8,6 +8,7 @@ import msgspec
 
 from pipeline.doors.page_layout import Layout
 from pipeline.engine.state import EngineState, OpState, WorkersState
+from pipeline.observe.minute import merged
 from pipeline.observe.recent import MOST_FAILED, MOST_SLOW
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentTurn, Snapshot
 from pipeline.observe.span import BY_CALLERS, Outcome
@@ -73,6 +74,15 @@ class Turn(msgspec.Struct, frozen=True):
     prepared_ns: int
     processed_ns: int
     end_ns: int
+    taken_ns: int
+
+
+class Minute(msgspec.Struct, frozen=True):
+    """The last 60 seconds of the whole pipeline, oldest first; empty: nothing is known."""
+
+    succeeded: list[int]
+    p99_ns: list[int]
+    inside: list[int]
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -110,6 +120,7 @@ class Status(msgspec.Struct, frozen=True):
     graph: Layout
     pipeline: Counters
     ops: list[OpStatus]
+    minute: Minute
     slowest: list[Request]
     failed: list[Request]
 
@@ -147,9 +158,15 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Stat
         graph=title.graph,
         pipeline=pipeline,
         ops=[_op(state, counted) for state, counted in zip(engine.ops, models, strict=True)],
+        minute=_minute(living),
         slowest=sorted(slowest, key=lambda request: -request.took_ns)[:MOST_SLOW],
         failed=sorted(failed, key=_gravity)[:MOST_FAILED],
     )
+
+
+def _minute(living: Sequence[Snapshot]) -> Minute:
+    series = merged([snapshot.minute for snapshot in living])
+    return Minute(series.succeeded, series.p99_ns, series.inside)
 
 
 def _gravity(request: Request) -> tuple[bool, int]:

@@ -172,6 +172,7 @@ class Recent:
                 prepared_ns=int(turn["prepared_ns"]) - start_ns,
                 processed_ns=int(turn["processed_ns"]) - start_ns,
                 end_ns=int(turn["end_ns"]) - start_ns,
+                taken_ns=int(turn["taken_ns"]) - start_ns,
             )
 
 
@@ -225,6 +226,7 @@ def _edge_turn(
         prepared_ns=start_ns,
         processed_ns=end_ns,
         end_ns=end_ns,
+        taken_ns=end_ns,
     )
 
 

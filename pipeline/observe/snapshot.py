@@ -56,6 +56,18 @@ class ModelCounters(msgspec.Struct, array_like=True):
     memory: list[MemoryUse] = []
 
 
+class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):
+    """60 seconds of the whole pipeline, oldest first; the last one ended at the second `end_s`.
+
+    `end_s` is monotonic, 0: nothing is known. `inside` counts those that wait to be let in, too.
+    """
+
+    end_s: int = 0
+    succeeded: list[int] = []
+    p99_ns: list[int] = []
+    inside: list[int] = []
+
+
 class RecentTurn(msgspec.Struct, frozen=True, array_like=True):
     """One turn of a recent request. Times in ns from the request's start."""
 
@@ -68,6 +80,7 @@ class RecentTurn(msgspec.Struct, frozen=True, array_like=True):
     prepared_ns: int
     processed_ns: int
     end_ns: int
+    taken_ns: int
 
 
 class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +104,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     models: list[ModelCounters]
     slowest: list[RecentRequest] = []
     failed: list[RecentRequest] = []
+    minute: MinuteSeries = MinuteSeries()
 
 
 AskAll = Callable[[], Awaitable[list[Snapshot]]]

@@ -94,6 +94,27 @@ def test_the_page_loads_only_files_that_are_there_and_has_nothing_inline(played)
         assert answer(page, asked(f"/{name}")).status == 200
 
 
+class Landmarks(HTMLParser):
+    """The names of a document's regions, as readers for the blind list them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        name = named.get("aria-label") or named.get("aria-labelledby")
+        if name and (tag == "section" or named.get("role") == "region"):
+            self.names.append(name)
+
+
+def test_no_two_regions_have_one_name(played):
+    names = Landmarks(answer(played.page(), asked("/")).body.decode()).names
+    assert names
+    assert len(names) == len(set(names))
+
+
 def test_scripts_load_only_files_that_are_there(played):
     for path in STATIC.glob("*.js"):
         for name in re.findall(r'from "\./([^"]+)"', path.read_text("utf-8")):

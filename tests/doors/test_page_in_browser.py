@@ -59,7 +59,7 @@ def test_the_graph_is_drawn_and_its_figures_follow_the_server():
             ran(played, number)
         left = browser.wait_for(f"({row_of('left')})[7] === '11' && {row_of('left')}")
         assert left[0] == "left"
-        assert left[8:] == ["2", "2 of 3 threads, 1 down", "0"]
+        assert left[8:] == ["0", "2", "2 of 3 threads, 1 down", "0"]
         assert browser.text("#state") == "Not ready"
         node = "[...document.querySelectorAll('.node')].find((n) => n.title === 'left: Op')"
         assert "3 of 4 up" in browser.run(f"{node}.innerText")
@@ -141,6 +141,59 @@ def test_a_slow_request_opens_to_its_way_through_the_ops_and_stays_open():
             ran(played, number, took=200 * MS)
         browser.wait_for("document.querySelectorAll('#slowest details').length === 11")
         assert browser.run("document.querySelectorAll('#slowest details[open]').length") == 1
+
+
+def test_gaps_in_a_requests_way_have_names():
+    played = Played(graph_of(*DIAMOND))
+    at = played.now_ns
+    turns = [
+        turn(7, 0, at=at, stages=(0, 10 * MS, 0), late=10 * MS),
+        turn(7, 1, at=at + 20 * MS, stages=(0, 10 * MS, 0)),
+        turn(7, 2, at=at + 20 * MS, stages=(0, 60 * MS, 0)),
+        turn(7, 3, at=at + 80 * MS, queue=10 * MS, stages=(0, 10 * MS, 0)),
+    ]
+    played.fold(turns, [request(7, at=at, took=100 * MS)])
+    with opened(played) as browser:
+        browser.run("document.querySelector('#slowest summary').click()")
+        browser.wait_for("document.querySelector('#slowest .track i') !== null")
+        ways = dict(
+            browser.run(
+                "[...document.querySelectorAll('#slowest .turn')].slice(0, 5).map((turn) => "
+                "[turn.firstChild.textContent, [...turn.querySelectorAll('i')].map((piece) => "
+                "[piece.className, piece.style.left, piece.style.width])])"
+            )
+        )
+        assert ways["cut"] == [["infer", "0%", "10%"], ["loop", "10%", "10%"]]
+        assert ways["join"] == [
+            ["join", "30%", "50%"], ["queue", "80%", "10%"], ["infer", "90%", "10%"]
+        ]  # fmt: skip
+        told = browser.run("[...document.querySelectorAll('#slowest .turn')].map((t) => t.title)")
+        assert any("waiting for the event loop (or Python's GIL) 10 ms" in text for text in told)
+        assert any("waiting for another branch (right) 50 ms" in text for text in told)
+
+
+def test_what_waits_for_another_branch_is_told_from_what_waits_for_a_worker():
+    played = Played(graph_of(*DIAMOND))
+    played.states["join"] = op_state("join", joining=5, queued=3)
+    with opened(played) as browser:
+        texts = "[...document.querySelectorAll('.node .facts')].map((line) => line.textContent)"
+        assert any("3 waiting, 5 at join" in text for text in browser.run(texts))
+        head = browser.run("[...document.querySelectorAll('thead th')].map((c) => c.textContent)")
+        cells = dict(zip(head, browser.run(row_of("join")), strict=True))
+        assert (cells["Waiting"], cells["At a join"]) == ("3", "5")
+
+
+def test_the_small_lines_show_the_last_minute_as_soon_as_the_page_is_opened():
+    played = Played(graph_of(("", "a")))
+    for number in range(50):
+        played.now_ns += 1000 * MS
+        ran(played, number)
+    played.now_ns += 1000 * MS
+    with opened(played) as browser:
+        points = browser.run("document.querySelector('#rate_line path').getAttribute('d')")
+        heights = [float(point.split(",")[1]) for point in points[1:].split("L")]
+        assert len(heights) == 60
+        assert [height < 27 for height in heights] == [False] * 10 + [True] * 50
 
 
 def test_a_button_records_and_saves_a_trace():

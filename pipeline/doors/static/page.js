@@ -8,7 +8,6 @@ import { RequestsView } from "./page_requests.js";
 const EVERY_MS = 1000;
 const LONGEST_MS = 8000; // between questions to a server that does not answer
 const PATIENCE_MS = 8000;
-const STEPS = 60; // in the small lines of the tiles
 
 const statuses = new History();
 const graph = new GraphView(byId("graph"));
@@ -59,8 +58,8 @@ function show() {
   graph.show(now.graph, byId("graph").parentElement.clientWidth);
   for (const [index, op] of now.ops.entries()) graph.fill(op, ops[index], index === busiest);
   table(now, pipeline, ops);
-  slowest.show(now.slowest, now.time_ms, now.copies);
-  failed.show(now.failed, now.time_ms, now.copies);
+  slowest.show(now.slowest, now.time_ms, now.copies, now.graph);
+  failed.show(now.failed, now.time_ms, now.copies, now.graph);
 }
 
 /** What a model did in `passed_s`; from the start if that is undefined: then nothing per second. */
@@ -109,11 +108,9 @@ function tiles(now, pipeline) {
   say(byId("failures"), digits(pipeline.failed));
   byId("failures").className = pipeline.failed ? "bad" : "";
   say(byId("failures_more"), failures(now, pipeline));
-  line("rate_line", (before, status) =>
-    (status.pipeline.succeeded - before.pipeline.succeeded) / (status.time_ms - before.time_ms));
-  line("p99_line", (before, status) =>
-    percentile(growth(status.pipeline, before.pipeline).latency, 0.99) ?? 0);
-  line("inside_line", (before, status) => status.inside + status.waiting);
+  line("rate_line", now.minute.succeeded);
+  line("p99_line", now.minute.p99_ns);
+  line("inside_line", now.minute.inside);
 }
 
 function failures(now, pipeline) {
@@ -134,11 +131,11 @@ function busiestOf(now, ops) {
   return most >= 0.7 ? index : -1;
 }
 
-function line(id, figure) {
-  const values = statuses.steps(STEPS, figure);
+/** A small line of the last minute, a value a second: the server knows it, however long one looks. */
+function line(id, values) {
   const most = Math.max(...values, Number.MIN_VALUE);
   const points = values.map((value, index) =>
-    `${((STEPS - values.length + index + 1) * 100) / STEPS},${27 - (24 * value) / most}`);
+    `${((index + 1) * 100) / values.length},${27 - (24 * value) / most}`);
   const picture = byId(id);
   if (!picture.firstChild) {
     picture.setAttribute("viewBox", "0 0 100 30");
@@ -150,7 +147,7 @@ function line(id, figure) {
 
 // Table ----------------------------------------------------------------------------------------
 
-const CELLS = ["rate", "p50", "p95", "p99", "where", "batch", "waiting", "running", "workers", "failed"];
+const CELLS = ["rate", "p50", "p95", "p99", "where", "batch", "waiting", "joining", "running", "workers", "failed"];
 
 function table(now, pipeline, ops) {
   const keys = ["", ...now.ops.map((op) => op.name)]; // no Op has an empty name
@@ -159,8 +156,8 @@ function table(now, pipeline, ops) {
   fillRow(rows.get(""), pipeline, spent(pipeline) || 1, now.inside, now.waiting);
   for (const [index, op] of now.ops.entries()) {
     const row = rows.get(op.name);
-    fillRow(row, ops[index], most, op.running, op.queued + op.joining);
-    row.waiting.title = `${op.queued} ready, ${op.joining} wait for other Ops`;
+    fillRow(row, ops[index], most, op.running, op.queued);
+    say(row.joining, digits(op.joining));
     say(row.workers, workers(op.workers));
     row.workers.title = `${op.workers.wanted} configured, ${op.workers.up} up, ${op.workers.stuck} stuck`;
   }

@@ -24,12 +24,6 @@ export class History {
     const found = this.#statuses.find((status) => status.time_ms >= since);
     return found === this.newest ? undefined : found;
   }
-
-  /** A figure of each of the last `count` steps from one status to the next. */
-  steps(count, figure) {
-    const last = this.#statuses.slice(-count - 1);
-    return last.slice(1).map((status, index) => figure(last[index], status));
-  }
 }
 
 /** Counters only grow, but when a server restarts, or one of its copies is too busy to answer. */

@@ -36,7 +36,6 @@ export class GraphView {
     const node = this.#nodes.get(op.name);
     if (!node) return;
     const { workers } = op;
-    const waiting = op.queued + op.joining;
     const isDown = workers.up === 0;
     const isWeak = workers.up < workers.wanted || workers.stuck > 0;
     const hasFailed = figures.failed > 0;
@@ -47,7 +46,9 @@ export class GraphView {
     node.tag.className = `tag ${isDown || hasFailed ? "bad" : "warn"}`;
     say(node.rate, `${digits(figures.rate)}/s`);
     say(node.p99, `p99 ${duration(figures.p99)}`);
-    say(node.waiting, `${waiting} waiting`);
+    say(node.waiting, `${op.queued} waiting${op.joining ? `, ${op.joining} at join` : ""}`);
+    node.waiting.title = `${op.queued} ready, waiting for a worker`
+      + (op.joining ? `; ${op.joining} waiting for another branch` : "");
     node.waiting.className = op.queued > Math.max(4, 2 * op.running) ? "many" : "";
     say(node.batch, `batch ${digits(figures.batch)}`);
     say(node.workers, `${workers.busy} of ${workers.up} busy`);

@@ -8,6 +8,7 @@ const STAGES = [
   ["input", "preprocess", "start_ns", "prepared_ns"],
   ["infer", "process", "prepared_ns", "processed_ns"],
   ["output", "postprocess", "processed_ns", "end_ns"],
+  ["loop", "waiting for the event loop (or Python's GIL)", "end_ns", "taken_ns"],
 ];
 const EDGES = { "@unpack": "RequestOp", "@pack": "ResponseOp" };
 const WHY = {
@@ -29,7 +30,7 @@ export class RequestsView {
   }
 
   /** Show these requests; one that somebody reads stays, though it is no longer among them. */
-  show(requests, now_ms, copies) {
+  show(requests, now_ms, copies, graph) {
     const shown = new Map(requests.map((request) => [keyOf(request), request]));
     const keys = [...shown.keys()];
     for (const child of this.#parent.children) {
@@ -40,7 +41,7 @@ export class RequestsView {
       }
     }
     this.#known = shown;
-    arrange(this.#parent, keys, (key) => row(shown.get(key), copies > 1));
+    arrange(this.#parent, keys, (key) => row(shown.get(key), copies > 1, inputsOf(graph)));
     for (const child of this.#parent.children) {
       say(child.querySelector(".when"), ago(now_ms, shown.get(child.dataset.key).ended_ms));
     }
@@ -50,50 +51,73 @@ export class RequestsView {
 
 const keyOf = (request) => `${request.copy} ${request.data_id} ${request.ended_ms}`;
 
-function row(request, isOfSeveral) {
+/** The names of those that an Op reads, by its own. */
+function inputsOf(graph) {
+  const inputs = new Map();
+  for (const { source, target, is_jump: isJump } of graph.wires) {
+    if (!isJump) inputs.set(target, [...(inputs.get(target) ?? []), source]);
+  }
+  return inputs;
+}
+
+function row(request, isOfSeveral, inputs) {
   const root = make("details", request.outcome === "ok" || BY_CALLERS.has(request.outcome) ? "" : "failed");
-  const about = why(request);
+  const parts = new Map(request.turns.map((turn) => [turn, parted(turn, request, inputs)]));
+  const about = why(request, parts);
   const reason = make("span", "why", about);
   reason.title = about;
   root.append(make("summary", "", make("b", "", duration(request.took_ns)), reason, make("span", "when")));
   root.addEventListener("toggle", () => {
-    if (root.open && root.children.length === 1) root.append(path(request, isOfSeveral));
+    if (root.open && root.children.length === 1) root.append(path(request, isOfSeveral, parts));
   });
   return root;
 }
 
-function why(request) {
+function why(request, partsOf) {
   if (request.outcome !== "ok") return request.error || WHY[request.outcome] || request.outcome;
-  const parts = request.turns.flatMap((turn) => parted(turn));
+  const parts = [...partsOf.values()].flat();
   const longest = parts.reduce((most, part) => (part.ns > most.ns ? part : most), { ns: -1 });
   return longest.ns > 0 ? `${duration(longest.ns)} of it: ${longest.text}` : "";
 }
 
 /** The stages of a turn that took time. */
-function parted(turn) {
+function parted(turn, request, inputs) {
   const edge = EDGES[turn.op];
-  return STAGES.map(([name, label, from, to]) => ({
+  const stages = STAGES.map(([name, label, from, to]) => ({
     name,
     from: turn[from],
     ns: turn[to] - turn[from],
     label: edge ? (name === "queue" ? "waiting to be let in" : label) : label,
-    text: edge ? (name === "queue" ? "waiting to be let in" : edge) : `${label} of ${turn.op}`,
-  })).filter((part) => part.ns > 0);
+    text: edge ? (name === "queue" ? "waiting to be let in" : edge) : `${label}${name === "loop" ? " behind" : " of"} ${turn.op}`,
+  }));
+  return [...joined(turn, request, inputs.get(turn.op) ?? []), ...stages].filter((part) => part.ns > 0);
 }
 
-function path(request, isOfSeveral) {
+/** The time from a join's first input to its last one. */
+function joined(turn, request, sources) {
+  if (sources.length < 2) return [];
+  const arrived = request.turns
+    .map((other) => ({ name: other.op === "@unpack" ? "@request" : other.op, at: other.taken_ns }))
+    .filter(({ name, at }) => sources.includes(name) && at <= turn.ready_ns)
+    .sort((one, other) => one.at - other.at);
+  if (arrived.length < 2) return [];
+  const [first, last] = [arrived[0], arrived.at(-1)];
+  const label = `waiting for another branch (${last.name})`;
+  return [{ name: "join", from: first.at, ns: turn.ready_ns - first.at, label, text: `${turn.op} ${label}` }];
+}
+
+function path(request, isOfSeveral, partsOf) {
   const root = make("div", "path");
   if (request.error) root.append(make("p", "error", request.error));
   const whole = Math.max(request.took_ns, 1);
-  for (const turn of request.turns) root.append(track(turn, whole));
+  for (const turn of request.turns) root.append(track(turn, whole, partsOf.get(turn)));
   const axis = make("p", "axis", make("span", "", "0"), make("span", "", duration(whole / 2)),
     make("span", "", duration(whole)));
   root.append(make("div", "turn", make("span"), axis, make("span")), make("p", "more", identity(request, isOfSeveral)));
   return root;
 }
 
-function track(turn, whole) {
-  const parts = parted(turn);
+function track(turn, whole, parts) {
   const bar = make("span", "track");
   for (const part of parts) {
     const piece = make("i", part.name);
@@ -107,7 +131,7 @@ function track(turn, whole) {
   const batch = turn.op in EDGES ? [] : turn.batch_requests
     ? [`in a batch of ${turn.batch_requests}`] : ["it never ran"];
   root.title = [...(isWell ? [] : [turn.outcome]), ...parts.map((part) => `${part.label} ${duration(part.ns)}`),
-    ...batch].join(", ");
+    ...batch].join(", ") || "it took no time";
   bar.setAttribute("role", "img");
   bar.setAttribute("aria-label", root.title);
   return root;

@@ -1,0 +1,115 @@
+"""The last minute second by second, for the small lines of a page that has just been opened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from pipeline.observe.histogram import buckets, percentile
+from pipeline.observe.snapshot import LATENCY_STEPS, MinuteSeries
+from pipeline.observe.span import PIPELINE, Outcome, Rows
+from pipeline.observe.tables import Counters, Integers, tally
+
+SECONDS = 60
+_NS = 1_000_000_000
+
+
+class _Second:
+    """What happened in one second; its percentile is looked for once, when somebody asks."""
+
+    __slots__ = ("_latency", "_p99_ns", "inside", "succeeded")
+
+    def __init__(self) -> None:
+        self._latency: Counters = np.zeros(LATENCY_STEPS, np.uint64)
+        self._p99_ns: int | None = 0
+        self.succeeded = 0
+        self.inside = 0
+
+    def add(self, took_ns: Integers) -> None:
+        tally(self._latency, buckets(took_ns))
+        self.succeeded += len(took_ns)
+        self._p99_ns = None
+
+    @property
+    def p99_ns(self) -> int:
+        if self._p99_ns is None:
+            self._p99_ns = int(percentile(self._latency.tolist(), 0.99))
+        return self._p99_ns
+
+
+_NOTHING = _Second()
+
+
+class LastMinute:
+    """A Sink that counts requests of the whole pipeline by the second in which they ended."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._seconds: dict[int, _Second] = {}
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        """Take in what happened since the last call."""
+        is_well = (requests["target"] == PIPELINE) & (requests["outcome"] == Outcome.OK)
+        good = requests[is_well]
+        if not len(good):
+            return
+        ended, took = good["end_ns"] // _NS, np.maximum(good["end_ns"] - good["start_ns"], 0)
+        for second in np.unique(ended).tolist():
+            self._at(second).add(took[ended == second])
+
+    def sample(self, inside: int) -> None:
+        """Note how many requests are inside now, or wait to be."""
+        now = self._at(self._clock_ns() // _NS)
+        now.inside = max(now.inside, inside)
+
+    def series(self) -> MinuteSeries:
+        """The last 60 seconds that are over."""
+        end = self._clock_ns() // _NS
+        known = [self._seconds.get(second, _NOTHING) for second in range(end - SECONDS, end)]
+        return MinuteSeries(
+            end_s=end,
+            succeeded=[each.succeeded for each in known],
+            p99_ns=[each.p99_ns for each in known],
+            inside=[each.inside for each in known],
+        )
+
+    def _at(self, second: int) -> _Second:
+        found = self._seconds.get(second)
+        if found is None:
+            found = self._seconds[second] = _Second()
+            for old in [key for key in self._seconds if key < second - SECONDS]:
+                del self._seconds[old]
+        return found
+
+
+def merged(copies: Sequence[MinuteSeries]) -> MinuteSeries:
+    """The minute of all copies: sums, but of the 99th percentiles the highest."""
+    end_s = max((each.end_s for each in copies), default=0)
+    aligned = [_until(each, end_s) for each in copies if each.end_s]
+    if not aligned:
+        return MinuteSeries()
+    return MinuteSeries(
+        end_s=end_s,
+        succeeded=[sum(of) for of in zip(*(each.succeeded for each in aligned), strict=True)],
+        p99_ns=[max(of) for of in zip(*(each.p99_ns for each in aligned), strict=True)],
+        inside=[sum(of) for of in zip(*(each.inside for each in aligned), strict=True)],
+    )
+
+
+def _until(series: MinuteSeries, end_s: int) -> MinuteSeries:
+    """A series that ends at `end_s`: 0 where nothing is known."""
+    missing = min(SECONDS, end_s - series.end_s)
+
+    def moved(values: list[int]) -> list[int]:
+        return [*values[missing:], *[0] * missing]
+
+    return msgspec.structs.replace(
+        series,
+        end_s=end_s,
+        succeeded=moved(series.succeeded),
+        p99_ns=moved(series.p99_ns),
+        inside=moved(series.inside),
+    )
