@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: measure our services and the bare baselines, print the tables."""
+"""`python -m benchmarks`: measure our services and the bare baselines, print the tables.
+
+`python -m benchmarks big` is a measurement of its own, see `large`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks import large
 from benchmarks.catalog import GROUPS, TARGETS
 from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, measure
@@ -15,6 +19,8 @@ _PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["big"]:
+        return large.main(sys.argv[2:])
     arguments = _arguments()
     if missing := missing_tools():
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)

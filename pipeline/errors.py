@@ -9,6 +9,7 @@ import enum
 import re
 from typing import ClassVar
 
+MOST_TEXT = 16384  # characters of an error: more helps nobody, and takes everybody's time
 _MOST_CHARACTERS = 400  # of what another library says
 
 UNPRINTABLE = re.compile(
@@ -201,6 +202,7 @@ _FROM_NAME: dict[str, type[PipelineError]] = {
         ProductError,
         GraphError,
         PredictorUnavailableError,
+        TooLargeError,
         WorkerDiedError,
         *_FROM_CODE.values(),
     )
@@ -244,6 +246,11 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
+def shortened(text: str) -> str:
+    """The beginning of a text that is too long for an answer or a log, and how long it was."""
+    return f"{text[:MOST_TEXT]}... ({len(text)} characters)" if len(text) > MOST_TEXT else text
+
+
 def described(error: BaseException) -> str:
     """An exception in words: what it says, and before that its type, if it is not ours."""
     kind = type(error).__name__
@@ -251,6 +258,8 @@ def described(error: BaseException) -> str:
         text = str(error)
     except Exception:  # the user's own __str__
         return f"{kind}, which cannot tell its text"
+    if len(text) > MOST_TEXT:
+        text = shortened(text)
     if text and isinstance(error, PipelineError):
         return text
     return f"{kind}: {text}" if text else kind

@@ -16,6 +16,8 @@ from pipeline.errors import (
     NotImplementedByOpError,
     PackageError,
     PayloadTypeError,
+    TooLargeError,
+    shortened,
     utf8_text,
 )
 from pipeline.proto import codec, pipeline_service_pb2
@@ -464,19 +466,27 @@ def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
         code, text = channeldata.error_code, channeldata.error_info
     if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
-    return pipeline_service_pb2.Response(err_no=code, err_msg=utf8_text(text))
+    return pipeline_service_pb2.Response(err_no=code, err_msg=utf8_text(shortened(text)))
 
 
 def pack_large(
     op: ResponseOp, channeldata: ChannelData, limits: Limits
 ) -> pipeline_service_pb2.Response | LargeResponse:
-    """What our own ResponseOp packs, for an answer that is large; tensors are not copied."""
+    """What our own ResponseOp packs, for an answer that is large; tensors are not copied.
+
+    Where it is text and tensors, there are only tensors if the text would be too long.
+    """
     head = pipeline_service_pb2.Response()
     tensors: list[Any] = []
     as_text, as_tensors = _formats(op, channeldata)
     try:
         if as_text:
-            _pack_text(channeldata.payload, head, limits)
+            try:
+                _pack_text(channeldata.payload, head, limits)
+            except TooLargeError:
+                if not as_tensors:
+                    raise
+                head.Clear()
         if as_tensors:
             tensors = list(large_tensors(channeldata.payload))
     except PayloadTypeError as error:

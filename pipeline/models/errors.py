@@ -11,6 +11,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
     ProductError,
     TooLargeError,
+    shortened,
     utf8_text,
 )
 
@@ -41,7 +42,7 @@ class V2Error(Exception):
     """
 
     def __init__(self, kind: Kind, text: str, retry_after_s: int = 1) -> None:
-        super().__init__(utf8_text(text))
+        super().__init__(utf8_text(shortened(text)))
         self.kind = kind
         self.retry_after_s = retry_after_s
 

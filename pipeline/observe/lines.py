@@ -6,14 +6,24 @@ import json
 import logging
 import os
 from datetime import UTC, datetime
+from typing import Any
 
 from pipeline.errors import UNPRINTABLE, printable
 
 _FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
 _INDENT = "\n  "
+_MOST_TRACEBACK = 65536  # characters: an exception's own text may have any number
 
 
-class LineFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """Writes no more of an exception than helps anybody."""
+
+    def formatException(self, ei: Any) -> str:
+        text = super().formatException(ei)
+        return text if len(text) <= _MOST_TRACEBACK else text[:_MOST_TRACEBACK] + "..."
+
+
+class LineFormatter(_Formatter):
     """A record as a line. What follows, such as a traceback, is indented, as no record is.
 
     Control characters are escaped. The pid stands before the message of a record that another
@@ -56,7 +66,7 @@ class JsonFormatter(logging.Formatter):
         return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-_PLAIN = logging.Formatter()
+_PLAIN = _Formatter()
 
 
 def traceback_of(record: logging.LogRecord) -> str:

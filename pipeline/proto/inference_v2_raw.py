@@ -91,12 +91,12 @@ def array_to_raw(array: Array) -> bytes:
     Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
     """
     if datatype_of(array.dtype) == "BYTES":
+        flat = array.reshape(-1)
         parts: list[bytes] = []
-        for index, element in enumerate(array.ravel().tolist()):
-            if index % SLICE == 0:
-                breathe()
-            data = _element_bytes(element)
-            parts += (_LENGTH.pack(len(data)), data)
+        for at in range(0, flat.size, SLICE):
+            breathe()
+            elements = map(_element_bytes, flat[at : at + SLICE].tolist())
+            parts.append(b"".join(b for e in elements for b in (_LENGTH.pack(len(e)), e)))
         return b"".join(parts)
     return b"".join((raw_view(array),))
 

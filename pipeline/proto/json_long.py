@@ -121,7 +121,7 @@ class LongArray:
             window = bytes(self.text[at : min(at + size, end)])
             cut = len(window) if at + size >= end else _last_comma(window)
             if cut < 0:  # a single string is longer
-                size *= 2
+                size *= 16
                 continue
             yield window[:cut]
             at += cut + 1

@@ -199,11 +199,12 @@ def _set_long(
     at = 0
     try:
         for piece in values.pieces():
-            plain = _plain(field, piece, at, path)
-            if field.name in _FLOAT_FIELDS:
-                numbers.append(plain)
+            if str in field.kind.plain and set(map(type, piece)) == {str}:
+                getattr(message, field.name).extend(piece)
+            elif field.name in _FLOAT_FIELDS:
+                numbers.append(_plain(field, piece, at, path))
             else:
-                getattr(message, field.name).extend(plain)
+                getattr(message, field.name).extend(_plain(field, piece, at, path))
             at += len(piece)
             if str in field.kind.plain:
                 limits.check_texts(at)

@@ -1,0 +1,35 @@
+"""LARGE: an Op that passes on what it gets, or answers with as many numbers as it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.services.common import serve
+from pipeline import Op, RequestOp
+
+
+class Give(Op):
+    """Answers `count` numbers of `dtype`, if it is asked for any; else with what came."""
+
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        ((_, asked),) = input_dicts.items()
+        if "count" not in asked:
+            return {name: value for name, value in asked.items() if name != "drop"}
+        count = int(asked["count"])
+        return {"x": np.full(count, 7, asked["dtype"])}
+
+
+class Take(Give):
+    """Answers with how many values came: what is measured is their way in."""
+
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        ((_, asked),) = input_dicts.items()
+        if "drop" in asked or len(asked) > 1000:
+            return {"taken": str(len(asked))}
+        return super().preprocess(input_dicts, data_id, log_id)
+
+
+if __name__ == "__main__":
+    serve("large", Take(name="take", input_ops=[RequestOp()]), {"take": {"concurrency": 4}})

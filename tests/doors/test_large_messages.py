@@ -1,0 +1,204 @@
+"""Large messages on a running server: who reads and writes them, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.doors import http_v2
+from pipeline.engine.executor import DAGExecutor
+from pipeline.proto import codec, inference_v2_pb2, jsonpb, large
+from pipeline.proto.inference_v2 import SERVICE
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+
+INFERENCE = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
+JSON_LIMIT, TEXT_LIMIT = 200_000, 5000
+
+
+class Give(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (asked,) = input_dicts.values()
+        if "count" in asked:
+            return {"x": np.arange(int(asked["count"])) % 7}
+        return {name: value for name, value in asked.items() if name != "drop"} or {"y": "ok"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    made = PipelineServer("svc")
+    made.set_response_op(ResponseOp(Give("give", RequestOp())))
+    limits = {"max_json_bytes": JSON_LIMIT, "max_text_elements": TEXT_LIMIT}
+    made.prepare_server(yml_dict={"rpc_port": 0, "http_port": 0, "host": "127.0.0.1", **limits})
+    with made:
+        yield made
+
+
+def post(server, body, path="/svc/p", **headers):
+    url = f"http://127.0.0.1:{server.http_port}{path}"
+    asked = urllib.request.Request(url, body, {k.replace("_", "-"): v for k, v in headers.items()})
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def numbers(count):
+    tensor = {"name": "drop", "elem_type": 1, "shape": [count], "float_data": [0.5] * count}
+    return json.dumps({"tensors": [tensor]}).encode()
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """The names of the threads in which large things are read, unpacked, packed and written."""
+    seen = []
+
+    def watch(place, name):
+        function = getattr(place, name)
+
+        def watched(*args, **kwargs):
+            seen.append((name, threading.current_thread().name))
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(place, name, watched)
+
+    watch(jsonpb, "large_request_from_json")
+    watch(jsonpb, "large_response_to_json")
+    watch(http_v2, "read_request")
+    watch(http_v2, "write_response")
+    watch(DAGExecutor, "_unpack")
+    watch(DAGExecutor, "_pack_large")
+    watch(large.LargeResponse, "to_wire")
+    return seen
+
+
+def beside_the_loop(seen, *names):
+    """Each of them was called, and never by the thread of the event loop."""
+    loops = [thread.name for thread in threading.enumerate() if "loop" in thread.name.lower()]
+    assert set(names) <= {name for name, _ in seen}
+    assert not {thread for _, thread in seen} & {*loops, "MainThread"}, seen
+
+
+def test_large_json_is_read_and_unpacked_beside_the_loop(server, threads):
+    status, answer = post(server, numbers(20_000))
+    assert (status, json.loads(answer)["err_no"]) == (200, 0)
+    beside_the_loop(threads, "large_request_from_json", "_unpack")
+
+
+def test_a_large_answer_is_packed_and_written_beside_the_loop(server, threads):
+    body = json.dumps({"key": ["count"], "value": ["30000"]}).encode()
+    status, answer = post(server, body)
+    text = json.loads(answer)["value"][0]
+    with np.printoptions(threshold=10**6):
+        assert (status, text) == (200, repr(np.arange(30000) % 7))
+    beside_the_loop(threads, "_pack_large", "large_response_to_json")
+
+
+def test_large_messages_over_grpc_come_back_as_they_were(server, threads):
+    array = np.random.default_rng(0).random((300, 200)).astype("f4")
+    message = Request(tensors=[codec.numpy_to_tensor("a", array)]).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        answer = Response.FromString(channel.unary_unary(INFERENCE)(message, timeout=60))
+    assert (answer.err_no, list(answer.key)) == (0, [])  # as text it would be too long
+    np.testing.assert_array_equal(codec.decode_tensors(answer.tensors)["a"], array)
+    beside_the_loop(threads, "_unpack", "_pack_large", "to_wire")
+
+
+def test_large_v2_requests_are_read_and_written_beside_the_loop(server, threads):
+    array = np.random.default_rng(0).random(50_000).astype("f4")
+    entry = {"name": "a", "datatype": "FP32", "shape": [array.size]}
+    fields = {
+        "inputs": [{**entry, "parameters": {"binary_data_size": array.nbytes}}],
+        "parameters": {"binary_data_output": True},
+    }
+    head = json.dumps(fields).encode()
+    told = {"Inference_Header_Content_Length": str(len(head))}
+    status, answer = post(server, head + array.tobytes(), "/v2/models/svc/infer", **told)
+    assert (status, answer[-array.nbytes :]) == (200, array.tobytes())
+    beside_the_loop(threads, "read_request", "write_response")
+
+
+def test_json_above_its_limit_is_refused_by_the_keys_name(server):
+    for headers, body in (
+        ({}, b" " * (JSON_LIMIT + 1)),
+        ({"Content_Encoding": "gzip"}, gzip.compress(b" " * (JSON_LIMIT + 1))),
+    ):
+        status, answer = post(server, body, **headers)
+        assert (status, json.loads(answer)["err_no"]) == (413, 8000)
+        assert f"max_json_bytes ({JSON_LIMIT} bytes)" in json.loads(answer)["err_msg"]
+    status, answer = post(server, b" " * (JSON_LIMIT + 1), "/v2/models/svc/infer")
+    assert (status, "max_json_bytes" in json.loads(answer)["error"]) == (413, True)
+
+
+def test_more_text_than_allowed_is_refused_by_the_keys_name(server):
+    texts = ["a" * 12] * (TEXT_LIMIT + 1)
+    status, answer = post(server, json.dumps({"key": texts}).encode())
+    assert (status, "max_text_elements" in json.loads(answer)["err_msg"]) == (413, True)
+    message = Request(key=texts).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        infer = channel.unary_unary(INFERENCE)
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(message, timeout=60)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        asked = inference_v2_pb2.ModelInferRequest(model_name="svc")
+        asked.inputs.add(name="x", datatype="BYTES", shape=[TEXT_LIMIT + 1])
+        asked.raw_input_contents.append(b"\1\0\0\0A" * (TEXT_LIMIT + 1))
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/{SERVICE}/ModelInfer")(asked.SerializeToString(), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "max_text_elements" in caught.value.details()
+
+
+def test_an_answer_above_the_limit_of_text_is_an_error_that_says_so(server):
+    body = json.dumps({"key": ["count"], "value": ["200000"]}).encode()
+    status, answer = post(server, body)
+    fields = json.loads(answer)
+    assert (status, fields["err_no"]) == (200, 8000)
+    assert f"max_json_bytes ({JSON_LIMIT} bytes): ask for tensors" in fields["err_msg"]
+
+
+def test_large_gzip_is_unpacked_in_whole(server):
+    status, answer = post(server, gzip.compress(numbers(20_000)), Content_Encoding="gzip")
+    assert (status, json.loads(answer)["err_no"]) == (200, 0)
+    cut = gzip.compress(numbers(20_000))[:-20]
+    status, answer = post(server, cut, Content_Encoding="gzip")
+    assert (status, "cut short" in json.loads(answer)["err_msg"]) == (400, True)
+
+
+def test_a_deadline_holds_while_the_message_is_read(server, monkeypatch):
+    read, released = jsonpb.large_request_from_json, threading.Event()
+
+    def slow(*args):
+        released.wait(20)
+        return read(*args)
+
+    monkeypatch.setattr(jsonpb, "large_request_from_json", slow)
+    status, answer = post(server, numbers(20_000), Grpc_Timeout="10m")
+    released.set()
+    assert (status, json.loads(answer)["err_no"]) == (200, 6000)
+
+
+def test_a_request_op_of_ones_own_gets_a_message_of_protobuf():
+    kinds = []
+
+    class Reads(RequestOp):
+        def unpack_request_package(self, request):
+            kinds.append(type(request))
+            return super().unpack_request_package(request)
+
+    own = PipelineServer("own")
+    own.set_response_op(ResponseOp(Give("give", Reads())))
+    own.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1"})
+    with own, grpc.insecure_channel(f"127.0.0.1:{own.rpc_port}") as channel:
+        tensor = codec.numpy_to_tensor("drop", np.zeros(30_000, "f4"))
+        infer = channel.unary_unary(INFERENCE)
+        infer(Request(tensors=[tensor]).SerializeToString(), timeout=60)
+    assert kinds == [Request]
