@@ -255,7 +255,8 @@ def _refuse_without_companion(
             if engine.companion and file.is_file() and file.suffix in engine.suffixes:
                 raise InitError(
                     f"model_config: {path}: {file.name} is there, but its weights are not: put "
-                    f"{companion.name} beside it"
+                    f"{companion.name} beside it (if the model has none, name the file and its "
+                    "engine)"
                 )
 
 

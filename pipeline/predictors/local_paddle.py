@@ -164,6 +164,9 @@ class _Runner:
         self._outputs = {
             alias: predictor.get_output_handle(name) for alias, name in face.fetches.items()
         }
+        self._counts = {
+            alias: predictor.get_output_handle(name) for alias, name in face.row_counts.items()
+        }
         self._have_lod: set[str] = set()
 
     def __call__(
@@ -183,6 +186,8 @@ class _Runner:
             result[name] = handle.copy_to_cpu()
             if levels := handle.lod():
                 result[name + LOD] = np.array(levels[0], np.int32)
+            elif name in self._counts:  # newer Paddle gives no LoD of boxes
+                result[name + LOD] = _offsets(self._counts[name].copy_to_cpu())
         # Else the memory of every shape that was ever fed is kept: 4.4 GB for the lines of a page.
         self._predictor.clear_intermediate_tensor()
         return result
@@ -195,6 +200,11 @@ class _Runner:
         elif name in self._have_lod:
             self._have_lod.discard(name)
             handle.set_lod([])
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    """Where each sample's rows begin, and at last how many rows there are."""
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
 
 def _as_fed(array: np.ndarray) -> Any:

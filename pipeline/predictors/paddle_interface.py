@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,15 @@ class Interface:
     """The names that callers use, with the model's own; `fetches` has the own ones as keys too.
 
     `wants_lod`: an input is a batch of sequences, which the model may not run without offsets.
+    `row_counts`: of an output of boxes, under any of its names, the model's own name of the one
+    that has how many each sample has.
     """
 
     signature: ModelSignature
     feeds: Mapping[str, str]
     fetches: Mapping[str, str]
     wants_lod: bool
+    row_counts: Mapping[str, str] = field(default_factory=dict)
 
     def by_alias(self, feed: Any) -> Any:
         """`feed` with aliases where it has the model's own names, as the predecessor took them."""
@@ -81,7 +84,12 @@ def interface(
         list(fetch_list or fetches),
         checks_shapes=False,  # Paddle runs what its operators take, whatever the program says
     )
-    return Interface(signature, feeds, known, _wants_lod(program, inputs, conf))
+    counts = {
+        alias: program.row_counts[name]
+        for alias, name in known.items()
+        if name in program.row_counts
+    }
+    return Interface(signature, feeds, known, _wants_lod(program, inputs, conf), counts)
 
 
 def _aliases(

@@ -7,8 +7,8 @@ process that it is in, of some files that are no program.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,10 @@ from pipeline.proto import paddle_program_pb2 as pb
 
 _TEXTS = 26
 _QUANTIZE = "quantize"  # also "dequantize", "fake_quantize" and their like
+_FETCH = "fetch"
+_SELECT_BOXES = frozenset({"multiclass_nms3", "matrix_nms"})
+_KEEP_ROWS = frozenset({"scale", "assign", "cast", "share_data"})
+_COUNTS_AT = 2  # among the outputs of the former, in a `.json` program
 # FEED_MINIBATCH, FETCH_LIST and RAW: variables that are marked as kept, but stand in no file.
 _NOT_SAVED = {9, 10, 17}
 
@@ -73,12 +77,14 @@ class Program:
     """The variables of a program by name, and the number of elements of each of its weights.
 
     A `.json` program names only its inputs and outputs. `is_quantized`: some operators turn
-    numbers into int8 or back, which is what Paddle knows a model in int8 by.
+    numbers into int8 or back, which is what Paddle knows a model in int8 by. `row_counts`: of an
+    output that has all samples' boxes, the output that has how many each sample has.
     """
 
     vars: Mapping[str, ProgramVar]
     weights: Mapping[str, int]
     is_quantized: bool = False
+    row_counts: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_program(path: Path) -> Program:
@@ -115,7 +121,17 @@ def _from_protobuf(content: bytes) -> Program:
             if var.persistable and var.type.type not in _NOT_SAVED
         },
         any(_QUANTIZE in op.type for op in block.ops),
+        _row_counts(map(_protobuf_step, block.ops)),
     )
+
+
+def _protobuf_step(op: pb.OpDesc) -> _Step:
+    taken = {var.parameter: list(var.arguments) for var in op.inputs}
+    given = {var.parameter: list(var.arguments) for var in op.outputs}
+    if op.type == _FETCH:
+        return _Step(op.type, taken["X"][0], taken["X"][0])
+    counts = given.get("NmsRoisNum") or given.get("RoisNum")
+    return _Step(op.type, _first(taken.get("X")), _first(given.get("Out")), _first(counts))
 
 
 def _protobuf_var(var: pb.VarDesc) -> ProgramVar:
@@ -134,7 +150,64 @@ def _from_json(content: bytes) -> Program:
         dict(_json_vars(operators)),
         dict(_json_weights(operators)),
         any(_QUANTIZE in operator["#"] for operator in operators),
+        _row_counts(map(_json_step, operators)),
     )
+
+
+def _json_step(operator: Mapping[str, Any]) -> _Step:
+    kind = _bare(operator["#"])
+    if kind == "p":  # a weight
+        return _Step(kind)
+    taken = [entry["%"] for entry in operator.get("I", ())]
+    given = [entry["%"] for entry in operator["O"]]
+    if kind == _FETCH:
+        attributes = {entry["N"]: entry["AT"]["D"] for entry in operator["A"]}
+        return _Step(kind, _first(taken), attributes["name"])
+    counts = given[_COUNTS_AT] if len(given) > _COUNTS_AT else None
+    return _Step(kind, _first(taken), _first(given), counts)
+
+
+class _Step(NamedTuple):
+    """An operator: what it takes first, and gives first; variables are names or numbers.
+
+    `counts`: where one that selects boxes says how many each sample has. Of a fetch, `gives` is the
+    output's name.
+    """
+
+    kind: str
+    takes: Hashable = None
+    gives: Hashable = None
+    counts: Hashable = None
+
+
+def _row_counts(steps: Iterable[_Step]) -> dict[str, str]:
+    try:
+        return _found_row_counts(steps)
+    except (LookupError, TypeError):  # an operator of a form that is new: nothing is known then
+        return {}
+
+
+def _found_row_counts(steps: Iterable[_Step]) -> dict[str, str]:
+    made_of: dict[Hashable, Hashable] = {}  # variables that are another one's rows, to that one
+    counts: dict[Hashable, Hashable] = {}  # boxes to how many each sample has
+    fetched: dict[Hashable, str] = {}
+    for step in steps:
+        source = made_of.get(step.takes, step.takes)
+        if step.kind in _SELECT_BOXES:
+            counts[step.gives] = step.counts
+        elif step.kind in _KEEP_ROWS:
+            made_of[step.gives] = source
+        elif step.kind == _FETCH:
+            fetched[source] = str(step.gives)
+    return {
+        fetched[boxes]: fetched[count]
+        for boxes, count in counts.items()
+        if boxes in fetched and count in fetched
+    }
+
+
+def _first(values: Sequence[Hashable] | None) -> Hashable:
+    return values[0] if values else None
 
 
 def _json_vars(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ProgramVar]]:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#pipeline/proto/paddle_program.proto\x12\x17pipeline.paddle_program\"-\n\nTensorDesc\x12\x11\n\tdata_type\x18\x01 \x01(\x05\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\"W\n\rLodTensorDesc\x12\x33\n\x06tensor\x18\x01 \x01(\x0b\x32#.pipeline.paddle_program.TensorDesc\x12\x11\n\tlod_level\x18\x02 \x01(\x05\"S\n\x07VarType\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12:\n\nlod_tensor\x18\x03 \x01(\x0b\x32&.pipeline.paddle_program.LodTensorDesc\"\\\n\x07VarDesc\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x04type\x18\x02 \x01(\x0b\x32 .pipeline.paddle_program.VarType\x12\x13\n\x0bpersistable\x18\x03 \x01(\x08\"\x16\n\x06OpDesc\x12\x0c\n\x04type\x18\x03 \x01(\t\"i\n\tBlockDesc\x12.\n\x04vars\x18\x03 \x03(\x0b\x32 .pipeline.paddle_program.VarDesc\x12,\n\x03ops\x18\x04 \x03(\x0b\x32\x1f.pipeline.paddle_program.OpDesc\"A\n\x0bProgramDesc\x12\x32\n\x06\x62locks\x18\x01 \x03(\x0b\x32\".pipeline.paddle_program.BlockDesc')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#pipeline/proto/paddle_program.proto\x12\x17pipeline.paddle_program\"-\n\nTensorDesc\x12\x11\n\tdata_type\x18\x01 \x01(\x05\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\"W\n\rLodTensorDesc\x12\x33\n\x06tensor\x18\x01 \x01(\x0b\x32#.pipeline.paddle_program.TensorDesc\x12\x11\n\tlod_level\x18\x02 \x01(\x05\"S\n\x07VarType\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12:\n\nlod_tensor\x18\x03 \x01(\x0b\x32&.pipeline.paddle_program.LodTensorDesc\"\\\n\x07VarDesc\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x04type\x18\x02 \x01(\x0b\x32 .pipeline.paddle_program.VarType\x12\x13\n\x0bpersistable\x18\x03 \x01(\x08\"-\n\x05OpVar\x12\x11\n\tparameter\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x03(\t\"w\n\x06OpDesc\x12.\n\x06inputs\x18\x01 \x03(\x0b\x32\x1e.pipeline.paddle_program.OpVar\x12/\n\x07outputs\x18\x02 \x03(\x0b\x32\x1e.pipeline.paddle_program.OpVar\x12\x0c\n\x04type\x18\x03 \x01(\t\"i\n\tBlockDesc\x12.\n\x04vars\x18\x03 \x03(\x0b\x32 .pipeline.paddle_program.VarDesc\x12,\n\x03ops\x18\x04 \x03(\x0b\x32\x1f.pipeline.paddle_program.OpDesc\"A\n\x0bProgramDesc\x12\x32\n\x06\x62locks\x18\x01 \x03(\x0b\x32\".pipeline.paddle_program.BlockDesc')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VARTYPE']._serialized_end=283
   _globals['_VARDESC']._serialized_start=285
   _globals['_VARDESC']._serialized_end=377
-  _globals['_OPDESC']._serialized_start=379
-  _globals['_OPDESC']._serialized_end=401
-  _globals['_BLOCKDESC']._serialized_start=403
-  _globals['_BLOCKDESC']._serialized_end=508
-  _globals['_PROGRAMDESC']._serialized_start=510
-  _globals['_PROGRAMDESC']._serialized_end=575
+  _globals['_OPVAR']._serialized_start=379
+  _globals['_OPVAR']._serialized_end=424
+  _globals['_OPDESC']._serialized_start=426
+  _globals['_OPDESC']._serialized_end=545
+  _globals['_BLOCKDESC']._serialized_start=547
+  _globals['_BLOCKDESC']._serialized_end=652
+  _globals['_PROGRAMDESC']._serialized_start=654
+  _globals['_PROGRAMDESC']._serialized_end=719
 # @@protoc_insertion_point(module_scope)

@@ -40,11 +40,23 @@ class VarDesc(_message.Message):
     persistable: bool
     def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[VarType, _Mapping[str, _Any]]] = ..., persistable: bool = ...) -> None: ...
 
+class OpVar(_message.Message):
+    __slots__ = ("parameter", "arguments")
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    parameter: str
+    arguments: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, parameter: _Optional[str] = ..., arguments: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class OpDesc(_message.Message):
-    __slots__ = ("type",)
+    __slots__ = ("inputs", "outputs", "type")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[OpVar]
+    outputs: _containers.RepeatedCompositeFieldContainer[OpVar]
     type: str
-    def __init__(self, type: _Optional[str] = ...) -> None: ...
+    def __init__(self, inputs: _Optional[_Iterable[_Union[OpVar, _Mapping[str, _Any]]]] = ..., outputs: _Optional[_Iterable[_Union[OpVar, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class BlockDesc(_message.Message):
     __slots__ = ("vars", "ops")

@@ -50,6 +50,22 @@ class Convolution(paddle.nn.Layer):
         return paddle.nn.functional.relu(self.layer(x))
 
 
+class Boxes(paddle.nn.Layer):
+    """The boxes of all samples, and how many each sample has."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = paddle.nn.Linear(1, 1)  # a model without weights has no file of them
+
+    def forward(self, boxes, scores):
+        found, counts, *_ = select_boxes(boxes, scores)
+        return found * 1.0, counts, self.one(scores[:, :, :1])
+
+
+def select_boxes(boxes, scores):
+    return paddle.vision.ops.matrix_nms(boxes, scores, 0.3, 0.0, 10, 5, background_label=-1)
+
+
 class PlusOne(paddle.nn.Layer):
     """One type in, the same out."""
 
@@ -76,6 +92,8 @@ def write_new(folder):
     save(folder, "convolution", Convolution(), ("x", [None, 3, None, None], "float32"))
     for dtype in ("uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bool"):
         save(folder, dtype, PlusOne(dtype), ("x", [None, 2], dtype))
+    boxes = ("boxes", [None, 3, 4], "float32")
+    save(folder, "boxes", Boxes(), boxes, ("scores", [None, 2, 3], "float32"))
     for dtype in ("int16", "bfloat16"):
         save(folder, dtype, PlusOne("float32"), ("x", [None, 2], dtype))
 
@@ -88,11 +106,18 @@ def write_old(folder):
     doubled = paddle.scale(words, 2.0)
     ones = paddle.nn.initializer.Constant(1.0)
     total = paddle.static.nn.fc(sums, 1, weight_attr=paddle.ParamAttr("w", initializer=ones))
+    boxes = paddle.static.data("boxes", [None, 3, 4], "float32")
+    scores = paddle.static.data("scores", [None, 2, 3], "float32")
+    found, counts, *_ = select_boxes(boxes, scores)
+    weighed = paddle.static.nn.fc(scores, 1, num_flatten_dims=2)
     executor = paddle.static.Executor(paddle.CPUPlace())
     executor.run(paddle.static.default_startup_program())
     outputs = [sums, doubled, total]
     target = str(folder / "inference")
     paddle.static.save_inference_model(target, [words], outputs, executor)
+    outputs = [paddle.scale(found, 1.0), counts, weighed]
+    target = str(folder / "boxes_old")
+    paddle.static.save_inference_model(target, [boxes, scores], outputs, executor)
 
 
 if __name__ == "__main__":

@@ -147,6 +147,21 @@ def test_paddle_itself_judges_shapes_and_what_the_model_declares_is_added_to_its
     assert found.shape == (1, 3)
 
 
+@pytest.mark.parametrize("name", ["boxes.json", "boxes_old.pdmodel"])
+def test_boxes_have_the_lod_that_paddle_gave_of_them_formerly(toys, name):
+    predictor = load(model(toys / name), CPU)
+    boxes, counts, _ = predictor.fetch_names
+    corners = np.array([[0, 0, 1, 1], [4, 4, 5, 5], [8, 8, 9, 9]], np.float32)
+    scores = np.array([[[0.9, 0.8, 0.1], [0.1, 0.1, 0.1]], [[0.9, 0.1, 0.1], [0.1, 0.1, 0.1]]])
+    feed = {"boxes": np.stack([corners, corners]), "scores": scores.astype(np.float32)}
+    for fetch in ([boxes], [counts, boxes]):
+        result = predictor.predict(feed, fetch)
+        assert result[boxes].shape == (3, 6)
+        assert result[boxes + ".lod"].tolist() == [0, 2, 3]
+    assert result[counts].tolist() == [2, 1]
+    assert counts + ".lod" not in result
+
+
 def test_an_empty_feed_that_would_end_the_process_is_refused(toys):
     predictor = load(model(toys / "convolution.json"), CPU)
     for shape in ((0, 3, 8, 8), (1, 3, 0, 8)):
