@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
+    from pipeline.engine.opening import allow_in_payloads
     from pipeline.errors import ProductError
     from pipeline.local_service_handler import LocalServiceHandler
     from pipeline.observe.analyst import Analyst
@@ -29,6 +30,7 @@ _HOME = {
     "PipelineServer": "pipeline.server",
     "Tensor": "pipeline.tensors",
     "WebService": "pipeline.web_service",
+    "allow_in_payloads": "pipeline.engine.opening",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "ResponseOp",
     "Tensor",
     "WebService",
+    "allow_in_payloads",
 ]
 
 

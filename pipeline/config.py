@@ -89,6 +89,9 @@ class DagConfig(Struct, frozen=True, kw_only=True):
         Meta(ge=1, le=2**20),
         "Most shared memory that one process fills, MiB; what is beyond goes through sockets.",
     ] = 1024
+    trust_workers: Annotated[
+        bool, "True: the server opens answers of its processes whatever is in them, functions too."
+    ] = False
     retry: Annotated[Count, "Attempts for a request that timed out; 1: no second one."] = 1
     client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
     use_profile: Annotated[bool, "Write PROFILE lines to stderr, for Analyst."] = False

@@ -164,7 +164,8 @@ class Service:
             arena.close()
             raise
         numbers = {op: number for number, op in enumerate(ops)}
-        self._family = Family(zygotes, ServerMemory(arena), numbers, replay_bytes)
+        memory = ServerMemory(arena, dag.trust_workers)
+        self._family = Family(zygotes, memory, numbers, replay_bytes)
 
     async def start(self) -> None:
         """Open the doors, initialise the Ops, report ready."""

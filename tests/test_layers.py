@@ -261,14 +261,14 @@ def test_the_package_itself_loads_nothing():
 
 # What is forbidden, and the few places that have to do it: a forked child must not return into
 # the script that it was forked from, and only its zygote may kill it. What our own processes
-# send each other is pickled in three places. `python -m pipeline graph` is an application: the
+# send each other is pickled in four places. `python -m pipeline graph` is an application: the
 # script that it drew may have threads that never end.
 ENDS = {
     "os._exit": {"engine.workers.zygote_main", "commands_graph"},
     "os.kill": {"engine.workers.zygote_main"},
 }
 PICKLES = {
-    "pickle": {"engine.parcel", "engine.pickling"},
+    "pickle": {"engine.opening", "engine.parcel", "engine.pickling"},
     "dill": {"engine.pickling", "engine.workers.zygote_spawn"},
 }
 

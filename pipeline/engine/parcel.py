@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from pipeline.engine.opening import NotDataError
 from pipeline.engine.pickling import PROTOCOL, Order, dilled, dumps, is_picklable, told
 from pipeline.engine.workers.arena import Arena, Block
 from pipeline.errors import OverloadedError, PayloadTypeError
@@ -21,6 +22,9 @@ from pipeline.errors import OverloadedError, PayloadTypeError
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB
 # of bytes; with 1 MiB the socket pair costs 3 ms more.
 THRESHOLD = 16 * 1024
+
+Loads = Callable[..., Any]
+"""`pickle.loads`, or what does the same with some pickles only."""
 
 _NUMBERS = frozenset({int, float, bool})
 _SCALARS = _NUMBERS | {type(None)}
@@ -232,7 +236,7 @@ def _may_hold_large(value: Any) -> bool:
     return kind is dict
 
 
-def unseal(sealed: Sealed, arena: Arena, copy: bool = True) -> Any:
+def unseal(sealed: Sealed, arena: Arena, copy: bool = True, loads: Loads = pickle.loads) -> Any:
     """The payload: a new one with each call, which shares nothing with any other.
 
     Args:
@@ -240,19 +244,22 @@ def unseal(sealed: Sealed, arena: Arena, copy: bool = True) -> Any:
         arena: the same as it was sealed with.
         copy: whether arrays are copies that may be written to and kept. If False, those that are
             lifted or large are read-only, and valid only while the blocks are.
+        loads: what unpickles.
 
     Raises:
         PayloadTypeError: an object in it cannot be built again in this process.
     """
     try:
         if sealed.is_lifted:
-            return _filled(sealed, arena, copy)
+            return _filled(sealed, arena, copy, loads)
         if sealed.buffers:
             views = map(arena.read, sealed.buffers)
-            return pickle.loads(sealed.data, buffers=_for_pickle(views, copy))
-        return pickle.loads(sealed.data)
+            return loads(sealed.data, buffers=_for_pickle(views, copy))
+        return loads(sealed.data)
     except MemoryError:
         raise
+    except NotDataError as error:
+        raise PayloadTypeError(str(error)) from error
     except Exception as error:  # of users' classes: what they raise when they are built
         raise PayloadTypeError(
             "a payload was pickled in one process and cannot be unpickled in another: "
@@ -261,10 +268,10 @@ def unseal(sealed: Sealed, arena: Arena, copy: bool = True) -> Any:
         ) from error
 
 
-def _filled(sealed: Sealed, arena: Arena, copy: bool) -> Any:
+def _filled(sealed: Sealed, arena: Arena, copy: bool, loads: Loads) -> Any:
     """Unpickle, and put back what had been lifted out."""
     views = map(arena.read, sealed.buffers)
-    rest, lifted, tuples, is_dict = pickle.loads(sealed.data, buffers=_for_pickle(views, copy))
+    rest, lifted, tuples, is_dict = loads(sealed.data, buffers=_for_pickle(views, copy))
     for holder, key, kind, shape, order, data in lifted:
         raw = next(views) if data is None else data
         if shape is None:
@@ -296,13 +303,22 @@ class Parcel:
         sealed: the payload.
         arena: where its blocks are.
         release: gets the blocks; must not raise.
+        loads: what unpickles here.
+        maker: the Op that it came from, to name in an error.
     """
 
-    __slots__ = ("_arena", "_hold", "sealed")
+    __slots__ = ("_arena", "_hold", "_loads", "_maker", "sealed")
 
     def __init__(
-        self, sealed: Sealed, arena: Arena, release: Callable[[list[Block]], object]
+        self,
+        sealed: Sealed,
+        arena: Arena,
+        release: Callable[[list[Block]], object],
+        loads: Loads = pickle.loads,
+        maker: str = "",
     ) -> None:
+        self._loads = loads
+        self._maker = maker
         self.sealed: Sealed = sealed
         self._arena = arena
         # Most parcels hold nothing, and have no finaliser to pay for.
@@ -311,7 +327,11 @@ class Parcel:
     def open(self, copy: bool = True) -> Any:
         """The payload, anew with each call: private and writable, or with `copy` False as
         `unseal` says. Raises as `unseal` does."""
-        return unseal(self.sealed, self._arena, copy)
+        try:
+            return unseal(self.sealed, self._arena, copy, self._loads)
+        except PayloadTypeError as error:
+            text = f"[{self._maker}] {error}" if self._maker else str(error)
+            raise PayloadTypeError(text) from error
 
 
 def opened(answer: Any, copy: bool = True) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from pipeline.engine.parcel import Parcel, Sealed, seal
+from pipeline.engine.opening import anything_of, data_of
+from pipeline.engine.parcel import Loads, Parcel, Sealed, seal
 from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
 
 
@@ -16,10 +17,15 @@ class ServerMemory:
     writes what comes from the doors and from thread Ops. A worker's block is in use as long as
     a Parcel refers to it; then its worker is told, with the next frame that it gets. The region
     of a worker that has ended is used again when its last block is free.
+
+    Args:
+        arena: that all share.
+        trusts_workers: whether what a worker has sealed is opened here whatever is in it.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, trusts_workers: bool = False) -> None:
         self.arena = arena
+        self._loads: Loads = anything_of if trusts_workers else data_of
         own = arena.new_region()
         self._own_region = own
         self._own = RegionAllocator(arena.view(own), own)
@@ -38,13 +44,16 @@ class ServerMemory:
 
     def seal(self, payload: Any) -> Parcel:
         """Seal a payload that is to leave this process. Raises as `parcel.seal` does."""
-        return self.parcel(seal(payload, self, self.arena))
+        return self._parcel(seal(payload, self, self.arena), anything_of, "")
 
-    def parcel(self, sealed: Sealed) -> Parcel:
-        """Take charge of what was sealed, here or by a worker."""
+    def parcel(self, sealed: Sealed, maker: str = "") -> Parcel:
+        """Take charge of what was sealed by a worker of the Op `maker`."""
+        return self._parcel(sealed, self._loads, maker)
+
+    def _parcel(self, sealed: Sealed, loads: Loads, maker: str) -> Parcel:
         for block in sealed.buffers:
             self._used[block.region] += 1
-        return Parcel(sealed, self.arena, self._released.extend)
+        return Parcel(sealed, self.arena, self._released.extend, loads, maker)
 
     def open_region(self) -> int:
         """A region for a new worker."""

@@ -116,6 +116,7 @@ class ProcessWorker:
         self.cause: str = ""
         self.hung_at: BatchRun | None = None
         self.finished: int = 0
+        self._op_name = op.name
         self._pool = pool
         self._memory = family.memory
         self._on_record = family.on_record
@@ -284,7 +285,7 @@ class ProcessWorker:
 
     def _taken(self, outcome: Outcome) -> Parcel | PipelineError | None:
         if outcome.payload is not None:
-            return self._memory.parcel(outcome.payload)
+            return self._memory.parcel(outcome.payload, self._op_name)
         error = outcome.error
         return error_from_fields(error.name, error.code, error.text) if error is not None else None
 
