@@ -172,7 +172,7 @@ def _objection(thing: Any) -> str:
 def _refused(module: str, name: str, why: str) -> NotDataError:
     return NotDataError(
         f"the answer has {module}.{name} in it, which the server does not open: {why}. Send plain "
-        "data; or run the Op that reads it with `workers: process`, which opens anything; or call "
-        f"`pipeline.allow_in_payloads({module}.{name})` at the top of the script; or set "
-        "`dag.trust_workers: True`"
+        "data; or run the Op that reads it with `workers: process`, which opens anything; or, if "
+        f"it only builds data, call `pipeline.allow_in_payloads({module}.{name})` at the top of "
+        "the script; or set `dag.trust_workers: True`"
     )

@@ -317,7 +317,7 @@ def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWith
     folder = tmp_path_factory.mktemp("rich")
     save_doubling_model(folder / "double.onnx")
     config = {
-        "dag": PROCESSES,
+        "dag": {**PROCESSES, "trust_workers": True},  # `beside` reads functions, too
         "op": {
             "tail": {"local_service_conf": {"model_config": "double.onnx"}},
             **{name: {"workers": "thread"} for name in IN_THREADS},
@@ -554,6 +554,78 @@ def test_the_end_of_whoever_starts_the_workers_is_survived(rich):
     wait_until(lambda: stat_of(zygote)[0] == "X")
     wait_until(lambda: rich.ask({}).err_no == 0)
     assert stat_of(rich.pid_of("right"))[1] != zygote
+
+
+# Workers that were taken over ------------------------------------------------------------------
+
+SLY = """
+import os
+import pathlib
+import sys
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+folder = pathlib.Path(sys.argv[1])
+server_pid = os.getpid()
+
+
+class Sly:
+    def __reduce__(self):
+        return os.mkdir, (str(folder / "taken"),)
+
+
+class Note:
+    def __init__(self, text):
+        self.text = text
+
+
+class Works(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        assert os.getpid() != server_pid
+        asked = input_dicts["@DAGExecutor"]["for"]
+        return {"for": asked, "object": Sly() if "sly" in asked else Note("hello")}
+
+
+class Reads(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        read = input_dicts["works"]
+        return {"text": read["object"].text if "object" in read else "", "pid": str(os.getpid())}
+
+
+class Packs(ResponseOp):
+    def pack_response_package(self, channeldata):
+        if channeldata.payload and "object" in channeldata.payload:
+            channeldata.payload.pop("object")
+        return super().pack_response_package(channeldata)
+
+
+works = Works("works", RequestOp())
+server = PipelineServer("svc")
+server.set_response_op(Packs(works if "last" in sys.argv else Reads("reads", works)))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+@pytest.mark.parametrize("reader", ["thread", "last", "process"])
+def test_what_a_worker_sends_runs_nothing_in_the_server(tmp_path, reader):
+    config = {
+        "op": {
+            "works": {"workers": "process"},
+            "reads": {"workers": "process" if reader == "process" else "thread"},
+        }
+    }
+    with contextlib.closing(ServedWithClient(tmp_path, SLY, config, reader)) as served:
+        served.wait_until_ready()
+        answer = served.ask({"for": "sly"})
+        assert (tmp_path / "taken").exists() == (reader == "process"), "a worker opens anything"
+        if reader != "process":
+            assert answer.err_no == 7000
+            assert "[works] the answer has posix.mkdir in it" in answer.err_msg
+            assert "allow_in_payloads(posix.mkdir)" in answer.err_msg
+        assert served.ask({"for": "honest"}).err_no == 0
+        if reader == "thread":
+            assert served.get({"for": "honest"})["text"] == "hello"
 
 
 # Workers that hang ----------------------------------------------------------------------------
