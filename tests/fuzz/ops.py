@@ -204,6 +204,7 @@ class ModelOp(PlainOp):
 
     def _called(self, feed: Any, log_id: int) -> list[tuple[RequestSpec, int]]:
         """The requests of a call, and how many calls each has had."""
+        self.script.world.sleep(0.0)  # ends who was killed
         numbers = list(dict.fromkeys(feed["id"].tolist()))
         requests = [self.script.requests[number] for number in numbers]
         self._check(feed, requests, log_id)

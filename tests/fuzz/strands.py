@@ -56,11 +56,14 @@ class Strand:
 
     def wait_for(self, wish: Wish) -> None:
         """Called by the strand itself."""
-        if self._is_killed:
-            raise Ended
+        self.end_if_killed()
         self._wish = wish
         self._back.release()
         self._go.acquire()
+        self.end_if_killed()
+
+    def end_if_killed(self) -> None:
+        """Called by the strand itself. What catches this goes on in a process that is no more."""
         if self._is_killed:
             raise Ended
 
@@ -114,6 +117,8 @@ class StrandWorld:
     def sleep(self, seconds: float) -> None:
         if seconds:
             self._wait_for(Wish("sleep", seconds))
+        elif _CURRENT.strand is not None:
+            _CURRENT.strand.end_if_killed()
 
     def hang(self, seconds: float | None) -> None:
         self._wait_for(Wish("hang", seconds))
