@@ -47,10 +47,11 @@ class Features:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Most of each, and how long things take, in seconds."""
+    """Most of each, and how long things take, in seconds. `delays`: how many take long at all."""
 
     ops: int
     requests: int
+    delays: float
     delay_s: float
     timeouts_s: tuple[float, ...]
     deadline_s: tuple[float, float]
@@ -61,9 +62,9 @@ class _Scale:
 
 _SCALES = {
     "virtual": _Scale(
-        8, 24, 0.1, (0.5, 1.0, 3.0), (0.02, 1.0), 0.3, 0.002, (1, 1, 1, 2, 2, 3, 5, 8)
+        8, 24, 0.5, 0.1, (0.5, 1.0, 3.0), (0.02, 1.0), 0.3, 0.002, (1, 1, 1, 2, 2, 3, 5, 8)
     ),
-    "real": _Scale(5, 24, 0.008, (0.6, 1.0), (0.02, 0.5), 0.2, 3.0, (1, 1, 2, 3)),
+    "real": _Scale(5, 80, 0.2, 0.004, (0.6, 1.0), (0.02, 0.5), 0.1, 3.0, (1, 1, 2, 3)),
 }
 
 
@@ -240,7 +241,7 @@ class _Generator:
         most = self.scale.delay_s
         delays = {}
         for name in (*(op.name for op in case.ops), REQUEST):
-            if self.chance(0.5):
+            if self.chance(self.scale.delays):
                 pre, process, post = (
                     round(self.rng.uniform(0.0, most), 4) if self.chance(0.5) else 0.0
                     for _ in range(3)
