@@ -20,7 +20,8 @@ class Item(msgspec.Struct, eq=False):
     `generation` is that of the request when the item was made: it differs as soon as the
     request was answered, cancelled or started again. `ready_at` is on the loop's
     clock, which may be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed`
-    the inputs are for `process` itself.
+    the inputs are for `process` itself. `lap` is the Op's
+    for the request: it differs as soon as a jump back has the Op run again.
     """
 
     request: InFlight
@@ -31,6 +32,7 @@ class Item(msgspec.Struct, eq=False):
     ready_at: float
     ready_ns: int = 0
     is_feed: bool = False
+    lap: int = 0
 
     @property
     def is_over(self) -> bool:

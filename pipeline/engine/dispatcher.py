@@ -78,6 +78,7 @@ class OpDispatcher:
         self.below: frozenset[OpDispatcher] = frozenset()  # all that its answers lead to
         self.targets: tuple[OpDispatcher, ...] = ()  # of its jumps
         self.runs_again: frozenset[OpDispatcher] = frozenset()  # after it jumped back
+        self.begins_laps: tuple[OpDispatcher, ...] = ()  # those of them that read no other Op
         self.is_target = False
         self.held_back: tuple[OpDispatcher, ...] = ()  # who waits for a place in its channel
         self.is_touched: bool = False
@@ -134,23 +135,37 @@ class OpDispatcher:
         ready_ns = self._clock_ns() if is_told else 0
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
+        lap = self._lap_of(request)
         self.channel.push(
-            Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed)
+            Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap)
         )
         if self._policy.adaptive:
             self.load.arrived(now)
         if not self.is_touched:
             self._touch()
 
+    def _lap_of(self, request: InFlight) -> int:
+        return request.laps.get(self, 0) if request.laps is not None else 0
+
+    def begin_lap(self, request: InFlight) -> None:
+        """Drop what there is of a request that a jump back has run here again."""
+        request.laps = {**(request.laps or {}), self: self._lap_of(request) + 1}
+        request.live -= self._drop(request)
+
     def forget(self, request: InFlight) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
+        self._drop(request)
+        if self.running and self._watch_timer is None:
+            self._watch_in(_STUCK_AFTER_S)
+
+    def _drop(self, request: InFlight) -> int:
+        """Drop what waits here for parts, or is ready: so many turns, which come to nothing."""
         dropped = self.channel.discard(request)
         if dropped:
             self._note_unfinished(dropped, Outcome.OTHER)
         if self.room.release_request(request) or dropped:
             self._places_freed()
-        if self.running and self._watch_timer is None:
-            self._watch_in(_STUCK_AFTER_S)
+        return len(dropped)
 
     def _places_freed(self) -> None:
         """Let go on who waited for a place: at this Op, in front of it, and at the door.
@@ -306,7 +321,8 @@ class OpDispatcher:
         request = item.request
         if item.generation != request.generation:
             return
-        self._router.deliver(self, request, outcome, jumped)
+        if item.lap == self._lap_of(request):
+            self._router.deliver(self, request, outcome, jumped)
         if item.generation != request.generation:  # answered, or started anew
             return
         request.live -= 1
@@ -454,9 +470,22 @@ def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]])
         node.targets = tuple(nodes[target] for target in op.get_jump_to_ops())
         back = [target.below for target in node.targets if node in target.below]
         node.runs_again = frozenset().union(*back)
+        node.begins_laps = _wholly_below(node, nodes)
         for target in node.targets:
             target.is_target = True
     _bound(list(nodes.values()))
+
+
+def _wholly_below(jumper: OpDispatcher, nodes: dict[Op, OpDispatcher]) -> tuple[OpDispatcher, ...]:
+    """The Ops that run again, with all that they read, when `jumper` jumps back."""
+    found: dict[OpDispatcher, None] = {}
+    for target in jumper.targets:
+        inside = {target}
+        for op, node in nodes.items() if jumper in target.below else ():
+            if all(nodes.get(producer) in inside for producer in op.get_input_ops()):
+                inside.add(node)
+                found[node] = None
+    return tuple(found)
 
 
 def _bound(nodes: list[OpDispatcher]) -> None:

@@ -404,7 +404,7 @@ class DAGExecutor:
             return False
         request.generation += 1
         request.live = 0
-        request.settled = frozenset()
+        request.settled, request.laps = frozenset(), None
         request.input_ns = request.infer_ns = request.output_ns = 0
         for node in self.nodes.values():
             node.forget(request)

@@ -49,7 +49,7 @@ class InFlight(msgspec.Struct, eq=False):
     `observe.span.REQUEST`; the last three are sums over its turns. `turns` has these turns, packed,
     where its caller asked for a profile. `trace` is its own traceparent; "" if it is not traced.
     `is_told`: it is over, and all know it who want to. `settled`: the targets of jumps that have
-    answered, or for which a jump stood in.
+    answered, or for which a jump stood in. `laps`: how often jumps back have had an Op run again.
     """
 
     OVER: ClassVar[int] = -1
@@ -81,6 +81,7 @@ class InFlight(msgspec.Struct, eq=False):
     trace: str = ""
     is_told: bool = False
     settled: frozenset[OpDispatcher] = frozenset()
+    laps: dict[OpDispatcher, int] | None = None
 
     @property
     def is_over(self) -> bool:

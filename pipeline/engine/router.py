@@ -92,6 +92,8 @@ class Router:
             t for t in dict.fromkeys(source.targets) if t not in settled or source in t.below
         ]
         request.settled = ((settled | {source}) - source.runs_again).union(targets)
+        for node in source.begins_laps:
+            node.begin_lap(request)
         for target in targets:
             if request.generation == generation:
                 self.send(request, target.successors, target.name, answer, source.name)

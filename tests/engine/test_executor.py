@@ -943,6 +943,33 @@ def test_an_error_after_a_jump_back_is_what_the_caller_is_told():
     run_virtual(main())
 
 
+class Back(Tag):
+    """Jumps until it has run twice."""
+
+    def check_jumping(self, input_data):
+        return any(str(data.payload["path"]).count(">back") < 2 for data in input_data.values())
+
+
+def test_a_jump_back_starts_races_anew_and_forgets_who_still_runs_in_the_old_one():
+    async def main():
+        loop = asyncio.get_running_loop()
+        start = Tag("start", [RequestOp()])
+        race = Tag("race", [Tag("slow", [start]), Tag("quick", [start])])
+        back = Back("back", [race])
+        back.set_jump_to_ops(start)
+        config = {"op": {"race": {"channel_recv_first_arrive": True}}}
+        async with Engine(back, config, {"slow": 0.5, "quick": 0.01}) as engine:
+            began = loop.time()
+            assert path_of(await engine.ask()) == "start>quick>race>back>quick>race>back"
+            assert loop.time() - began == pytest.approx(0.02), "nobody waited for the slow one"
+            await asyncio.sleep(2.0)
+            assert [op.queued + op.running for op in engine.executor.state().ops] == [0] * 5
+            engine.journal.fold()
+            assert sum(turn["op"] == 1 for turn in engine.turns) == 2, "each turn is told"
+
+    run_virtual(main())
+
+
 def test_a_jump_that_starves_a_join_is_an_error_not_a_hang():
     async def main():
         read = RequestOp()
