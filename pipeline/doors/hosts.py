@@ -17,7 +17,7 @@ _MOST_SHOWN = 100
 class ForeignPageError(PipelineError):
     """A web page from elsewhere asks, or a name is used that is nobody's here."""
 
-    code = ErrorCode.NO_SERVICE
+    code: int = ErrorCode.NO_SERVICE
 
 
 class Hosts:

@@ -57,9 +57,9 @@ class Throughput:
 
     def __init__(self) -> None:
         self.since: float | None = None
-        self.seen = 0
-        self.is_backed_up = False
-        self.turn_s = 0.0
+        self.seen: int = 0
+        self.is_backed_up: bool = False
+        self.turn_s: float = 0.0
         self._until = 0.0
         self._long, self._short = _Rate(), _Rate()
 

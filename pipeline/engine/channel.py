@@ -66,7 +66,7 @@ class Channel:
         self._ready: list[tuple[int, int, Item]] = []
         self._late: list[tuple[int, int, Item]] = []
         self._pushed = 0
-        self.rows = 0  # samples of all that is ready
+        self.rows: int = 0  # samples of all that is ready
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._late)

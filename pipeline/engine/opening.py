@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import zoneinfo
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,9 @@ def data_of(data: bytes, buffers: Iterable[Any] = ()) -> Any:
     return _Unpickler(io.BytesIO(data), buffers=buffers).load()
 
 
-anything_of = pickle.loads  # of what this process has pickled, or a process that may do anything
+anything_of: Callable[..., Any] = (
+    pickle.loads
+)  # of what this process has pickled, or a process that may do anything
 
 
 class _Unpickler(pickle.Unpickler):

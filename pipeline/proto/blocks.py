@@ -190,8 +190,8 @@ class BlockMessage:
         nested: dict[str, dict[int, BlockMessage]],
         limits: Limits,
     ) -> None:
-        self.message = message
-        self.limits = limits
+        self.message: Any = message
+        self.limits: Limits = limits
         self._blocks = blocks
         self._nested = nested
 

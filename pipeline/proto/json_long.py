@@ -63,8 +63,8 @@ class LongArray:
     __slots__ = ("is_marked", "text")
 
     def __init__(self, text: memoryview, is_marked: bool = False) -> None:
-        self.text = text
-        self.is_marked = is_marked
+        self.text: memoryview[int] = text
+        self.is_marked: bool = is_marked
 
     def pieces(self) -> Iterator[list[Any]]:
         """The elements in order. Raises UnevenError for a list or object among them."""

@@ -58,9 +58,9 @@ class LargeTensor:
     __slots__ = ("data", "field", "rest")
 
     def __init__(self, rest: Tensor, field: str, data: Any) -> None:
-        self.rest = rest
-        self.field = field
-        self.data = data
+        self.rest: Tensor = rest
+        self.field: str = field
+        self.data: Any = data
 
     def numbers(self) -> Any:
         """The elements of an array as they stand in their field, in one dimension."""
@@ -123,7 +123,7 @@ class LargeResponse:
     __slots__ = ("_tensors", "head")
 
     def __init__(self, head: Response, tensors: list[Tensor | LargeTensor] | None = None) -> None:
-        self.head = head
+        self.head: Response = head
         self._tensors = tensors
 
     @property

@@ -61,7 +61,9 @@ class HttpClient:
         port: str = "9393",
         service_name: str = "/GeneralModelService/inference",
     ) -> None:
-        self.ip, self.port, self.service_name = ip, str(port), service_name
+        self.ip: str = ip
+        self.port: str = str(port)
+        self.service_name: str = service_name
         self.feed_names_: list[str] = []
         self.feed_real_names: list[str] = []
         self.fetch_names_: list[str] = []
@@ -72,12 +74,13 @@ class HttpClient:
         self.fetch_names_to_type_: dict[str, int] = {}
         self.lod_tensor_set: set[str] = set()
         self.headers: dict[str, str] = {"Content-Type": _PROTO}
-        self.http_proto = True
-        self.use_grpc_client = False
-        self.try_request_gzip = self.try_response_gzip = False
-        self.timeout_ms = 20000
-        self.max_body_size = 512 * 1024 * 1024
-        self.http_s = "http://"
+        self.http_proto: bool = True
+        self.use_grpc_client: bool = False
+        self.try_request_gzip: bool = False
+        self.try_response_gzip: bool = False
+        self.timeout_ms: int = 20000
+        self.max_body_size: int = 512 * 1024 * 1024
+        self.http_s: str = "http://"
         self.ssl_context: ssl.SSLContext | None = None
         self._retries = 0
         self._local = threading.local()  # a connection is used by one thread at a time
