@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in _imported():
         del sys.modules[name]
     for name in set(vars(np)) - set(names):
-        delattr(np, name)
+        if not isinstance(vars(np)[name], ModuleType):  # numpy loads some of its own when needed
+            delattr(np, name)
     np.fromstring = names["fromstring"]
 
 
