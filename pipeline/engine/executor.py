@@ -43,6 +43,7 @@ from pipeline.op import (
     wants_profile,
 )
 from pipeline.predictors.note import ModelNote
+from pipeline.proto.blocks import BlockMessage
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError
@@ -298,7 +299,10 @@ class DAGExecutor:
     def _unpack(self, raw: Any) -> Any:
         """What our own RequestOp makes of a large request, in a thread."""
         try:
-            return self._request_op.unpack_request_package(raw)
+            unpacked = self._request_op.unpack_request_package(raw)
+            if isinstance(raw, BlockMessage):  # who asks holds it until there is an answer
+                raw.release()
+            return unpacked
         except AbandonedError:
             raise
         except Exception as error:  # as in `_unpack_inline`

@@ -241,6 +241,13 @@ class BlockMessage:
         views = self._blocks.get(name)
         return None if views is None else (part for view in views for part in _varints(view, dtype))
 
+    def release(self) -> None:
+        """Let go of the bytes that came: the elements have been read."""
+        self._blocks.clear()
+        for children in self._nested.values():
+            for child in children.values():
+                child.release()
+
     def count(self, name: str) -> int:
         """How many varints there are in a long field."""
         return sum(
