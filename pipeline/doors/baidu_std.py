@@ -24,7 +24,7 @@ from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std
 from pipeline.proto.baidu_std import BrpcCode, Frame, FrameReader, WireError
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
-from pipeline.proto.slices import SHORT_BYTES
+from pipeline.proto.slices import SHORT_BYTES, joined
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class BaiduStdConnection(asyncio.Protocol):
         timeout_s = request.timeout_ms / 1000 if request.timeout_ms > 0 else None
         try:
             if isinstance(body, memoryview):
-                copy = partial(b"".join, (body,))  # which lets others run, as bytes() does not
+                copy = partial(joined, (body,))
                 del body
                 message, timeout_s = await self._offload.run(copy, timeout_s)
                 del copy

@@ -28,7 +28,7 @@ from pipeline.proto.inference_v2 import (
     request_from_message,
     response_pieces,
 )
-from pipeline.proto.slices import SHORT_BYTES, Limits, weight
+from pipeline.proto.slices import SHORT_BYTES, Limits, joined, weight
 
 _AHEAD = 64  # requests of one stream that are read before the first of them is answered
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
@@ -201,13 +201,13 @@ def _id_of(message: bytes) -> str:
 
 
 def _written(response: InferResponse) -> bytes:
-    return b"".join(response_pieces(response))
+    return joined(response_pieces(response))
 
 
 def _written_of_stream(response: InferResponse) -> bytes:
     parameters = {**response.parameters, _FINAL: True}
     pieces = response_pieces(msgspec.structs.replace(response, parameters=parameters))
-    return b"".join((field_head(_IN_STREAM, sum(map(len, pieces))), *pieces))
+    return joined((field_head(_IN_STREAM, sum(map(len, pieces))), *pieces))
 
 
 def _is_over(call: GrpcCall) -> bool:

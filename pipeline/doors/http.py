@@ -42,7 +42,7 @@ from pipeline.errors import (
 )
 from pipeline.event_loop import waited
 from pipeline.proto import jsonpb
-from pipeline.proto.inflate import inflated, joined
+from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES, Limits
@@ -384,7 +384,7 @@ class HttpDoor:
             raise _CallerLeftError
         if size <= SHORT_BYTES:
             return b"".join(pieces)
-        body, _ = await self._offload.run(functools.partial(joined, pieces))
+        body, _ = await self._offload.run(functools.partial(emptied, pieces))
         return body
 
     async def _decompressed(self, body: bytes, encoding: bytes, limit: _Limit) -> bytes:

@@ -12,7 +12,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError, PackageError, PipelineError
 from pipeline.op import pack_error
-from pipeline.proto.inflate import joined
+from pipeline.proto.inflate import emptied
 from pipeline.proto.large import LargeResponse, read_request
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import Limits
@@ -53,7 +53,7 @@ class Wire:
         return await self._offload.run(read, timeout_s)
 
     def _read_large(self, pieces: list[bytes]) -> Any:
-        message = joined(pieces)
+        message = emptied(pieces)
         if self._is_own:
             return read_request(message, self._limits)
         request = self.read(message)

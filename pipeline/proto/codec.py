@@ -22,7 +22,7 @@ from pipeline.proto.npy import MAGIC, array_to_npy, npy_to_array
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Tensor
 from pipeline.proto.shapes import check_shape, in_shape, refuse_misplaced
-from pipeline.proto.slices import SLICE, breathe
+from pipeline.proto.slices import SLICE, breathe, joined
 
 __all__ = [
     "ElemType",
@@ -239,7 +239,7 @@ def _array_or_bytes(tensor: AnyTensor) -> Any:
 
 def _large_array_or_bytes(tensor: BlockMessage, data: memoryview) -> Any:
     if bytes(data[: len(MAGIC)]) != MAGIC:
-        return b"".join((data,))  # which lets others run, as bytes() does not
+        return joined((data,))
     try:
         return npy_to_array(data)
     except ValueError as error:

@@ -21,7 +21,7 @@ from pipeline.proto.codec import sendable
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 from pipeline.proto.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.shapes import in_shape
-from pipeline.proto.slices import SHORT_BYTES, Limits
+from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 
 Array = npt.NDArray[Any]
 
@@ -201,7 +201,7 @@ def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memo
         pieces += (field_head(_TENSOR, sum(map(len, tensor))), *tensor)
     pieces.append(ModelOutput(engine_name=engine).SerializeToString())
     head = field_head(_OUTPUTS, sum(map(len, pieces)))
-    return b"".join((head, *pieces, Response(log_id=log_id).SerializeToString()))
+    return joined((head, *pieces, Response(log_id=log_id).SerializeToString()))
 
 
 def large_request(message: bytes, limits: Limits) -> BlockMessage:

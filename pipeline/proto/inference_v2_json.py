@@ -47,7 +47,7 @@ from pipeline.proto.json_long import (
     struct_of,
     value_of,
 )
-from pipeline.proto.slices import SHORT_BYTES, Limits
+from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 
 __all__ = ["RawInput", "binary_names", "read_request", "write_response"]
 
@@ -294,7 +294,7 @@ def write_response(
         raise PayloadTypeError(f"the response has no JSON form: {error}") from None
     if not tail:
         return text, None
-    return b"".join((text, *tail)), len(text)
+    return joined((text, *tail)), len(text)
 
 
 def _output(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.npy import MAX_DIMENSIONS
-from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.slices import SLICE, Limits, breathe, joined
 
 __all__ = [
     "BYTES",
@@ -98,7 +98,7 @@ def array_to_raw(array: Array) -> bytes:
             elements = map(_element_bytes, flat[at : at + SLICE].tolist())
             parts.append(b"".join(b for e in elements for b in (_LENGTH.pack(len(e)), e)))
         return b"".join(parts)
-    return b"".join((raw_view(array),))
+    return joined((raw_view(array),))
 
 
 def raw_view(array: Array) -> bytes | memoryview:

@@ -35,10 +35,10 @@ def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
         raise EOFError
     if unpacker.unused_data:
         raise ValueError(len(unpacker.unused_data))
-    return joined(pieces)
+    return emptied(pieces)
 
 
-def joined(pieces: list[bytes]) -> bytes:
+def emptied(pieces: list[bytes]) -> bytes:
     """The pieces in one; they are taken from the list, so that nothing is there twice for long."""
     whole = b"".join(pieces)  # lets others run
     pieces.clear()

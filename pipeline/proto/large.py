@@ -15,7 +15,7 @@ from pipeline.proto.blocks import BlockMessage, Shape, field_head, hollow, varin
 from pipeline.proto.codec import numeric_layout, numpy_to_tensor
 from pipeline.proto.packed import PACKED_DTYPES
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, joined, weight
 
 __all__ = ["LargeResponse", "LargeTensor", "is_short", "large_tensors", "read_request"]
 
@@ -146,7 +146,7 @@ class LargeResponse:
             )
             pieces.append(field_head(_ANSWERS_TENSORS, sum(map(len, parts))))
             pieces += parts
-        return b"".join(pieces)  # lets others run, as protobuf does not
+        return joined(pieces)
 
 
 def is_short(response: Response) -> bool:
