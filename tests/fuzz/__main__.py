@@ -196,7 +196,11 @@ class Lane(threading.Thread):
             if self._until.is_over(number):
                 break
             seed = self._seed + number
-            requests, findings = self._runner.run(seed)
+            try:
+                requests, findings = self._runner.run(seed)
+            except Exception as error:  # of the fuzzer itself: it has to go on, and to say so
+                requests, findings = 0, [f"the fuzzer failed: {error!r}"]
+                self._runner.close()
             is_repeated = True
             if findings and all(map(real.may_be_slowness, findings)):
                 is_repeated = any(self._runner.again(seed) for _ in range(_REPEATS))

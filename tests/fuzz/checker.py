@@ -137,14 +137,17 @@ def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float
         return f"took {ending.took_s:.3f} s of {limit_s:.3f} s: {ending}"
     if ending.kind == "left":
         return "" if request.leaves_s is not None else "was cancelled by nobody"
-    allowed = model.outcomes(case, request)
+    try:
+        allowed = model.outcomes(case, request)
+    except model.TooManyWorldsError:  # it is not judged
+        return ""
     if any(_fits(outcome, ending) for outcome in allowed):
         return ""
-    if _is_expired(ending) and may_expire(case, request, allowed):
+    if _is_expired(ending) and may_expire(case, request, allowed, late_s):
         return ""
     if case.stops_s is not None and ending.code in _OF_A_STOP:
         return ""
-    if ending.code == _OVERLOADED and may_be_refused(case, request, allowed):
+    if ending.code == _OVERLOADED and may_be_refused(case, request, allowed, late_s):
         return ""
     return f"ended as {ending}, allowed: {sorted(map(str, allowed))}"
 
@@ -162,14 +165,18 @@ def _is_expired(ending: Ending) -> bool:
     return ending.code == _EXPIRED and _SAYS_EXPIRED in ending.text
 
 
-def may_expire(case: Case, request: RequestSpec, allowed: set[model.Result]) -> bool:
+def may_expire(case: Case, request: RequestSpec, allowed: set[model.Result], late_s: float) -> bool:
     """Whether its deadline may pass: it is short, or something may hang."""
     if request.deadline_s is None or request.has_time:
         return False
-    return request.deadline_s < bound_s(case) or any(isinstance(o, Nothing) for o in allowed)
+    return request.deadline_s < bound_s(case) + late_s or any(
+        isinstance(o, Nothing) for o in allowed
+    )
 
 
-def may_be_refused(case: Case, request: RequestSpec, allowed: set[model.Result]) -> bool:
+def may_be_refused(
+    case: Case, request: RequestSpec, allowed: set[model.Result], late_s: float
+) -> bool:
     """Whether there may be no room for it, or no hope that it is answered in time."""
     is_full = case.queue_size < len(case.requests)
-    return is_full or may_expire(case, request, allowed)
+    return is_full or may_expire(case, request, allowed, late_s)

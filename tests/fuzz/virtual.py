@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -331,8 +332,12 @@ def _of_data(spec: RequestSpec, data: ChannelData) -> Ending:
 def run(case: Case, strands: Strands) -> list[str]:
     """What is wrong with the engine, as far as this case shows it."""
     loop = VirtualLoop()
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(_run(case, strands, loop))
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(_run(case, strands, loop))
+    except Exception as error:  # of the engine, or of the fuzzer itself
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return [f"the engine raised {error!r} ({where.filename}:{where.lineno})"]
 
 
 async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) -> list[str]:
