@@ -104,6 +104,12 @@ func tooHeavy(bytes, limit int64) *refusal {
 	return &refusal{status: http.StatusRequestEntityTooLarge, code: codePackage, text: text}
 }
 
+// answerTooLong stands for an answer that is longer as JSON than the door would have it; its status is 200.
+func answerTooLong(most int) *refusal {
+	text := fmt.Sprintf("the answer is larger than max_json_bytes (%d bytes): ask over gRPC", most)
+	return &refusal{status: http.StatusOK, code: codePackage, text: text}
+}
+
 // answerTooHeavy is tooHeavy for the answer of a backend.
 func answerTooHeavy(bytes, limit int64) *refusal {
 	text := fmt.Sprintf("the answer takes about %d bytes of memory, and the gateway has %d (--max-buffered-bytes)", bytes, limit)

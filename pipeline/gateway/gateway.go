@@ -40,7 +40,7 @@ func newGateway(cfg config, log *logger, backends *pool, stats *stats) (*gateway
 		standard: standardDeadline(cfg.timeout),
 	}
 	g.mux = runtime.NewServeMux(
-		runtime.WithMarshalerOption(runtime.MIMEWildcard, newMarshaler()),
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, newMarshaler(cfg.maxJSONBytes)),
 		runtime.WithDisablePathLengthFallback(),
 		runtime.WithDisableHTTPMethodOverride(),
 		runtime.WithWriteContentLength(),

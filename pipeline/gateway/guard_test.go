@@ -74,7 +74,7 @@ func TestACallerThatTakesSomethingNowAndThenGetsAll(t *testing.T) {
 func startLarge(t *testing.T, args ...string) *running {
 	t.Helper()
 	g := start(t, func(cfg *config) { cfg.writeTimeout = 30 * time.Millisecond },
-		append(args, "--backend", startDouble(t, large(32<<20), doubleOptions{}).address)...)
+		append(args, "--max-json-bytes", "100000000", "--backend", startDouble(t, large(32<<20), doubleOptions{}).address)...)
 	g.waitUntilServing(t, 1)
 	return g
 }

@@ -26,10 +26,12 @@ var errHandedOver = errors.New("the backend's HTTP door is to judge")
 type marshaler struct {
 	write protojson.MarshalOptions
 	read  protojson.UnmarshalOptions
+	most  int // bytes of an answer
 }
 
-func newMarshaler() *marshaler {
+func newMarshaler(most int64) *marshaler {
 	return &marshaler{
+		most:  int(most),
 		write: protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true},
 		read:  protojson.UnmarshalOptions{DiscardUnknown: true},
 	}
@@ -43,7 +45,11 @@ func (m *marshaler) Marshal(value any) ([]byte, error) {
 	switch message := value.(type) {
 	case *pipelinepb.Response:
 		size := proto.Size(message)
-		return appendResponse(make([]byte, 0, answerBytes+size+size/8), message), nil
+		text := appendResponse(make([]byte, 0, answerBytes+size+size/8), message)
+		if len(text) > m.most {
+			return answerTooLong(m.most).body(), nil
+		}
+		return text, nil
 	case proto.Message:
 		return m.write.Marshal(message)
 	}

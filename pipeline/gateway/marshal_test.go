@@ -24,7 +24,7 @@ func TestRequestsAreReadFromJSON(t *testing.T) {
 		`{"tensors":[{"elem_type":1,"float_data":[1.5,"-Infinity"]}]}`: {Tensors: []*pipelinepb.Tensor{{ElemType: 1, FloatData: []float32{1.5, float32(math.Inf(-1))}}}},
 	} {
 		asked, got := &call{plain: []byte(text)}, &pipelinepb.Request{}
-		if err := newMarshaler().NewDecoder(asked).Decode(got); err != nil {
+		if err := newMarshaler(1 << 20).NewDecoder(asked).Decode(got); err != nil {
 			t.Errorf("%s: %v", text, err)
 		} else if !proto.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", text, got, want)
@@ -41,7 +41,7 @@ func TestWhatTheDoorMayJudgeOtherwiseIsLeftToIt(t *testing.T) {
 		`{"x":` + strings.Repeat("[", 2*maxDepth) + strings.Repeat("]", 2*maxDepth) + `}`,
 	} {
 		asked := &call{plain: []byte(text)}
-		err := newMarshaler().NewDecoder(asked).Decode(&pipelinepb.Request{})
+		err := newMarshaler(1 << 20).NewDecoder(asked).Decode(&pipelinepb.Request{})
 		if err == nil || asked.judge == nil || asked.judge.reason != "json" || asked.judge.own.status != 400 {
 			t.Errorf("%.80s: %v, %+v", text, err, asked.judge)
 		}
@@ -52,7 +52,7 @@ func TestResponsesHaveOriginalNamesAndDefaults(t *testing.T) {
 	message := &pipelinepb.Response{Tensors: []*pipelinepb.Tensor{{
 		Int64Data: []int64{9007199254740993}, FloatData: []float32{0.1, float32(math.NaN())},
 	}}}
-	text, err := newMarshaler().Marshal(message)
+	text, err := newMarshaler(1 << 20).Marshal(message)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestResponsesHaveOriginalNamesAndDefaults(t *testing.T) {
 }
 
 func TestTheMarshalerTakesMessagesOnly(t *testing.T) {
-	m := newMarshaler()
+	m := newMarshaler(1 << 20)
 	if _, err := m.Marshal("text"); err == nil {
 		t.Error("it wrote a string")
 	}
@@ -132,7 +132,7 @@ func FuzzResponse(f *testing.F) {
 	}
 	f.Add(full)
 	f.Add([]byte{})
-	m := newMarshaler()
+	m := newMarshaler(1 << 20)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var response, back pipelinepb.Response
 		if proto.Unmarshal(data, &response) != nil {
@@ -154,7 +154,7 @@ func FuzzResponse(f *testing.F) {
 
 // alike compares messages by protojson's text: NaNs have many bits and one name.
 func alike(one, other proto.Message) bool {
-	options := newMarshaler().write
+	options := newMarshaler(1 << 20).write
 	first, err := options.Marshal(one)
 	second, otherErr := options.Marshal(other)
 	return err == nil && otherErr == nil && bytes.Equal(first, second)
@@ -167,7 +167,7 @@ func FuzzMarshaler(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	m := newMarshaler()
+	m := newMarshaler(1 << 20)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var first, second pipelinepb.Request
 		asked := &call{plain: text}
@@ -193,4 +193,9 @@ func same(one, other proto.Message) bool {
 	first, err := options.Marshal(one)
 	second, otherErr := options.Marshal(other)
 	return err == nil && otherErr == nil && bytes.Equal(first, second)
+}
+
+func TestAnAnswerThatIsTooLongAsJSONIsAnErrorInstead(t *testing.T) {
+	g := startReady(t, "--max-json-bytes", "1000", "--backend", startDouble(t, large(2000), doubleOptions{}).address)
+	g.post(t, pair).isRefusal(t, 200, 8000, "the answer is larger than max_json_bytes (1000 bytes): ask over gRPC")
 }

@@ -65,7 +65,7 @@ func FuzzPlain(f *testing.F) {
 	for _, seed := range append(plainSeeds, otherSeeds...) {
 		f.Add([]byte(seed))
 	}
-	m := newMarshaler()
+	m := newMarshaler(1 << 20)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var got, want pipelinepb.Request
 		if !readPlain(text, &got) {
@@ -94,7 +94,7 @@ func floats(count int) []byte {
 }
 
 func BenchmarkRequest(b *testing.B) {
-	m := newMarshaler()
+	m := newMarshaler(1 << 20)
 	for name, text := range map[string][]byte{"pair": []byte(pair), "16 floats": floats(16), "1M floats": floats(1_000_000)} {
 		b.Run(name+"/plain", func(b *testing.B) {
 			for b.Loop() {

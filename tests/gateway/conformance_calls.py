@@ -193,7 +193,7 @@ _ERRORS = (
            told(8000, "pack_response_package returned dict, not a Response", 500)),
     *(
         simple(f"the product's error {code} {text[:10]!r}, {how}",
-               ask(_raises(code, text), path=f"/conf/{how}"), told(code, text))
+               ask(_raises(code, text), path=f"/conf/{how}"), told(code, text or "ProductError"))
         for how in ("product", "returned")
         for code, text in (
             (51, "no face ☺ 漢字"), (99, ""), (51, "nul \x00 \n\t\""), (-(2**31), "the least"),
