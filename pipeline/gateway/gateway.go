@@ -143,6 +143,10 @@ func (g *gateway) infer(x *exchange, name, method string) {
 		x.refuseEarly(notAllowed(r.Method, http.MethodPost))
 		return
 	}
+	if page := foreignPage(r); page != "" {
+		g.leaveToDoor(x, &handOver{"origin", notFromPage(page)})
+		return
+	}
 	limit, ok := deadlineOf(r.Header, g.standard)
 	if !ok {
 		text := "invalid Grpc-Timeout: send at most 8 digits and one of H M S m u n"

@@ -232,12 +232,17 @@ def _site(name: str, raw: bytes, expected: Expected) -> Case:
     return Case(name, (raw, expected), grpc_only=(raw, nowhere_else), why=_SITE)
 
 
+def _unknown(model: str) -> Expected:
+    text = f"Request for unknown model: '{model}' is not found"
+    return Expected(404, Holding(f'{{"error":"{text}"}}'), content_type=TEXT)
+
+
 _SITES = (
     _site("v2 is ready", ask(path="/v2/health/ready", method="GET"),
           Expected(200, {"ready": True})),
     _site("v2 lives", ask(path="/v2/health/live", method="GET"), Expected(200, {"live": True})),
     _site("HEAD of v2", ask(path="/v2/health/ready", method="HEAD"),
-          Expected(405, None, allow="GET", to="HEAD")),
+          Expected(405, None, content_type=TEXT, allow="GET", to="HEAD")),
     _site("v2 by another method", ask(path="/v2"),
           Expected(405, {"error": "Method Not Allowed"}, allow="GET")),
     _site("a path of v2 that is none", ask(path="/v2/x"),
@@ -256,9 +261,9 @@ _SITES = (
           ask(gzip.compress(_HEAD + _BINARY), _LENGTH, OF_GZIP, path=_INFER),
           Expected(200, Holding("\x00\x00\\xc0?\x00\x00\x00@"), content_type=_OCTETS)),
     _site("v2 knows no such model", ask(path="/v2/models/no/infer"),
-          Expected(404, {"error": "Request for unknown model: 'no' is not found"})),
+          _unknown("no")),
     _site("v2 with a slash in a name", ask(path="/v2/models/a%2Fb/infer"),
-          Expected(404, {"error": "Request for unknown model: 'a/b' is not found"})),
+          _unknown("a/b")),
     _site("v2 is told no JSON", ask("{", path=_INFER), Expected(400, {
         "error": "the request is no JSON: unexpected end of data: line 1 column 2 (char 1)"})),
     _site("the page", ask(path="/", method="GET"),

@@ -185,6 +185,13 @@ _HEALTH = (
 
 # Headers ------------------------------------------------------------------------------------
 
+_ELSEWHERE = ask(ECHO, "Origin: http://x")
+_ALLOWED = "add its host to allowed_hosts, or "
+_NO_PAGE = (
+    "a web page from 'http://x' may not ask this server: {}send content-type: application/json "
+    "from a page of this server's own"
+)
+
 _HEADERS = (
     *(
         simple(header[:60], ask(ECHO, header), ECHOED)
@@ -193,7 +200,7 @@ _HEADERS = (
             "Content-Type: application/x-www-form-urlencoded", "Content-Type: ",
             "Content-Type: multipart/form-data; boundary=x", "Content-Type: application/grpc",
             "Content-Type: application/octet-stream", "Accept: text/xml", "Accept-Encoding: gzip",
-            "Cookie: a", "A:b", "A: \xe9", "Connection: keep-alive", "Origin: http://x",
+            "Cookie: a", "A:b", "A: \xe9", "Connection: keep-alive",
             "Range: bytes=0-1", "If-None-Match: *", "TE: trailers", "Authorization: Bearer x",
             "Grpc-Metadata-X: 1", "Grpc-Metadata-Bin-Bin: !!", "Grpc-Metadata-A: \xe9",
             "Traceparent: rubbish", "X-Request-Id: \xe9", "Authorization: \xff",
@@ -205,6 +212,12 @@ _HEADERS = (
         )
     ),
     Case("Connection: close", (ask(ECHO, "Connection: close"), and_close(ECHOED), END)),
+    simple("JSON of a page from elsewhere",
+           ask(ECHO, "Origin: http://x", "Content-Type: application/json"), ECHOED),
+    simple("a page of this host", ask(ECHO, "Origin: https://LocalHost:443"), ECHOED),
+    Case("a page from elsewhere", (_ELSEWHERE, told(3002, _NO_PAGE.format(_ALLOWED), 403)),
+         grpc_only=(_ELSEWHERE, told(3002, _NO_PAGE.format(""), 403)),
+         why="that gateway knows no allowed_hosts"),
 )  # fmt: skip
 
 
