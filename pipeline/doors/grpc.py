@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -221,6 +222,7 @@ class GrpcDoor:
         if not self._is_local:
             # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
             check_free(self._host, self.port, self._key, self._is_shared)
+        _outlive_python()
         _GRPC_LOGGER.addFilter(self._no_farewells)
         self._health.set_ready(is_ready)
         await self._open()
@@ -324,6 +326,21 @@ class GrpcDoor:
         for _ in range(_WAKE_UPS):
             await asyncio.sleep(0)
         self._server = None
+
+
+def _outlive_python() -> None:
+    """Have gRPC's asyncio part stay as it is when the process ends.
+
+    What is left of its objects then is freed after Python has stopped all other threads. With the
+    last one gRPC waits for a thread of its own, and now and then for ever.
+    """
+    atexit.unregister(_use_grpc_for_ever)
+    atexit.register(_use_grpc_for_ever)
+
+
+def _use_grpc_for_ever() -> None:
+    with contextlib.suppress(RuntimeError):  # nothing is left, and no thread can be started
+        grpc.aio.init_grpc_aio()
 
 
 class _Call:
