@@ -497,7 +497,7 @@ def test_a_traceback_of_a_worker_is_in_the_log_once_with_its_pid(rich):
     answer = rich.ask({"right.process": f"raise {mark}"})
     assert answer.err_no == 10000
     assert mark in answer.err_msg
-    lines = logged(rich, "right", "")
+    lines = [line.removeprefix("  ") for line in logged(rich, "right", "")]  # of a traceback
     assert lines.count(f"ValueError: {mark}") == 1
     before = lines[: lines.index(f"ValueError: {mark}")]
     raised = max(i for i, line in enumerate(before) if line.startswith("ERROR "))
