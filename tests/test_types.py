@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from test_docs import ROOT, RUN, blocks
 
+pytestmark = pytest.mark.timeout(400)  # checkers on a busy machine
+
 # No annotations are asked of the examples: whoever reads them may want none.
 MYPY = """
 [mypy]
@@ -88,5 +90,5 @@ def test_every_public_name_has_a_type(tmp_path):
         for found in symbol["diagnostics"]
         if found["severity"] == "error"
     ]
-    assert untyped == []
+    assert untyped == [], "annotate each where it is first set"
     assert report["typeCompleteness"]["completenessScore"] == 1
