@@ -84,7 +84,7 @@ func (x *exchange) readBody(most sizeLimit) ([]byte, error) {
 func (x *exchange) readAll(source io.Reader, believed, expected int64, most sizeLimit) ([]byte, error) {
 	body := *bodyBuffers.Get().(*[]byte)
 	for {
-		next := max(believed, int64(len(body)))
+		next := max(believed, int64(len(body)), 1)
 		if left := expected + 1 - int64(len(body)); left > 0 { // with the end
 			next = min(next, left)
 		}

@@ -170,3 +170,24 @@ func TestAnswersArePackedForWhoAcceptsIt(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatIsReadEndsHoweverLittleIsExpected(t *testing.T) {
+	for range 100 { // with buffers of any kind
+		for _, text := range []string{"", "x", "xyz"} {
+			x := &exchange{}
+			x.share.of = newBudget(1 << 20)
+			got, err := x.readAll(strings.NewReader(text), 0, 0, sizeLimit{"k", 100})
+			if err != nil || string(got) != text {
+				t.Fatalf("%q: %q, %v", text, got, err)
+			}
+		}
+	}
+	g, _ := startEcho(t, nil)
+	for _, encoding := range []string{"gzip", "deflate"} {
+		for range 20 {
+			if got := g.post(t, packed(t, encoding, ""), "Content-Encoding", encoding); got.status != 200 {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+		}
+	}
+}
