@@ -14,7 +14,7 @@ from fuzz.mutants import MUTANTS
 from fuzz.strands import Strands
 
 _SEED = 20_000
-_CASES = 250
+_CASES = 200
 _REAL_CASES = 6
 _MOST_CASES = 600  # until a defect that is put back is found
 FEATURES = Features()
@@ -32,6 +32,16 @@ SHOWN_BY = {
         (*_RACE, _BEHIND),
         (RequestSpec(1, delays_s={"slow": (3.0, 0.0, 0.0)}, faults={"behind": Fault("hang", 1)}),),
         dag_retry=2,
+    ),
+    "errors_in_the_order_of_time": Case(
+        (*_RACE[:2], OpSpec("join", ("slow", "quick"))),
+        (
+            RequestSpec(
+                1,
+                delays_s={"slow": (0.1, 0.0, 0.0)},
+                faults={"slow": Fault("raise_pre"), "quick": Fault("product_pre")},
+            ),
+        ),
     ),
     "the_batch_pays_for_one": Case(
         (_MERGED,), (RequestSpec(1, faults={"a": Fault("raise_process")}), RequestSpec(2))
