@@ -213,7 +213,7 @@ class _Generator:
         tight = round(rng.uniform(low, high), 3)
         return RequestSpec(
             number=number,
-            at_s=0.0 if self.chance(0.4) else round(rng.uniform(0.0, self.scale.over_s), 3),
+            at_s=self.arrival_s(),
             deadline_s=tight if has.deadlines and self.chance(0.15) else None,
             leaves_s=round(rng.uniform(0.0, high), 3) if has.cancels and self.chance(0.1) else None,
             alone_at=rng.choice(case.ops).name if has.alone and self.chance(0.06) else "",
@@ -223,6 +223,12 @@ class _Generator:
             laps=rng.choice((0, 1, 1, 2)) if any(map(case.is_loop, case.ops)) else 0,
             jumps=frozenset(op.name for op in case.ops if op.jumps_to and self.chance(0.5)),
         )
+
+    def arrival_s(self) -> float:
+        """Many come at once, at two times; the others when they like."""
+        if self.chance(0.6):
+            return self.rng.choice((0.0, self.scale.over_s))
+        return round(self.rng.uniform(0.0, self.scale.over_s), 3)
 
     def shape(self, op: OpSpec) -> Shape:
         rng = self.rng
@@ -266,7 +272,7 @@ class _Generator:
         if op.has_process:
             kinds += [*RAISES, "unavailable", "unavailable"]
             if op.workers == "process":
-                kinds += ["crash"] * 3
+                kinds += ["crash"] * (8 if self.has.scale == "real" else 3)
             if op.timeout_s is not None or self.has.stuck:
                 kinds += ["hang"] * 3
         if self.has.stuck:
