@@ -40,7 +40,8 @@ from pipeline.event_loop import loop_factory
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 
 _LATE_S = 3.0  # what a loaded machine may add to any time
-_SETTLE_S = 30.0
+_SETTLE_S = 10.0
+_MOST_SETTLE_S = 25.0
 _HANG_S = 60.0  # a process that hangs is killed long before
 _LAG_S = 0.25  # a machine that stands still for so long makes timeouts of its own
 _PATIENCE_S = 180.0  # for one case
@@ -180,7 +181,7 @@ class RealEngine:
 
     async def settle(self, is_released: bool) -> None:
         """Give what nobody waits for any more its time to end; then look at all gauges."""
-        ends = time.monotonic() + _SETTLE_S + bound_s(self.case)
+        ends = time.monotonic() + min(_MOST_SETTLE_S, _SETTLE_S + bound_s(self.case))
         while time.monotonic() < ends:
             is_stuck = is_released and any(op.workers.stuck for op in self.state.ops)
             if self.outlook.is_idle(self.state) and not is_stuck:
@@ -255,7 +256,7 @@ async def _run(engine: RealEngine) -> None:
         asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
         if case.stops_s is not None:
             await _stop_amidst(engine, case.stops_s)
-        done, late = await asyncio.wait(asked, timeout=2 * bound_s(case) + 10 * _LATE_S)
+        done, late = await asyncio.wait(asked, timeout=bound_s(case) + 4 * _LATE_S)
         check_endings(case, [task.result() for task in done], outlook, _LATE_S)
         for task in late:
             task.cancel()
