@@ -54,6 +54,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _PATIENCE_S = 60.0
+_ROUNDS = 4  # of the loop, in which it reads what has come
 _LAST_S = 0.2  # for the last requests on connections that were kept
 _OF_SITES = ("", "v2")  # first parts of paths that are no service's
 _WINDOW_BITS = {
@@ -164,9 +165,14 @@ class HttpDoor:
         self._socket.close()
         self._last = self._loop.call_later(_LAST_S, self._let_idle_go)
 
-    def _let_idle_go(self) -> None:
-        """Close the connections on which nothing is asked; the others end with their answers."""
-        if self._server is not None:
+    def _let_idle_go(self, rounds: int = _ROUNDS) -> None:
+        """Close the connections on which nothing is asked; the others end with their answers.
+
+        First the loop reads what has come: it may have been busy until now.
+        """
+        if rounds:
+            self._loop.call_soon(self._let_idle_go, rounds - 1)
+        elif self._server is not None:
             for connection in list(self._server.server_state.connections):
                 connection.shutdown()
 

@@ -170,12 +170,15 @@ def test_nobody_is_reset_whose_connection_was_made_or_whose_request_is_on_its_wa
             await kept.ask()
             made = [connecting(door.door.port) for _ in range(50)]
             assert all(map(is_made, made))
+            for caller in made:
+                caller.send(ASKED)
+            kept.writer.write(ASKED)
             await door.door.close(30.0)
             for caller in made:
-                head = await (await door.connect(caller)).ask()
+                head = await (await door.connect(caller)).answer()
                 assert b" 200 " in head
                 assert CLOSE in head
-            head = await kept.ask()
+            head = await kept.answer()
             assert b" 200 " in head
             assert CLOSE in head
             with pytest.raises(ConnectionRefusedError):
