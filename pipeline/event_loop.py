@@ -31,7 +31,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
     def make() -> asyncio.AbstractEventLoop:
         loop = factory()
-        loop.set_default_executor(DaemonThreads(_THREADS, "pipeline-beside"))
+        loop.set_default_executor(DaemonThreads(_THREADS, "asyncio"))
         return loop
 
     return make

@@ -69,7 +69,7 @@ def test_a_loop_runs_what_is_beside_it_on_such_threads():
     async def main():
         thread = await asyncio.to_thread(threading.current_thread)
         assert thread.daemon
-        assert thread.name.startswith("pipeline-beside")
+        assert thread.name.startswith("asyncio_")
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
