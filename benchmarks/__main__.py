@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import large
+from benchmarks import large, overload
 from benchmarks.catalog import GROUPS, TARGETS
 from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, measure
@@ -21,6 +21,8 @@ _PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
 def main() -> int:
     if sys.argv[1:2] == ["big"]:
         return large.main(sys.argv[2:])
+    if sys.argv[1:2] == ["overload"]:
+        return overload.main(sys.argv[2:])
     arguments = _arguments()
     if missing := missing_tools():
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)

@@ -69,7 +69,7 @@ class Channel:
         self.rows: int = 0  # samples of all that is ready
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._late)
+        return len(self._ready) + len(self._late) if self._late else len(self._ready)
 
     @property
     def waiting_for_parts(self) -> int:
@@ -117,6 +117,10 @@ class Channel:
         more: none is passed over, and none is split.
         """
         ready, late = self._ready, self._late
+        if count == 1 and ready:  # as nearly always
+            item = ready.pop(0)[2]
+            self.rows -= item.request.rows
+            return [item]
         first = ready[:count]
         after = late[: -1 - min(count - len(first), len(late)) : -1]
         taken = [entry[2] for entry in (*first, *after)]
@@ -131,6 +135,8 @@ class Channel:
     def set_aside(self, now: float, turn_s: float) -> None:
         """Let those go last who have waited too long; see `admission.is_late`."""
         ready, count = self._ready, 0
+        if not ready or ready[0][2].request.deadline is None:
+            return
         while count < len(ready) and ready[count][2].request.is_late(now, turn_s):
             count += 1
         if count:
@@ -184,10 +190,6 @@ class Room:
         self._channel_size = channel_size
         self._promised: set[Item] = set()
 
-    @property
-    def is_bounded(self) -> bool:
-        return self._channel_size > 0
-
     def most(self, size: int) -> int:
         """How many of `size` requests may begin."""
         if not self.behind:
@@ -197,12 +199,11 @@ class Room:
 
     def is_full(self, channel: Channel) -> bool:
         """Whether who fills `channel` has to wait."""
-        return self.is_bounded and len(channel) >= self._channel_size
+        return 0 < self._channel_size <= len(channel)
 
     def promise(self, items: Iterable[Item]) -> None:
         """Keep a place for the answer of each."""
-        if self.is_bounded:
-            self._promised.update(items)
+        self._promised.update(items)
 
     def release(self, items: Iterable[Item]) -> None:
         """The places of `items` are taken by their answers, or not needed."""

@@ -102,6 +102,7 @@ class OpDispatcher:
         self._clock_ns = watchers.clock_ns if watchers is not None else time.monotonic_ns
         self._batches = 0
         self.room: Room = Room(channel_size)
+        self._is_bounded = channel_size > 0
         self._items_running = 0
         self._cut_timer: Any = None
         self._watch_timer: Any = None
@@ -163,7 +164,7 @@ class OpDispatcher:
         dropped = self.channel.discard(request)
         if dropped:
             self._note_unfinished(dropped, Outcome.OTHER)
-        if self.room.release_request(request) or dropped:
+        if self._is_bounded and (self.room.release_request(request) or dropped):
             self._places_freed()
         return len(dropped)
 
@@ -173,10 +174,9 @@ class OpDispatcher:
         Whatever takes an item out of the channel, or ends the wait for an answer that has been
         promised a place behind this Op, comes here.
         """
-        if self.room.is_bounded:
-            self._router.touch(self)
-            for node in self.held_back:
-                self._router.touch(node)
+        self._router.touch(self)
+        for node in self.held_back:
+            self._router.touch(node)
 
     @property
     def is_full(self) -> bool:
@@ -203,13 +203,13 @@ class OpDispatcher:
     def pump(self) -> None:
         """Hand out all batches that should leave now; set a timer for the next one."""
         self.is_touched = False
-        channel = self.channel
+        channel, most_rows = self.channel, self._most_rows()
         runs = []
         while channel:
-            size = self._next_batch()
+            size = self._next_batch(most_rows)
             if not size:
                 break
-            runs.append(self._begin(self._take(size, self._most_rows())))
+            runs.append(self._begin(self._take(size, most_rows)))
         if runs:
             self._submit(runs)
         if channel and (outage := self.workers.outage) is not None:
@@ -218,16 +218,17 @@ class OpDispatcher:
     def _take(self, count: int, most_rows: int = 0) -> list[Item]:
         self.channel.set_aside(self._loop.time(), self.load.service_s)
         items = self.channel.pop(count, most_rows)
-        self._places_freed()
+        if self._is_bounded:
+            self._places_freed()
         return items
 
-    def _next_batch(self) -> int:
+    def _next_batch(self, most_rows: int) -> int:
         """How many of the ready requests should leave now, as one batch."""
         workers, size = self.workers.count, self._policy.batch_size
-        is_full_batch = len(self.channel) >= size or 0 < self._most_rows() <= self.channel.rows
+        is_full_batch = len(self.channel) >= size or 0 < most_rows <= self.channel.rows
         if self.running >= workers and not (is_full_batch and self._may_queue_ahead(workers)):
             return 0
-        if self.room.is_bounded:
+        if self._is_bounded:
             size = self.room.most(size)
         if size > 0 and (is_full_batch or self._is_ready_to_cut()):
             return size
@@ -263,7 +264,8 @@ class OpDispatcher:
     def _count(self, run: BatchRun) -> BatchRun:
         self.running += 1
         self._items_running += len(run.samples)
-        self.room.promise(run.samples)
+        if self._is_bounded:
+            self.room.promise(run.samples)
         return run
 
     def _submit(self, runs: list[BatchRun]) -> None:
@@ -332,50 +334,53 @@ class OpDispatcher:
     def _forget_run(self, run: BatchRun) -> None:
         self.running -= 1
         self._items_running -= len(run.samples)
-        self.room.release(run.samples)
-        self._places_freed()
+        if self._is_bounded:
+            self.room.release(run.samples)
+            self._places_freed()
 
     # What is told of it -----------------------------------------------------------------
 
     def _note_batch(self, worker: Worker, run: BatchRun) -> None:
         """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
-        missed, taken_ns = [], self._clock_ns()
+        taken_ns = self._clock_ns()
+        missed: list[Item] = []
         for indexes, times in executions(run):
             self._batches += 1
-            for index in indexes:
-                if run.outcomes[index] is None:  # it was over before it began
-                    missed.append(run.samples[index])
-                else:
-                    self._note_turn(worker, run, index, (*times, taken_ns))
+            missed += self._note_execution(worker, run, indexes, (*times, taken_ns))
         if missed:
             self._note_unfinished(missed, Outcome.OTHER)
         if self._journal is not None:
             self._journal.fold_if_long()
 
-    def _note_turn(
-        self, worker: Worker, run: BatchRun, index: int, times: tuple[int, int, int, int, int]
-    ) -> None:
-        item = run.samples[index]
-        request, is_failed = item.request, isinstance(run.outcomes[index], PipelineError)
-        turn = packed_turn(
-            self._index,
-            worker.number,
-            self._batches,
-            item.data_id,
-            run.rows[index] if run.rows else request.rows,
-            outcome_of(run.outcomes[index]) if is_failed else _OK,
-            item.ready_ns,
-            *times,
-        )
-        if self._journal is not None:
-            self._journal.turns.append(turn)
-        if request.turns is not None:
-            request.turns.append(turn)
-        if not is_failed and item.generation == request.generation:
-            start_ns, prepared_ns, processed_ns, end_ns, _ = times
-            request.input_ns += prepared_ns - start_ns
-            request.infer_ns += processed_ns - prepared_ns
-            request.output_ns += end_ns - processed_ns
+    def _note_execution(
+        self,
+        worker: Worker,
+        run: BatchRun,
+        indexes: Iterable[int],
+        times: tuple[int, int, int, int, int],
+    ) -> list[Item]:
+        """Take down the turns of those that ran together; returns who was over before."""
+        journal, rows, missed = self._journal, run.rows, []
+        start_ns, prepared_ns, processed_ns, end_ns, _ = times
+        head = (self._index, worker.number, self._batches)
+        for index in indexes:
+            item, outcome = run.samples[index], run.outcomes[index]
+            if outcome is None:
+                missed.append(item)
+                continue
+            request, is_failed = item.request, isinstance(outcome, PipelineError)
+            brought = rows[index] if rows else request.rows
+            result = outcome_of(outcome) if is_failed else _OK
+            turn = packed_turn(*head, item.data_id, brought, result, item.ready_ns, *times)
+            if journal is not None:
+                journal.turns.append(turn)
+            if request.turns is not None:
+                request.turns.append(turn)
+            if not is_failed and item.generation == request.generation:
+                request.input_ns += prepared_ns - start_ns
+                request.infer_ns += processed_ns - prepared_ns
+                request.output_ns += end_ns - processed_ns
+        return missed
 
     def _note_unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down turns that came to nothing: as their request ended, or else as `outcome`."""

@@ -100,6 +100,7 @@ class DAGExecutor:
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
         self._router = Router(self.nodes, graph.last_op, self._finish, seal)
+        self.deliver, self.strand = self._router.deliver, self._router.strand
         self._unpacks_inline = runs_on_the_loop(self._request_op, "unpack_request_package")
         self._packs_inline = runs_on_the_loop(self._response_op, "pack_response_package")
         self._unpackers = factory(self._request_op, Edge(self._unpacked))
@@ -349,12 +350,6 @@ class DAGExecutor:
 
     # Through ----------------------------------------------------------------------------
 
-    def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
-        self._router.deliver(source, request, answer, jumped)
-
-    def strand(self, request: InFlight) -> None:
-        self._router.strand(request)
-
     def touch(self, node: OpDispatcher) -> None:
         if not node.is_touched:
             node.is_touched = True
@@ -371,7 +366,8 @@ class DAGExecutor:
             for node in nodes:
                 node.pump()
         self._is_pump_due = False
-        self._gate.look(self._pressure)
+        if self._gate.judges:
+            self._gate.look(*self._pressure())
         if self._gate.waiting:
             self._gate.let_in()
 

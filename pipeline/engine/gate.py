@@ -85,16 +85,20 @@ class Gate:
             max(1, math.ceil(over_s)),
         )
 
-    def look(self, pressure: Callable[[], tuple[bool, float]]) -> None:
+    @property
+    def judges(self) -> bool:
+        """Whether any request had a deadline so far."""
+        return self._throughput is not None
+
+    def look(self, is_backed_up: bool, turn_s: float) -> None:
         """Take down how the engine stands, when all was begun that can be.
 
         Args:
-            pressure: (whether more wait inside, what a turn at the slowest Op takes); asked only
-                where there are deadlines.
+            is_backed_up: whether more wait inside.
+            turn_s: what a turn at the slowest Op takes.
         """
         if self._throughput is not None:
-            is_backed_up, turn_s = pressure()
-            self._throughput.look(self._clock(), is_backed_up or bool(self.waiting), turn_s)
+            self._throughput.look(self._clock(), is_backed_up or self.waiting > 0, turn_s)
 
     def take(self, request: InFlight) -> None:
         """Let a request in, or let it wait."""

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
@@ -358,7 +358,7 @@ class BatchRun(msgspec.Struct, eq=False):
             return False
 
 
-def executions(run: BatchRun) -> Iterator[tuple[Iterable[int], tuple[int, int, int, int]]]:
+def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:
     """What ran together: the indexes of samples, and when its stages began and it ended.
 
     A batch that took several calls of `process` counts as that many, one after the other: the
@@ -366,21 +366,23 @@ def executions(run: BatchRun) -> Iterator[tuple[Iterable[int], tuple[int, int, i
     is one by itself, which takes no time.
     """
     if not run.executions:
-        yield range(len(run.samples)), (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns)
-        return
+        times = (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns)
+        return [(range(len(run.samples)), times)]
+    found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):
         members.setdefault(number, []).append(index)
     start_ns = run.start_ns
     if -1 in members:
-        yield members.pop(-1), (start_ns, start_ns, start_ns, start_ns)
+        found.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
     last = len(run.execution_ends_ns) - 1
     for number, indexes in sorted(members.items()):
         prepared_ns = max(start_ns, run.prepared_ns)
         ended_ns = max(prepared_ns, run.execution_ends_ns[number])
         ends_ns = (run.processed_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
-        yield indexes, (start_ns, prepared_ns, *ends_ns)
+        found.append((indexes, (start_ns, prepared_ns, *ends_ns)))
         start_ns = ended_ns
+    return found
 
 
 def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:
