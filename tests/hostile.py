@@ -133,7 +133,7 @@ def fire(port: int, cases: list[bytes], rng: random.Random) -> list[bytes]:
     return asyncio.run(all_of_them())
 
 
-FIRST_LINE = re.compile(rb"HTTP/1\.1 (100|200|400|404|405|408|413|415|431|503) [A-Z]")
+FIRST_LINE = re.compile(rb"HTTP/1\.1 (100|200|400|403|404|405|408|413|415|431|501|503) [A-Z]")
 
 
 def assert_is_http(said: bytes) -> None:

@@ -264,7 +264,8 @@ def test_no_dependency_is_held_back_to_an_old_version():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     for requirement in (*project["dependencies"], *extras["onnx"], *extras["gpu"]):
-        assert "<" not in requirement
+        if not requirement.startswith("uvicorn"):  # whose private names we use: tried to that end
+            assert "<" not in requirement
         assert "==" not in requirement.partition(";")[0]
 
 

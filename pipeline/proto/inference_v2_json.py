@@ -368,9 +368,8 @@ def _large_inputs(text: memoryview, is_marked: bool) -> Any:
 
 
 def _short(name: str, value: Any) -> Any:
-    if isinstance(value, LongArray):
-        raise TooLargeError(f"{name!r} of the request is too long")
-    return value
+    """A member that is no data: all of it at once, as far as it may be that large."""
+    return value.whole(repr(name)) if isinstance(value, LongArray) else value
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ MOST_OBJECTS = 2**18
 _WINDOW_BYTES = 32 * 1024  # read at once
 MARKS = {"\0NaN": math.nan, "\0Infinity": math.inf, "\0-Infinity": -math.inf}
 _UNQUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?Infinity|NaN)', re.DOTALL)
-_MOST_SMALL = 2**20  # bytes of what may be no long array
+_MOST_SMALL = 2**20  # bytes of what is read at once
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _STRING_OR_BRACKET = re.compile(rb'("(?:[^"\\]|\\.)*+")|[\[\]]', re.DOTALL)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
@@ -70,6 +70,21 @@ class LongArray:
         """The elements in order. Raises UnevenError for a list or object among them."""
         for window in self.windows():
             yield self._numbered(_parsed(window))
+
+    def whole(self, what: str) -> list[Any]:
+        """All elements, of any kind.
+
+        Raises:
+            TooLargeError: `what` they are takes too many bytes to be read at once.
+        """
+        if len(self.text) > _MOST_SMALL:
+            text = f"{what} of the request has {len(self.text)} bytes, {_MOST_SMALL} are allowed"
+            raise TooLargeError(text)
+        try:
+            elements: list[Any] = orjson.loads(self.text)
+        except orjson.JSONDecodeError as error:
+            raise NotJsonError(error.msg) from None
+        return self._numbered(elements)
 
     def flat_pieces(self) -> Iterator[list[Any]]:
         """The innermost elements of nested lists. Raises UnevenError: the lists are no block."""
