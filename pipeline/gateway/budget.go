@@ -67,10 +67,10 @@ func (s *share) keep(bytes int64) {
 
 // end gives everything back, for good.
 func (s *share) end() {
-	s.keep(0)
 	s.lock.Lock()
-	s.hasEnded = true
-	s.lock.Unlock()
+	defer s.lock.Unlock()
+	s.of.held.Add(-s.size)
+	s.size, s.hasEnded = 0, true
 }
 
 // noRoom answers who comes when the budget is used up by others.

@@ -79,7 +79,10 @@ func (c *linkConn) ask(ctx context.Context, request *pipelinepb.Request, tracepa
 		return nil, fmt.Errorf("the request cannot be written: %w", err)
 	}
 	asked := linkCalls.Get().(*linkCall)
-	defer linkCalls.Put(asked)
+	defer func() {
+		asked.share, asked.message = nil, nil
+		linkCalls.Put(asked)
+	}()
 	asked.share, asked.message = held, &linkMessage{kind: frameAsk, data: data}
 	if err := c.send(asked); err != nil {
 		return nil, err
@@ -195,7 +198,7 @@ func (c *linkConn) write() {
 				c.close(err)
 				return
 			}
-			releaseAll(batch.done)
+			batch.sent()
 		}
 	}
 }
@@ -257,8 +260,9 @@ func (c *linkConn) deliver(got frame) {
 		return
 	}
 	delete(c.calls, got.id)
-	asked.answered <- linkAnswer{kind: got.kind, pieces: asked.pieces}
+	answer := linkAnswer{kind: got.kind, pieces: asked.pieces}
 	asked.pieces = nil
+	asked.answered <- answer // from here on it may be another connection's
 }
 
 // beat asks the server at every tick for a sign of life. It reports when there was none for some ticks, and

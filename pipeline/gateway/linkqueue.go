@@ -73,6 +73,13 @@ func (q *linkQueue) take(batch *linkBatch) {
 	}
 }
 
+// sent lets go of what is written: who waits for more to write keeps no large message alive.
+func (b *linkBatch) sent() {
+	releaseAll(b.done)
+	clear(b.vector)
+	clear(b.done)
+}
+
 func (b *linkBatch) hasRoom() bool { return b.bytes < batchBytes && len(b.vector) < batchFrames }
 
 // addWhole adds a message that needs no cutting.
