@@ -234,7 +234,7 @@ func TestWhoLeavesTakesAlongWhatIsQueued(t *testing.T) {
 
 func TestALinkThatIsNotReadHoldsNothingOfWhoHasLeft(t *testing.T) {
 	server := startLinkServer(t, "")
-	g := start(t, nil, "--backend", linkScheme+server.path, "--slack", "0s", "--stall-timeout", "1m")
+	g := start(t, nil, "--backend", linkScheme+server.path, "--slack", "0s")
 	server.peer(t, 1) // which reads nothing
 	g.waitUntilServing(t, 1)
 	body := `{"value":["` + strings.Repeat("x", 1<<20) + `"]}`
@@ -330,7 +330,8 @@ func TestAServerThatHasNotBegunIsGivenUpToo(t *testing.T) {
 
 func TestCallsOfAServerThatDoesNotReadGoElsewhereOrFail(t *testing.T) {
 	server := startLinkServer(t, "")
-	g := start(t, nil, "--backend", linkScheme+server.path, "--backend", servingLink(t, echo), "--stall-timeout", "100ms")
+	other := startDouble(t, echo, doubleOptions{}) // which no heartbeat can be late for
+	g := start(t, nil, "--backend", linkScheme+server.path, "--backend", other.address, "--stall-timeout", "100ms")
 	server.peer(t, 1) // which reads nothing
 	g.waitUntilServing(t, 2)
 	large := `{"value":["` + strings.Repeat("x", 1<<20) + `"]}`
