@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 _JOIN_S = 5.0
@@ -72,10 +73,10 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def _waiting(self) -> list[_Job]:
         jobs = []
-        while not self._queue.empty():
-            job = self._queue.get()
-            if job is not None:
-                jobs.append(job)
+        with contextlib.suppress(Empty):  # a thread may take the last one at any time
+            while True:
+                if (job := self._queue.get_nowait()) is not None:
+                    jobs.append(job)
         return jobs
 
     def _run(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from queue import SimpleQueue
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_after_the_end_nothing_is_taken_and_what_waited_can_be_cancelled(threads
         threads.submit(hold)
     release.set()
     assert [future.result(20) for future in running] == [True, True]
+
+
+def test_a_thread_may_take_the_last_job_from_who_cancels_it(threads, monkeypatch):
+    class Taken(SimpleQueue):
+        def empty(self):
+            return False  # as it was when it was asked, just before
+
+    monkeypatch.setattr(threads, "_queue", Taken())
+    ending = threading.Thread(
+        target=threads.shutdown, kwargs={"wait": False, "cancel_futures": True}, daemon=True
+    )
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
 
 
 def test_a_thread_that_hangs_does_not_hold_who_ends_it(threads, monkeypatch):

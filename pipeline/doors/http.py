@@ -296,7 +296,10 @@ class HttpDoor:
         method: str,
     ) -> tuple[int, bytes]:
         encoding, timeout_s, length, traceparent = _relevant(headers)
-        body = await self._body(connection, receive, encoding, length, is_json=True)
+        try:
+            body = await self._body(connection, receive, encoding, length, is_json=True)
+        except DeadlineError as error:
+            return 200, error_body(error)
         told = traceparent if self._takes_trace else ""
         with _CancelledIfLeft(connection, self._loop):
             if len(body) > SHORT_BYTES:

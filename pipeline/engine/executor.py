@@ -307,15 +307,13 @@ class DAGExecutor:
         except AbandonedError:
             raise
         except Exception as error:  # as in `_unpack_inline`
-            return _package_error(error)
+            return _refused(error)
 
     def _unpack_inline(self, request: InFlight) -> None:
         try:
             self._begin(request, self._request_op.unpack_request_package(request.raw))
         except Exception as error:  # ours, on a caller's data: that caller is told
-            refusal = _package_error(error)
-            refusal.is_callers = True
-            self._finish(request, refusal)
+            self._finish(request, _refused(error))
 
     def _unpacked(self, worker: Worker, job: EdgeJob) -> None:
         if job.request.is_over or job.is_stale:
@@ -538,6 +536,13 @@ def _blame(request: InFlight, error: PipelineError, outcome: Outcome) -> None:
     """Also a request that went well ends badly if it is still being packed."""
     if request.error is None:
         request.error, request.outcome = error, outcome
+
+
+def _refused(error: Exception) -> PipelineError:
+    """What is told whose request cannot be unpacked by our own RequestOp."""
+    refusal = _package_error(error)
+    refusal.is_callers = True
+    return refusal
 
 
 def _package_error(error: Exception) -> PipelineError:

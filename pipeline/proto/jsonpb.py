@@ -239,8 +239,9 @@ def _set_floats(message: Message, field: str, values: list[Any]) -> None:
 
 
 def _misfit(place: str, expected: str, value: Any) -> PackageError:
+    found = "an array" if type(value) is LongArray else shown(value)
     return PackageError(
-        f"the request does not fit its message: {place} must be {expected}, not {shown(value)}"
+        f"the request does not fit its message: {place} must be {expected}, not {found}"
     )
 
 

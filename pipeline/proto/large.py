@@ -178,4 +178,5 @@ def number_pieces(array: Any, dumps: Any) -> Iterator[bytes]:
     """The JSON of a flat array's elements, without brackets, in slices."""
     for at in range(0, array.size, SLICE):
         breathe()
-        yield orjson.dumps(dumps(array[at : at + SLICE]), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        numbers = np.ascontiguousarray(array[at : at + SLICE])  # orjson takes no other
+        yield orjson.dumps(dumps(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

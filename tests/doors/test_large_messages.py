@@ -15,6 +15,8 @@ import pytest
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.doors import http_v2
 from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.offload import Offload
+from pipeline.errors import DeadlineError
 from pipeline.proto import codec, inference_v2_pb2, jsonpb, large
 from pipeline.proto.inference_v2 import SERVICE
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -183,6 +185,15 @@ def test_a_deadline_holds_while_the_message_is_read(server, monkeypatch):
     monkeypatch.setattr(jsonpb, "large_request_from_json", slow)
     status, answer = post(server, numbers(20_000), Grpc_Timeout="10m")
     released.set()
+    assert (status, json.loads(answer)["err_no"]) == (200, 6000)
+
+
+def test_a_deadline_while_the_pieces_of_a_body_are_joined_is_a_deadline(server, monkeypatch):
+    async def late(self, work, timeout_s=None):
+        raise DeadlineError("too late")
+
+    monkeypatch.setattr(Offload, "run", late)
+    status, answer = post(server, b"{" + b" " * 150_000 + b"}")
     assert (status, json.loads(answer)["err_no"]) == (200, 6000)
 
 

@@ -385,8 +385,9 @@ def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_
         async with Engine(Tag("a", [request_op])) as engine:
             broken = pipeline_service_pb2.Request(key=["a", "b"], value=["1"])
             assert (await engine.executor.handle(broken)).err_no == 8000
-            _, (request,) = told(engine)
-        assert request["outcome"] == outcome
+            assert (await engine.executor.handle(broken, route=Route(is_large=True))).err_no == 8000
+            _, requests = told(engine)
+        assert [request["outcome"] for request in requests] == [outcome, outcome]
 
     run_virtual(main())
 

@@ -43,6 +43,8 @@ VALUES = {
     "none": np.zeros((0, 3)),
     "odd": np.array([np.inf, np.nan, -np.inf, 1.0]),
     "strided": RNG.random((6, 8))[:, ::2],
+    "column": np.arange(90, dtype="i4").reshape(30, 3)[:, 1],
+    "backwards": np.arange(40)[::-1],
     "fortran": np.asfortranarray(RNG.random((5, 7))),
     "x": RNG.random(9),
     "x.lod": np.array([0, 3]),
@@ -92,6 +94,8 @@ BODIES = [
     b'{"tensors":[{"int_data":[1,2,3,4,5,2147483648]}]}',
     b'{"tensors":[{"float_data":[true,1,1,1]}]}',
     b'{"tensors":{"a":1}}',
+    b'{"clientip":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28]}',
+    b'{"tensors":[{"elem_type":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24]}]}',
     b"[1,2,3]",
 ]
 
