@@ -15,6 +15,8 @@ _LONG_S, _LONG_TURNS = 1.0, 4.0  # what is measured fades in this time, and not 
 _SHORT_S, _SHORT_TURNS = 0.1, 1.0
 _MOST_GAP_S = 1.0  # of a queue that is there again and again
 _OF_A_BURST, _OF_A_QUEUE = 0.9, 0.4  # of a request's time may pass before it is answered
+_LEAST_PER_S = 1e-9  # what was measured may fade to nothing
+_MOST_OVER_S = 60.0  # nobody is told to come back later than that: nothing is known so far ahead
 _LATE = 0.5  # of its time has passed when a request goes behind the others
 
 
@@ -53,6 +55,9 @@ class Throughput:
         seen: requests answered since then.
         is_backed_up: whether more waited, at the last look, than could be begun.
         turn_s: what a turn at the slowest Op took, at the last look.
+        answered_at: when it was last looked after an answer.
+        usual_per_s: how many a second it was then; each answer halves it at most, so that the
+            first one behind a single slow turn does not say that all are slow.
     """
 
     def __init__(self) -> None:
@@ -60,6 +65,9 @@ class Throughput:
         self.seen: int = 0
         self.is_backed_up: bool = False
         self.turn_s: float = 0.0
+        self.answered_at: float = 0.0
+        self.usual_per_s: float = 0.0
+        self._is_answered = False
         self._until = 0.0
         self._long, self._short = _Rate(), _Rate()
 
@@ -70,6 +78,7 @@ class Throughput:
             if self.since is None or now - self._until > _MOST_GAP_S:
                 self.since, self.seen = now, 0
                 self._long, self._short = _Rate(), _Rate()
+                self.usual_per_s = 0.0
             self._until = now
         self.is_backed_up, self.turn_s = is_backed_up, turn_s
 
@@ -80,11 +89,15 @@ class Throughput:
             self._long.passes(seconds, max(_LONG_S, _LONG_TURNS * self.turn_s))
             self._short.passes(seconds, max(_SHORT_S, _SHORT_TURNS * self.turn_s))
             self._until = now
+            if self._is_answered:
+                self._is_answered, self.answered_at = False, now
+                self.usual_per_s = max(self._long.per_s, self.usual_per_s / 2)
 
     def served(self) -> None:
         """Take down that a request was answered."""
         if self.is_backed_up:
             self.seen += 1
+            self._is_answered = True
             self._long.add()
             self._short.add()
 
@@ -100,6 +113,7 @@ def seconds_over(
 
     A queue of which not so many were answered yet as can be in that time may be a burst, and all
     of it may be in time. One that is there still after that many will stay: it is kept short.
+    Who has time is not refused because nothing was answered for a while: one slow turn ends.
 
     Args:
         throughput: as it is now.
@@ -111,10 +125,13 @@ def seconds_over(
         return None
     if now - since < _LEAST_TURNS * throughput.turn_s:
         return None
-    is_burst = throughput.seen < throughput.per_s * time_left_s
+    per_s = throughput.per_s
+    if now - throughput.answered_at < time_left_s * _OF_A_QUEUE:
+        per_s = max(per_s, throughput.usual_per_s)
+    is_burst = throughput.seen < per_s * time_left_s
     part = _OF_A_BURST if is_burst else _OF_A_QUEUE
-    over_s = (ahead + 1) / throughput.per_s - time_left_s * part
-    return over_s if over_s > 0 else None
+    over_s = (ahead + 1) / max(per_s, _LEAST_PER_S) - time_left_s * part
+    return min(over_s, _MOST_OVER_S) if over_s > 0 else None
 
 
 def is_late(now: float, asked_at: float, deadline: float, turn_s: float = 0.0) -> bool:

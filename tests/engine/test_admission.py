@@ -102,6 +102,23 @@ def test_a_service_that_stands_still_refuses_more_and_more():
     assert played.over(ahead=300) is not None
 
 
+def test_a_slow_turn_refuses_nobody_who_has_time_for_it():
+    played = Played().serve(5.0, 20)
+    played.now += 20.0
+    assert played.over(ahead=30, time_left_s=60.0) is None
+    assert played.over(ahead=30, time_left_s=10.0) is not None
+    played.seen.served()
+    played.look()
+    assert played.over(ahead=30, time_left_s=60.0) is None, "nor when it has ended"
+
+
+@pytest.mark.parametrize("silent_s", [100.0, 600.0, 1e6])
+def test_nobody_is_told_to_come_back_after_ages(silent_s):
+    played = Played().serve(5.0, 20)
+    played.now += silent_s
+    assert played.over(ahead=30, time_left_s=10.0) == 60.0
+
+
 @pytest.mark.parametrize(("turn_s", "at_once"), [(2.0, 64), (0.5, 16)])
 def test_batches_are_answered_many_at_a_time_and_that_is_no_hurry(turn_s, at_once):
     played = Played(turn_s)
