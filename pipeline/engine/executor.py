@@ -100,7 +100,8 @@ class DAGExecutor:
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
         self._router = Router(self.nodes, graph.last_op, self._finish, seal)
-        self.deliver, self.strand = self._router.deliver, self._router.strand
+        self.deliver: Callable[[OpDispatcher, InFlight, Any, bool], None] = self._router.deliver
+        self.strand: Callable[[InFlight], None] = self._router.strand
         self._unpacks_inline = runs_on_the_loop(self._request_op, "unpack_request_package")
         self._packs_inline = runs_on_the_loop(self._response_op, "pack_response_package")
         self._unpackers = factory(self._request_op, Edge(self._unpacked))

@@ -86,6 +86,11 @@ def argument_count(op: Op, hook: Hook) -> tuple[int, list[str]]:
     """
     method = getattr(op, hook.name)
     outer = _signature(method, follow_wrapped=False)
+    if outer is None and _lacks_self(method):
+        raise InitError(
+            f"Op {op.name!r}: {_described(method, hook)} takes no parameter at all, not even "
+            f"self; it is called as {hook.forms}."
+        )
     if outer is None:  # compiled code without one: it is believed to take everything
         return len(hook.most), [_ANY]
     inner = _signature(method, follow_wrapped=True)
@@ -145,6 +150,11 @@ def _signature(method: Callable[..., Any], follow_wrapped: bool) -> inspect.Sign
         return inspect.signature(method, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):  # compiled code need not have one
         return None
+
+
+def _lacks_self(method: Callable[..., Any]) -> bool:
+    """Whether it is a method without a signature although it is written in Python."""
+    return inspect.ismethod(method) and inspect.isfunction(method.__func__)
 
 
 def _binds(signature: inspect.Signature, count: int) -> bool:

@@ -131,6 +131,13 @@ def test_what_cannot_be_called_is_refused_with_what_was_found_and_what_is_expect
     assert f" {name}(self" in text
 
 
+@pytest.mark.parametrize("name", ["init_op", "preprocess", "process", "postprocess"])
+def test_a_method_without_even_self_is_refused(name):
+    (text,) = faults(op_with(**{name: dict}))
+    assert text.startswith("Op 'op': ")
+    assert f"takes no parameter at all, not even self; it is called as {name}(self" in text
+
+
 def test_the_edges_are_looked_at_too():
     read = op_with(RequestOp, unpack_request_package=lambda self, request, more: {})
     write = type("Own", (ResponseOp,), {"pack_response_package": lambda self: None})(Op("a", read))
