@@ -22,7 +22,7 @@ from pipeline.errors import (
 )
 from pipeline.proto import codec, pipeline_service_pb2
 from pipeline.proto.large import LargeResponse, large_tensors
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, is_short_text, weight
 from pipeline.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -442,6 +442,8 @@ def wants_profile(request: Any) -> bool:
 def is_cheap_to_pack(op: ResponseOp, channeldata: ChannelData) -> bool:
     """Whether packing is quick enough for the event loop: nothing in the answer is large."""
     if channeldata.error is not None or op.pipeline_is_quick:
+        return True
+    if is_short_text(channeldata.payload):  # as most are
         return True
     if weight(channeldata.payload) > SHORT_BYTES:
         return False

@@ -49,10 +49,12 @@ from pipeline.proto.slices import SHORT_BYTES, Limits
 
 _LOGGER = logging.getLogger(__name__)
 
+Headers = dict[bytes, bytes]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_RESPONSES = (Response, LargeResponse)
 _PATIENCE_S = 60.0
 _ROUNDS = 4  # of the loop, in which it reads what has come
 _LAST_S = 0.2  # for the last requests on connections that were kept
@@ -108,7 +110,9 @@ class HttpDoor:
         self._handle = handle
         self._is_ready = False
         self._host = host
-        self._max_bytes = max_message_bytes
+        self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
+        if self._limits.json_bytes < max_message_bytes:
+            self._json_limit = _Limit("max_json_bytes", self._limits.json_bytes)
         self._manners = Manners(patience_s)
         self._closed_at: float | None = None
         self._last: asyncio.TimerHandle | None = None
@@ -209,11 +213,12 @@ class HttpDoor:
         headers: tuple[Header, ...] = ()
         content_type = JSON
         try:
-            if scope["method"] == "POST":
-                self._check_origin(scope["headers"])
+            said = dict(scope["headers"])
+            if b"origin" in said and scope["method"] == "POST":  # a program says none
+                self._check_origin(said)
             parts = scope["path"].split("/")
             if len(parts) != 3 or parts[1] in _OF_SITES or not parts[2] or self._handle is None:
-                reply = await self._visit(scope, connection, receive)
+                reply = await self._visit(scope, said, connection, receive)
                 status, body, headers = reply.status, reply.body, reply.headers
                 content_type = reply.content_type
             elif parts[1] == "health":
@@ -222,9 +227,7 @@ class HttpDoor:
                 raise not_allowed(scope["method"], b"POST")
             else:
                 _, name, method = parts
-                status, body = await self._infer(
-                    scope["headers"], connection, receive, name, method
-                )
+                status, body = await self._infer(said, connection, receive, name, method)
         except HttpError as error:
             status, body, headers = error.status, error_body(error.error), error.headers
         except _CallerLeftError:
@@ -239,33 +242,29 @@ class HttpDoor:
             headers = (*headers, CLOSE)
         await connection.answer(status, headers, body, content_type)
 
-    def _check_origin(self, headers: list[Header]) -> None:
+    def _check_origin(self, said: Headers) -> None:
         """Refuse what a web page from elsewhere has a browser send."""
-        for name, _ in headers:
-            if name == b"origin":
-                break
-        else:  # as of any program
-            return
-        said = dict(headers)
         host, content_type = said.get(b"host", b""), said.get(b"content-type", b"")
         try:
             self._hosts.check_post(said[b"origin"], host, content_type)
         except ForeignPageError as error:
             raise HttpError(403, error) from error
 
-    async def _visit(self, scope: Message, connection: HttpConnection, receive: Receive) -> Reply:
+    async def _visit(
+        self, scope: Message, said: Headers, connection: HttpConnection, receive: Receive
+    ) -> Reply:
         """The answer of one of the sites."""
-        encoding, timeout_s, length, _ = _relevant(scope["headers"])
+        encoding, timeout_s, length, _ = _relevant(said)
 
         async def read() -> bytes:
-            return await self._body(connection, receive, encoding, length)
+            return await self._body(connection, receive, encoding, length, self._limit)
 
         request = WebRequest(
             method=scope["method"],
             path=scope["path"],
             raw_path=scope["raw_path"].decode("latin-1"),
             query=scope["query_string"].decode("latin-1"),
-            headers=dict(scope["headers"]),
+            headers=said,
             read=read,
             timeout_s=timeout_s,
         )
@@ -289,15 +288,15 @@ class HttpDoor:
 
     async def _infer(
         self,
-        headers: list[Header],
+        said: Headers,
         connection: HttpConnection,
         receive: Receive,
         name: str,
         method: str,
     ) -> tuple[int, bytes]:
-        encoding, timeout_s, length, traceparent = _relevant(headers)
+        encoding, timeout_s, length, traceparent = _relevant(said)
         try:
-            body = await self._body(connection, receive, encoding, length, is_json=True)
+            body = await self._body(connection, receive, encoding, length, self._json_limit)
         except DeadlineError as error:
             return 200, error_body(error)
         told = traceparent if self._takes_trace else ""
@@ -311,6 +310,8 @@ class HttpDoor:
             del body
             route = Route(traceparent=told) if told else None
             response = await self._answer(request, timeout_s, route)
+            if type(response) is Response:
+                return 200, jsonpb.response_to_json(response)
             return 200, await self._json_of(response)
 
     async def _infer_large(
@@ -346,12 +347,9 @@ class HttpDoor:
         receive: Receive,
         encoding: bytes,
         length: int,
-        is_json: bool = False,
+        limit: _Limit,
     ) -> bytes:
         """The body of a request, unpacked."""
-        limit = _Limit("max_message_bytes", self._max_bytes)
-        if is_json and self._limits.json_bytes < self._max_bytes:
-            limit = _Limit("max_json_bytes", self._limits.json_bytes)
         if length > limit.size:
             raise limit.passed()
         message = await receive()
@@ -371,7 +369,7 @@ class HttpDoor:
             response = await self._handle(*asked)
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
-        if not isinstance(response, Response | LargeResponse):
+        if not isinstance(response, _RESPONSES):
             raise HttpError(500, no_response(response))
         return response
 
@@ -466,18 +464,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _relevant(headers: list[Header]) -> tuple[bytes, float | None, int, str]:
+def _relevant(said: Headers) -> tuple[bytes, float | None, int, str]:
     """(content-encoding, timeout in s, content-length, traceparent) of a request, if said."""
-    encoding, timeout_s, length, traceparent = b"", None, 0, ""
-    for name, value in headers:
-        if name == b"content-length":
-            length = int(value)
-        elif name == b"content-encoding":
-            encoding = value.strip(b" \t").lower()  # the parser keeps what stands behind a value
-        elif name == b"grpc-timeout":
-            timeout_s = _timeout(value)
-        elif name == b"traceparent":
-            traceparent = value.decode("latin-1")
+    encoding, timeout_s, traceparent = b"", None, ""
+    if b"content-encoding" in said:  # the parser keeps what stands behind a value
+        encoding = said[b"content-encoding"].strip(b" \t").lower()
+    if b"grpc-timeout" in said:
+        timeout_s = _timeout(said[b"grpc-timeout"])
+    if b"traceparent" in said:
+        traceparent = said[b"traceparent"].decode("latin-1")
+    length = int(said.get(b"content-length", 0))
     return b"" if encoding == b"identity" else encoding, timeout_s, length, traceparent
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -140,22 +139,25 @@ class InferenceSite:
 
     async def _infer(self, asked: _Asked) -> Reply:
         web = asked.web
-        with _before_the_handler():
+        try:
             raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 without reading
             body = await web.read()
             length, left_s = _header_length(web, len(body)), web.timeout_s
+        except (HttpError, PipelineError, V2Error) as error:
+            raise _EarlyError(error) from error
         json_bytes = len(body) if length is None else min(length, len(body))
         if json_bytes > self._limits.json_bytes:
             text = f"the request's JSON is larger than max_json_bytes ({self._limits.json_bytes}"
             raise TooLargeError(f"{text} bytes): send tensors as binary data")
         read = functools.partial(
             read_request,
+            body,
+            length,
             model_name=asked.name,
             model_version=asked.version,
             raw_inputs=raw_inputs,
             limits=self._limits,
         )
-        read = functools.partial(read, body, length)
         if len(body) <= SHORT_BYTES:
             request = read()
         else:
@@ -165,9 +167,9 @@ class InferenceSite:
         response = await self._models.infer(request, left_s, traceparent)
         binary = binary_names(request, response.outputs)
         encoding = _accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
-        write = functools.partial(_reply, response, binary, encoding, self._limits)
         if weight(response.outputs) <= SHORT_BYTES:
-            return write()
+            return _reply(response, binary, encoding, self._limits)
+        write = functools.partial(_reply, response, binary, encoding, self._limits)
         return (await self._offload.run(write, left_s))[0]
 
 
@@ -191,14 +193,6 @@ class _EarlyError(Exception):
 
     def __init__(self, error: HttpError | PipelineError | V2Error) -> None:
         self.error = error
-
-
-@contextlib.contextmanager
-def _before_the_handler() -> Iterator[None]:
-    try:
-        yield
-    except (HttpError, PipelineError, V2Error) as error:
-        raise _EarlyError(error) from error
 
 
 def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> Reply:

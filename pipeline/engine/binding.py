@@ -35,6 +35,8 @@ from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
 _LOGGER = logging.getLogger(__name__)
 
+_FEEDS = (dict, list)
+_FETCHED = (dict, type(None))
 _FLAGS = (bool, np.bool_, int, type(None))
 _UNFINISHED = (Generator, AsyncGenerator, Awaitable)
 
@@ -95,10 +97,13 @@ class BoundOp:
         data = self._preprocess(inputs, data_id, log_id)
         skip = False
         if isinstance(data, tuple):
-            data, skip = self._unpack_prepared(data)
+            if len(data) == 4 and data[2] is None and type(data[1]) is bool:  # as nearly always
+                data, skip, _, _ = data
+            else:
+                data, skip = self._unpack_prepared(data)
         elif data is None:
             raise self._refused("preprocess", None, "return a dict, or a list of dicts.")
-        if isinstance(data, dict | list):
+        if isinstance(data, _FEEDS):
             return data, skip
         data = self._finished("preprocess", data)
         if self.runs_process and not skip:
@@ -133,15 +138,16 @@ class BoundOp:
         self, inputs: dict[str, Any], fetched: Any, data_id: int, log_id: int
     ) -> dict[str, Any]:
         """Raises ProductError for a returned product code, PayloadTypeError for no dict."""
-        if self._needs_dicts and not isinstance(fetched, dict | None):
+        if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)
         answer = self._postprocess(inputs, fetched, data_id, log_id)
         if isinstance(answer, tuple):
-            what = self._named["postprocess"]
-            answer, code, info = _padded(answer, 3, what)
+            if len(answer) != 3:
+                answer = _padded(answer, 3, self._named["postprocess"])
+            answer, code, info = answer
             if code is not None:
-                raise _product_error(code, info, what)
+                raise _product_error(code, info, self._named["postprocess"])
         if not isinstance(answer, dict):
             _close(answer)
             raise PayloadTypeError(
@@ -254,18 +260,21 @@ def coded_error(code: int, text: str) -> PipelineError:
 def unpack_result(returned: Any) -> tuple[Any, int | None]:
     """(payload, log id or None) of `unpack_request_package` in any historical shape."""
     payload, log_id = returned, None
-    what = UNPACK.name
     if isinstance(returned, tuple):
-        payload, log_id, code, info = _padded(returned, 4, what)
+        if len(returned) != 4:
+            returned = _padded(returned, 4, UNPACK.name)
+        payload, log_id, code, info = returned
         if code is not None:
-            raise _product_error(code, info, what)
-    if not isinstance(payload, Mapping):
+            raise _product_error(code, info, UNPACK.name)
+    if type(payload) is not dict and not isinstance(payload, Mapping):
         _close(payload)
         raise PayloadTypeError(
-            f"{what} returned {type(payload).__name__}: return a dict, or (dict, log_id, "
+            f"{UNPACK.name} returned {type(payload).__name__}: return a dict, or (dict, log_id, "
             "prod_errcode, prod_errinfo)"
         )
-    return payload, None if log_id is None else _log_id(log_id)
+    if log_id is None or (type(log_id) is int and log_id.bit_length() < 64):
+        return payload, log_id
+    return payload, _log_id(log_id)
 
 
 def _log_id(given: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,11 +132,12 @@ class Channel:
         self.rows -= sum(item.request.rows for item in taken)
         return taken
 
-    def set_aside(self, now: float, turn_s: float) -> None:
+    def set_aside(self, clock: Callable[[], float], turn_s: float) -> None:
         """Let those go last who have waited too long; see `admission.is_late`."""
         ready, count = self._ready, 0
         if not ready or ready[0][2].request.deadline is None:
             return
+        now = clock()
         while count < len(ready) and ready[count][2].request.is_late(now, turn_s):
             count += 1
         if count:

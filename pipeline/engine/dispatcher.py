@@ -136,7 +136,7 @@ class OpDispatcher:
         ready_ns = self._clock_ns() if is_told else 0
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
-        lap = self._lap_of(request)
+        lap = 0 if request.laps is None else self._lap_of(request)
         self.channel.push(
             Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap)
         )
@@ -200,24 +200,34 @@ class OpDispatcher:
 
     # Batches ----------------------------------------------------------------------------
 
-    def pump(self) -> None:
-        """Hand out all batches that should leave now; set a timer for the next one."""
+    def pump(self) -> bool:
+        """Hand out all batches that should leave now; set a timer for the next one.
+
+        Returns whether any request is left.
+        """
         self.is_touched = False
-        channel, most_rows = self.channel, self._most_rows()
+        channel = self.channel
+        # Samples that one execution may get; 0: any number.
+        most_rows = self._declared_rows if self.workers.note is None else self._noted_rows
         runs = []
         while channel:
             size = self._next_batch(most_rows)
             if not size:
                 break
-            runs.append(self._begin(self._take(size, most_rows)))
+            runs.append(self._count(BatchRun(self._take(size, most_rows))))
         if runs:
             self._submit(runs)
-        if channel and (outage := self.workers.outage) is not None:
+        if not channel:
+            return False
+        if (outage := self.workers.outage) is not None:
             self._fail(self._take(len(channel)), outage, Outcome.OTHER)
+        return True
 
     def _take(self, count: int, most_rows: int = 0) -> list[Item]:
-        self.channel.set_aside(self._loop.time(), self.load.service_s)
-        items = self.channel.pop(count, most_rows)
+        channel = self.channel
+        if most_rows or len(channel) > count:  # else all go at once
+            channel.set_aside(self._loop.time, self.load.service_s)
+        items = channel.pop(count, most_rows)
         if self._is_bounded:
             self._places_freed()
         return items
@@ -233,10 +243,6 @@ class OpDispatcher:
         if size > 0 and (is_full_batch or self._is_ready_to_cut()):
             return size
         return 0
-
-    def _most_rows(self) -> int:
-        """Samples that one execution may get; 0: any number."""
-        return self._noted_rows if self.workers.note is not None else self._declared_rows
 
     def _may_queue_ahead(self, workers: int) -> bool:
         ahead = batches_ahead(self.load.service_s, self._policy.batch_size, workers)
@@ -257,9 +263,6 @@ class OpDispatcher:
         if self._cut_timer is not None:
             self._cut_timer.cancel()
         self._cut_timer = self._loop.call_at(when, self._touch)
-
-    def _begin(self, items: list[Item]) -> BatchRun:
-        return self._count(BatchRun(items))
 
     def _count(self, run: BatchRun) -> BatchRun:
         self.running += 1
@@ -323,7 +326,7 @@ class OpDispatcher:
         request = item.request
         if item.generation != request.generation:
             return
-        if item.lap == self._lap_of(request):
+        if request.laps is None or item.lap == self._lap_of(request):
             self._router.deliver(self, request, outcome, jumped)
         if item.generation != request.generation:  # answered, or started anew
             return
@@ -343,10 +346,13 @@ class OpDispatcher:
     def _note_batch(self, worker: Worker, run: BatchRun) -> None:
         """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
         taken_ns = self._clock_ns()
-        missed: list[Item] = []
-        for indexes, times in executions(run):
-            self._batches += 1
-            missed += self._note_execution(worker, run, indexes, (*times, taken_ns))
+        if run.executions:
+            missed = []
+            for indexes, times in executions(run):
+                missed += self._note_execution(worker, run, indexes, (*times, taken_ns))
+        else:
+            whole = (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns, taken_ns)
+            missed = self._note_execution(worker, run, range(len(run.samples)), whole)
         if missed:
             self._note_unfinished(missed, Outcome.OTHER)
         if self._journal is not None:
@@ -360,9 +366,9 @@ class OpDispatcher:
         times: tuple[int, int, int, int, int],
     ) -> list[Item]:
         """Take down the turns of those that ran together; returns who was over before."""
+        self._batches += 1
         journal, rows, missed = self._journal, run.rows, []
-        start_ns, prepared_ns, processed_ns, end_ns, _ = times
-        head = (self._index, worker.number, self._batches)
+        start_ns, prepared_ns, processed_ns, end_ns, taken_ns = times
         for index in indexes:
             item, outcome = run.samples[index], run.outcomes[index]
             if outcome is None:
@@ -370,8 +376,20 @@ class OpDispatcher:
                 continue
             request, is_failed = item.request, isinstance(outcome, PipelineError)
             brought = rows[index] if rows else request.rows
-            result = outcome_of(outcome) if is_failed else _OK
-            turn = packed_turn(*head, item.data_id, brought, result, item.ready_ns, *times)
+            turn = packed_turn(
+                self._index,
+                worker.number,
+                self._batches,
+                item.data_id,
+                brought,
+                outcome_of(outcome) if is_failed else _OK,
+                item.ready_ns,
+                start_ns,
+                prepared_ns,
+                processed_ns,
+                end_ns,
+                taken_ns,
+            )
             if journal is not None:
                 journal.turns.append(turn)
             if request.turns is not None:

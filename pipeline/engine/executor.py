@@ -246,7 +246,9 @@ class DAGExecutor:
             request.answer.set_result(self._refusal(request, refusal))
             return request
         self._gate.check()
-        time_left_s = self._time_left_s(timeout_s)
+        time_left_s, most_s = timeout_s, self._config.timeout_s
+        if most_s is not None and (timeout_s is None or most_s < timeout_s):
+            time_left_s = most_s
         if time_left_s is not None and self._is_behind(route):
             self._gate.judge(time_left_s)
         if route is not None:
@@ -263,23 +265,17 @@ class DAGExecutor:
         is_full = self._is_bounded and any(node.is_full for node in self._entries)
         return self._is_started and not is_full
 
-    def _pressure(self) -> tuple[bool, float]:
-        """Whether more wait at an Op than can be begun, and what a turn at the slowest takes."""
-        is_backed_up, turn_s = False, 0.0
+    def _look(self) -> None:
+        """Tell the gate whether more wait than can be begun, and how long the slowest Op takes."""
+        is_backed_up = self._gate.waiting > 0
         for node in self.nodes.values():
             is_backed_up = is_backed_up or node.is_backed_up
-            turn_s = max(turn_s, node.load.service_s)
-        return is_backed_up, turn_s
+        turn_s = max(node.load.service_s for node in self.nodes.values())
+        self._gate.look(is_backed_up, turn_s)
 
     def _is_behind(self, route: Route | None) -> bool:
         """Whether a request comes after those that are inside: one for an idle Op does not."""
         return route is None or route.op is None or self.nodes[route.op].is_backed_up
-
-    def _time_left_s(self, timeout_s: float | None) -> float | None:
-        most_s = self._config.timeout_s
-        if timeout_s is None or most_s is None:
-            return most_s if timeout_s is None else timeout_s
-        return min(timeout_s, most_s)
 
     def _set_deadline(self, request: InFlight, time_left_s: float) -> None:
         request.asked_at = self._loop.time()
@@ -359,14 +355,15 @@ class DAGExecutor:
 
     def _pump(self) -> None:
         """Let every Op to which something happened cut its batches."""
+        is_left = False
         self._is_pump_due = True  # whoever is touched below is pumped in this very call
         while self._touched:
             nodes, self._touched = self._touched, []
             for node in nodes:
-                node.pump()
+                is_left = node.pump() or is_left
         self._is_pump_due = False
-        if self._gate.judges:
-            self._gate.look(*self._pressure())
+        if self._gate.judges and (is_left or self._gate.waiting or self._gate.is_backed_up):
+            self._look()
         if self._gate.waiting:
             self._gate.let_in()
 

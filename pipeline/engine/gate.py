@@ -23,6 +23,8 @@ class Gate:
     Attributes:
         accepted: requests that were let in, or were let wait.
         rejected: requests that were sent away.
+        waiting: requests that wait to be let in.
+        judges: whether any request had a deadline so far.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class Gate:
         self._late: dict[InFlight, None] = {}
         self.accepted: int = 0
         self.rejected: int = 0
+        self.waiting: int = 0
+        self.judges: bool = False
         self._cap = cap
         self._queue_size = queue_size
         self._is_open = is_open
@@ -48,11 +52,6 @@ class Gate:
     @property
     def is_empty(self) -> bool:
         return not self.inside and not self.waiting
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait to be let in."""
-        return len(self._waiting) + len(self._late)
 
     def everybody(self) -> Iterable[InFlight]:
         """All requests that are not answered, in a list of its own."""
@@ -70,7 +69,12 @@ class Gate:
 
     def judge(self, time_left_s: float) -> None:
         """OverloadedError if a request that has so much time left cannot be answered in it."""
-        throughput = self._throughput = self._throughput or Throughput()
+        throughput = self._throughput
+        if throughput is None:
+            throughput = self._throughput = Throughput()
+            self.judges = True
+        if not throughput.is_backed_up:
+            return
         now = self._clock()
         throughput.passes(now)
         ahead = len(self.inside) + self.waiting
@@ -86,19 +90,19 @@ class Gate:
         )
 
     @property
-    def judges(self) -> bool:
-        """Whether any request had a deadline so far."""
-        return self._throughput is not None
+    def is_backed_up(self) -> bool:
+        """Whether more waited, at the last look, than could be begun."""
+        return self._throughput is not None and self._throughput.is_backed_up
 
     def look(self, is_backed_up: bool, turn_s: float) -> None:
         """Take down how the engine stands, when all was begun that can be.
 
         Args:
-            is_backed_up: whether more wait inside.
+            is_backed_up: whether more wait, to be let in too.
             turn_s: what a turn at the slowest Op takes.
         """
         if self._throughput is not None:
-            self._throughput.look(self._clock(), is_backed_up or self.waiting > 0, turn_s)
+            self._throughput.look(self._clock(), is_backed_up, turn_s)
 
     def take(self, request: InFlight) -> None:
         """Let a request in, or let it wait."""
@@ -107,6 +111,7 @@ class Gate:
             self._let_in(request)
         else:
             self._waiting[request] = None
+            self._count()
 
     def leave(self, request: InFlight, is_served: bool) -> None:
         """Give the place of a request that is over to the next one that waits.
@@ -119,6 +124,7 @@ class Gate:
         if self.waiting:
             self._waiting.pop(request, None)
             self._late.pop(request, None)
+            self._count()
             self.let_in()
 
     def let_in(self) -> None:
@@ -127,14 +133,18 @@ class Gate:
         turn_s = self._throughput.turn_s if self._throughput is not None else 0.0
         while self.waiting and self._has_room():
             if not self._waiting:
-                self._let_in(self._late.popitem()[0])
-                continue
-            request = next(iter(self._waiting))
-            del self._waiting[request]
-            if request.is_late(now, turn_s):
-                self._late[request] = None
+                request = self._late.popitem()[0]
             else:
-                self._let_in(request)
+                request = next(iter(self._waiting))
+                del self._waiting[request]
+                if request.is_late(now, turn_s):
+                    self._late[request] = None
+                    continue
+            self._count()
+            self._let_in(request)
+
+    def _count(self) -> None:
+        self.waiting = len(self._waiting) + len(self._late)
 
     def _has_room(self) -> bool:
         return len(self.inside) < self._cap and self._is_open()

@@ -195,7 +195,8 @@ class BatchRun(msgspec.Struct, eq=False):
             self.prepared[index] = data
             if skip:
                 self.skipping.add(index)
-        _keep_changes(before, self.states)
+        if keeps_state:
+            _keep_changes(before, self.states)
 
     # Process ----------------------------------------------------------------------------
 

@@ -180,8 +180,11 @@ class Models:
                 work = partial(model.routed, request, rows, traceparent)
                 (raw, route), left_s = await self._offload.run(work, left_s)
             answer = await self._engine.handle(raw, left_s, route)
-            read = partial(_outputs, answer, model, interface, wanted)
-            outputs = read() if _is_short(answer) else (await self._offload.run(read, left_s))[0]
+            if _is_short(answer):
+                outputs = _outputs(answer, model, interface, wanted)
+            else:
+                read = partial(_outputs, answer, model, interface, wanted)
+                outputs, _ = await self._offload.run(read, left_s)
         except PipelineError as error:
             raise v2_error(error) from error
         return InferResponse(model.name, VERSION, request.id, {}, outputs)

@@ -162,7 +162,7 @@ def fill(
         if value is None:
             message.ClearField(field.name)
         elif field.is_repeated:
-            if type(value) is LongArray and limits is not None:
+            if limits is not None and type(value) is LongArray:
                 _set_long(message, field, value, path, limits)
             else:
                 _set_list(message, field, value, path)

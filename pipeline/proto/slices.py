@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ SLICE_BYTES = 128 * 1024
 
 _OBJECT_BYTES = 64  # that a number, text or list of Python takes at least
 _FEW = 64  # items that are looked at one by one to tell the weight of a list
+_FLAT = (str, bytes, bytearray, memoryview)
+_LISTS = (list, tuple)
 _thread = threading.local()
 
 
@@ -91,15 +93,29 @@ def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
 
 def weight(value: object, most: int = SHORT_BYTES) -> int:
     """Bytes of a value of an Op's answer or of a request, roughly; counted up to `most` or so."""
+    if type(value) is dict:  # as nearly always
+        return _weight_of(value.values(), len(value), most)
     if isinstance(value, np.ndarray):
         return int(value.nbytes) if value.dtype.kind != "O" else value.size * _OBJECT_BYTES
-    if isinstance(value, str | bytes | bytearray | memoryview):
+    if isinstance(value, _FLAT):
         return len(value)
     if isinstance(value, dict):
         return _weight_of(value.values(), len(value), most)
-    if isinstance(value, list | tuple):
+    if isinstance(value, _LISTS):
         return _weight_of(value, len(value), most)
     return _OBJECT_BYTES
+
+
+def is_short_text(payload: Mapping[str, object]) -> bool:
+    """Whether there are but a few texts, and they are short."""
+    if len(payload) > _FEW:
+        return False
+    total = 0
+    for value in payload.values():
+        if type(value) is not str:
+            return False
+        total += len(value)
+    return total <= SHORT_BYTES // 2
 
 
 def _weight_of(items: object, count: int, most: int) -> int:
@@ -107,7 +123,12 @@ def _weight_of(items: object, count: int, most: int) -> int:
     if count > _FEW:
         return most + total
     for item in items:  # type: ignore[attr-defined]  # values or a sequence
-        total += weight(item, most)
+        if type(item) is str:
+            total += len(item)
+        elif type(item) is np.ndarray and item.dtype.kind != "O":
+            total += item.nbytes
+        else:
+            total += weight(item, most)
         if total > most:
             break
     return total

@@ -137,9 +137,9 @@ def losers_stay() -> Iterator[None]:
 def nobody_is_let_in() -> Iterator[None]:
     """Who leaves does not make room for who waits at the gate."""
 
-    def leave(self: Gate, request: Any) -> None:
+    def leave(self: Gate, request: Any, is_served: bool) -> None:
         self.inside.discard(request)
-        self.waiting.pop(request, None)
+        self._waiting.pop(request, None)
 
     with mock.patch.object(Gate, "leave", leave):
         yield

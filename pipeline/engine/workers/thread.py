@@ -126,6 +126,7 @@ class ThreadWorkers:
         self.name: str = op.name
         self.post: Callable[..., None] = mailbox.post
         self.replaced: int = 0
+        self.note: ModelNote | None = None
         self._op = op
         self._wanted = count
         self._loop = loop
@@ -150,10 +151,6 @@ class ThreadWorkers:
     @property
     def is_ready(self) -> bool:
         return len(self._workers) >= self._wanted
-
-    @property
-    def note(self) -> ModelNote | None:
-        return note_of(predictor_of(self._op))
 
     def state(self) -> WorkersState:
         return WorkersState(
@@ -209,6 +206,7 @@ class ThreadWorkers:
         assert self._initialised is not None
         if self._initialised.done():
             return
+        self.note = note_of(predictor_of(self._op))
         if bound is None:
             self._workers.clear()
             self._initialised.set_exception(failure or InitError(self.name))
