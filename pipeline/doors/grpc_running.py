@@ -21,14 +21,11 @@ class RunningCalls:
         self.is_leaving: bool = False
         self._calls: set[_Context] = set()
         self._streams: set[Messages] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None  # once somebody waits for it
         self._open: dict[Peer, list[Found]] = {}
 
     def begins(self, context: _Context) -> None:
         """A call runs until its answer is sent."""
-        if not self._calls:
-            self._idle.clear()
         self._calls.add(context)
         context.add_done_callback(self._ended)  # type: ignore[arg-type]  # it is given the context
 
@@ -55,11 +52,14 @@ class RunningCalls:
 
     async def are_over(self, timeout_s: float) -> None:
         """Wait for the calls to end, but no longer than that."""
-        await waited(self._idle, timeout_s)
+        if self._calls:
+            self._idle = self._idle or asyncio.Event()
+            self._idle.clear()
+            await waited(self._idle, timeout_s)
 
     def _ended(self, context: _Context) -> None:
         self._calls.discard(context)
-        if not self._calls:
+        if self._idle is not None and not self._calls:
             self._idle.set()
         if self._open:
             peer = _peer(context)

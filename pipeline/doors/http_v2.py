@@ -20,7 +20,7 @@ from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, unserved_pa
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.inference_v2 import InferResponse
 from pipeline.proto.inference_v2_json import binary_names, read_request, write_response
-from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, weight
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = b"application/octet-stream"
@@ -167,7 +167,7 @@ class InferenceSite:
         response = await self._models.infer(request, left_s, traceparent)
         binary = binary_names(request, response.outputs)
         encoding = _accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
-        if weight(response.outputs) <= SHORT_BYTES:
+        if is_short(response.outputs):
             return _reply(response, binary, encoding, self._limits)
         write = functools.partial(_reply, response, binary, encoding, self._limits)
         return (await self._offload.run(write, left_s))[0]

@@ -66,10 +66,14 @@ class Channel:
         self._ready: list[tuple[int, int, Item]] = []
         self._late: list[tuple[int, int, Item]] = []
         self._pushed = 0
-        self.rows: int = 0  # samples of all that is ready
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._late) if self._late else len(self._ready)
+
+    @property
+    def rows(self) -> int:
+        """Samples of all that is ready."""
+        return sum(entry[2].request.rows for entry in (*self._ready, *self._late))
 
     @property
     def waiting_for_parts(self) -> int:
@@ -92,7 +96,7 @@ class Channel:
         parts[slot] = part
         if name is not None:
             self._names.setdefault(request, {})[slot] = name
-        names = self._names.get(request, {})
+        names = self._names.get(request) if self._names else None
         is_complete = len(parts) == len(self.producers)
         if is_complete:
             self.discard_parts(request)
@@ -102,12 +106,13 @@ class Channel:
             return {name or slot: part}
         if not is_complete:
             return None
+        if names is None:
+            return {producer: parts[producer] for producer in self.producers}
         return _by_name((names.get(slot, slot), parts[slot]) for slot in self.producers)
 
     def push(self, item: Item) -> None:
         """Queue an item whose inputs are complete."""
         self._pushed += 1
-        self.rows += item.request.rows
         bisect.insort(self._ready, (item.data_id, self._pushed, item))
 
     def pop(self, count: int, most_rows: int = 0) -> list[Item]:
@@ -118,9 +123,7 @@ class Channel:
         """
         ready, late = self._ready, self._late
         if count == 1 and ready:  # as nearly always
-            item = ready.pop(0)[2]
-            self.rows -= item.request.rows
-            return [item]
+            return [ready.pop(0)[2]]
         first = ready[:count]
         after = late[: -1 - min(count - len(first), len(late)) : -1]
         taken = [entry[2] for entry in (*first, *after)]
@@ -129,7 +132,6 @@ class Channel:
         del ready[: len(taken)]
         if len(taken) > len(first):
             del late[len(first) - len(taken) :]
-        self.rows -= sum(item.request.rows for item in taken)
         return taken
 
     def set_aside(self, clock: Callable[[], float], turn_s: float) -> None:
@@ -151,7 +153,8 @@ class Channel:
     def discard_parts(self, request: InFlight) -> None:
         """Forget the parts that still wait for others."""
         self._parts.pop(request, None)
-        self._names.pop(request, None)
+        if self._names:
+            self._names.pop(request, None)
 
     def held_error(self, request: InFlight) -> PipelineError | None:
         """The first error among the parts that still wait for others, in producer order."""
@@ -169,7 +172,6 @@ class Channel:
         if dropped:
             self._ready = [entry for entry in self._ready if entry[2].request is not request]
             self._late = [entry for entry in self._late if entry[2].request is not request]
-            self.rows -= sum(item.request.rows for item in dropped)
         return dropped
 
 

@@ -104,6 +104,7 @@ class OpDispatcher:
         self.room: Room = Room(channel_size)
         self._is_bounded = channel_size > 0
         self._items_running = 0
+        self._has_deadlines = False  # nobody's request so far
         self._cut_timer: Any = None
         self._watch_timer: Any = None
 
@@ -137,6 +138,8 @@ class OpDispatcher:
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
         lap = 0 if request.laps is None else self._lap_of(request)
+        if request.deadline is not None:
+            self._has_deadlines = True
         self.channel.push(
             Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap)
         )
@@ -225,7 +228,7 @@ class OpDispatcher:
 
     def _take(self, count: int, most_rows: int = 0) -> list[Item]:
         channel = self.channel
-        if most_rows or len(channel) > count:  # else all go at once
+        if self._has_deadlines and (most_rows or len(channel) > count):  # else all go at once
             channel.set_aside(self._loop.time, self.load.service_s)
         items = channel.pop(count, most_rows)
         if self._is_bounded:

@@ -31,7 +31,7 @@ from pipeline.predictors.note import ModelNote
 from pipeline.proto.inference_v2 import Array, InferRequest, InferResponse, about_request
 from pipeline.proto.inference_v2_json import RawInput
 from pipeline.proto.large import LargeResponse
-from pipeline.proto.slices import SHORT_BYTES, weight
+from pipeline.proto.slices import SHORT_BYTES, is_short, weight
 
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"
@@ -174,7 +174,7 @@ class Models:
             rows, limit_s = _checked(request, model.name, interface, wanted)
             asked = (timeout_s, limit_s if self._has_deadline else None)
             left_s = min((limit for limit in asked if limit is not None), default=None)
-            if weight(request.inputs) <= SHORT_BYTES:
+            if is_short(request.inputs):
                 raw, route = model.routed(request, rows, traceparent)
             else:
                 work = partial(model.routed, request, rows, traceparent)
@@ -219,7 +219,8 @@ def _checked(
 
 def _is_short(answer: Any) -> bool:
     if isinstance(answer, ChannelData):
-        return weight(answer.payload) <= SHORT_BYTES
+        payload = answer.payload
+        return is_short(payload) if type(payload) is dict else weight(payload) <= SHORT_BYTES
     return not isinstance(answer, LargeResponse)
 
 

@@ -50,9 +50,9 @@ def data_to_array(
     """
     dtype = known_dtype(datatype)
     size = size_of(shape)
-    limits = limits or Limits()
-    if dtype == BYTES:
-        limits.check_texts(size)
+    is_text = dtype == BYTES
+    if is_text:
+        (limits or Limits()).check_texts(size)
     if isinstance(data, LongArray):
         if datatype in _BINARY_ONLY:
             raise PackageError(f"{datatype} has no JSON form: send it as binary data")
@@ -62,7 +62,7 @@ def data_to_array(
         raise _miscounted(datatype, shape, size, len(flat))
     if datatype in _BINARY_ONLY:
         raise PackageError(f"{datatype} has no JSON form: send it as binary data")
-    if dtype == BYTES:
+    if is_text:
         return object_array(_utf8(flat), shape)
     return shaped(_numbers(flat, datatype, dtype), shape)
 

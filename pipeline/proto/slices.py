@@ -93,8 +93,6 @@ def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
 
 def weight(value: object, most: int = SHORT_BYTES) -> int:
     """Bytes of a value of an Op's answer or of a request, roughly; counted up to `most` or so."""
-    if type(value) is dict:  # as nearly always
-        return _weight_of(value.values(), len(value), most)
     if isinstance(value, np.ndarray):
         return int(value.nbytes) if value.dtype.kind != "O" else value.size * _OBJECT_BYTES
     if isinstance(value, _FLAT):
@@ -104,6 +102,17 @@ def weight(value: object, most: int = SHORT_BYTES) -> int:
     if isinstance(value, _LISTS):
         return _weight_of(value, len(value), most)
     return _OBJECT_BYTES
+
+
+def is_short(values: Mapping[str, object]) -> bool:
+    """Whether values of an answer or a request can be read and written on the event loop."""
+    total = len(values) * _OBJECT_BYTES
+    for value in values.values():
+        if type(value) is np.ndarray and value.dtype.kind != "O":  # as nearly always
+            total += value.nbytes
+        else:
+            return weight(values) <= SHORT_BYTES
+    return total <= SHORT_BYTES and len(values) <= _FEW
 
 
 def is_short_text(payload: Mapping[str, object]) -> bool:
@@ -123,12 +132,7 @@ def _weight_of(items: object, count: int, most: int) -> int:
     if count > _FEW:
         return most + total
     for item in items:  # type: ignore[attr-defined]  # values or a sequence
-        if type(item) is str:
-            total += len(item)
-        elif type(item) is np.ndarray and item.dtype.kind != "O":
-            total += item.nbytes
-        else:
-            total += weight(item, most)
+        total += weight(item, most)
         if total > most:
             break
     return total
