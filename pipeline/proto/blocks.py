@@ -58,13 +58,15 @@ def hollow(data: bytes, kind: type[Message], shape: Shape, limits: Limits) -> Bl
         TooLargeError: it has more fields than text elements are allowed.
     """
     walk = _Walk(limits)
+    view = memoryview(data)
     try:
-        found = walk.message(memoryview(data), shape)
+        found = walk.message(view, shape)
     except _OddError:
         whole = kind.FromString(data)
         return BlockMessage(whole, {}, {}, limits)
+    rest = data if found.rest is view else bytes(found.rest)  # a copy keeps others waiting, too
     try:
-        return _paired(kind.FromString(bytes(found.rest)), found, limits)
+        return _paired(kind.FromString(rest), found, limits)
     except _OddError:
         return BlockMessage(kind.FromString(data), {}, {}, limits)
 

@@ -15,7 +15,7 @@ from pipeline.proto.blocks import BlockMessage, Shape, field_head, hollow, varin
 from pipeline.proto.codec import numeric_layout, numpy_to_tensor
 from pipeline.proto.packed import PACKED_DTYPES
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, joined, weight
+from pipeline.proto.slices import SHORT_BYTES, SLICE, SLICE_BYTES, Limits, breathe, joined, weight
 
 __all__ = ["LargeResponse", "LargeTensor", "is_short", "large_tensors", "read_request"]
 
@@ -27,6 +27,7 @@ _DATA = {
 _NUMBERS = [name for name in _DATA if name != "str_data"]
 TENSOR_SHAPE = Shape(frozenset(_DATA[name] for name in _NUMBERS))
 _TENSORS = Request.DESCRIPTOR.fields_by_name["tensors"].number
+_ANSWERS_VALUES = Response.DESCRIPTOR.fields_by_name["value"].number
 _ANSWERS_TENSORS = Response.DESCRIPTOR.fields_by_name["tensors"].number
 _REQUEST_SHAPE = Shape(frozenset(), {_TENSORS: TENSOR_SHAPE})
 _LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
@@ -138,7 +139,7 @@ class LargeResponse:
 
     def to_wire(self) -> bytes:
         """The message as protobuf writes it."""
-        pieces: list[Any] = [self.head.SerializeToString()]
+        pieces = self._head_pieces()
         for tensor in self._tensors or ():
             breathe()
             parts = (
@@ -147,6 +148,29 @@ class LargeResponse:
             pieces.append(field_head(_ANSWERS_TENSORS, sum(map(len, parts))))
             pieces += parts
         return joined(pieces)
+
+    def _head_pieces(self) -> list[Any]:
+        """The head, long texts in slices: protobuf writes those while all others wait."""
+        head = self.head
+        if self._tensors is None or len(head.value) > _FEW:
+            return [head.SerializeToString()]
+        texts = list(head.value)
+        if sum(map(len, texts)) <= SHORT_BYTES:
+            return [head.SerializeToString()]
+        pieces: list[Any] = [
+            Response(err_no=head.err_no, err_msg=head.err_msg, key=head.key).SerializeToString()
+        ]
+        while texts:
+            parts = list(_encoded(texts.pop(0)))
+            pieces.append(field_head(_ANSWERS_VALUES, sum(map(len, parts))))
+            pieces += parts
+        return pieces
+
+
+def _encoded(text: str) -> Iterator[bytes]:
+    for at in range(0, len(text), SLICE_BYTES):
+        breathe()
+        yield text[at : at + SLICE_BYTES].encode()
 
 
 def is_short(response: Response) -> bool:

@@ -385,3 +385,32 @@ def test_text_that_is_too_long_is_refused_before_it_is_made():
         array_text.numpy_to_text(np.zeros(10**9 // 1000, "u1"), Limits(json_bytes=100))
     with pytest.raises(TooLargeError, match="max_text_elements"):
         array_text.numpy_to_text(["a"] * 10, Limits(text_elements=9))
+
+
+def test_a_message_of_text_is_parsed_without_a_copy_of_it():
+    seen: list[bytes] = []
+
+    class Kind:
+        @staticmethod
+        def FromString(data: bytes) -> Request:
+            seen.append(data)
+            return Request.FromString(data)
+
+    message = Request(key=["x"], value=["text" * 50]).SerializeToString()
+    read = blocks.hollow(message, Kind, large._REQUEST_SHAPE, LIMITS)  # type: ignore[arg-type]
+    assert read.value == ["text" * 50]
+    assert seen[0] is message
+
+
+def test_long_text_of_an_answer_is_written_in_slices_as_protobuf_writes_it(monkeypatch):
+    lengths: list[int] = []
+
+    def joined(pieces):
+        lengths.extend(map(len, pieces))
+        return slices.joined(pieces)
+
+    monkeypatch.setattr(large, "joined", joined)
+    monkeypatch.setattr(large, "SLICE_BYTES", 7)
+    head = Response(err_msg="m", key=["a", "b", "c"], value=["é€𝄞x" * 40, "", "plain" * 40])
+    assert large.LargeResponse(head, []).to_wire() == head.SerializeToString()
+    assert max(lengths) <= 4 * 7
