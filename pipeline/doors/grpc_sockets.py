@@ -67,8 +67,7 @@ class GrpcSockets:
             with _taken(found) as sock:
                 if sock is not None:
                     await take_last(sock)
-                    with socket.socket(sock.family) as unreachable:
-                        os.dup2(unreachable.fileno(), found.descriptor, inheritable=False)
+                    _make_unreachable(found, sock.family)
 
     def connections(self) -> list[tuple[Peer, Found]]:
         """All that are open. None if they cannot be told from those of another server."""
@@ -88,6 +87,12 @@ class GrpcSockets:
         if self._listeners:
             self._listeners.clear()
             _open_at[self._place] -= 1
+
+
+def _make_unreachable(listener: Found, family: int) -> None:
+    with _taken(listener) as sock, socket.socket(family) as unreachable:
+        if sock is not None:  # else gRPC has closed it meanwhile, and it may be anybody's
+            os.dup2(unreachable.fileno(), listener.descriptor, inheritable=False)
 
 
 def send_away(connection: Found) -> None:

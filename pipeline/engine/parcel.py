@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from pipeline.engine.opening import NotDataError
-from pipeline.engine.pickling import PROTOCOL, Order, dilled, dumps, is_picklable, told
+from pipeline.engine.pickling import PROTOCOL, Order, array_on, dilled, dumps, is_picklable, told
 from pipeline.engine.workers.arena import Arena, Block
 from pipeline.errors import OverloadedError, PayloadTypeError
 
@@ -277,7 +277,7 @@ def _filled(sealed: Sealed, arena: Arena, copy: bool, loads: Loads) -> Any:
         if shape is None:
             holder[key] = str(raw, "utf-8", "surrogatepass") if kind == "str" else _RAW[kind](raw)
             continue
-        array = np.ndarray(shape, kind, raw, 0, None, order)
+        array = array_on(raw, kind, shape, order)
         if copy:
             array = array.copy("K")
         else:

@@ -47,7 +47,14 @@ def _reduced(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
 
 def _built(shape: tuple[int, ...], dtype: Any, raw: Any, order: Order) -> np.ndarray[Any, Any]:
     """The array of `_reduced`, right on `raw`, which is its own."""
-    return np.ndarray(shape, dtype, raw, 0, None, order)
+    return array_on(raw, dtype, shape, order)
+
+
+def array_on(raw: Any, dtype: Any, shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
+    """An array on the memory of another process; objects there would be addresses, to be obeyed."""
+    if (kind := np.dtype(dtype)).hasobject:
+        raise pickle.UnpicklingError(f"an array of {kind} cannot be built on memory")
+    return np.ndarray(shape, kind, raw, 0, None, order)  # type: ignore[arg-type]  # "C" or "F"
 
 
 _TABLE = ChainMap[Any, Any]({np.ndarray: _reduced}, copyreg.dispatch_table)

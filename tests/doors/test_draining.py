@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from doubles import chain, client_of, http, post, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Connection, request
 
+from pipeline.doors import grpc_sockets
 from pipeline.doors.http import HttpDoor
 from pipeline.doors.listen import bind, check_free, reserve, take_last
 from pipeline.errors import InitError
@@ -33,6 +35,24 @@ def connecting(port: int) -> socket.socket:
     caller.setblocking(False)
     caller.connect_ex(("127.0.0.1", port))
     return caller
+
+
+def test_a_descriptor_that_is_anothers_by_now_is_left_alone(monkeypatch):
+    listener, others = socket.socket(), socket.socketpair()
+    sockets = grpc_sockets.GrpcSockets()
+    with sockets.opening():
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+    async def closed_meanwhile(sock):
+        os.dup2(others[0].fileno(), listener.fileno())
+
+    monkeypatch.setattr(grpc_sockets, "take_last", closed_meanwhile)
+    asyncio.run(sockets.stop_listening())
+    sockets.forget()
+    assert os.fstat(listener.fileno()).st_ino == os.fstat(others[0].fileno()).st_ino
+    for sock in (listener, *others):
+        sock.close()
 
 
 def is_made(caller: socket.socket) -> bool:

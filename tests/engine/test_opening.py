@@ -31,9 +31,9 @@ import pytest
 
 from pipeline import allow_in_payloads
 from pipeline.data import ChannelData
-from pipeline.engine import opening
+from pipeline.engine import opening, pickling
 from pipeline.engine.opening import NotDataError, data_of
-from pipeline.engine.parcel import seal
+from pipeline.engine.parcel import Sealed, seal, unseal
 from pipeline.engine.pickling import dilled, dumps
 from pipeline.engine.workers.arena import Arena, RegionAllocator
 from pipeline.engine.workers.memory import ServerMemory
@@ -218,6 +218,18 @@ def test_nothing_is_imported_for_a_payload(tmp_path, monkeypatch):
 def test_what_dill_has_pickled_is_refused():
     with pytest.raises(NotDataError, match="_undilled"):
         data_of(pickle.dumps({"f": dilled(lambda: 5)}, 5))
+
+
+def test_our_own_way_builds_no_objects_on_bytes():
+    told = ((1,), np.dtype("O"), b"\x10" + bytes(7), "C")
+    with pytest.raises(pickle.UnpicklingError, match="object"):
+        data_of(pickle.dumps(Calls(pickling._built, *told), 5))
+    arena = Arena(2**20)
+    lifted = ({"x": None}, [], [], True)
+    lifted[1].append((lifted[0], "x", "O", (1,), "C", told[2]))
+    with pytest.raises(PayloadTypeError, match="object"):
+        unseal(Sealed(pickle.dumps(lifted, 5), [], True), arena)
+    arena.close()
 
 
 def test_what_the_script_allows_is_opened():
