@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,10 +24,13 @@ class RunningCalls:
         self._streams: set[Messages] = set()
         self._idle: asyncio.Event | None = None  # once somebody waits for it
         self._open: dict[Peer, list[Found]] = {}
+        self._per_peer: Counter[Peer] = Counter()  # of the calls, while there is something open
 
     def begins(self, context: _Context) -> None:
         """A call runs until its answer is sent."""
         self._calls.add(context)
+        if self._open:
+            self._per_peer[_peer(context)] += 1
         context.add_done_callback(self._ended)  # type: ignore[arg-type]  # it is given the context
 
     def reads(self, messages: AsyncIterator[bytes]) -> Messages:
@@ -47,7 +51,8 @@ class RunningCalls:
         self._open.clear()
         for peer, connection in sockets.connections():
             self._open.setdefault(peer, []).append(connection)
-        for peer in self._open.keys() - {_peer(context) for context in self._calls}:
+        self._per_peer = Counter(map(_peer, self._calls))
+        for peer in self._open.keys() - self._per_peer.keys():
             self._part(peer)
 
     async def are_over(self, timeout_s: float) -> None:
@@ -63,7 +68,8 @@ class RunningCalls:
             self._idle.set()
         if self._open:
             peer = _peer(context)
-            if all(_peer(other) != peer for other in self._calls):
+            self._per_peer[peer] -= 1
+            if self._per_peer[peer] <= 0:
                 self._part(peer)
 
     def _part(self, peer: Peer) -> None:

@@ -27,6 +27,8 @@ _LOOK_S = 0.01
 _FOLDER = "/proc/self/fd"
 # HTTP/2: 8 bytes, of kind 7, no flags, on stream 0; whatever came before is worked on; no error.
 _GOAWAY = bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + b"\x7f\xff\xff\xff" + bytes(4)
+# Python leaves the flags of a socket alone that is said not to block: they are its twin's, too.
+_AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _INET = (socket.AF_INET, socket.AF_INET6)
 _open_at: Counter[object] = Counter()  # servers of this process, by where they listen
 
@@ -144,8 +146,12 @@ def _sockets() -> Iterator[tuple[Found, socket.socket]]:
     with contextlib.suppress(FileNotFoundError):  # no /proc: gRPC stops in its own way
         for name in os.listdir(_FOLDER):
             with _opened(int(name)) as sock:
-                if sock is not None and sock.type == socket.SOCK_STREAM:
+                if sock is not None and _is_stream(sock):
                     yield Found(int(name), os.fstat(sock.fileno()).st_ino), sock
+
+
+def _is_stream(sock: socket.socket) -> bool:
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
 
 
 def _listening() -> list[tuple[Found, object]]:
@@ -184,7 +190,7 @@ def _opened(descriptor: int) -> Iterator[socket.socket | None]:
         if os.readlink(f"{_FOLDER}/{descriptor}").startswith("socket:"):
             second = os.dup(descriptor)
             try:
-                sock = socket.socket(fileno=second)
+                sock = socket.socket(type=_AS_IT_IS, fileno=second)
             except OSError:
                 os.close(second)
     with sock or contextlib.nullcontext():

@@ -266,3 +266,18 @@ def test_a_second_server_takes_over_the_ports_of_one_that_stops():
                 assert post(second, BODY)[1]["value"] == ["x>b"]
             with client_of(second) as client:
                 assert client.predict({}).value == ["b"]
+
+
+def test_looking_for_grpcs_sockets_leaves_those_of_others_as_they_are():
+    """With a default timeout Python makes each socket that it opens, and its twins, not wait."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30.0)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as mine:
+            os.set_blocking(mine.fileno(), True)
+            sockets = grpc_sockets.GrpcSockets()
+            with sockets.opening(), socket.create_server(("127.0.0.1", 0)):
+                pass
+            assert os.get_blocking(mine.fileno())
+    finally:
+        socket.setdefaulttimeout(before)
