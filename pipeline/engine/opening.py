@@ -159,14 +159,15 @@ def _objection(thing: Any) -> str:
     package = home.partition(".")[0]
     if issubclass(thing, _ACTING) or package in _TOOLS:
         return "such an object is more than data"
-    if issubclass(thing, enum.Enum) or (home == "builtins" and issubclass(thing, BaseException)):
+    is_pythons = package in sys.stdlib_module_names
+    if issubclass(thing, enum.Enum) or (is_pythons and issubclass(thing, BaseException)):
         return ""
     if package == "numpy":
         return "" if issubclass(thing, np.generic | np.dtype) else "it is more than an array"
     if package == "pipeline":
         is_data = any(home == ours or home.startswith(f"{ours}.") for ours in _OURS)
         return "" if is_data else "it is a part of the server"
-    if package in sys.stdlib_module_names:
+    if is_pythons:
         return "of the standard library only plain data is"
     return ""
 

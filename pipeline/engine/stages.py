@@ -196,7 +196,7 @@ class BatchRun(msgspec.Struct, eq=False):
             if skip:
                 self.skipping.add(index)
         if keeps_state:
-            _keep_changes(before, self.states)
+            _keep_changes(before, self.states, op.state)
 
     # Process ----------------------------------------------------------------------------
 
@@ -411,13 +411,16 @@ def _log_raised(request: str, op_name: str, stage: str, error: BaseException) ->
     _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
 
 
-def _keep_changes(before: dict[str, Any], states: dict[int, dict[str, Any]]) -> None:
+def _keep_changes(
+    before: dict[str, Any], states: dict[int, dict[str, Any]], after: dict[str, Any]
+) -> None:
     """Leave of each state, in place, the attributes that any sample has changed.
 
-    Also those that a sample found as it wanted them: another one may have changed them since.
+    Also those that a sample found as it wanted them: another one may have changed them since, be
+    it one that failed then.
     """
     changed = set()
-    for state in states.values():
+    for state in (*states.values(), after):
         changed |= {name for name, value in state.items() if before.get(name, _UNSET) is not value}
         before = state
     for index, state in states.items():

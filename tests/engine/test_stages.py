@@ -376,6 +376,24 @@ def test_a_sample_finds_what_it_stored_also_where_that_was_there_before():
     assert [outcome["language"] for outcome in outcomes] == ["en", "fr`", "en`"]
 
 
+def test_a_sample_finds_what_it_stored_also_if_the_next_one_failed_after_storing_its_own():
+    class Keeps(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            self.language = input_dicts["read"]["language"]
+            if self.language == "fr":
+                raise ValueError("not spoken here")
+            return rows(1)
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return {"language": self.language}
+
+    bound = bind(Keeps("m"))
+    run(bound, samples({"language": "en"}))
+    first, second = run(bound, samples({"language": "en"}, {"language": "fr"}))
+    assert first == {"language": "en"}
+    assert isinstance(second, UserCodeError)
+
+
 def test_every_sample_of_a_batch_finds_what_its_own_preprocess_stored():
     class Keeps(Model):
         def preprocess(self, input_dicts, data_id, log_id):
