@@ -140,6 +140,11 @@ class BatchRun(msgspec.Struct, eq=False):
             calls[place : place + 1] = alone(stuck, self.prepared, stuck.attempts)
         return run
 
+    def take_along(self, state: dict[str, Any]) -> None:
+        """Keep what a lone sample's preprocess stored on the Op, for a worker with another copy."""
+        if len(self.samples) == 1:
+            self.states = {0: dict(state)}
+
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
         """The runs to start over with, after the worker was lost for the reason `error`.
 

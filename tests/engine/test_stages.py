@@ -445,6 +445,25 @@ def test_a_resumed_run_keeps_what_is_done_and_does_not_prepare_again():
     assert [outcome["y"].shape for outcome in second.outcomes] == [(1,), (1, 2)]
 
 
+def test_a_lone_sample_that_another_worker_goes_on_with_finds_what_it_stored():
+    class Keeps(Model):
+        def preprocess(self, input_dicts, data_id, log_id):
+            self.language = input_dicts["read"]["language"]
+            return rows(1)
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return {"language": self.language}
+
+    hanging, other = bind(Keeps("m")), bind(Keeps("m"))
+    run(other, samples({"language": "fr"}))
+    first = BatchRun(samples({"language": "en"}))
+    first.prepare(hanging, lambda: 0)
+    second = first.resumed("m", 0, attempts=3)
+    second.take_along(hanging.state)
+    second.run(other, Watch(), lambda: 0)
+    assert second.outcomes == [{"language": "en"}]
+
+
 def test_a_resumed_run_without_attempts_left_fails_the_hung_call_only():
     bound = bind(Model("m"))
     first = BatchRun(samples(rows(1), {"x": np.zeros((1, 2), np.float32)}))

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import cast
 
 from pipeline.engine.binding import BoundOp, run_init_op
+from pipeline.engine.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.workers.base import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
@@ -280,6 +281,8 @@ class ThreadWorkers:
             len(self._stuck),
         )
         if len(self._stuck) > _MOST_STUCK:
+            if isinstance(job, BatchRun):  # another worker may go on with it
+                job.take_along(stuck.op.state)
             self._fail_backlog()
             self._owner.workers_changed()
             return False
