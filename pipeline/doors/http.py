@@ -55,6 +55,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _RESPONSES = (Response, LargeResponse)
+_BETWEEN = b"\n"  # values of one name; the parser lets it into none of them
 _PATIENCE_S = 60.0
 _ROUNDS = 4  # of the loop, in which it reads what has come
 _LAST_S = 0.2  # for the last requests on connections that were kept
@@ -213,7 +214,7 @@ class HttpDoor:
         headers: tuple[Header, ...] = ()
         content_type = JSON
         try:
-            said = dict(scope["headers"])
+            said = _by_name(scope["headers"])
             if b"origin" in said and scope["method"] == "POST":  # a program says none
                 self._check_origin(said)
             parts = scope["path"].split("/")
@@ -464,6 +465,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _by_name(headers: list[Header]) -> Headers:
+    """The last value of each name, of Grpc-Timeout all of them: each has to be right."""
+    said = dict(headers)
+    if len(said) < len(headers) and b"grpc-timeout" in said:
+        values = [value for name, value in headers if name == b"grpc-timeout"]
+        said[b"grpc-timeout"] = _BETWEEN.join(values)
+    return said
+
+
 def _relevant(said: Headers) -> tuple[bytes, float | None, int, str]:
     """(content-encoding, timeout in s, content-length, traceparent) of a request, if said."""
     encoding, timeout_s, traceparent = b"", None, ""
@@ -477,8 +487,11 @@ def _relevant(said: Headers) -> tuple[bytes, float | None, int, str]:
     return b"" if encoding == b"identity" else encoding, timeout_s, length, traceparent
 
 
-def _timeout(value: bytes) -> float:
+def _timeout(values: bytes) -> float:
     try:
-        return seconds_of(value.decode("latin-1"), "Grpc-Timeout")
+        found = [
+            seconds_of(value.decode("latin-1"), "Grpc-Timeout") for value in values.split(_BETWEEN)
+        ]
+        return found[-1]
     except PackageError as error:
         raise HttpError(400, error) from error
