@@ -79,10 +79,10 @@ def test_work_of_a_caller_who_leaves_before_its_turn_is_never_begun():
         second = asyncio.ensure_future(offload.run(lambda: begun.append(1)))
         await asyncio.sleep(0)
         second.cancel()
-        released.set()
-        await first
         with pytest.raises(asyncio.CancelledError):
             await second
+        released.set()
+        await first
         await offload.run(lambda: None)  # behind the second
         assert begun == []
 
