@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
-from pipeline.proto.blocks import BlockMessage
+from pipeline.proto.blocks import BlockMessage, varint
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
 Array = npt.NDArray[Any]
@@ -44,7 +44,7 @@ def write_packed(tensor: Message, field: str, data: Array) -> None:
         )
         return
     elements = np.ascontiguousarray(data, PACKED_DTYPES[field])
-    head = bytes((_TAGS[field],)) + _varint(elements.nbytes)
+    head = bytes((_TAGS[field],)) + varint(elements.nbytes)
     tensor.MergeFromString(b"".join((head, elements.reshape(-1).view(np.uint8).data)))
 
 
@@ -77,15 +77,6 @@ def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
             return at if length == size else None
         at += length
     return None
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def read_varint(wire: bytes, at: int) -> tuple[int, int]:
