@@ -52,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         if name != "namesake":
-            importlib.import_module("pipeline.namesake").refuse_name(name)
+            importlib.import_module("pipeline.system.namesake").refuse_name(name)
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 

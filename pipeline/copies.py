@@ -28,13 +28,13 @@ from pipeline.engine.workers.frames import Link, framed
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError
-from pipeline.event_loop import waited
 from pipeline.front import NoFront
 from pipeline.inquiry import Inquiries, Question, Reply
 from pipeline.observe.logs import open_logs
 from pipeline.observe.records import replay_bytes
 from pipeline.observing import SNAPSHOT, Past
 from pipeline.service import LAST_S, Companion, Outside, described, log_warnings
+from pipeline.system.event_loop import waited
 
 _LOGGER = logging.getLogger(__name__)
 

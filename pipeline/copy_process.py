@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig
 from pipeline.connecting import PredictorLoader
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.frames import Link, framed
 from pipeline.errors import InitError, PipelineError, utf8_text
-from pipeline.event_loop import end_tasks, ends_before, loop_factory
 from pipeline.inquiry import Asker, Question, Reply
 from pipeline.observe.records import LogsHome
 from pipeline.service import CopyRole, Outside, Service, startup_frozen
+from pipeline.system.event_loop import end_tasks, ends_before, loop_factory
+from pipeline.system.malloc import keep_freed_memory
 
 
 class Order(msgspec.Struct, array_like=True):

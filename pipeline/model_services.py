@@ -20,7 +20,7 @@ from pipeline.connecting import ModelServiceAddress, resolved
 from pipeline.errors import InitError
 from pipeline.op import Op
 from pipeline.supervised import Program, Supervised, end_all
-from pipeline.temporary_folder import TemporaryFolder
+from pipeline.system.temp_dir import TemporaryFolder
 
 _HOST = "127.0.0.1"
 _ATTEMPTS = 10  # to get a port that is free

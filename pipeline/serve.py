@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.allocator import keep_freed_memory
 from pipeline.config import LogConfig, ServiceConfig, load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door
@@ -36,8 +35,9 @@ from pipeline.predictors.model_conf import conf_beside
 from pipeline.serve_arguments import MODEL, ServeSettings, read_arguments
 from pipeline.server import serve_until_signalled
 from pipeline.service import Outside, Service
-from pipeline.standard_streams import occupy_descriptors, say_on_stderr
 from pipeline.supervised import READY
+from pipeline.system.malloc import keep_freed_memory
+from pipeline.system.stdio import occupy_descriptors, say_on_stderr
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server has a clock of its own

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.allocator import keep_freed_memory
 from pipeline.config import ServiceConfig, load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.copies import Copies
@@ -20,12 +19,13 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
-from pipeline.event_loop import LoopThread, end_tasks, ends_before, loop_factory
 from pipeline.gateway.front import Gateway
 from pipeline.model_services import ModelServices
 from pipeline.op import ResponseOp, configure_op
 from pipeline.service import Outside, Service, startup_frozen
-from pipeline.standard_streams import occupy_descriptors, say_on_stderr
+from pipeline.system.event_loop import LoopThread, end_tasks, ends_before, loop_factory
+from pipeline.system.malloc import keep_freed_memory
+from pipeline.system.stdio import occupy_descriptors, say_on_stderr
 
 
 class PipelineServer:

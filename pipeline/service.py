@@ -33,13 +33,13 @@ from pipeline.engine.workers.supervision import KILLED_S
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.event_loop import waited
 from pipeline.front import Front, NoFront
 from pipeline.observe.logs import RequestLog, log_folder, open_logs
 from pipeline.observe.records import LogsHome, replay_bytes
 from pipeline.observe.terminal import TOLD
 from pipeline.observing import Ask, Observation, Whole
 from pipeline.op import Op
+from pipeline.system.event_loop import waited
 
 _LOGGER = logging.getLogger(__name__)
 

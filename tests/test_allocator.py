@@ -10,7 +10,7 @@ import pytest
 
 _COUNT = """
 import resource, sys
-from pipeline.allocator import keep_freed_memory
+from pipeline.system.malloc import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -10,9 +10,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from pipeline import daemon_threads, event_loop
-from pipeline.daemon_threads import DaemonThreads
-from pipeline.event_loop import LoopThread, end_tasks, loop_factory
+from pipeline.system import daemon_threads, event_loop
+from pipeline.system.daemon_threads import DaemonThreads
+from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory
 
 
 @pytest.fixture
@@ -128,7 +128,9 @@ def test_a_thread_with_a_loop_ends_with_its_tasks():
 
 HANGS = """
 import asyncio, threading
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp, daemon_threads, event_loop
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.system import daemon_threads
+from pipeline.system import event_loop
 
 daemon_threads._JOIN_S = event_loop._REFUSAL_S = 0.1  # what there is to wait for, never comes
 

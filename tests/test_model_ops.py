@@ -26,13 +26,13 @@ from pipeline.errors import (
     PackageError,
     PredictorError,
 )
-from pipeline.event_loop import loop_factory
 from pipeline.model_ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto import baidu_std, general_model
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.service import Outside, Service
+from pipeline.system.event_loop import loop_factory
 
 CONF = ModelConf(
     feeds=(Var("x.in", "x", False, 1, (2,)),), fetches=(Var("y.out", "y", False, 1, (2,)),)

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from pipeline.standard_streams import write_out
+from pipeline.system.stdio import write_out
 
 OCCUPIES = """
 import os
-from pipeline.standard_streams import occupy_descriptors
+from pipeline.system.stdio import occupy_descriptors
 before = [os.path.exists(f"/proc/self/fd/{n}") for n in range(3)]
 occupy_descriptors()
 occupy_descriptors()

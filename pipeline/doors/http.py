@@ -40,12 +40,12 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.event_loop import waited
 from pipeline.proto import jsonpb
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES, Limits
+from pipeline.system.event_loop import waited
 
 _LOGGER = logging.getLogger(__name__)
 

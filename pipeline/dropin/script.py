@@ -12,7 +12,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from pipeline.dropin import old_numpy
 from pipeline.dropin.finder import install
-from pipeline.namesake import namesake_in
+from pipeline.system.namesake import namesake_in
 
 
 class ScriptNotFoundError(Exception):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from pipeline.daemon_threads import DaemonThreads
 from pipeline.errors import DeadlineError
 from pipeline.proto.slices import AbandonedError, wanted_while
+from pipeline.system.daemon_threads import DaemonThreads
 
 _Result = TypeVar("_Result")
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.data import ChannelData
-from pipeline.deadline import set_call_deadline
 from pipeline.engine.binding import BoundOp, coded_error
 from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.errors import (
@@ -31,6 +30,7 @@ from pipeline.errors import (
     described,
     printable,
 )
+from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing import call_trace, child, first_of, set_call_trace
 
 _LOGGER = logging.getLogger(__name__)

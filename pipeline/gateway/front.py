@@ -13,7 +13,7 @@ from pipeline.doors.listen import address_of, bind, check_unix_path, port_of
 from pipeline.errors import InitError
 from pipeline.gateway.binary import cannot_run, find_binary
 from pipeline.supervised import Program, Supervised, end_all
-from pipeline.temporary_folder import TemporaryFolder
+from pipeline.system.temp_dir import TemporaryFolder
 
 _KEY = "http_server: gateway"
 _LAST_S = 1.0  # for answers that are on their way out when the grace period is over

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pipeline.errors import InitError
 from pipeline.observe.lines import JsonFormatter, LineFormatter
-from pipeline.standard_streams import say_on_stderr, write_out
+from pipeline.system.stdio import say_on_stderr, write_out
 
 _LOGGER = logging.getLogger("pipeline")
 _COMPLAINT_S = 60.0  # a full disk is complained about once in so long

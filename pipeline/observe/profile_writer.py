@@ -14,7 +14,7 @@ from pipeline.observe.background import Background
 from pipeline.observe.profile import load_lines, profile_lines
 from pipeline.observe.sampling import NO_LOADS, Chosen, Sampler
 from pipeline.observe.span import REQUEST, TURN, Rows, wall_offset_ns
-from pipeline.standard_streams import write_out
+from pipeline.system.stdio import write_out
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.daemon_threads import DaemonThreads
 from pipeline.errors import InitError, one_line
 from pipeline.observe.request_spans import (
     RequestRow,
@@ -22,6 +21,7 @@ from pipeline.observe.request_spans import (
 )
 from pipeline.observe.span import Rows, wall_offset_ns
 from pipeline.observe.tables import Integers, Positions, batches
+from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing import TraceContext, format_traceparent, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)

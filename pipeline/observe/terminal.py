@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.engine.starting import PATIENCE_S, STARTUP, who_ended, who_loads
 from pipeline.errors import printable
 from pipeline.observe.lines import LineFormatter, traceback_of
-from pipeline.standard_streams import say_on_stderr
+from pipeline.system.stdio import say_on_stderr
 
 _FIRST_S, _NEXT_S = 10.0, 60.0  # what repeats is summed up after so long
 _MOST_KINDS = 32  # of lines at a time; what else comes is summed up together

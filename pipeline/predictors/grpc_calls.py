@@ -10,7 +10,6 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from pipeline.deadline import time_left
 from pipeline.errors import (
     ClosedError,
     ConfigError,
@@ -24,6 +23,7 @@ from pipeline.errors import (
 from pipeline.predictors.remote import RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.targets import Address, grpc_target
+from pipeline.system.deadline import time_left
 from pipeline.tracing import call_metadata
 
 _LOGGER = logging.getLogger(__name__)

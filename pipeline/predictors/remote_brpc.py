@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from pipeline.deadline import time_left
 from pipeline.errors import ConfigError, InitError
 from pipeline.predictors.brpc_channel import BrpcChannel
 from pipeline.predictors.general_model import GeneralModelPredictor, described_by_client_config
 from pipeline.predictors.remote import RemoteModel
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.targets import host_and_port
+from pipeline.system.deadline import time_left
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_LOOK_S = 1.0  # for each server at start, before a warning says that it is not there

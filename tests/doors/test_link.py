@@ -34,8 +34,8 @@ from pipeline.doors.link_frames import (
 )
 from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, InitError, OverloadedError
-from pipeline.event_loop import loop_factory
 from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.system.event_loop import loop_factory
 
 LIMIT = 10_000
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"

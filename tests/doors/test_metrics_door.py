@@ -15,8 +15,8 @@ from pipeline.doors.metrics import MetricsServer, MetricsSite
 from pipeline.doors.web import Reply, WebRequest
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode, InitError
-from pipeline.event_loop import LoopThread
 from pipeline.observe.snapshot import ModelCounters, Snapshot
+from pipeline.system.event_loop import LoopThread
 
 COPIES = [Snapshot(n, EngineState(True, 0, 0, n, 0), [ModelCounters("svc")]) for n in (3, 4)]
 

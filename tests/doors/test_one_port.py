@@ -36,13 +36,13 @@ from pipeline.errors import (
     ProductError,
     UserCodeError,
 )
-from pipeline.event_loop import loop_factory
 from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std, pipeline_service_pb2
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.proto.slices import Limits
+from pipeline.system.event_loop import loop_factory
 
 LIMIT = 1_000_000
 JSON_LIMIT = 10_000

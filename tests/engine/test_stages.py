@@ -12,11 +12,11 @@ import pytest
 
 from pipeline import Op, ProductError
 from pipeline.config import load_config, resolve_op
-from pipeline.deadline import call_deadline
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import BatchRun, executions
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError
 from pipeline.op import configure_op, connect_op
+from pipeline.system.deadline import call_deadline
 from pipeline.tensors import Tensor
 
 

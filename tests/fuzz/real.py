@@ -36,8 +36,8 @@ from pipeline import PipelineServer
 from pipeline.data import ChannelData
 from pipeline.engine.request import Route
 from pipeline.errors import OverloadedError
-from pipeline.event_loop import loop_factory
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
+from pipeline.system.event_loop import loop_factory
 
 _LATE_S = 3.0  # what a loaded machine may add to any time
 _SETTLE_S = 10.0

@@ -23,8 +23,8 @@ from pipeline.doors.inner import InnerDoors
 from pipeline.doors.link import LinkDoor
 from pipeline.doors.listen import bind, check_unix_path, placed, port_of
 from pipeline.errors import ErrorCode, InitError, OverloadedError
-from pipeline.event_loop import loop_factory
 from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.system.event_loop import loop_factory
 
 METHOD = f"/{SERVICE}/inference"
 LIMIT = 10_000

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from played_brpc import WAIT_S, Collecting, Peer, PlayedServer
 
-from pipeline.deadline import set_call_deadline
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -31,6 +30,7 @@ from pipeline.predictors.general_model import GeneralModelPredictor
 from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
 from pipeline.proto.baidu_std import Frame
 from pipeline.proto.general_model_pb2 import Request, Response
+from pipeline.system.deadline import set_call_deadline
 
 CONF = """
 feed_var { name: "x" alias_name: "x" is_lod_tensor: false feed_type: 1 shape: 13 }

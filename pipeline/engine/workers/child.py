@@ -36,9 +36,9 @@ from pipeline.errors import (
     error_to_fields,
     utf8_text,
 )
-from pipeline.event_loop import LoopThread
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.note import note_of
+from pipeline.system.event_loop import LoopThread
 
 SendRecord = Callable[[bytes], None]
 

@@ -14,7 +14,6 @@ import pytest
 
 from pipeline import Op, ProductError
 from pipeline.config import load_config, resolve_op
-from pipeline.deadline import call_deadline
 from pipeline.engine.parcel import seal, unseal
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.child import StatusPage, WorkerMain
@@ -30,6 +29,7 @@ from pipeline.engine.workers.frames import (
 from pipeline.engine.workers.memory import ServerMemory
 from pipeline.errors import PredictorUnavailableError, error_from_fields
 from pipeline.op import configure_op
+from pipeline.system.deadline import call_deadline
 from pipeline.tensors import Tensor
 
 MIB = 2**20

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pipeline.daemon_threads import DaemonThreads
+from pipeline.system.daemon_threads import DaemonThreads
 
 _LOGGER = logging.getLogger(__name__)
 
