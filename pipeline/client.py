@@ -21,7 +21,7 @@ from pipeline.proto.messages import (
 )
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import grpc_target, own_ip
-from pipeline.tracing import call_metadata
+from pipeline.tracing.context import call_metadata
 
 __all__ = ["AsyncPipelineClient", "PipelineClient", "PipelinePredictFuture", "PipelineResponse"]
 

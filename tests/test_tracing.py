@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline import PipelineClient
 from pipeline.client import AsyncPipelineClient
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.tracing import (
+from pipeline.tracing.context import (
     TraceContext,
     call_metadata,
     call_trace,

@@ -31,7 +31,7 @@ from pipeline.errors import (
     printable,
 )
 from pipeline.system.deadline import set_call_deadline
-from pipeline.tracing import call_trace, child, first_of, set_call_trace
+from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 _LOGGER = logging.getLogger(__name__)
 

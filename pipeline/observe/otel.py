@@ -34,7 +34,7 @@ from opentelemetry.trace import (
 
 from pipeline.errors import InitError, one_line
 from pipeline.observe.request_spans import SpanRecord
-from pipeline.tracing import TraceContext
+from pipeline.tracing.context import TraceContext
 
 TRACES_A_SECOND = 10
 """How many requests without a `traceparent` are recorded where no sampler is configured."""

@@ -22,7 +22,7 @@ from pipeline.observe.request_spans import (
 from pipeline.observe.span import Rows, wall_offset_ns
 from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.system.daemon_threads import DaemonThreads
-from pipeline.tracing import TraceContext, format_traceparent, parse_traceparent
+from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
 

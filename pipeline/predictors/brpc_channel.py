@@ -35,7 +35,7 @@ from pipeline.proto.baidu_std import (
     error_of,
     request_meta,
 )
-from pipeline.tracing import call_trace, child, parse_traceparent
+from pipeline.tracing.context import call_trace, child, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
 _SHOWN_CHARACTERS = 400

@@ -24,7 +24,7 @@ from pipeline.predictors.remote import RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.targets import Address, grpc_target
 from pipeline.system.deadline import time_left
-from pipeline.tracing import call_metadata
+from pipeline.tracing.context import call_metadata
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -14,7 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from served import PATIENCE_S, ServedWithClient
 
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.tracing import TraceContext, format_traceparent, parse_traceparent, set_call_trace
+from pipeline.tracing.context import (
+    TraceContext,
+    format_traceparent,
+    parse_traceparent,
+    set_call_trace,
+)
 
 pytestmark = pytest.mark.e2e
 

@@ -27,7 +27,7 @@ from pipeline.errors import InitError
 from pipeline.observe.otel import BySampler, OtelRecorder, RateLimit, connect
 from pipeline.observe.span import PIPELINE, Journal, Outcome, packed_request, packed_turn
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
-from pipeline.tracing import TraceContext, format_traceparent
+from pipeline.tracing.context import TraceContext, format_traceparent
 
 CALLER = TraceContext(0xABC, 0xDEF, True)
 RESOURCE = Resource({"service.name": "imdb"})

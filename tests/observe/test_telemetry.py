@@ -26,7 +26,7 @@ from pipeline.observe.span import (
     packed_turn,
 )
 from pipeline.observe.telemetry import Telemetry
-from pipeline.tracing import (
+from pipeline.tracing.context import (
     TraceContext,
     call_trace,
     child,

@@ -28,7 +28,7 @@ from pipeline.errors import (
 from pipeline.predictors.brpc_channel import BrpcChannel
 from pipeline.predictors.endpoints import MAX_TIMEOUTS
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, pack, request_meta
-from pipeline.tracing import TraceContext, format_traceparent, set_call_trace
+from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SOON_S = 0.05
 

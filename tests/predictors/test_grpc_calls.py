@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.remote import RemoteModel
-from pipeline.tracing import TraceContext, format_traceparent, set_call_trace
+from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SERVICE = "test.Service"
 PATH = f"/{SERVICE}/ask"
