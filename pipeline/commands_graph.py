@@ -14,14 +14,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline import config as configuration
-from pipeline.config import REQUEST_OP, ServiceConfig, load_config, resolve_op
+from pipeline.config.schema import REQUEST_OP, ServiceConfig, load_config, resolve_op
+from pipeline.config.schema import schema as configuration
+from pipeline.config.yaml import KeyPath, read_yaml
 from pipeline.connecting import resolved
 from pipeline.drawing import FORMATS, drawing_of
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.server import PipelineServer
-from pipeline.yaml_source import KeyPath, read_yaml
 
 GRAPH_USAGE = """\
 usage: python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]

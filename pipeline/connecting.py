@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config import OpConfig
+from pipeline.config.schema import OpConfig
 from pipeline.errors import InitError
 from pipeline.op import Op, connect_op
 from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor

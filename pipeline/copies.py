@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config import DagConfig, ServiceConfig
+from pipeline.config.schema import DagConfig, ServiceConfig
 from pipeline.connecting import PredictorLoader
 from pipeline.copy_process import CopyMain, Order, Word
 from pipeline.doors.grpc_rest import check_that_grpc_rests

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config import ServiceConfig
+from pipeline.config.schema import ServiceConfig
 from pipeline.connecting import PredictorLoader
 from pipeline.engine.graph import Graph
 from pipeline.engine.workers.frames import Link, framed

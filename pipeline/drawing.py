@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from pipeline.config import OpConfig
+from pipeline.config.schema import OpConfig
 from pipeline.engine.graph import Graph
 from pipeline.op import Op, RequestOp, ResponseOp
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.config import ServiceConfig
+from pipeline.config.schema import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import InFlight

@@ -26,7 +26,7 @@ from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, is_short_
 from pipeline.tensors import Tensor
 
 if TYPE_CHECKING:
-    from pipeline.config import OpConfig
+    from pipeline.config.schema import OpConfig
 
 EXECUTOR_NAME = "@DAGExecutor"
 """The name of RequestOp and ResponseOp, and the key of a first Op's `input_dicts`."""

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config import LogConfig, ServiceConfig, load_config, resolve_op
+from pipeline.config.schema import LogConfig, ServiceConfig, load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door
 from pipeline.doors.grpc import GrpcDoor

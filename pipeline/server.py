@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.config import ServiceConfig, load_config, resolve_op
+from pipeline.config.schema import ServiceConfig, load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.copies import Copies
 from pipeline.doors.pipeline_doors import pipeline_doors

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.config import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door, OpenDoors
 from pipeline.doors.pipeline_doors import pipeline_doors

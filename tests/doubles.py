@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.config import LogConfig, load_config, resolve_op
+from pipeline.config.schema import LogConfig, load_config, resolve_op
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph

@@ -15,7 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import (
+from pipeline.config.fields import known_keys
+from pipeline.config.schema import (
     OpConfig,
     ServiceConfig,
     batch_fill_warnings,
@@ -23,9 +24,8 @@ from pipeline.config import (
     resolve_op,
     unknown_ops,
 )
-from pipeline.config_fields import known_keys
+from pipeline.config.yaml import MAX_DEPTH, read_yaml
 from pipeline.errors import ConfigError
-from pipeline.yaml_source import MAX_DEPTH, read_yaml
 
 REFERENCE = Path(__file__).parent.parent / "config.yml"
 
@@ -388,7 +388,7 @@ def test_odd_keys_are_shown_in_one_short_line() -> None:
 def test_an_unknown_key_is_warned_of_with_the_nearest_known_one(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "pipeline.config"):
+    with caplog.at_level(logging.WARNING, "pipeline.config.schema"):
         config = load_config(write("rpc_port: 18070\nop:\n  bow:\n    batchsize: 4\n"))
     warning = "config.yml:4: op.bow.batchsize: unknown key, ignored; did you mean batch_size?"
     assert config.warnings == (warning,)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import LocalServiceHandler, Op
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.connecting import ModelServiceAddress, PredictorLoader
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import configure_op

@@ -28,7 +28,7 @@ import pytest
 import yaml
 from served import without_log
 
-from pipeline.config import load_config
+from pipeline.config.schema import load_config
 from pipeline.errors import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from doubles import settle
 
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind
 from pipeline.doors.model_service import Answer, answers_of

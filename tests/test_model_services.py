@@ -20,7 +20,7 @@ from served import PATIENCE_S, ServedWithClient, nothing_more
 from test_serve import CONF, save_model
 
 from pipeline import Op, RequestOp
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import InitError
 from pipeline.model_services import ModelServices
 from pipeline.op import configure_op

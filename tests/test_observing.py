@@ -10,7 +10,7 @@ import pytest
 from doubles import chain
 
 from pipeline import ResponseOp
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.graph import build_graph
 from pipeline.engine.state import EngineState
 from pipeline.errors import InitError

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.config import ServiceConfig
+from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
 from pipeline.engine.binding import unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from pipeline.config import ServiceConfig
+from pipeline.config.schema import ServiceConfig
 from pipeline.doors.inner import socket_paths
 from pipeline.doors.listen import address_of, bind, check_unix_path, port_of
 from pipeline.errors import InitError

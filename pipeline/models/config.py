@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf import json_format
 
-from pipeline.config import OpConfig
+from pipeline.config.schema import OpConfig
 from pipeline.engine.graph import Graph
 from pipeline.models.interface import Interface, Slot
 from pipeline.op import Op

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.config import LogConfig
+from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
 from pipeline.observe.log_sinks import FileSink, LogFiles, LogSink, StdoutSink
 from pipeline.observe.log_writer import LogWriter, QueueingHandler

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.config import LogConfig, ServiceConfig
+from pipeline.config.schema import LogConfig, ServiceConfig
 from pipeline.engine.graph import Graph
 from pipeline.errors import InitError, printable, utf8_text
 from pipeline.observe.span import PIPELINE, Outcome, Rows

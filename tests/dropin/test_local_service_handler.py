@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.config import LocalServiceConfig
+from pipeline.config.schema import LocalServiceConfig
 from pipeline.errors import InitError, NotImplementedByOpError
 from pipeline.local_service_handler import LocalServiceHandler
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from pipeline.config import load_config
+from pipeline.config.schema import load_config
 from pipeline.dropin.server.pipeline.util import (
     AvailablePortGenerator,
     NameGenerator,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline import Op, ProductError
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.stages import BatchRun, executions
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError

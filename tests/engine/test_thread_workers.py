@@ -10,7 +10,7 @@ import pytest
 from doubles import RecordingOwner, settle, wait_until
 
 from pipeline import Op
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.errors import DeadlineError, InitError, PipelineError

@@ -15,7 +15,7 @@ from fuzz.checker import Ending, Outlook, check_endings
 from fuzz.model import bound_s
 from fuzz.strands import Strand, Strands, StrandWorld
 from pipeline import Op
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import ChannelData
 from pipeline.engine.binding import BoundOp
 from pipeline.engine.edge import Edge

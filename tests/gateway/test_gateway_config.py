@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import load_config
+from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 
 

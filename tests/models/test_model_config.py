@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import json_format
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.graph import build_graph
 from pipeline.models.config import (
     OpConfigForm,

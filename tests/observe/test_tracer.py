@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.config import LogConfig, load_config
+from pipeline.config.schema import LogConfig, load_config
 from pipeline.engine.graph import build_graph
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError

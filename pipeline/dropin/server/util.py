@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.yaml import read_yaml
 from pipeline.errors import ConfigError
-from pipeline.yaml_source import read_yaml
 
 __all__ = ["ArgsParser", "dump_pid_file", "kill_stop_process_by_pid", "pid_is_exist"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline import Op, ProductError
-from pipeline.config import load_config, resolve_op
+from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.parcel import seal, unseal
 from pipeline.engine.workers.arena import Arena
 from pipeline.engine.workers.child import StatusPage, WorkerMain

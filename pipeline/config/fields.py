@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, inspect
 
-from pipeline.yaml_source import KeyPath, Source, shown
+from pipeline.config.yaml import KeyPath, Source, shown
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _MAX_DURATION = 2**31 - 1  # of any unit; timers of the platform overflow beyond some hundred years

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from pipeline.config_fields import (
+from pipeline.config.fields import (
     Alias,
     Duration,
     Mismatch,
@@ -20,9 +20,9 @@ from pipeline.config_fields import (
     found,
     settings_of,
 )
+from pipeline.config.yaml import Source, read_yaml
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits
-from pipeline.yaml_source import Source, read_yaml
 
 REQUEST_OP = "@DAGExecutor"
 """The name of the RequestOp, which may stand under `op:` though no graph lists it."""
