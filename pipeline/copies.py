@@ -23,7 +23,7 @@ from pipeline.doors.grpc_rest import check_that_grpc_rests
 from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
-from pipeline.engine.starting import told_if_slow
+from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.workers.frames import Link, framed
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.engine.workers.zygote import Child, Zygotes

@@ -14,9 +14,10 @@ import msgspec
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
+from pipeline.engine.journal import BY_CALLERS, PIPELINE, Journal, Sink
+from pipeline.engine.observers import Watchers, packed_request_of
 from pipeline.engine.request import InFlight
 from pipeline.engine.state import EngineState
-from pipeline.engine.watching import Watchers, packed_request_of
 from pipeline.errors import InitError, PipelineError
 from pipeline.observe.logs import RequestLog
 from pipeline.observe.minute import LastMinute
@@ -24,7 +25,6 @@ from pipeline.observe.profile import profile_text
 from pipeline.observe.profile_writer import ProfileWriter
 from pipeline.observe.recent import Recent, Recording
 from pipeline.observe.snapshot import NO_COPY, MinuteSeries, ModelCounters, Snapshot
-from pipeline.observe.span import BY_CALLERS, PIPELINE, Journal, Sink
 from pipeline.observe.statistics import Statistics, merge, model_names
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
 from pipeline.observe.tracer import Tracer

@@ -21,9 +21,9 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.offload import Offload
-from pipeline.engine.starting import told_if_slow
+from pipeline.engine.startup_log import told_if_slow
+from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.arena import Arena
-from pipeline.engine.workers.base import Owner, Workers, WorkersFactory
 from pipeline.engine.workers.child import WorkerMain
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.engine.workers.memory import ServerMemory

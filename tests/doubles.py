@@ -15,16 +15,16 @@ from typing import Any
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.config.schema import LogConfig, load_config, resolve_op
-from pipeline.engine.binding import BoundOp
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
-from pipeline.engine.stages import BatchRun
+from pipeline.engine.journal import Journal, Rows
+from pipeline.engine.observers import Watchers
 from pipeline.engine.state import WorkersState
-from pipeline.engine.watching import Watchers
-from pipeline.engine.workers.base import Job, Owner, Worker
+from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.observe.logs import LogSession, open_logs
-from pipeline.observe.span import Journal, Rows
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 

@@ -13,11 +13,11 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.doors.http import HttpDoor
 from pipeline.doors.page import Page
 from pipeline.engine.graph import Graph, build_graph
+from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.observe.minute import LastMinute
 from pipeline.observe.recent import Recent, Recording
 from pipeline.observe.snapshot import Snapshot
-from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.observe.statistics import Statistics
 from pipeline.system.event_loop import LoopThread
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main
-from pipeline.observe.span import REQUEST, TURN
+from pipeline.engine.journal import REQUEST, TURN
 
 US = 1_000
 OPS = ("words", "bow")

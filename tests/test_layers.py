@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "observe.span", "compat", "deadline", "tensors", "tracing", "namesake"),
+    ("errors", "data", "engine.journal", "compat", "deadline", "tensors", "tracing", "namesake"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
@@ -55,9 +55,9 @@ ONLY: dict[str, set[str]] = {
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
     "gateway.binary": {"errors", "gateway.build"},
     "gateway.build": set(),  # packaging runs it with nothing of us installed
-    "observe.span": {"errors", "data"},
+    "engine.journal": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
-    "op": {"errors", "data", "observe.span", "proto", "tensors"},  # config for its types only
+    "op": {"errors", "data", "engine.journal", "proto", "tensors"},  # config for its types only
     "predictors": {"errors", "data", "deadline", "proto", "config", "predictors", "tracing"},
     "tensors": {"errors"},
     "tracing": set(),
@@ -219,7 +219,7 @@ def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
         for found in ALL
         if matches(found.module, "engine")
         and (
-            (found.is_ours and matches(found.target, "observe") and found.target != "observe.span")
+            (found.is_ours and matches(found.target, "observe") and found.target != "engine.journal")
             or found.target.split(".")[0]
             in {"grpc", "yaml", "uvicorn", "httptools", "http", "orjson"}
         )

@@ -39,7 +39,7 @@ from pipeline import (
     ResponseOp,
     WebService,
 )
-from pipeline.engine.gate import Gate
+from pipeline.engine.admission import Gate
 from pipeline.errors import ConfigError, GraphError, InitError, OverloadedError
 from pipeline.proto import pipeline_service_pb2
 

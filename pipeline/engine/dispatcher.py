@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
+from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Channel, Item, Room, first_error
+from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
+from pipeline.engine.observers import Watchers
 from pipeline.engine.parcel import opened
 from pipeline.engine.request import InFlight, Route
-from pipeline.engine.stages import BatchRun, executions
+from pipeline.engine.schedulers.dynamic import BatchPolicy, Load, batches_ahead
 from pipeline.engine.state import OpState
-from pipeline.engine.watching import Watchers
-from pipeline.engine.workers.base import Loop, Worker, Workers, WorkersFactory
+from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.span import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
 from pipeline.op import Op
 from pipeline.tensors import announced_batch, declares, max_batch_size_of
 

@@ -8,18 +8,19 @@ from typing import Any
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
-from pipeline.engine.binding import unpack_result
+from pipeline.engine.admission import Gate
+from pipeline.engine.bound_op import unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
-from pipeline.engine.edge import Edge, EdgeJob
-from pipeline.engine.gate import Gate
 from pipeline.engine.graph import Graph
+from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
+from pipeline.engine.observers import Watchers
+from pipeline.engine.pack_jobs import Edge, EdgeJob
 from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight, Route
 from pipeline.engine.router import Router, own_dict
-from pipeline.engine.starting import told_if_slow
+from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
-from pipeline.engine.watching import Watchers
-from pipeline.engine.workers.base import Worker, WorkersFactory
+from pipeline.engine.worker_api import Worker, WorkersFactory
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -29,7 +30,6 @@ from pipeline.errors import (
     described,
     error_from_wire,
 )
-from pipeline.observe.span import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.op import (
     EXECUTOR_NAME,
     PROFILE_KEY,

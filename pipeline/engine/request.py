@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from pipeline.engine.admission import is_late
+from pipeline.engine.journal import Outcome
+from pipeline.engine.load_shedding import is_late
 from pipeline.errors import PipelineError
-from pipeline.observe.span import Outcome
 from pipeline.op import Op
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class InFlight(msgspec.Struct, eq=False):
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
     whatever still carries an older number is dropped. `asked_at`, which is known if there is a
     deadline, and `deadline` are in `time.monotonic`. The times are `time.monotonic_ns`, see
-    `observe.span.REQUEST`; the last three are sums over its turns. `turns` has these turns, packed,
+    `engine.journal.REQUEST`; the last three are sums over its turns. `turns` has these turns, packed,
     where its caller asked for a profile. `trace` is its own traceparent; "" if it is not traced.
     `is_told`: it is over, and all know it who want to. `settled`: the targets of jumps that have
     answered, or for which a jump stood in. `laps`: how often jumps back have had an Op run again.

@@ -15,11 +15,11 @@ import numpy as np
 import orjson
 
 from pipeline.config.yaml import Source, read_yaml
+from pipeline.engine.journal import NO_WORKER
 from pipeline.errors import ConfigError
 from pipeline.observe.chrome_trace import Event, events, first_time_ns, trace_json
 from pipeline.observe.figures import Figures, OpFigures, figures_of, op_concurrency
 from pipeline.observe.profile import Profile, read_profile
-from pipeline.observe.span import NO_WORKER
 
 _COPY_WORKERS = 100_000  # more than an Op has: tells those of several copies apart
 _COPY_IDS = 2**40

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.observe.span import Outcome, Rows
+from pipeline.engine.journal import Outcome, Rows
 from pipeline.observe.tables import Integers, batches, columns, groups
 from pipeline.observe.tracer_block import STAGES, OpInterval
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from pipeline.observe.span import NO_WORKER, Outcome, Rows
+from pipeline.engine.journal import NO_WORKER, Outcome, Rows
 from pipeline.observe.tables import batches
 
 Event = dict[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.observe.span import NO_WORKER, Rows
+from pipeline.engine.journal import NO_WORKER, Rows
 from pipeline.observe.weighed import Numbers, Spans
 
 _MOST_WALKED = 20_000  # requests whose way through the graph is looked at

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome, Rows
 from pipeline.observe.chrome_trace import depth, first_known
 from pipeline.observe.critical_path import Path, critical_path
 from pipeline.observe.sampling import Sample
-from pipeline.observe.span import NO_WORKER, PIPELINE, Outcome, Rows
 from pipeline.observe.stretches import covered_ns, covered_until, merged
 from pipeline.observe.tables import batches
 from pipeline.observe.weighed import Numbers, Spans, between, count, over, percentile, weighed

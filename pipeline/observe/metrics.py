@@ -9,9 +9,9 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from pipeline.engine.journal import Outcome
 from pipeline.engine.state import OpState, WorkersState
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
-from pipeline.observe.span import Outcome
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from pipeline.engine.journal import PIPELINE, Outcome, Rows
 from pipeline.observe.histogram import buckets, percentile
 from pipeline.observe.snapshot import LATENCY_STEPS, MinuteSeries
-from pipeline.observe.span import PIPELINE, Outcome, Rows
 from pipeline.observe.tables import Counters, Integers, tally
 
 SECONDS = 60

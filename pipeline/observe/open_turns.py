@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.observe.span import TURN, Rows
+from pipeline.engine.journal import TURN, Rows
 from pipeline.observe.tables import Integers, Positions, batches, joined
 
 __all__ = ["Found", "OpenTurns"]

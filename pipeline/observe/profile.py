@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.engine.journal import PIPELINE, REQUEST, TURN, Outcome, Rows, wall_offset_ns
 from pipeline.errors import utf8_text
 from pipeline.observe.sampling import LOAD, Sample, Strides
-from pipeline.observe.span import PIPELINE, REQUEST, TURN, Outcome, Rows, wall_offset_ns
 from pipeline.observe.tables import columns
 
 _MARK = "PROFILE\tpid:"

@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from pipeline.engine.journal import REQUEST, TURN, Rows, wall_offset_ns
 from pipeline.observe.background import Background
 from pipeline.observe.profile import load_lines, profile_lines
 from pipeline.observe.sampling import NO_LOADS, Chosen, Sampler
-from pipeline.observe.span import REQUEST, TURN, Rows, wall_offset_ns
 from pipeline.system.stdio import write_out
 
 _LOGGER = logging.getLogger(__name__)

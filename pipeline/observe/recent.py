@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from pipeline.engine.journal import BY_CALLERS, REQUEST, TURN, Outcome, Rows
 from pipeline.errors import utf8_text
 from pipeline.observe.open_turns import Found, OpenTurns
 from pipeline.observe.snapshot import RecentRequest, RecentTurn
-from pipeline.observe.span import BY_CALLERS, REQUEST, TURN, Outcome, Rows
 from pipeline.observe.tables import Positions
 
 UNPACK, PACK = "@unpack", "@pack"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.observe.span import NO_WORKER, PIPELINE, Outcome
+from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome
 from pipeline.tracing.context import TraceContext, child_id
 
 _MOST_LINKS = 127  # of one span; collectors drop more than 128

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.observe.span import Rows
+from pipeline.engine.journal import Rows
 from pipeline.observe.stretches import Times, covered_ns, merged
 from pipeline.observe.tables import Integers, batches
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from pipeline.engine.journal import Outcome
 from pipeline.engine.state import EngineState
-from pipeline.observe.span import Outcome
 from pipeline.predictors.memory import MemoryUse
 
 LATENCY_STEPS = 121

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
 from pipeline.observe.histogram import buckets
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
-from pipeline.observe.span import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.observe.tables import Counters, Integers, batches, columns, groups, tally
 from pipeline.predictors.memory import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pipeline.engine.journal import Rows, wall_offset_ns
 from pipeline.errors import InitError, one_line
 from pipeline.observe.request_spans import (
     RequestRow,
@@ -19,7 +20,6 @@ from pipeline.observe.request_spans import (
     TracedTurn,
     TurnRow,
 )
-from pipeline.observe.span import Rows, wall_offset_ns
 from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent

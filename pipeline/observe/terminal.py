@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipeline.engine.starting import PATIENCE_S, STARTUP, who_ended, who_loads
+from pipeline.engine.startup_log import PATIENCE_S, STARTUP, who_ended, who_loads
 from pipeline.errors import printable
 from pipeline.observe.lines import LineFormatter, traceback_of
 from pipeline.system.stdio import say_on_stderr

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pipeline.engine.journal import Rows
 from pipeline.engine.state import EngineState
 from pipeline.observe.background import Background
 from pipeline.observe.batch_times import BatchTimes
-from pipeline.observe.span import Rows
 from pipeline.observe.tracer_block import (
     Block,
     Interval,

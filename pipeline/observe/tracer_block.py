@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from pipeline.config.schema import LogConfig, ServiceConfig
 from pipeline.engine.graph import Graph
+from pipeline.engine.journal import PIPELINE, Outcome, Rows
 from pipeline.errors import InitError, printable, utf8_text
-from pipeline.observe.span import PIPELINE, Outcome, Rows
 
 PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
 STAGES = ("in", "prep", "midp", "postp", "out")

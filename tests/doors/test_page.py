@@ -22,11 +22,11 @@ from pipeline.doors import page as page_module
 from pipeline.doors.http_connection import HttpError
 from pipeline.doors.page import Page
 from pipeline.doors.web import Reply, WebRequest
+from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode
 from pipeline.observe.recent import Recorded
 from pipeline.observe.snapshot import NO_COPY, Snapshot
-from pipeline.observe.span import REQUEST, TURN, Outcome
 
 STATIC = Path(page_module.__file__).with_name("static")
 

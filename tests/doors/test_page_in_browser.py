@@ -10,7 +10,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from played_page import MS, Played, graph_of, op_state, request, served, turn
 
-from pipeline.observe.span import Outcome
+from pipeline.engine.journal import Outcome
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
 

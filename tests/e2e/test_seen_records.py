@@ -26,8 +26,8 @@ from seen import fetched, looked_at, metrics, total
 from seen_server import OPS, SCRIPT, ServedSeen
 from served import PATIENCE_S, environment, is_open, nothing_more
 
+from pipeline.engine.journal import PIPELINE, Outcome
 from pipeline.observe.profile import parse_profile, read_profile
-from pipeline.observe.span import PIPELINE, Outcome
 
 pytestmark = pytest.mark.e2e
 

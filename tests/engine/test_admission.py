@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.admission import Throughput, is_late, seconds_over
+from pipeline.engine.load_shedding import Throughput, is_late, seconds_over
 
 
 class Played:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.batching import BatchPolicy, Load, batches_ahead
+from pipeline.engine.schedulers.dynamic import BatchPolicy, Load, batches_ahead
 
 
 def load(gap_s=0.0, service_s=0.0):

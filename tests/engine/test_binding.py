@@ -9,7 +9,7 @@ import pytest
 from pipeline import Op
 from pipeline.compat import ProductErrCode
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.engine.binding import BoundOp, unpack_result
+from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.errors import PayloadTypeError, PipelineError, ProductError
 from pipeline.op import configure_op
 

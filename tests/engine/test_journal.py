@@ -10,9 +10,9 @@ from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
+from pipeline.engine.journal import NO_WORKER, PIPELINE, TURN, Journal, Outcome, packed_turn
 from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, WorkerDiedError
-from pipeline.observe.span import NO_WORKER, PIPELINE, TURN, Journal, Outcome, packed_turn
 from pipeline.op import PROFILE_KEY
 from pipeline.proto import pipeline_service_pb2
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine import collate, stages
+from pipeline.engine import batch_run as stages
+from pipeline.engine import collate
+from pipeline.engine.admission import Gate
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.executor import DAGExecutor
-from pipeline.engine.gate import Gate
-from pipeline.engine.stages import BatchRun
 from pipeline.errors import PipelineError
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -17,18 +17,18 @@ from fuzz.strands import Strand, Strands, StrandWorld
 from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import ChannelData
-from pipeline.engine.binding import BoundOp
-from pipeline.engine.edge import Edge
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
+from pipeline.engine.journal import Journal
+from pipeline.engine.observers import Watchers
+from pipeline.engine.pack_jobs import Edge
 from pipeline.engine.request import Route
-from pipeline.engine.stages import BatchRun
 from pipeline.engine.state import WorkersState
-from pipeline.engine.watching import Watchers
-from pipeline.engine.workers.base import Owner
+from pipeline.engine.worker_api import Owner
 from pipeline.engine.workers.child import OpenedSample
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
-from pipeline.observe.span import Journal
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 

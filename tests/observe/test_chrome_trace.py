@@ -22,8 +22,8 @@ from played_service import (
     turns_of,
 )
 
+from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.observe.chrome_trace import depth, events, first_time_ns, split_batches, trace_json
-from pipeline.observe.span import REQUEST, TURN, Outcome
 
 NAMES = ["words", "bow"]
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, PlayedOp, never_ran, play, request, requests_of, turn, turns_of
 
+from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.observe.critical_path import service_avg_cost
 from pipeline.observe.figures import (
     avg_batch_cost,
@@ -19,7 +20,6 @@ from pipeline.observe.figures import (
     op_cost,
     service_throughput,
 )
-from pipeline.observe.span import REQUEST, TURN, Outcome
 
 NAMES = ["words", "bow", "cnn", "combine"]
 

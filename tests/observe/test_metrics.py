@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipeline.engine.journal import Outcome
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
 from pipeline.observe.snapshot import (
@@ -20,7 +21,6 @@ from pipeline.observe.snapshot import (
     ModelCounters,
     Snapshot,
 )
-from pipeline.observe.span import Outcome
 from pipeline.predictors.memory import MemoryUse
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from played_page import MS, request, rows
 
+from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.observe.minute import SECONDS, LastMinute, merged
 from pipeline.observe.snapshot import MinuteSeries
-from pipeline.observe.span import REQUEST, TURN, Outcome
 
 S = 1000 * MS
 NOTHING = [0] * SECONDS

@@ -23,9 +23,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
+from pipeline.engine.journal import PIPELINE, Journal, Outcome, packed_request, packed_turn
 from pipeline.errors import InitError
 from pipeline.observe.otel import BySampler, OtelRecorder, RateLimit, connect
-from pipeline.observe.span import PIPELINE, Journal, Outcome, packed_request, packed_turn
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
 from pipeline.tracing.context import TraceContext, format_traceparent
 

@@ -16,17 +16,7 @@ from doubles import Engine, answers, chain, run_virtual
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.watching import packed_request_of
-from pipeline.observe.profile import (
-    Profile,
-    load_lines,
-    parse_profile,
-    profile_lines,
-    profile_text,
-    read_profile,
-)
-from pipeline.observe.sampling import LOAD, Strides
-from pipeline.observe.span import (
+from pipeline.engine.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,
@@ -36,6 +26,16 @@ from pipeline.observe.span import (
     packed_request,
     packed_turn,
 )
+from pipeline.engine.observers import packed_request_of
+from pipeline.observe.profile import (
+    Profile,
+    load_lines,
+    parse_profile,
+    profile_lines,
+    profile_text,
+    read_profile,
+)
+from pipeline.observe.sampling import LOAD, Strides
 from pipeline.op import PROFILE_KEY
 
 NO_TURNS = np.array([], TURN)

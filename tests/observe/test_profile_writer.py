@@ -14,12 +14,12 @@ import pytest
 from doubles import Engine, chain, run_virtual
 from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 
+from pipeline.engine.journal import PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.observe.advice import advise
 from pipeline.observe.figures import Figures, figures_of
 from pipeline.observe.profile import Profile, parse_profile
 from pipeline.observe.profile_writer import ProfileWriter
 from pipeline.observe.report import report_text
-from pipeline.observe.span import PIPELINE, REQUEST, TURN, Outcome, Rows
 
 NO_TURNS = np.array([], TURN)
 NO_REQUESTS = np.array([], REQUEST)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_page import MS, never_ran, request, rows, turn
 
+from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.observe.recent import (
     MOST_FAILED,
     MOST_RECORDED,
@@ -24,7 +25,6 @@ from pipeline.observe.recent import (
     Recording,
     read_recording,
 )
-from pipeline.observe.span import REQUEST, TURN, Outcome
 
 S = 10**9
 EMPTY = rows(TURN), rows(REQUEST)

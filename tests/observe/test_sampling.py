@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, never_ran, request, requests_of, turn, turns_of
 
+from pipeline.engine.journal import REQUEST, TURN, Rows
 from pipeline.observe.sampling import Chosen, Sampler
-from pipeline.observe.span import REQUEST, TURN, Rows
 
 SECOND_NS = 1_000 * MS
 NO_TURNS = np.array([], TURN)

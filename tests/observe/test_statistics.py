@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ErrorCode
-from pipeline.observe.histogram import LATENCY_BOUNDS_NS
-from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
-from pipeline.observe.span import (
+from pipeline.engine.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,
@@ -26,6 +23,9 @@ from pipeline.observe.span import (
     packed_request,
     packed_turn,
 )
+from pipeline.errors import ErrorCode
+from pipeline.observe.histogram import LATENCY_BOUNDS_NS
+from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
 from pipeline.observe.statistics import (
     Statistics,
     StatisticsError,

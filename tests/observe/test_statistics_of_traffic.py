@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline import Op, ProductError, RequestOp
+from pipeline.engine.journal import PIPELINE, Outcome
 from pipeline.engine.request import Route
 from pipeline.errors import OverloadedError
 from pipeline.observe.snapshot import ModelCounters
-from pipeline.observe.span import PIPELINE, Outcome
 from pipeline.observe.statistics import Statistics
 
 

@@ -13,9 +13,7 @@ import pytest
 from doubles import Engine, chain, run_virtual
 
 from pipeline import Op
-from pipeline.errors import ErrorCode, ProductError, UserCodeError
-from pipeline.observe.request_spans import RequestRow, SpanRecord, TurnRow
-from pipeline.observe.span import (
+from pipeline.engine.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,
@@ -25,6 +23,8 @@ from pipeline.observe.span import (
     packed_request,
     packed_turn,
 )
+from pipeline.errors import ErrorCode, ProductError, UserCodeError
+from pipeline.observe.request_spans import RequestRow, SpanRecord, TurnRow
 from pipeline.observe.telemetry import Telemetry
 from pipeline.tracing.context import (
     TraceContext,

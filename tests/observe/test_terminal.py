@@ -10,7 +10,7 @@ import sys
 import pytest
 from doubles import logs_in
 
-from pipeline.engine.starting import STARTUP
+from pipeline.engine.startup_log import STARTUP
 from pipeline.observe.log_writer import LogWriter
 from pipeline.observe.terminal import TOLD, StderrSink, is_shown, is_wanted
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import LogConfig, load_config
 from pipeline.engine.graph import build_graph
+from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError
 from pipeline.observe.batch_times import BatchTimes
-from pipeline.observe.span import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.observe.tracer import Tracer
 from pipeline.observe.tracer_block import (
     Interval,

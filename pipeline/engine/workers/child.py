@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from pipeline.engine.binding import BoundOp, run_init_op
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.bound_op import BoundOp, run_init_op
 from pipeline.engine.parcel import seal, unseal
-from pipeline.engine.stages import BatchRun
 from pipeline.engine.workers.arena import Arena, RegionAllocator
 from pipeline.engine.workers.frames import (
     Outcome,

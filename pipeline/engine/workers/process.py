@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from pipeline.engine.stages import BatchRun
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.state import WorkersState
-from pipeline.engine.workers.base import Owner, Worker
+from pipeline.engine.worker_api import Owner, Worker
 from pipeline.engine.workers.process_worker import Family, ProcessWorker
 from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.errors import InitError, PipelineError

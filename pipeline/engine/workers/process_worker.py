@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.parcel import Parcel, Sealed
-from pipeline.engine.stages import BatchRun
-from pipeline.engine.workers.base import Job
+from pipeline.engine.worker_api import Job
 from pipeline.engine.workers.child import StatusPage
 from pipeline.engine.workers.frames import (
     Hello,

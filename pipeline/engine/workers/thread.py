@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import cast
 
-from pipeline.engine.binding import BoundOp, run_init_op
-from pipeline.engine.stages import BatchRun
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.bound_op import BoundOp, run_init_op
 from pipeline.engine.state import WorkersState
-from pipeline.engine.workers.base import Job, Owner, Worker
+from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of

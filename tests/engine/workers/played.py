@@ -14,8 +14,8 @@ import pytest
 from doubles import RecordingOwner, run_virtual, settle
 
 from pipeline import Op
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.parcel import seal, unseal
-from pipeline.engine.stages import BatchRun
 from pipeline.engine.workers.arena import Arena, RegionAllocator
 from pipeline.engine.workers.child import StatusPage
 from pipeline.engine.workers.frames import (

@@ -10,8 +10,8 @@ import pytest
 from doubles import settle
 from played import KILLED, PlayedPool, Sample, run_of, virtual
 
+from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.parcel import Parcel
-from pipeline.engine.stages import BatchRun, executions
 from pipeline.engine.workers.frames import WireError
 from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
 

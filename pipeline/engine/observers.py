@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipeline.engine.journal import Journal, packed_request
 from pipeline.engine.request import InFlight
 from pipeline.errors import ErrorCode, PipelineError
-from pipeline.observe.span import Journal, packed_request
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Watchers:
 
 
 def packed_request_of(request: InFlight, target: int) -> bytes:
-    """Its row of `observe.span.REQUEST`."""
+    """Its row of `engine.journal.REQUEST`."""
     code = 0 if request.error is None else int(request.error.code)
     if code.bit_length() > 63:
         code = int(ErrorCode.PRODUCT_ERROR)

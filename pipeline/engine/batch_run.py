@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.data import ChannelData
-from pipeline.engine.binding import BoundOp, coded_error
+from pipeline.engine.bound_op import BoundOp, coded_error
 from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.errors import (
     DeadlineError,

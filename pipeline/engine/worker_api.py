@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from pipeline.engine.binding import BoundOp
-from pipeline.engine.stages import CallWatch
+from pipeline.engine.batch_run import CallWatch
+from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.engine.binding import BoundOp
+from pipeline.engine.batch_run import CallWatch
+from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.request import InFlight
-from pipeline.engine.stages import CallWatch
-from pipeline.engine.workers.base import Worker
+from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 from pipeline.proto.large import LargeResponse, is_short
 from pipeline.proto.pipeline_service_pb2 import Response
