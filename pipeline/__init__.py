@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
-    from pipeline.engine.opening import allow_in_payloads
     from pipeline.errors import ProductError
     from pipeline.local_service_handler import LocalServiceHandler
     from pipeline.observe.analyst import Analyst
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.server import PipelineServer
     from pipeline.tensors import Tensor
     from pipeline.web_service import WebService
+    from pipeline.workers.shm.unpickling import allow_in_payloads
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ _HOME = {
     "PipelineServer": "pipeline.server",
     "Tensor": "pipeline.tensors",
     "WebService": "pipeline.web_service",
-    "allow_in_payloads": "pipeline.engine.opening",
+    "allow_in_payloads": "pipeline.workers.shm.unpickling",
 }
 
 __all__ = [

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from pipeline.config.fields import schema as configuration
 from pipeline.config.schema import REQUEST_OP, ServiceConfig, load_config, resolve_op
-from pipeline.config.schema import schema as configuration
 from pipeline.config.yaml import KeyPath, read_yaml
 from pipeline.connecting import resolved
 from pipeline.drawing import FORMATS, drawing_of

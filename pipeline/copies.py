@@ -24,9 +24,6 @@ from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
-from pipeline.engine.workers.frames import Link, framed
-from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
-from pipeline.engine.workers.zygote import Child, Zygotes
 from pipeline.errors import InitError
 from pipeline.front import NoFront
 from pipeline.inquiry import Inquiries, Question, Reply
@@ -35,6 +32,9 @@ from pipeline.observe.records import replay_bytes
 from pipeline.observing import SNAPSHOT, Past
 from pipeline.service import LAST_S, Companion, Outside, described, log_warnings
 from pipeline.system.event_loop import waited
+from pipeline.workers.process.wire import Link, framed
+from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, Place
+from pipeline.workers.zygote.controller import Child, Zygotes
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -23,15 +23,6 @@ from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
-from pipeline.engine.workers.arena import Arena
-from pipeline.engine.workers.child import WorkerMain
-from pipeline.engine.workers.mailbox import Mailbox
-from pipeline.engine.workers.memory import ServerMemory
-from pipeline.engine.workers.process import ProcessWorkers
-from pipeline.engine.workers.process_worker import Family
-from pipeline.engine.workers.supervision import KILLED_S
-from pipeline.engine.workers.thread import ThreadWorkers
-from pipeline.engine.workers.zygote import Zygotes
 from pipeline.errors import InitError, NoServiceError, PipelineError
 from pipeline.front import Front, NoFront
 from pipeline.observe.logs import RequestLog, log_folder, open_logs
@@ -40,6 +31,15 @@ from pipeline.observe.terminal import TOLD
 from pipeline.observing import Ask, Observation, Whole
 from pipeline.op import Op
 from pipeline.system.event_loop import waited
+from pipeline.workers.loop_inbox import Mailbox
+from pipeline.workers.process.handle import Family
+from pipeline.workers.process.main import WorkerMain
+from pipeline.workers.process.pool import ProcessWorkers
+from pipeline.workers.restart_policy import KILLED_S
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.server_memory import ServerMemory
+from pipeline.workers.thread import ThreadWorkers
+from pipeline.workers.zygote.controller import Zygotes
 
 _LOGGER = logging.getLogger(__name__)
 

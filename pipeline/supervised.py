@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.engine.workers.supervision import Place, signal_name
 from pipeline.errors import InitError
+from pipeline.workers.restart_policy import Place, signal_name
 
 _LOGGER = logging.getLogger(__name__)
 

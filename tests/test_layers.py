@@ -84,7 +84,7 @@ AT_HOME: dict[str, set[str]] = {
     "onnxruntime": {"predictors.local_onnx"},
     "paddle": {"predictors.local_paddle"},
     "ray": {"engine.workers.ray"},
-    "dill": {"engine.pickling", "engine.workers.zygote_spawn"},
+    "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
     "torch": set(),
 }
 HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill"}
@@ -219,7 +219,11 @@ def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
         for found in ALL
         if matches(found.module, "engine")
         and (
-            (found.is_ours and matches(found.target, "observe") and found.target != "engine.journal")
+            (
+                found.is_ours
+                and matches(found.target, "observe")
+                and found.target != "engine.journal"
+            )
             or found.target.split(".")[0]
             in {"grpc", "yaml", "uvicorn", "httptools", "http", "orjson"}
         )
@@ -264,12 +268,12 @@ def test_the_package_itself_loads_nothing():
 # send each other is pickled in four places. `python -m pipeline graph` is an application: the
 # script that it drew may have threads that never end.
 ENDS = {
-    "os._exit": {"engine.workers.zygote_main", "commands_graph"},
-    "os.kill": {"engine.workers.zygote_main"},
+    "os._exit": {"workers.zygote.main", "commands_graph"},
+    "os.kill": {"workers.zygote.main"},
 }
 PICKLES = {
-    "pickle": {"engine.opening", "engine.parcel", "engine.pickling"},
-    "dill": {"engine.pickling", "engine.workers.zygote_spawn"},
+    "pickle": {"workers.shm.unpickling", "workers.shm.payload", "workers.shm.pickling"},
+    "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
 }
 
 

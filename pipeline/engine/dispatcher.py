@@ -11,7 +11,6 @@ from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Channel, Item, Room, first_error
 from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
 from pipeline.engine.observers import Watchers
-from pipeline.engine.parcel import opened
 from pipeline.engine.request import InFlight, Route
 from pipeline.engine.schedulers.dynamic import BatchPolicy, Load, batches_ahead
 from pipeline.engine.state import OpState
@@ -19,6 +18,7 @@ from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
 from pipeline.tensors import announced_batch, declares, max_batch_size_of
+from pipeline.workers.shm.payload import opened
 
 _LOGGER = logging.getLogger(__name__)
 

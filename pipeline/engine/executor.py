@@ -15,7 +15,6 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.engine.observers import Watchers
 from pipeline.engine.pack_jobs import Edge, EdgeJob
-from pipeline.engine.parcel import Parcel, opened
 from pipeline.engine.request import InFlight, Route
 from pipeline.engine.router import Router, own_dict
 from pipeline.engine.startup_log import told_if_slow
@@ -47,6 +46,7 @@ from pipeline.proto.blocks import BlockMessage
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError
+from pipeline.workers.shm.payload import Parcel, opened
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18

@@ -7,10 +7,10 @@ from typing import Any
 
 from pipeline.engine.channel import PassedOver
 from pipeline.engine.dispatcher import OpDispatcher
-from pipeline.engine.parcel import Parcel
 from pipeline.engine.request import InFlight
 from pipeline.errors import GraphError, PipelineError
 from pipeline.op import Op
+from pipeline.workers.shm.payload import Parcel
 
 
 class Router:

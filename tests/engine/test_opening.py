@@ -31,15 +31,16 @@ import pytest
 
 from pipeline import allow_in_payloads
 from pipeline.data import ChannelData
-from pipeline.engine import opening, pickling
-from pipeline.engine.opening import NotDataError, data_of
-from pipeline.engine.parcel import Sealed, seal, unseal
-from pipeline.engine.pickling import dilled, dumps
-from pipeline.engine.workers.arena import Arena, RegionAllocator
-from pipeline.engine.workers.memory import ServerMemory
 from pipeline.errors import PayloadTypeError, PipelineError
 from pipeline.gateway.front import Gateway
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.workers.shm import pickling
+from pipeline.workers.shm import unpickling as opening
+from pipeline.workers.shm.arena import Arena, RegionAllocator
+from pipeline.workers.shm.payload import Sealed, seal, unseal
+from pipeline.workers.shm.pickling import dilled, dumps
+from pipeline.workers.shm.server_memory import ServerMemory
+from pipeline.workers.shm.unpickling import NotDataError, data_of
 
 
 @dataclass
@@ -194,7 +195,7 @@ def reference(module: str, name: str) -> bytes:
     [
         (__name__, "os.system"),
         (__name__, "subprocess.Popen"),
-        ("pipeline.engine.opening", "subprocess.Popen"),
+        ("pipeline.workers.shm.unpickling", "subprocess.Popen"),
         (__name__, "Picture.__init__"),
         ("builtins", "object.__reduce__"),
         ("collections", "_sys.exit"),

@@ -19,9 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.engine.parcel import THRESHOLD, Parcel, Sealed, opened, seal, unseal
-from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
 from pipeline.errors import OverloadedError, PayloadTypeError
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
+from pipeline.workers.shm.payload import THRESHOLD, Parcel, Sealed, opened, seal, unseal
 
 LARGE = 2 * THRESHOLD
 
@@ -388,8 +388,8 @@ def test_what_cannot_be_built_again_is_told(shared):
 SCRIPT = """
 import os, socket
 import numpy as np, msgspec
-from pipeline.engine.parcel import Sealed, seal, unseal
-from pipeline.engine.workers.arena import Arena, RegionAllocator
+from pipeline.workers.shm.payload import Sealed, seal, unseal
+from pipeline.workers.shm.arena import Arena, RegionAllocator
 
 class Result:
     limit = 7

@@ -11,10 +11,10 @@ from doubles import RecordingOwner, settle, wait_until
 
 from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.engine.workers.mailbox import Mailbox
-from pipeline.engine.workers.thread import ThreadWorkers
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
+from pipeline.workers.loop_inbox import Mailbox
+from pipeline.workers.thread import ThreadWorkers
 
 
 class Task:

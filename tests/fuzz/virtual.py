@@ -27,10 +27,10 @@ from pipeline.engine.pack_jobs import Edge
 from pipeline.engine.request import Route
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner
-from pipeline.engine.workers.child import OpenedSample
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
+from pipeline.workers.process.main import OpenedSample
 
 _RESTART_S = 0.03  # a process that is started in the place of another one
 _EDGE_WORKERS = 4

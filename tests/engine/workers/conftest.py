@@ -12,7 +12,7 @@ from doubles import wait_until
 from nursery import Nursery
 from obedient import living, our_files
 
-from pipeline.engine.workers.zygote import ChildMain
+from pipeline.workers.zygote.controller import ChildMain
 
 
 @pytest.fixture

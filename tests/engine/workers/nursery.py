@@ -10,7 +10,7 @@ import uvloop
 from doubles import wait_until
 from obedient import obey
 
-from pipeline.engine.workers.zygote import Child, ChildMain, Zygotes
+from pipeline.workers.zygote.controller import Child, ChildMain, Zygotes
 
 KILLED = "was killed by SIGKILL (kill -9, or the system was out of memory)"
 VANISHED = "vanished with its zygote"

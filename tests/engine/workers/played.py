@@ -15,10 +15,9 @@ from doubles import RecordingOwner, run_virtual, settle
 
 from pipeline import Op
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.parcel import seal, unseal
-from pipeline.engine.workers.arena import Arena, RegionAllocator
-from pipeline.engine.workers.child import StatusPage
-from pipeline.engine.workers.frames import (
+from pipeline.workers.process.main import StatusPage
+from pipeline.workers.process.pool import Family, ProcessWorkers
+from pipeline.workers.process.wire import (
     Hello,
     Outcome,
     Report,
@@ -28,8 +27,9 @@ from pipeline.engine.workers.frames import (
     Work,
     framed,
 )
-from pipeline.engine.workers.memory import ServerMemory
-from pipeline.engine.workers.process import Family, ProcessWorkers
+from pipeline.workers.shm.arena import Arena, RegionAllocator
+from pipeline.workers.shm.payload import seal, unseal
+from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
 KILLED = "was killed by SIGKILL"

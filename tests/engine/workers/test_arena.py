@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obedient import open_files
 
-from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
 from pipeline.errors import InitError
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 
 PAGE = mmap.PAGESIZE
 MIB = 2**20

@@ -14,10 +14,12 @@ import pytest
 
 from pipeline import Op, ProductError
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.engine.parcel import seal, unseal
-from pipeline.engine.workers.arena import Arena
-from pipeline.engine.workers.child import StatusPage, WorkerMain
-from pipeline.engine.workers.frames import (
+from pipeline.errors import PredictorUnavailableError, error_from_fields
+from pipeline.op import configure_op
+from pipeline.system.deadline import call_deadline
+from pipeline.tensors import Tensor
+from pipeline.workers.process.main import StatusPage, WorkerMain
+from pipeline.workers.process.wire import (
     Hello,
     Report,
     Sample,
@@ -26,11 +28,9 @@ from pipeline.engine.workers.frames import (
     Work,
     framed,
 )
-from pipeline.engine.workers.memory import ServerMemory
-from pipeline.errors import PredictorUnavailableError, error_from_fields
-from pipeline.op import configure_op
-from pipeline.system.deadline import call_deadline
-from pipeline.tensors import Tensor
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.payload import seal, unseal
+from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
 BIG = np.arange(64 * 1024, dtype=np.uint8)

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played import virtual
 
-from pipeline.engine.parcel import Sealed
-from pipeline.engine.workers.arena import Block
-from pipeline.engine.workers.frames import (
+from pipeline.workers.process.wire import (
     Hello,
     Link,
     Outcome,
@@ -30,6 +28,8 @@ from pipeline.engine.workers.frames import (
     WorkerLink,
     framed,
 )
+from pipeline.workers.shm.arena import Block
+from pipeline.workers.shm.payload import Sealed
 
 MIB = 2**20
 

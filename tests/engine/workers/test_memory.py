@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pipeline.engine.parcel import Sealed, seal
-from pipeline.engine.workers.arena import Arena, RegionAllocator
-from pipeline.engine.workers.memory import ServerMemory
+from pipeline.workers.shm.arena import Arena, RegionAllocator
+from pipeline.workers.shm.payload import Sealed, seal
+from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
 BIG = {"x": np.zeros(40_000, np.uint8)}

@@ -11,9 +11,9 @@ from doubles import settle
 from played import KILLED, PlayedPool, Sample, run_of, virtual
 
 from pipeline.engine.batch_run import BatchRun, executions
-from pipeline.engine.parcel import Parcel
-from pipeline.engine.workers.frames import WireError
 from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
+from pipeline.workers.process.wire import WireError
+from pipeline.workers.shm.payload import Parcel
 
 BIG = np.zeros(64 * 1024, np.uint8)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played import virtual
 
-from pipeline.engine.workers.supervision import Place, restart_pause_s
+from pipeline.workers.restart_policy import Place, restart_pause_s
 
 
 def test_the_first_end_is_made_good_at_once():

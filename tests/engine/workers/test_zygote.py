@@ -15,7 +15,7 @@ import uvloop
 from nursery import KILLED
 from obedient import obey, open_files, our_files, status_of
 
-from pipeline.engine.workers.zygote import Child, Zygotes
+from pipeline.workers.zygote.controller import Child, Zygotes
 
 # Starting -----------------------------------------------------------------------------------
 

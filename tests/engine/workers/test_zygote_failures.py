@@ -19,9 +19,9 @@ from doubles import wait_until
 from nursery import KILLED, VANISHED
 from obedient import living, obey, our_files, status_of
 
-from pipeline.engine.workers.zygote import Child, Zygotes
-from pipeline.engine.workers.zygote_main import Kill
 from pipeline.errors import InitError
+from pipeline.workers.zygote.controller import Child, Zygotes
+from pipeline.workers.zygote.main import Kill
 
 # A system that has run out ------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from obedient import living
 
 PARENT = """
 import asyncio, os, signal, sys, time
-from pipeline.engine.workers.zygote import Zygotes
+from pipeline.workers.zygote.controller import Zygotes
 
 def obey(sock, number):
     while question := sock.recv(100):
@@ -155,7 +155,7 @@ def run_script(folder: Path, text: str, *arguments: str) -> Iterator[subprocess.
 
 UNGUARDED = """
 import argparse, asyncio, os, pickle, sys, threading
-from pipeline.engine.workers.zygote import Zygotes
+from pipeline.workers.zygote.controller import Zygotes
 
 print("imported", flush=True)
 args = argparse.Namespace(word="shipped")
@@ -231,7 +231,7 @@ def test_what_spawn_cannot_ship_is_named(tmp_path, before, where):
 
 
 def test_a_zygote_that_is_spawned_loads_nothing_heavy():
-    loaded = "import pipeline.engine.workers.zygote_spawn, sys; print(*sys.modules)"
+    loaded = "import pipeline.workers.zygote.spawn, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     modules = {name.split(".")[0] for name in done.stdout.split()}
     assert "msgspec" in modules

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.engine.workers import zygote_spawn
-from pipeline.engine.workers.zygote_spawn import Shipment
+from pipeline.workers.zygote import spawn as zygote_spawn
+from pipeline.workers.zygote.spawn import Shipment
 
 
 def main(*args):

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from pipeline.engine.workers.zygote_main import ChildMain, serve, signals_blocked
 from pipeline.errors import InitError
+from pipeline.workers.zygote.main import ChildMain, serve, signals_blocked
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 # This package may be found only by what the script did to sys.path, hence no `-m`. Whatever is
@@ -33,7 +33,7 @@ import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
 import pipeline
 sys.path[:] = sys.argv[2].split("\\n")
-from pipeline.engine.workers.zygote_spawn import serve_spawned
+from pipeline.workers.zygote.spawn import serve_spawned
 serve_spawned(*map(int, sys.argv[3:]))
 """
 _SEARCH_DEPTH = 8

@@ -24,10 +24,10 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp, run_init_op
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
-from pipeline.engine.workers.mailbox import Mailbox
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.note import ModelNote, note_of
+from pipeline.workers.loop_inbox import Mailbox
 
 _LOGGER = logging.getLogger(__name__)
 

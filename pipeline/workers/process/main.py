@@ -17,17 +17,6 @@ import msgspec
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp, run_init_op
-from pipeline.engine.parcel import seal, unseal
-from pipeline.engine.workers.arena import Arena, RegionAllocator
-from pipeline.engine.workers.frames import (
-    Outcome,
-    Report,
-    Result,
-    Sample,
-    WireError,
-    WireJob,
-    WorkerLink,
-)
 from pipeline.errors import (
     OverloadedError,
     PayloadTypeError,
@@ -39,6 +28,17 @@ from pipeline.errors import (
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.note import note_of
 from pipeline.system.event_loop import LoopThread
+from pipeline.workers.process.wire import (
+    Outcome,
+    Report,
+    Result,
+    Sample,
+    WireError,
+    WireJob,
+    WorkerLink,
+)
+from pipeline.workers.shm.arena import Arena, RegionAllocator
+from pipeline.workers.shm.payload import seal, unseal
 
 SendRecord = Callable[[bytes], None]
 

@@ -13,10 +13,18 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from pipeline.engine.opening import NotDataError
-from pipeline.engine.pickling import PROTOCOL, Order, array_on, dilled, dumps, is_picklable, told
-from pipeline.engine.workers.arena import Arena, Block
 from pipeline.errors import OverloadedError, PayloadTypeError
+from pipeline.workers.shm.arena import Arena, Block
+from pipeline.workers.shm.pickling import (
+    PROTOCOL,
+    Order,
+    array_on,
+    dilled,
+    dumps,
+    is_picklable,
+    told,
+)
+from pipeline.workers.shm.unpickling import NotDataError
 
 # From this size on it goes to shared memory. Measured there and back through another process: a
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB

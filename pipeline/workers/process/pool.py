@@ -16,11 +16,11 @@ from typing import Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner, Worker
-from pipeline.engine.workers.process_worker import Family, ProcessWorker
-from pipeline.engine.workers.supervision import KILLED_S, STOPPED_S, Place
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.note import ModelNote
+from pipeline.workers.process.handle import Family, ProcessWorker
+from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, Place
 
 _LOGGER = logging.getLogger(__name__)
 

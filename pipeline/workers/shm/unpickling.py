@@ -55,7 +55,7 @@ _DATA: dict[str, str] = {
             "records": "record recarray",
         }.items()
     },
-    "pipeline.engine.pickling": "_built",
+    "pipeline.workers.shm.pickling": "_built",
 }
 _OURS = (
     "pipeline.compat",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from pipeline.engine.opening import anything_of, data_of
-from pipeline.engine.parcel import Loads, Parcel, Sealed, seal
-from pipeline.engine.workers.arena import Arena, Block, RegionAllocator
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
+from pipeline.workers.shm.payload import Loads, Parcel, Sealed, seal
+from pipeline.workers.shm.unpickling import anything_of, data_of
 
 
 class ServerMemory:

@@ -10,10 +10,17 @@ from typing import Any, Protocol
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
-from pipeline.engine.parcel import Parcel, Sealed
 from pipeline.engine.worker_api import Job
-from pipeline.engine.workers.child import StatusPage
-from pipeline.engine.workers.frames import (
+from pipeline.errors import (
+    OverloadedError,
+    PayloadTypeError,
+    PipelineError,
+    error_from_fields,
+)
+from pipeline.op import Op
+from pipeline.predictors.note import ModelNote
+from pipeline.workers.process.main import StatusPage
+from pipeline.workers.process.wire import (
     Hello,
     Link,
     Outcome,
@@ -24,17 +31,10 @@ from pipeline.engine.workers.frames import (
     Work,
     framed,
 )
-from pipeline.engine.workers.memory import ServerMemory
-from pipeline.engine.workers.supervision import Place
-from pipeline.engine.workers.zygote import Child, Zygotes
-from pipeline.errors import (
-    OverloadedError,
-    PayloadTypeError,
-    PipelineError,
-    error_from_fields,
-)
-from pipeline.op import Op
-from pipeline.predictors.note import ModelNote
+from pipeline.workers.restart_policy import Place
+from pipeline.workers.shm.payload import Parcel, Sealed
+from pipeline.workers.shm.server_memory import ServerMemory
+from pipeline.workers.zygote.controller import Child, Zygotes
 
 _PICK_UP_S = 1.0  # an idle worker may take so long, beyond the Op's timeout, to take a job up
 _LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1  # of msgpack

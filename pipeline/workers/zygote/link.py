@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.engine.workers.supervision import signal_name
-from pipeline.engine.workers.zygote_main import MESSAGE_BYTES, Kill, Report, Request, Start
+from pipeline.workers.restart_policy import signal_name
+from pipeline.workers.zygote.main import MESSAGE_BYTES, Kill, Report, Request, Start
 
 _NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from pipeline.engine.workers import zygote_spawn
-from pipeline.engine.workers.zygote_link import Child, ZygoteLink, reap
-from pipeline.engine.workers.zygote_main import (
+from pipeline.errors import InitError
+from pipeline.workers.zygote import spawn as zygote_spawn
+from pipeline.workers.zygote.link import Child, ZygoteLink, reap
+from pipeline.workers.zygote.main import (
     Changed,
     ChildMain,
     Clone,
@@ -34,7 +35,6 @@ from pipeline.engine.workers.zygote_main import (
     fork_quietly,
     serve,
 )
-from pipeline.errors import InitError
 
 __all__ = ["Child", "ChildMain", "Zygotes"]
 

@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from pipeline.engine.parcel import Sealed
-from pipeline.engine.workers.arena import Block
 from pipeline.predictors.note import ModelNote
+from pipeline.workers.shm.arena import Block
+from pipeline.workers.shm.payload import Sealed
 
 _LENGTH = struct.Struct("<Q")
 # Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may
