@@ -17,10 +17,10 @@ from msgspec import Struct
 from pipeline.config.fields import schema as configuration
 from pipeline.config.schema import REQUEST_OP, ServiceConfig, load_config, resolve_op
 from pipeline.config.yaml import KeyPath, read_yaml
-from pipeline.connecting import resolved
 from pipeline.drawing import FORMATS, drawing_of
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.runtime.predictor_loader import resolved
 from pipeline.server import PipelineServer
 
 GRAPH_USAGE = """\

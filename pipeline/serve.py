@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import LogConfig, ServiceConfig, load_config, resolve_op
-from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door
 from pipeline.doors.grpc import GrpcDoor
 from pipeline.doors.http import HttpDoor
@@ -32,10 +31,11 @@ from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.observe.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.service import Outside, Service
+from pipeline.runtime.sidecar import READY
 from pipeline.serve_arguments import MODEL, ServeSettings, read_arguments
 from pipeline.server import serve_until_signalled
-from pipeline.service import Outside, Service
-from pipeline.supervised import READY
 from pipeline.system.malloc import keep_freed_memory
 from pipeline.system.stdio import occupy_descriptors, say_on_stderr
 

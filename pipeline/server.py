@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.config.schema import ServiceConfig, load_config, resolve_op
-from pipeline.connecting import PredictorLoader
-from pipeline.copies import Copies
 from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
-from pipeline.gateway.front import Gateway
-from pipeline.model_services import ModelServices
+from pipeline.gateway.ingress import Gateway
 from pipeline.op import ResponseOp, configure_op
-from pipeline.service import Outside, Service, startup_frozen
+from pipeline.runtime.model_services import ModelServices
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.replicas import Copies
+from pipeline.runtime.service import Outside, Service, startup_frozen
 from pipeline.system.event_loop import LoopThread, end_tasks, ends_before, loop_factory
 from pipeline.system.malloc import keep_freed_memory
 from pipeline.system.stdio import occupy_descriptors, say_on_stderr

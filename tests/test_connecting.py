@@ -8,9 +8,9 @@ import pytest
 
 from pipeline import LocalServiceHandler, Op
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.connecting import ModelServiceAddress, PredictorLoader
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import configure_op
+from pipeline.runtime.predictor_loader import ModelServiceAddress, PredictorLoader
 
 
 class Recorder:

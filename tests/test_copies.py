@@ -154,7 +154,9 @@ def test_servers_run_one_after_the_other_and_at_once():
 
 
 def test_a_server_ends_by_itself_beside_one_that_was_started_later(monkeypatch):
-    monkeypatch.setattr("pipeline.copies._PARTED_S", 600.0)  # its copies end without being killed
+    monkeypatch.setattr(
+        "pipeline.runtime.replicas._PARTED_S", 600.0
+    )  # its copies end without being killed
     server = server_for(who(), stop_grace_period=600_000, **TWO)
     server.start()
     with server_for(who(), **TWO):
@@ -232,7 +234,7 @@ def test_workers_that_cannot_be_prepared_in_a_copy_are_an_error_that_says_why(mo
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no arena today")
 
-    monkeypatch.setattr("pipeline.service.Arena", refuse)  # the copies inherit it
+    monkeypatch.setattr("pipeline.runtime.service.Arena", refuse)  # the copies inherit it
     server = server_for(who(), op={"who": {"workers": "process"}}, **TWO)
     with pytest.raises(InitError, match=r"(?s)Traceback.*no arena today"):
         server.start()

@@ -6,7 +6,7 @@ import asyncio
 
 from doubles import run_virtual, settle
 
-from pipeline.inquiry import Asker, Inquiries, Question, Reply
+from pipeline.runtime.replica_query import Asker, Inquiries, Question, Reply
 
 
 class Copy:

@@ -13,7 +13,6 @@ import pytest
 from doubles import settle
 
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind
 from pipeline.doors.model_service import Answer, answers_of
 from pipeline.engine.graph import build_graph
@@ -31,7 +30,8 @@ from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto import baidu_std, general_model
 from pipeline.proto.general_model_pb2 import Request, Response
-from pipeline.service import Outside, Service
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.service import Outside, Service
 from pipeline.system.event_loop import loop_factory
 
 CONF = ModelConf(

@@ -22,9 +22,9 @@ from test_serve import CONF, save_model
 from pipeline import Op, RequestOp
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import InitError
-from pipeline.model_services import ModelServices
 from pipeline.op import configure_op
-from pipeline.supervised import _Relogger
+from pipeline.runtime.model_services import ModelServices
+from pipeline.runtime.sidecar import _Relogger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -16,8 +16,8 @@ from pipeline.engine.state import EngineState
 from pipeline.errors import InitError
 from pipeline.observe.logs import RequestLog
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
-from pipeline.observing import SNAPSHOT, Observation, Past, Whole
 from pipeline.op import configure_op
+from pipeline.runtime.observation import SNAPSHOT, Observation, Past, Whole
 
 IDLE = EngineState(True, 0, 0, 0, 0)
 

@@ -32,7 +32,7 @@ import pytest
 from pipeline import allow_in_payloads
 from pipeline.data import ChannelData
 from pipeline.errors import PayloadTypeError, PipelineError
-from pipeline.gateway.front import Gateway
+from pipeline.gateway.ingress import Gateway
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers.shm import pickling
 from pipeline.workers.shm import unpickling as opening

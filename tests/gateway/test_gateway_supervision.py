@@ -270,7 +270,7 @@ def test_requests_that_are_inside_are_answered_when_the_server_stops(played, tem
 
 @here
 def test_a_gateway_that_does_not_end_is_killed(played, monkeypatch):
-    monkeypatch.setattr("pipeline.gateway.front._END_S", 0.0)
+    monkeypatch.setattr("pipeline.gateway.ingress._END_S", 0.0)
     played.shall("be stubborn")
     with server(stop_grace_period=0):
         pass

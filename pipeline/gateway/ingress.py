@@ -12,7 +12,7 @@ from pipeline.doors.inner import socket_paths
 from pipeline.doors.listen import address_of, bind, check_unix_path, port_of
 from pipeline.errors import InitError
 from pipeline.gateway.binary import cannot_run, find_binary
-from pipeline.supervised import Program, Supervised, end_all
+from pipeline.runtime.sidecar import Program, Supervised, end_all
 from pipeline.system.temp_dir import TemporaryFolder
 
 _KEY = "http_server: gateway"

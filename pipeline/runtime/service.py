@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
-from pipeline.connecting import PredictorLoader
 from pipeline.doors.door import Behind, Door, OpenDoors
 from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
@@ -24,12 +23,13 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.front import Front, NoFront
 from pipeline.observe.logs import RequestLog, log_folder, open_logs
 from pipeline.observe.records import LogsHome, replay_bytes
 from pipeline.observe.terminal import TOLD
-from pipeline.observing import Ask, Observation, Whole
 from pipeline.op import Op
+from pipeline.runtime.ingress import Front, NoFront
+from pipeline.runtime.observation import Ask, Observation, Whole
+from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.system.event_loop import waited
 from pipeline.workers.loop_inbox import Mailbox
 from pipeline.workers.process.handle import Family

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.connecting import PredictorLoader
 from pipeline.engine.graph import Graph
 from pipeline.errors import InitError, PipelineError, utf8_text
-from pipeline.inquiry import Asker, Question, Reply
 from pipeline.observe.records import LogsHome
-from pipeline.service import CopyRole, Outside, Service, startup_frozen
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.replica_query import Asker, Question, Reply
+from pipeline.runtime.service import CopyRole, Outside, Service, startup_frozen
 from pipeline.system.event_loop import end_tasks, ends_before, loop_factory
 from pipeline.system.malloc import keep_freed_memory
 from pipeline.workers.process.wire import Link, framed

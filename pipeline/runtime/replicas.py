@@ -17,20 +17,20 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import DagConfig, ServiceConfig
-from pipeline.connecting import PredictorLoader
-from pipeline.copy_process import CopyMain, Order, Word
 from pipeline.doors.grpc_rest import check_that_grpc_rests
 from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
-from pipeline.front import NoFront
-from pipeline.inquiry import Inquiries, Question, Reply
 from pipeline.observe.logs import open_logs
 from pipeline.observe.records import replay_bytes
-from pipeline.observing import SNAPSHOT, Past
-from pipeline.service import LAST_S, Companion, Outside, described, log_warnings
+from pipeline.runtime.ingress import NoFront
+from pipeline.runtime.observation import SNAPSHOT, Past
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.replica_main import CopyMain, Order, Word
+from pipeline.runtime.replica_query import Inquiries, Question, Reply
+from pipeline.runtime.service import LAST_S, Companion, Outside, described, log_warnings
 from pipeline.system.event_loop import waited
 from pipeline.workers.process.wire import Link, framed
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, Place

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from pipeline.connecting import ModelServiceAddress, resolved
 from pipeline.errors import InitError
 from pipeline.op import Op
-from pipeline.supervised import Program, Supervised, end_all
+from pipeline.runtime.predictor_loader import ModelServiceAddress, resolved
+from pipeline.runtime.sidecar import Program, Supervised, end_all
 from pipeline.system.temp_dir import TemporaryFolder
 
 _HOST = "127.0.0.1"
