@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import LogConfig, ServiceConfig, load_config, resolve_op
-from pipeline.doors.door import Behind, Door
-from pipeline.doors.grpc import GrpcDoor
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.listen import ABSTRACT, bind
 from pipeline.doors.model_service import answers_of, grpc_service
 from pipeline.doors.model_site import ModelSite
 from pipeline.doors.one_port import OnePortDoor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
+from pipeline.frontends.base import Behind, Door
+from pipeline.frontends.grpc.server import GrpcDoor
+from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.listen import ABSTRACT, bind
 from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.observe.lines import LineFormatter
 from pipeline.op import configure_op

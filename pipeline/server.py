@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.config.schema import ServiceConfig, load_config, resolve_op
-from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
+from pipeline.frontends.registry import pipeline_doors
 from pipeline.gateway.ingress import Gateway
 from pipeline.op import ResponseOp, configure_op
 from pipeline.runtime.model_services import ModelServices

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pipeline.doors.link_frames import (
+from pipeline.frontends.link.frames import (
     ANSWER,
     ASK,
     ASKED,

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.page import Page
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
-from pipeline.observe.minute import LastMinute
-from pipeline.observe.recent import Recent, Recording
+from pipeline.frontends.dashboard.minute import LastMinute
+from pipeline.frontends.dashboard.recent import Recent, Recording
+from pipeline.frontends.dashboard.routes import Page
+from pipeline.frontends.http.server import HttpDoor
 from pipeline.observe.snapshot import Snapshot
 from pipeline.observe.statistics import Statistics
 from pipeline.system.event_loop import LoopThread

@@ -19,9 +19,9 @@ import pytest
 from doubles import client_of, http, post, server_for, wait_until
 
 from pipeline import Op, PipelineServer, RequestOp
-from pipeline.doors.grpc_rest import check_that_grpc_rests
-from pipeline.doors.listen import bind, reserve
 from pipeline.errors import InitError
+from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
+from pipeline.frontends.listen import bind, reserve
 from pipeline.observe.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("open_files")

@@ -66,19 +66,19 @@ ONLY: dict[str, set[str]] = {
 AT_HOME: dict[str, set[str]] = {
     "grpc": {
         "client",
-        "doors.grpc",
-        "doors.grpc_health",
-        "doors.grpc_running",
-        "doors.grpc_v2",
+        "frontends.grpc.server",
+        "frontends.grpc.health",
+        "frontends.grpc.calls",
+        "frontends.v2.grpc",
         "predictors.grpc_calls",
         "proto.pipeline_service_pb2_grpc",
     },
-    "grpc_health": {"doors.grpc", "doors.grpc_health"},
+    "grpc_health": {"frontends.grpc.server", "frontends.grpc.health"},
     "opentelemetry": {"observe.otel"},
     "prometheus_client": {"observe.metrics"},
-    "grpc_reflection": {"doors.grpc"},
-    "uvicorn": {"doors.http", "doors.http_connection"},
-    "httptools": {"doors.http_connection"},
+    "grpc_reflection": {"frontends.grpc.server"},
+    "uvicorn": {"frontends.http.server", "frontends.http.connection"},
+    "httptools": {"frontends.http.connection"},
     "uvloop": {"event_loop"},
     "yaml": {"yaml_source"},
     "onnxruntime": {"predictors.local_onnx"},
@@ -107,7 +107,7 @@ class Import:
 
 
 def names_of_modules() -> dict[str, Path]:
-    """Every module of the package by its name without the package's: `doors.http`."""
+    """Every module of the package by its name without the package's: `frontends.http.server`."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -180,7 +180,9 @@ def test_the_reader_of_imports_finds_those_it_should():
     assert len(MODULES) > 30
     seen = {(found.module, found.target) for found in ALL}
     assert ("engine.executor", "engine.dispatcher") in seen
-    assert ("doors.http", "proto.jsonpb") in seen, "a module named after `import` counts as one"
+    assert ("frontends.http.server", "proto.jsonpb") in seen, (
+        "a module named after `import` counts as one"
+    )
     for_types = [f for f in ALL if f.module == "op" and f.target == "config"]
     assert all(found.is_for_types for found in for_types)
     (in_function,) = [f for f in ALL if f.module == "event_loop" and f.target == "uvloop"]

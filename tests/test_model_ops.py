@@ -13,7 +13,6 @@ import pytest
 from doubles import settle
 
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.doors.door import Behind
 from pipeline.doors.model_service import Answer, answers_of
 from pipeline.engine.graph import build_graph
 from pipeline.errors import (
@@ -25,6 +24,7 @@ from pipeline.errors import (
     PackageError,
     PredictorError,
 )
+from pipeline.frontends.base import Behind
 from pipeline.model_ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var

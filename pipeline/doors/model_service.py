@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from pipeline.doors.door import Handle
-from pipeline.doors.grpc import GrpcCall, GrpcService, grpc_error
 from pipeline.errors import PipelineError, error_from_wire
+from pipeline.frontends.base import Handle
+from pipeline.frontends.grpc.server import GrpcCall, GrpcService, grpc_error
 from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std
 

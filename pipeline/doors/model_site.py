@@ -6,9 +6,7 @@ import asyncio
 import gzip
 import re
 
-from pipeline.doors.http_connection import HttpError, not_allowed
 from pipeline.doors.model_service import METHODS, Answer
-from pipeline.doors.web import JSON, Endpoint, Reply, WebRequest
 from pipeline.errors import (
     ClosedError,
     ErrorCode,
@@ -18,6 +16,8 @@ from pipeline.errors import (
     TooLargeError,
     utf8_text,
 )
+from pipeline.frontends.http.connection import HttpError, not_allowed
+from pipeline.frontends.http.routes import JSON, Endpoint, Reply, WebRequest
 from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto.general_model_json import response_to_json
 from pipeline.proto.general_model_pb2 import Response

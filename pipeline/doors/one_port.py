@@ -8,11 +8,11 @@ import socket
 from typing import cast
 
 from pipeline.doors.baidu_std import BaiduStdConnection
-from pipeline.doors.listen import BACKLOG
 from pipeline.doors.model_service import Answer
 from pipeline.doors.relay import Relay
 from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
+from pipeline.frontends.listen import BACKLOG
 from pipeline.proto import baidu_std
 
 _LOGGER = logging.getLogger(__name__)

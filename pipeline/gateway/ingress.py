@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.doors.inner import socket_paths
-from pipeline.doors.listen import address_of, bind, check_unix_path, port_of
 from pipeline.errors import InitError
+from pipeline.frontends.link.sockets import socket_paths
+from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
 from pipeline.gateway.binary import cannot_run, find_binary
 from pipeline.runtime.sidecar import Program, Supervised, end_all
 from pipeline.system.temp_dir import TemporaryFolder

@@ -14,7 +14,7 @@ import (
 )
 
 // The link is what the gateway speaks with the server whose child it is, on a Unix socket: frames,
-// of many requests at once, answered in any order. pipeline/doors/link.py describes them and has
+// of many requests at once, answered in any order. pipeline/frontends/link/server.py describes them and has
 // the other side. All numbers are big-endian:
 //
 //	u32 size of what follows, u8 kind, u64 id, body

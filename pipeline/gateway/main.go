@@ -3,7 +3,7 @@
 // POST /<name>/<method> becomes a gRPC call to one of the backends, by the code that
 // protoc-gen-grpc-gateway makes of pipeline_service.proto; every other path goes to the HTTP port of
 // a backend as it came. Each answer equals that of the HTTP door inside a server
-// (pipeline/doors/http.py): what only the door can judge is handed over to it.
+// (pipeline/frontends/http/server.py): what only the door can judge is handed over to it.
 package main
 
 import (

@@ -19,11 +19,11 @@ from pipeline.engine.observers import Watchers, packed_request_of
 from pipeline.engine.request import InFlight
 from pipeline.engine.state import EngineState
 from pipeline.errors import InitError, PipelineError
+from pipeline.frontends.dashboard.minute import LastMinute
+from pipeline.frontends.dashboard.recent import Recent, Recording
 from pipeline.observe.logs import RequestLog
-from pipeline.observe.minute import LastMinute
 from pipeline.observe.profile import profile_text
 from pipeline.observe.profile_writer import ProfileWriter
-from pipeline.observe.recent import Recent, Recording
 from pipeline.observe.snapshot import NO_COPY, MinuteSeries, ModelCounters, Snapshot
 from pipeline.observe.statistics import Statistics, merge, model_names
 from pipeline.observe.telemetry import Telemetry, connect_telemetry
@@ -53,7 +53,7 @@ class Whole:
         return [msgspec.msgpack.decode(answer, type=Snapshot) for answer in answers]
 
     async def record(self, seconds: float) -> list[bytes]:
-        """What happens in each of the copies in the next `seconds`; see `observe.recent`."""
+        """What happens in each of the copies in the next `seconds`; see `frontends.dashboard.recent`."""
         return await self._ask(f"{_RECORD}{seconds!r}", seconds + _ANSWER_S)
 
 

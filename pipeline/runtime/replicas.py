@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import DagConfig, ServiceConfig
-from pipeline.doors.grpc_rest import check_that_grpc_rests
-from pipeline.doors.listen import reserve
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
+from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
+from pipeline.frontends.listen import reserve
 from pipeline.observe.logs import open_logs
 from pipeline.observe.records import replay_bytes
 from pipeline.runtime.ingress import NoFront

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
-from pipeline.doors.door import Behind, Door, OpenDoors
-from pipeline.doors.pipeline_doors import pipeline_doors
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
@@ -23,6 +21,8 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
 from pipeline.errors import InitError, NoServiceError, PipelineError
+from pipeline.frontends.base import Behind, Door, OpenDoors
+from pipeline.frontends.registry import pipeline_doors
 from pipeline.observe.logs import RequestLog, log_folder, open_logs
 from pipeline.observe.records import LogsHome, replay_bytes
 from pipeline.observe.terminal import TOLD

@@ -15,10 +15,10 @@ from doubles import chain, client_of, http, post, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Connection, request
 
-from pipeline.doors import grpc_sockets
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.listen import bind, check_free, reserve, take_last
 from pipeline.errors import InitError
+from pipeline.frontends.grpc import sockets as grpc_sockets
+from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.listen import bind, check_free, reserve, take_last
 from pipeline.proto import pipeline_service_pb2
 
 BODY = {"key": ["path"], "value": ["x"]}

@@ -17,9 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.doors.grpc import ERR_NO, SERVICE, GrpcDoor, GrpcService, pipeline_service
-from pipeline.doors.grpc_sockets import peer_named
-from pipeline.doors.listen import reserve
+from pipeline.frontends.grpc.server import ERR_NO, SERVICE, GrpcDoor, GrpcService, pipeline_service
+from pipeline.frontends.grpc.sockets import peer_named
+from pipeline.frontends.listen import reserve
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 LIMIT = 10_000

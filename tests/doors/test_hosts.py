@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 import pytest
 from doubles import chain, server_for
 
-from pipeline.doors.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.hosts import ForeignPageError, Hosts
 
 BODY = json.dumps({"key": ["path"], "value": [""]})
 

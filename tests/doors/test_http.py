@@ -17,10 +17,10 @@ from doubles import Tag, chain, http, post, server_for, wait_until
 from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.http_connection import HttpError
-from pipeline.doors.web import Reply
 from pipeline.errors import PackageError
+from pipeline.frontends.http.connection import HttpError
+from pipeline.frontends.http.routes import Reply
+from pipeline.frontends.http.server import HttpDoor
 from pipeline.proto import pipeline_service_pb2
 
 LIMIT = 100_000

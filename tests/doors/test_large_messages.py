@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
-from pipeline.doors import http_v2
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError
+from pipeline.frontends.v2 import http as http_v2
 from pipeline.proto import codec, inference_v2_pb2, jsonpb, large
 from pipeline.proto.inference_v2 import SERVICE
 from pipeline.proto.pipeline_service_pb2 import Request, Response

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linked import Linked, Said, answer, ask, frame, linked, refusal_of, retry_after_s_of, said_in
 
-from pipeline.doors.link import LinkDoor
-from pipeline.doors.link_frames import (
+from pipeline.engine.request import Route
+from pipeline.errors import ErrorCode, InitError, OverloadedError
+from pipeline.frontends.link.frames import (
     ANSWER,
     ASK,
     ASKED,
@@ -32,8 +33,7 @@ from pipeline.doors.link_frames import (
     VERSION,
     Outbox,
 )
-from pipeline.engine.request import Route
-from pipeline.errors import ErrorCode, InitError, OverloadedError
+from pipeline.frontends.link.server import LinkDoor
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.system.event_loop import loop_factory
 
@@ -624,7 +624,7 @@ def test_what_is_no_frame_ends_its_connection_and_no_other(folder, open_files, c
 
     with caplog.at_level(logging.INFO):
         run(test())
-    (record,) = (each for each in caplog.records if each.name == "pipeline.doors.link")
+    (record,) = (each for each in caplog.records if each.name == "pipeline.frontends.link.server")
     assert record.levelno == logging.WARNING
     assert why in record.getMessage()
 

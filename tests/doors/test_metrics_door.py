@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.doors.http_connection import HttpError
-from pipeline.doors.metrics import MetricsServer, MetricsSite
-from pipeline.doors.web import Reply, WebRequest
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode, InitError
+from pipeline.frontends.http.connection import HttpError
+from pipeline.frontends.http.metrics import MetricsServer, MetricsSite
+from pipeline.frontends.http.routes import Reply, WebRequest
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.system.event_loop import LoopThread
 

@@ -17,9 +17,6 @@ from raw_http2 import PREFACE
 
 from pipeline.doors import baidu_std as door_module
 from pipeline.doors.baidu_std import BaiduStdConnection
-from pipeline.doors.grpc import GrpcDoor
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.listen import bind
 from pipeline.doors.model_service import Answer, answers_of, grpc_service
 from pipeline.doors.model_site import ModelSite
 from pipeline.doors.one_port import OnePortDoor
@@ -36,6 +33,9 @@ from pipeline.errors import (
     ProductError,
     UserCodeError,
 )
+from pipeline.frontends.grpc.server import GrpcDoor
+from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.listen import bind
 from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import baidu_std, pipeline_service_pb2
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta

@@ -18,14 +18,14 @@ import pytest
 from doubles import chain, http, post, run_virtual, server_for, wait_until
 from played_page import MS, Played, graph_of, op_state, request, rows, served, turn
 
-from pipeline.doors import page as page_module
-from pipeline.doors.http_connection import HttpError
-from pipeline.doors.page import Page
-from pipeline.doors.web import Reply, WebRequest
 from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode
-from pipeline.observe.recent import Recorded
+from pipeline.frontends.dashboard import routes as page_module
+from pipeline.frontends.dashboard.recent import Recorded
+from pipeline.frontends.dashboard.routes import Page
+from pipeline.frontends.http.connection import HttpError
+from pipeline.frontends.http.routes import Reply, WebRequest
 from pipeline.observe.snapshot import NO_COPY, Snapshot
 
 STATIC = Path(page_module.__file__).with_name("static")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from played_page import graph_of
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.doors.page_layout import REQUEST_BOX, RESPONSE_BOX, lay_out, layout_of
 from pipeline.engine.graph import build_graph
+from pipeline.frontends.dashboard.layout import REQUEST_BOX, RESPONSE_BOX, lay_out, layout_of
 
 
 @st.composite

@@ -21,9 +21,9 @@ from played_gateway import Played
 from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
 
 from pipeline import PipelineClient, PipelineServer
-from pipeline.doors.grpc_rest import check_that_grpc_rests
-from pipeline.doors.listen import bind
 from pipeline.errors import ConfigError, InitError
+from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
+from pipeline.frontends.listen import bind
 from pipeline.gateway.binary import VARIABLE
 from pipeline.proto.pipeline_service_pb2 import Request
 

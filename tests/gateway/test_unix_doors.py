@@ -17,12 +17,12 @@ import grpc
 import pytest
 from linked import ask_once
 
-from pipeline.doors.grpc import ERR_NO, SERVICE, TIMEOUT, GrpcDoor, pipeline_service
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.inner import InnerDoors
-from pipeline.doors.link import LinkDoor
-from pipeline.doors.listen import bind, check_unix_path, placed, port_of
 from pipeline.errors import ErrorCode, InitError, OverloadedError
+from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT, GrpcDoor, pipeline_service
+from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.link.server import LinkDoor
+from pipeline.frontends.link.sockets import InnerDoors
+from pipeline.frontends.listen import bind, check_unix_path, placed, port_of
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
 

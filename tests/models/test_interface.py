@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.models import Kind, V2Error
-from pipeline.models.interface import Interface, Slot, fits, interface_of
+from pipeline.frontends.v2 import Kind, V2Error
+from pipeline.frontends.v2.interface import Interface, Slot, fits, interface_of
 from pipeline.predictors.note import ModelNote, NotedTensor
 
 PLAIN = Interface(

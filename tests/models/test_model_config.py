@@ -8,7 +8,8 @@ from google.protobuf import json_format
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.graph import build_graph
-from pipeline.models.config import (
+from pipeline.frontends.v2.interface import Interface, Slot
+from pipeline.frontends.v2.model_config import (
     OpConfigForm,
     config_message,
     config_of_op,
@@ -17,7 +18,6 @@ from pipeline.models.config import (
     metadata_of,
     step_of,
 )
-from pipeline.models.interface import Interface, Slot
 from pipeline.proto.inference_v2 import DATATYPES
 from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
 from pipeline.tensors import Tensor

@@ -21,9 +21,9 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
-from pipeline.models import Kind, V2Error, v2_error
-from pipeline.models.interface import Interface, Slot
-from pipeline.models.values import array_of, arrays_of, payload_of, request_of, values_of
+from pipeline.frontends.v2 import Kind, V2Error, v2_error
+from pipeline.frontends.v2.convert import array_of, arrays_of, payload_of, request_of, values_of
+from pipeline.frontends.v2.interface import Interface, Slot
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Response
 

@@ -6,7 +6,7 @@ import pytest
 from played_page import MS, request, rows
 
 from pipeline.engine.journal import REQUEST, TURN, Outcome
-from pipeline.observe.minute import SECONDS, LastMinute, merged
+from pipeline.frontends.dashboard.minute import SECONDS, LastMinute, merged
 from pipeline.observe.snapshot import MinuteSeries
 
 S = 1000 * MS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from played_page import MS, never_ran, request, rows, turn
 
 from pipeline.engine.journal import REQUEST, TURN, Outcome
-from pipeline.observe.recent import (
+from pipeline.frontends.dashboard.recent import (
     MOST_FAILED,
     MOST_RECORDED,
     MOST_SLOW,

@@ -17,8 +17,8 @@ from pipeline.errors import (
     error_from_wire,
     utf8_text,
 )
-from pipeline.models.errors import Kind, V2Error, v2_error
-from pipeline.models.interface import Interface, Slot, fits, no_such_output
+from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
+from pipeline.frontends.v2.interface import Interface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.array_text import text_to_numpy
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from pipeline.doors.grpc_sockets import Found, GrpcSockets, Peer, peer_named, send_away
+from pipeline.frontends.grpc.sockets import Found, GrpcSockets, Peer, peer_named, send_away
 from pipeline.system.event_loop import waited
 
 _Context = grpc.aio.ServicerContext[Any, Any]

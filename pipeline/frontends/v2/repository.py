@@ -11,13 +11,13 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Route
 from pipeline.errors import PipelineError
-from pipeline.models import config
-from pipeline.models.config import VERSION
-from pipeline.models.errors import Kind, V2Error, v2_error
-from pipeline.models.interface import Interface, Slot
-from pipeline.models.model import Model, OpModel, PipelineModel
-from pipeline.models.parameters import timeout_of
-from pipeline.models.values import arrays_of, payload_of
+from pipeline.frontends.v2 import model_config as config
+from pipeline.frontends.v2.convert import arrays_of, payload_of
+from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
+from pipeline.frontends.v2.interface import Interface, Slot
+from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
+from pipeline.frontends.v2.model_config import VERSION
+from pipeline.frontends.v2.parameters import timeout_of
 from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 from pipeline.observe.statistics import (
     StatisticsError,

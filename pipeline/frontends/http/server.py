@@ -13,21 +13,6 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from pipeline.doors.door import Handle, no_response
-from pipeline.doors.grpc_timeout import seconds_of
-from pipeline.doors.hosts import ForeignPageError, Hosts
-from pipeline.doors.http_connection import (
-    CLOSE,
-    CONNECTION,
-    Header,
-    HttpConnection,
-    HttpError,
-    Manners,
-    error_body,
-    not_allowed,
-)
-from pipeline.doors.listen import BACKLOG, bind, port_of, take_last
-from pipeline.doors.web import JSON, Reply, Sites, WebRequest
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Route
 from pipeline.errors import (
@@ -40,6 +25,21 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
+from pipeline.frontends.base import Handle, no_response
+from pipeline.frontends.grpc.timeout import seconds_of
+from pipeline.frontends.http.connection import (
+    CLOSE,
+    CONNECTION,
+    Header,
+    HttpConnection,
+    HttpError,
+    Manners,
+    error_body,
+    not_allowed,
+)
+from pipeline.frontends.http.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.routes import JSON, Reply, Sites, WebRequest
+from pipeline.frontends.listen import BACKLOG, bind, port_of, take_last
 from pipeline.proto import jsonpb
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.large import LargeResponse

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.doors.hosts import ForeignPageError, Hosts
-from pipeline.doors.http_connection import HttpError, not_allowed
-from pipeline.doors.page_layout import layout_of
-from pipeline.doors.page_status import Title, status_of
-from pipeline.doors.web import Endpoint, Reply, WebRequest
 from pipeline.engine.graph import Graph
 from pipeline.errors import (
     NoServiceError,
     OverloadedError,
     PackageError,
 )
+from pipeline.frontends.dashboard.layout import layout_of
+from pipeline.frontends.dashboard.recent import read_recording
+from pipeline.frontends.dashboard.status import Title, status_of
+from pipeline.frontends.http.connection import HttpError, not_allowed
+from pipeline.frontends.http.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.routes import Endpoint, Reply, WebRequest
 from pipeline.observe.chrome_trace import Event, events, trace_json
-from pipeline.observe.recent import read_recording
 from pipeline.observe.snapshot import AskAll
 
 Record = Callable[[float], Awaitable[list[bytes]]]

@@ -11,12 +11,12 @@ from urllib.parse import unquote
 
 import orjson
 
-from pipeline.doors.http_connection import HttpError
-from pipeline.doors.web import JSON, TEXT, Endpoint, Reply, WebRequest
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError, PipelineError, TooLargeError
-from pipeline.models import Kind, Models, V2Error, v2_error
-from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
+from pipeline.frontends.http.connection import HttpError
+from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, Reply, WebRequest
+from pipeline.frontends.v2 import Kind, Models, V2Error, v2_error
+from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.inference_v2 import InferResponse
 from pipeline.proto.inference_v2_json import binary_names, read_request, write_response

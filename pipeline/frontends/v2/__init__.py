@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.models.catalogue import Models
-from pipeline.models.errors import Kind, V2Error, v2_error
+from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
+from pipeline.frontends.v2.repository import Models
 
 __all__ = ["Kind", "Models", "V2Error", "v2_error"]

@@ -14,13 +14,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.doors.door import Handle, no_response
-from pipeline.doors.grpc_health import GrpcHealth
-from pipeline.doors.grpc_running import RunningCalls
-from pipeline.doors.grpc_sockets import GrpcSockets, end
-from pipeline.doors.grpc_timeout import seconds_of
-from pipeline.doors.listen import address_of, check_free
-from pipeline.doors.wire import Wire
 from pipeline.engine.request import Route
 from pipeline.errors import (
     ClosedError,
@@ -33,6 +26,13 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
+from pipeline.frontends.base import Handle, no_response
+from pipeline.frontends.grpc.calls import RunningCalls
+from pipeline.frontends.grpc.health import GrpcHealth
+from pipeline.frontends.grpc.sockets import GrpcSockets, end
+from pipeline.frontends.grpc.timeout import seconds_of
+from pipeline.frontends.listen import address_of, check_free
+from pipeline.frontends.wire import Wire
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pipeline.doors.page_layout import Layout
 from pipeline.engine.journal import BY_CALLERS, Outcome
 from pipeline.engine.state import EngineState, OpState, WorkersState
-from pipeline.observe.minute import merged
-from pipeline.observe.recent import MOST_FAILED, MOST_SLOW
+from pipeline.frontends.dashboard.layout import Layout
+from pipeline.frontends.dashboard.minute import merged
+from pipeline.frontends.dashboard.recent import MOST_FAILED, MOST_SLOW
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentTurn, Snapshot
 from pipeline.observe.statistics import merge
 

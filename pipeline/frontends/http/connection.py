@@ -14,8 +14,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.data import ChannelData
-from pipeline.doors.web import JSON
 from pipeline.errors import DeadlineError, NotImplementedByOpError, PackageError, PipelineError
+from pipeline.frontends.http.routes import JSON
 from pipeline.op import pack_error
 from pipeline.proto import jsonpb
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES

@@ -50,7 +50,7 @@ class Behind:
     """What is behind the doors of a server, which is called `name`.
 
     `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
-    `observe.recent`. Large messages are read and written by `offload`. `is_shared`: other processes
+    `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`: other processes
     listen there too; this one is `copy`.
     """
 

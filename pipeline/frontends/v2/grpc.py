@@ -11,12 +11,12 @@ import grpc
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from pipeline.doors.grpc import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.engine.offload import Offload
 from pipeline.errors import PipelineError
-from pipeline.models import Kind, Models, V2Error, v2_error
-from pipeline.models.config import config_message, metadata_message
-from pipeline.models.unserved import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
+from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
+from pipeline.frontends.v2 import Kind, Models, V2Error, v2_error
+from pipeline.frontends.v2.model_config import config_message, metadata_message
+from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.blocks import field_head

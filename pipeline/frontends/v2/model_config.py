@@ -9,7 +9,7 @@ from google.protobuf import json_format
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.graph import Graph
-from pipeline.models.interface import Interface, Slot
+from pipeline.frontends.v2.interface import Interface, Slot
 from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig, ModelMetadataResponse
 from pipeline.tensors import ANY, declared

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from pipeline.doors.listen import take_last
+from pipeline.frontends.listen import take_last
 
 Peer = tuple[str, int] | None
 """(address, port) of who is at the other end; None if it has none, as on Unix sockets."""

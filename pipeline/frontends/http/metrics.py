@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.http_connection import HttpError, not_allowed
-from pipeline.doors.web import Endpoint, Reply, WebRequest
 from pipeline.errors import NoServiceError
+from pipeline.frontends.http.connection import HttpError, not_allowed
+from pipeline.frontends.http.routes import Endpoint, Reply, WebRequest
+from pipeline.frontends.http.server import HttpDoor
 from pipeline.observe.metrics import CONTENT_TYPE, render, render_predecessor
 from pipeline.observe.snapshot import AskAll, Snapshot
 

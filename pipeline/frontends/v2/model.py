@@ -8,10 +8,15 @@ from typing import Any, Protocol
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import Route
 from pipeline.errors import ConfigError
-from pipeline.models.config import OpConfigForm, config_of_op, config_of_pipeline, step_of
-from pipeline.models.errors import Kind, V2Error
-from pipeline.models.interface import Interface, interface_of, slots_of
-from pipeline.models.values import request_of, values_of
+from pipeline.frontends.v2.convert import request_of, values_of
+from pipeline.frontends.v2.errors import Kind, V2Error
+from pipeline.frontends.v2.interface import Interface, interface_of, slots_of
+from pipeline.frontends.v2.model_config import (
+    OpConfigForm,
+    config_of_op,
+    config_of_pipeline,
+    step_of,
+)
 from pipeline.op import Op, overrides
 from pipeline.predictors.note import ModelNote
 from pipeline.proto.inference_v2 import InferRequest, with_text

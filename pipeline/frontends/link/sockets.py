@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.doors.door import Door
+from pipeline.frontends.base import Door
 
 
 class SocketPaths(NamedTuple):

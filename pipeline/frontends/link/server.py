@@ -8,8 +8,19 @@ import socket
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline.doors.door import Handle, no_response
-from pipeline.doors.link_frames import (
+from pipeline.engine.request import Route
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    OverloadedError,
+    PackageError,
+    PipelineError,
+    TooLargeError,
+    UserCodeError,
+    utf8_text,
+)
+from pipeline.frontends.base import Handle, no_response
+from pipeline.frontends.link.frames import (
     ANSWER,
     ASK,
     ASKED,
@@ -28,19 +39,8 @@ from pipeline.doors.link_frames import (
     Inbox,
     Outbox,
 )
-from pipeline.doors.listen import BACKLOG, UNIX, bind
-from pipeline.doors.wire import Wire
-from pipeline.engine.request import Route
-from pipeline.errors import (
-    ClosedError,
-    DeadlineError,
-    OverloadedError,
-    PackageError,
-    PipelineError,
-    TooLargeError,
-    UserCodeError,
-    utf8_text,
-)
+from pipeline.frontends.listen import BACKLOG, UNIX, bind
+from pipeline.frontends.wire import Wire
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES

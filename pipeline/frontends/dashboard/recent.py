@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.engine.journal import BY_CALLERS, REQUEST, TURN, Outcome, Rows
 from pipeline.errors import utf8_text
-from pipeline.observe.open_turns import Found, OpenTurns
+from pipeline.frontends.dashboard.pending import Found, OpenTurns
 from pipeline.observe.snapshot import RecentRequest, RecentTurn
 from pipeline.observe.tables import Positions
 

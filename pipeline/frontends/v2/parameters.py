@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.models.errors import Kind, V2Error
+from pipeline.frontends.v2.errors import Kind, V2Error
 
 _MICROS = 1e-6
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.doors.door import Behind, Door
-from pipeline.doors.grpc import GrpcDoor, pipeline_service
-from pipeline.doors.grpc_v2 import inference_service
-from pipeline.doors.hosts import Hosts
-from pipeline.doors.http import HttpDoor
-from pipeline.doors.http_v2 import InferenceSite
-from pipeline.doors.inner import InnerDoors, socket_paths
-from pipeline.doors.link import LinkDoor
-from pipeline.doors.listen import UNIX
-from pipeline.doors.metrics import MetricsServer, MetricsSite
-from pipeline.doors.page import Page
-from pipeline.doors.web import Site
-from pipeline.doors.wire import Wire
-from pipeline.models import Models
+from pipeline.frontends.base import Behind, Door
+from pipeline.frontends.dashboard.routes import Page
+from pipeline.frontends.grpc.server import GrpcDoor, pipeline_service
+from pipeline.frontends.http.hosts import Hosts
+from pipeline.frontends.http.metrics import MetricsServer, MetricsSite
+from pipeline.frontends.http.routes import Site
+from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.link.server import LinkDoor
+from pipeline.frontends.link.sockets import InnerDoors, socket_paths
+from pipeline.frontends.listen import UNIX
+from pipeline.frontends.v2 import Models
+from pipeline.frontends.v2.grpc import inference_service
+from pipeline.frontends.v2.http import InferenceSite
+from pipeline.frontends.wire import Wire
 from pipeline.op import overrides
 
 
