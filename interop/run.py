@@ -13,10 +13,10 @@ import numpy as np
 from servers import HERE, Server, build_java
 
 from pipeline.errors import DeadlineError, PredictorError, PredictorUnavailableError
-from pipeline.predictors.brpc_channel import BrpcChannel
-from pipeline.predictors.general_model import GeneralModelPredictor
-from pipeline.predictors.remote import RemoteModel
-from pipeline.predictors.remote_brpc import connect
+from pipeline.predictors.remote.brpc import connect
+from pipeline.predictors.remote.brpc_channel import BrpcChannel
+from pipeline.predictors.remote.general_model import GeneralModelPredictor
+from pipeline.predictors.remote.registry import RemoteModel
 
 CONF = HERE / "serving_client_conf.prototxt"
 CHECKS: list[Callable[[Bench], None]] = []

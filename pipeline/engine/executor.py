@@ -41,7 +41,7 @@ from pipeline.op import (
     runs_on_the_loop,
     wants_profile,
 )
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 from pipeline.proto.blocks import BlockMessage
 from pipeline.proto.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response

@@ -11,7 +11,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 
 
 class Job(Protocol):

@@ -194,9 +194,9 @@ class Engine:
 
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
-        "onnx": Engine("pipeline.predictors.local_onnx", (".onnx",)),
+        "onnx": Engine("pipeline.predictors.onnx.predictor", (".onnx",)),
         "paddle": Engine(
-            "pipeline.predictors.local_paddle",
+            "pipeline.predictors.paddle.predictor",
             (".pdmodel", ".json"),
             companion=".pdiparams",
             names=("__model__",),  # its weights may be a file for each variable

@@ -11,7 +11,7 @@ from pipeline.config.schema import OpConfig
 from pipeline.errors import InitError
 from pipeline.op import Op, connect_op
 from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
-from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
+from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.note import ModelNote, note_of
+from pipeline.predictors.metadata import ModelNote, note_of
 from pipeline.workers.loop_inbox import Mailbox
 
 _LOGGER = logging.getLogger(__name__)

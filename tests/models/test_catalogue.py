@@ -10,7 +10,7 @@ from v2_doubles import Double, Server, bytes_of, double, floats, served
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2 import Kind, V2Error
-from pipeline.predictors.note import ModelNote, NotedTensor
+from pipeline.predictors.metadata import ModelNote, NotedTensor
 from pipeline.tensors import Tensor
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.frontends.v2 import Kind, V2Error
 from pipeline.frontends.v2.interface import Interface, Slot, fits, interface_of
-from pipeline.predictors.note import ModelNote, NotedTensor
+from pipeline.predictors.metadata import ModelNote, NotedTensor
 
 PLAIN = Interface(
     (Slot("a", "FP32", (2, -1)), Slot("b", "INT64", (1,))), (Slot("y", "FP32", (1,)),)

@@ -25,8 +25,8 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
-from pipeline.predictors.brpc_channel import BrpcChannel
-from pipeline.predictors.endpoints import MAX_TIMEOUTS
+from pipeline.predictors.remote.brpc_channel import BrpcChannel
+from pipeline.predictors.remote.endpoints import MAX_TIMEOUTS
 from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, pack, request_meta
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
@@ -411,7 +411,7 @@ def test_many_threads_get_their_own_answers_while_servers_break_connections() ->
 
 FORKS = """
 import os, sys, threading
-from pipeline.predictors.brpc_channel import BrpcChannel
+from pipeline.predictors.remote.brpc_channel import BrpcChannel
 port = int(sys.argv[1])
 channel = BrpcChannel("det", ["server"], [("127.0.0.1", port)])
 def ask(text):

@@ -14,7 +14,7 @@ import pytest
 from doubles import wait_until
 from played_brpc import WAIT_S, Collecting, Peer, PlayedServer, answer_to
 
-from pipeline.predictors.brpc_connection import (
+from pipeline.predictors.remote.brpc_connection import (
     BrpcCall,
     BrpcConnection,
     ConnectionLostError,

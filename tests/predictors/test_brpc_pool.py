@@ -12,8 +12,8 @@ import pytest
 from doubles import wait_until
 from played_brpc import WAIT_S, Collecting, PlayedServer
 
-from pipeline.predictors.brpc_connection import BrpcCall, ConnectionLostError, OutOfTimeError
-from pipeline.predictors.brpc_pool import BrpcPool, CannotConnectError, dial
+from pipeline.predictors.remote.brpc_connection import BrpcCall, ConnectionLostError, OutOfTimeError
+from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError, dial
 from pipeline.proto.baidu_std import request_meta
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.predictors.endpoints import (
+from pipeline.predictors.remote.endpoints import (
     FIRST_BACKOFF_S,
     MAX_BACKOFF_S,
     MAX_TIMEOUTS,

@@ -16,7 +16,7 @@ from onnx_doubles import ASCEND, CPU, CUDA, FLOAT, HOST, FakeRuntime, identity, 
 
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import Device, DeviceType, LocalModel, load_local_predictor
-from pipeline.predictors.local_onnx import load
+from pipeline.predictors.onnx.predictor import load
 
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend/test/data/light"
 

@@ -11,7 +11,7 @@ from paddle_double import FakePaddle, FakePredictor, json_program, operator
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.local_paddle import brief, load
+from pipeline.predictors.paddle.predictor import brief, load
 
 CPU = Device(DeviceType.CPU)
 PROTOTXT = """

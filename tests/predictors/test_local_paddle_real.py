@@ -15,8 +15,8 @@ import pytest
 
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import Device, DeviceType, LocalModel, load_local_predictor
-from pipeline.predictors.local_paddle import load
-from pipeline.predictors.paddle_program import read_program
+from pipeline.predictors.paddle.predictor import load
+from pipeline.predictors.paddle.program import read_program
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed"

@@ -14,7 +14,7 @@ from onnx_doubles import FLOAT, FakeSession, build, value_info
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import TensorSpec
-from pipeline.predictors.onnx_binding import BoundRunner, Memory, ValueRunner, session_runner
+from pipeline.predictors.onnx.binding import BoundRunner, Memory, ValueRunner, session_runner
 from pipeline.predictors.signature import ModelSignature
 
 HERE = Memory("cpu", 0)  # the memory that a binding can have on a machine without a card

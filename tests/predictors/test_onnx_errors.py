@@ -12,8 +12,8 @@ from onnx_doubles import CPU, FLOAT, build, value_info
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import LocalModel
-from pipeline.predictors.local_onnx import load
-from pipeline.predictors.onnx_errors import brief, why_it_does_not_load
+from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
+from pipeline.predictors.onnx.predictor import load
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from onnx_doubles import (
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.local_onnx import load
-from pipeline.predictors.onnx_placement import RECORD_PLACEMENT, check_session
-from pipeline.predictors.onnx_providers import Plan, plan_providers
+from pipeline.predictors.onnx.placement import RECORD_PLACEMENT, check_session
+from pipeline.predictors.onnx.predictor import load
+from pipeline.predictors.onnx.providers import Plan, plan_providers
 
 GPU = Device(DeviceType.GPU, 0)
 

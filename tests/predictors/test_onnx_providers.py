@@ -8,9 +8,9 @@ import pytest
 from onnx_doubles import ARM, ASCEND, CUDA, HOST, ONEDNN, OPENVINO, TENSORRT
 
 from pipeline.errors import InitError
-from pipeline.predictors import onnx_providers
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.onnx_providers import has_bfloat16, plan_providers
+from pipeline.predictors.onnx import providers as onnx_providers
+from pipeline.predictors.onnx.providers import has_bfloat16, plan_providers
 
 EVERYTHING = [TENSORRT, CUDA, OPENVINO, ONEDNN, ASCEND, ARM, HOST]
 

@@ -17,8 +17,8 @@ from onnx_doubles import CUDA, FLOAT, HOST, TENSORRT, FakeRuntime, build, value_
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.local_onnx import load
-from pipeline.predictors.onnx_tensorrt import building, engine_folder, tensorrt_options
+from pipeline.predictors.onnx.predictor import load
+from pipeline.predictors.onnx.tensorrt import building, engine_folder, tensorrt_options
 
 
 @pytest.fixture(autouse=True)

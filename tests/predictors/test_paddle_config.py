@@ -10,14 +10,14 @@ from paddle_double import FakePaddle
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.paddle_config import (
+from pipeline.predictors.paddle.config import (
     check_device,
     check_quantized,
     configure,
     require_avx512,
 )
-from pipeline.predictors.paddle_files import ModelFiles
-from pipeline.predictors.paddle_program import Program
+from pipeline.predictors.paddle.files import ModelFiles
+from pipeline.predictors.paddle.program import Program
 
 CPU = Device(DeviceType.CPU)
 GPU = Device(DeviceType.GPU, 1)

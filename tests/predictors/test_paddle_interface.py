@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.errors import InitError, InputError
 from pipeline.predictors.model_conf import ModelConf, Var
-from pipeline.predictors.paddle_interface import interface, offsets
-from pipeline.predictors.paddle_program import Program, ProgramVar
+from pipeline.predictors.paddle.interface import interface, offsets
+from pipeline.predictors.paddle.program import Program, ProgramVar
 
 FLOAT = np.dtype(np.float32)
 

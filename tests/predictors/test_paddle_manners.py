@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from pipeline.predictors.paddle_manners import undisturbed
+from pipeline.predictors.paddle.import_guard import undisturbed
 
 
 @pytest.fixture

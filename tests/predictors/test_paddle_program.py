@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paddle_double import json_program, operator, parameter
 
 from pipeline.errors import InitError
-from pipeline.predictors.paddle_program import ProgramVar, read_program
+from pipeline.predictors.paddle.program import ProgramVar, read_program
 from pipeline.proto import paddle_program_pb2 as pb
 
 FLOAT, INT64, BF16, UNKNOWN = 5, 3, 22, 99

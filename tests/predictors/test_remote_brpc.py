@@ -26,8 +26,8 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.base import Predictor
-from pipeline.predictors.general_model import GeneralModelPredictor
-from pipeline.predictors.remote import RemoteModel, connect_remote_predictor
+from pipeline.predictors.remote.general_model import GeneralModelPredictor
+from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.proto.baidu_std import Frame
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.system.deadline import set_call_deadline

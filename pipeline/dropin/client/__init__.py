@@ -13,7 +13,11 @@ from pipeline.dropin.server.version import version_tag as __version__
 from pipeline.errors import ClosedError, InitError, NotImplementedByOpError
 from pipeline.predictors.base import Predictor
 from pipeline.predictors.model_conf import ModelConf, read_model_conf
-from pipeline.predictors.remote import DEFAULT_TIMEOUT_S, RemoteModel, connect_remote_predictor
+from pipeline.predictors.remote.registry import (
+    DEFAULT_TIMEOUT_S,
+    RemoteModel,
+    connect_remote_predictor,
+)
 
 __all__ = ["Client", "HttpClient", "MultiLangClient", "SDKConfig", "__version__"]
 

@@ -25,9 +25,9 @@ from pipeline.errors import (
     PredictorUnavailableError,
     one_line,
 )
-from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.model_conf import read_model_conf
-from pipeline.predictors.remote import RemoteModel
+from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
+from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import LOD
 from pipeline.proto.baidu_std import SERVICE
 from pipeline.proto.general_model import dtype_of, put_value

@@ -18,7 +18,7 @@ from pipeline.frontends.v2.model_config import (
     step_of,
 )
 from pipeline.op import Op, overrides
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 from pipeline.proto.inference_v2 import InferRequest, with_text
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.tensors import Tensor, declared, max_batch_size_of

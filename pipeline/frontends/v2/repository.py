@@ -27,7 +27,7 @@ from pipeline.observe.statistics import (
     version_number,
 )
 from pipeline.op import Op
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 from pipeline.proto.inference_v2 import Array, InferRequest, InferResponse, about_request
 from pipeline.proto.inference_v2_json import RawInput
 from pipeline.proto.large import LargeResponse

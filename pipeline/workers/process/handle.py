@@ -18,7 +18,7 @@ from pipeline.errors import (
     error_from_fields,
 )
 from pipeline.op import Op
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 from pipeline.workers.process.main import StatusPage
 from pipeline.workers.process.wire import (
     Hello,

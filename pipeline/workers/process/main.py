@@ -26,7 +26,7 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.note import note_of
+from pipeline.predictors.metadata import note_of
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.wire import (
     Outcome,

@@ -18,7 +18,7 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 from pipeline.workers.process.handle import Family, ProcessWorker
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, Place
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from pipeline.predictors.note import ModelNote
+from pipeline.predictors.metadata import ModelNote
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.payload import Sealed
 

@@ -14,7 +14,7 @@ from google.protobuf.message import EncodeError
 from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
-from pipeline.predictors.remote import RemoteModel
+from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import (
     LOD,
     ModelSignature,

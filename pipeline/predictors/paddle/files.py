@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import InitError
-from pipeline.predictors.paddle_program import Program
+from pipeline.predictors.paddle.program import Program
 from pipeline.proto import paddle_program_pb2 as pb
 
 _COMBINED = ("__params__", "fluid_params", "params")  # all weights of a `__model__`

@@ -43,11 +43,11 @@ class RemoteModel:
 
 CLIENTS: Mapping[str, str] = MappingProxyType(
     {
-        "brpc": "pipeline.predictors.remote_brpc",
-        "grpc": "pipeline.predictors.remote_grpc",
-        "pipeline_grpc": "pipeline.predictors.remote_pipeline",
-        "triton": "pipeline.predictors.remote_kserve",
-        "kserve": "pipeline.predictors.remote_kserve",
+        "brpc": "pipeline.predictors.remote.brpc",
+        "grpc": "pipeline.predictors.remote.grpc",
+        "pipeline_grpc": "pipeline.predictors.remote.pipeline",
+        "triton": "pipeline.predictors.remote.kserve",
+        "kserve": "pipeline.predictors.remote.kserve",
     }
 )
 """`op.<name>.client_type` to the module that speaks it; each has `connect(model: RemoteModel)`."""

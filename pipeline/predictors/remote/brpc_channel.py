@@ -18,13 +18,13 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
-from pipeline.predictors.brpc_connection import (
+from pipeline.predictors.remote.brpc_connection import (
     MAX_ANSWER_BYTES,
     ConnectionLostError,
     OutOfTimeError,
 )
-from pipeline.predictors.brpc_pool import BrpcPool, CannotConnectError
-from pipeline.predictors.endpoints import EndpointPolicy
+from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError
+from pipeline.predictors.remote.endpoints import EndpointPolicy
 from pipeline.proto.baidu_std import (
     BrpcCode,
     Frame,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 
 from pipeline.errors import ConfigError, InitError
-from pipeline.predictors.brpc_channel import BrpcChannel
-from pipeline.predictors.general_model import GeneralModelPredictor, described_by_client_config
-from pipeline.predictors.remote import RemoteModel
+from pipeline.predictors.remote.brpc_channel import BrpcChannel
+from pipeline.predictors.remote.general_model import (
+    GeneralModelPredictor,
+    described_by_client_config,
+)
+from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.targets import host_and_port
 from pipeline.system.deadline import time_left

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.onnx_binding import Memory
-from pipeline.predictors.onnx_tensorrt import Options, tensorrt_options
+from pipeline.predictors.onnx.binding import Memory
+from pipeline.predictors.onnx.tensorrt import Options, tensorrt_options
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

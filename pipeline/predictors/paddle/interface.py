@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var
-from pipeline.predictors.paddle_program import Program
+from pipeline.predictors.paddle.program import Program
 from pipeline.predictors.signature import LOD, ModelSignature, are_offsets
 
 _LOGGER = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pipeline.predictors.brpc_connection import BrpcCall, BrpcConnection, OutOfTimeError
+from pipeline.predictors.remote.brpc_connection import BrpcCall, BrpcConnection, OutOfTimeError
 
 MAX_CONNECTIONS = 32
 """To one server. So many callers at a time have one to themselves, which costs half the CPU time of

@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.paddle_files import ModelFiles
-from pipeline.predictors.paddle_program import Program
+from pipeline.predictors.paddle.files import ModelFiles
+from pipeline.predictors.paddle.program import Program
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.predictors.base import TEXT, TensorSpec
-from pipeline.predictors.onnx_binding import Run
-from pipeline.predictors.onnx_errors import brief
+from pipeline.predictors.onnx.binding import Run
+from pipeline.predictors.onnx.errors import brief
 from pipeline.predictors.signature import ModelSignature
 
 _LOGGER = logging.getLogger(__name__)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from pipeline.predictors.general_model import GeneralModelPredictor, described_by_client_config
-from pipeline.predictors.grpc_calls import GrpcCalls, GrpcChannel
-from pipeline.predictors.remote import RemoteModel
+from pipeline.predictors.remote.general_model import (
+    GeneralModelPredictor,
+    described_by_client_config,
+)
+from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
+from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.proto.baidu_std import SERVICE
 from pipeline.proto.general_model_pb2 import Response
 

@@ -17,11 +17,11 @@ from pipeline.errors import ClosedError, InitError, InputError, PredictorError, 
 from pipeline.predictors.base import TEXT, Device, LocalModel
 from pipeline.predictors.memory import LoadMeter, MemoryUse
 from pipeline.predictors.model_conf import conf_beside
-from pipeline.predictors.paddle_config import check_device, check_quantized, configure
-from pipeline.predictors.paddle_files import ModelFiles, find_weights
-from pipeline.predictors.paddle_interface import Interface, interface, offsets
-from pipeline.predictors.paddle_manners import undisturbed
-from pipeline.predictors.paddle_program import read_program
+from pipeline.predictors.paddle.config import check_device, check_quantized, configure
+from pipeline.predictors.paddle.files import ModelFiles, find_weights
+from pipeline.predictors.paddle.import_guard import undisturbed
+from pipeline.predictors.paddle.interface import Interface, interface, offsets
+from pipeline.predictors.paddle.program import read_program
 from pipeline.predictors.signature import LOD, ModelSignature, only_feed, refuse_unknown_arguments
 
 _LOGGER = logging.getLogger(__name__)

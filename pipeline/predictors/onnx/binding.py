@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import TEXT
-from pipeline.predictors.onnx_tensors import ELEMENT_TYPES
+from pipeline.predictors.onnx.tensors import ELEMENT_TYPES
 from pipeline.predictors.signature import ModelSignature
 
 Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], Sequence[np.ndarray]]

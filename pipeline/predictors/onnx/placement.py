@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from pipeline.errors import InitError
-from pipeline.predictors.onnx_providers import CPU, TENSORRT, Plan
+from pipeline.predictors.onnx.providers import CPU, TENSORRT, Plan
 
 _LOGGER = logging.getLogger(__name__)
 
