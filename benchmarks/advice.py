@@ -23,8 +23,8 @@ from benchmarks.ask import Question, ask_http
 from benchmarks.load import http_load, missing_tools
 from benchmarks.process import Service
 from benchmarks.services.unbalanced import NAME, OPS, PROFILE
-from pipeline.observe.advice import Advice, advise
-from pipeline.observe.analyst import Analyst
+from pipeline.observe.analysis.advice import Advice, advise
+from pipeline.observe.analysis.analyst import Analyst
 
 _CLIENTS = 64
 _PROFILE_S = 2.0

@@ -25,9 +25,9 @@ import grpc
 from benchmarks.load import INFERENCE
 from benchmarks.process import Service, running
 from pipeline.proto import inference_v2_pb2 as v2
-from pipeline.proto.blocks import bytes_field
-from pipeline.proto.inference_v2 import SERVICE
+from pipeline.proto.pipeline.blocks import bytes_field
 from pipeline.proto.pipeline_service_pb2 import Request, Tensor
+from pipeline.proto.v2.codec import SERVICE
 
 _MIB = 2**20
 _JSON = 16 * _MIB

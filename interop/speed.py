@@ -17,7 +17,7 @@ from pipeline.predictors.model_conf import read_model_conf
 from pipeline.predictors.remote.brpc import connect
 from pipeline.predictors.remote.general_model import GeneralModel
 from pipeline.predictors.remote.registry import RemoteModel
-from pipeline.proto.baidu_std import HEADER_BYTES, pack, request_meta
+from pipeline.proto.brpc.frames import HEADER_BYTES, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Response
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
     from pipeline.errors import ProductError
     from pipeline.local_service_handler import LocalServiceHandler
-    from pipeline.observe.analyst import Analyst
+    from pipeline.observe.analysis.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.server import PipelineServer
     from pipeline.tensors import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Analyst": "pipeline.observe.analyst",
+    "Analyst": "pipeline.observe.analysis.analyst",
     "AsyncPipelineClient": "pipeline.client",
     "LocalServiceHandler": "pipeline.local_service_handler",
     "PipelineClient": "pipeline.client",

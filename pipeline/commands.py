@@ -29,9 +29,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def analyse(arguments: Sequence[str]) -> int:
     """`analyse FILE`: where the time went, which Op holds the others up, what to change."""
-    from pipeline.observe.advice import advise  # here: scripts that run need none of it
-    from pipeline.observe.analyst import Analyst
-    from pipeline.observe.report import report_json, report_text
+    from pipeline.observe.analysis.advice import advise  # here: scripts that run need none of it
+    from pipeline.observe.analysis.analyst import Analyst
+    from pipeline.observe.analysis.report import report_json, report_text
 
     given = _analyse_arguments(arguments)
     analyst = Analyst(given.file)

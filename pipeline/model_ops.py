@@ -19,10 +19,11 @@ from pipeline.predictors.model_conf import (
     write_client_conf,
 )
 from pipeline.predictors.signature import LOD
-from pipeline.proto import baidu_std, general_model, general_model_json
-from pipeline.proto.blocks import BlockMessage
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc import general_model, general_model_json
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
-from pipeline.proto.packed import read_varint
+from pipeline.proto.pipeline.blocks import BlockMessage
+from pipeline.proto.pipeline.packed import read_varint
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
 ENGINE_NAME = "general_infer_0"

@@ -28,7 +28,7 @@ from pipeline.frontends.grpc.server import GrpcDoor
 from pipeline.frontends.http.server import HttpDoor
 from pipeline.frontends.listen import ABSTRACT, bind
 from pipeline.model_ops import AnswerOp, ModelOp
-from pipeline.observe.lines import LineFormatter
+from pipeline.observe.logs.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.runtime.predictor_loader import PredictorLoader

@@ -24,7 +24,7 @@ from pipeline.engine.observers import Watchers
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
-from pipeline.observe.logs import LogSession, open_logs
+from pipeline.observe.logs.setup import LogSession, open_logs
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.advice import followed, may_be_followed
-from pipeline.observe.advice import Advice, OpAdvice
+from pipeline.observe.analysis.advice import Advice, OpAdvice
 
 
 def test_advice_changes_what_it_names_and_leaves_the_rest():

@@ -24,7 +24,7 @@ def profile(tmp_path):
     """Requests that come every 2 ms to an Op of 1 ms and one of 8 ms."""
     import numpy as np
 
-    from pipeline.observe.profile import profile_lines
+    from pipeline.observe.paddle.profile import profile_lines
 
     turns, requests = [], []
     free = [0, 0]

@@ -74,7 +74,7 @@ AT_HOME: dict[str, set[str]] = {
         "proto.pipeline_service_pb2_grpc",
     },
     "grpc_health": {"frontends.grpc.server", "frontends.grpc.health"},
-    "opentelemetry": {"observe.otel"},
+    "opentelemetry": {"tracing.recorder"},
     "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"frontends.grpc.server"},
     "uvicorn": {"frontends.http.server", "frontends.http.connection"},
@@ -148,7 +148,7 @@ def _targets(node: ast.Import | ast.ImportFrom, module: str) -> list[str]:
     base = node.module or ""
     if base.split(".")[0] != "pipeline":
         return [base]
-    # `from pipeline.proto import codec` is an import of pipeline.proto.codec.
+    # `from pipeline.proto import codec` is an import of pipeline.proto.pipeline.tensors.
     members = [f"{base}.{alias.name}" for alias in node.names]
     return [name if name.removeprefix("pipeline.") in MODULES else base for name in members]
 
@@ -180,7 +180,7 @@ def test_the_reader_of_imports_finds_those_it_should():
     assert len(MODULES) > 30
     seen = {(found.module, found.target) for found in ALL}
     assert ("engine.executor", "engine.dispatcher") in seen
-    assert ("frontends.http.server", "proto.jsonpb") in seen, (
+    assert ("frontends.http.server", "proto.pipeline.json") in seen, (
         "a module named after `import` counts as one"
     )
     for_types = [f for f in ALL if f.module == "op" and f.target == "config"]

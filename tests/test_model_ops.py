@@ -28,7 +28,8 @@ from pipeline.frontends.base import Behind
 from pipeline.model_ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var
-from pipeline.proto import baidu_std, general_model
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Outside, Service

@@ -14,7 +14,7 @@ from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.graph import build_graph
 from pipeline.engine.state import EngineState
 from pipeline.errors import InitError
-from pipeline.observe.logs import RequestLog
+from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
 from pipeline.op import configure_op
 from pipeline.runtime.observation import SNAPSHOT, Observation, Past, Whole

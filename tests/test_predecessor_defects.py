@@ -18,7 +18,8 @@ from pipeline import Op, ProductError, RequestOp
 from pipeline.engine.collate import distribute, plan
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.signature import ModelSignature
-from pipeline.proto import baidu_std, general_model
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response
 
 BATCHED = {"batch_size": 4, "auto_batching_timeout": 100}

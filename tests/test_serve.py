@@ -26,8 +26,9 @@ from served import PATIENCE_S, environment, family_of, nothing_more
 from pipeline.errors import ConfigError
 from pipeline.predictors.model_conf import CLIENT_FILE, SERVER_FILE, Var, read_model_conf
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-from pipeline.proto import baidu_std, general_model
-from pipeline.proto.baidu_std import SERVICE, BrpcCode, FrameReader, pack, request_meta
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc import general_model
+from pipeline.proto.brpc.frames import SERVICE, BrpcCode, FrameReader, pack, request_meta
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.serve_arguments import read_arguments
 

@@ -12,7 +12,7 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import build_graph
 from pipeline.frontends.v2 import Models, V2Error
 from pipeline.observe.snapshot import ModelCounters, Snapshot
-from pipeline.proto.inference_v2 import InferRequest, RequestedOutput
+from pipeline.proto.v2.codec import InferRequest, RequestedOutput
 from pipeline.tensors import Tensor
 
 

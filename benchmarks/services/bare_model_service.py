@@ -13,8 +13,8 @@ import numpy as np
 import uvloop
 
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
-from pipeline.proto.baidu_std import SERVICE, FrameReader, pack, response_meta
-from pipeline.proto.general_model import value_to_tensor
+from pipeline.proto.brpc.frames import SERVICE, FrameReader, pack, response_meta
+from pipeline.proto.brpc.general_model import value_to_tensor
 from pipeline.proto.general_model_pb2 import ModelOutput, Response
 
 ANSWER = Response(

@@ -20,7 +20,7 @@ from benchmarks.services.loops import run_loops
 from pipeline.predictors.model_conf import read_model_conf
 from pipeline.predictors.remote.general_model import GeneralModel
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-from pipeline.proto.baidu_std import SERVICE, FrameReader, pack, request_meta
+from pipeline.proto.brpc.frames import SERVICE, FrameReader, pack, request_meta
 from pipeline.proto.channels import close_at_exit
 from pipeline.proto.general_model_pb2 import Response
 

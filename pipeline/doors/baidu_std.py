@@ -21,8 +21,8 @@ from pipeline.errors import (
     PredictorError,
 )
 from pipeline.model_ops import ModelCall, log_id_of
-from pipeline.proto import baidu_std
-from pipeline.proto.baidu_std import BrpcCode, Frame, FrameReader, WireError
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc.frames import BrpcCode, Frame, FrameReader, WireError
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.slices import SHORT_BYTES, joined
 

@@ -19,7 +19,7 @@ from pipeline.errors import (
 from pipeline.frontends.http.connection import HttpError, not_allowed
 from pipeline.frontends.http.routes import JSON, Endpoint, Reply, WebRequest
 from pipeline.model_ops import ModelCall, log_id_of
-from pipeline.proto.general_model_json import response_to_json
+from pipeline.proto.brpc.general_model_json import response_to_json
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.slices import Limits
 

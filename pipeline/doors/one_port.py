@@ -13,7 +13,7 @@ from pipeline.doors.relay import Relay
 from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.frontends.listen import BACKLOG
-from pipeline.proto import baidu_std
+from pipeline.proto.brpc import frames as baidu_std
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from pipeline.op import (
     wants_profile,
 )
 from pipeline.predictors.metadata import ModelNote
-from pipeline.proto.blocks import BlockMessage
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline.blocks import BlockMessage
+from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError
 from pipeline.workers.shm.payload import Parcel, opened

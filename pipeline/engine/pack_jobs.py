@@ -10,7 +10,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.request import InFlight
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
-from pipeline.proto.large import LargeResponse, is_short
+from pipeline.proto.pipeline.large import LargeResponse, is_short
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, wanted_while
 

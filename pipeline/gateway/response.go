@@ -8,7 +8,7 @@ import (
 	"pipeline/gateway/pipelinepb"
 )
 
-// The JSON of a Response, byte for byte what the door writes (pipeline/proto/jsonpb.py): original
+// The JSON of a Response, byte for byte what the door writes (pipeline/proto/pipeline/json.py): original
 // field names in the order of their numbers, defaults included, no white space, and floats that
 // stay floats (1 is 1.0). protojson writes the same values, but other bytes from build to build.
 

@@ -19,7 +19,7 @@ from google.protobuf import text_format
 from pipeline.errors import InitError, PayloadTypeError
 from pipeline.predictors.base import Dim, TensorSpec
 from pipeline.predictors.signature import ModelSignature
-from pipeline.proto.general_model import dtype_of, elem_type_of, value_to_tensor
+from pipeline.proto.brpc.general_model import dtype_of, elem_type_of, value_to_tensor
 from pipeline.proto.general_model_config_pb2 import FeedVar, FetchVar, GeneralModelConfig
 
 CLIENT_FILE = "serving_client_conf.prototxt"
@@ -33,7 +33,7 @@ class Var:
     """One input or output of a model.
 
     `name` is the model's own, `alias` the one that clients use. `elem_type` is a
-    `proto.general_model.ElemType`. `shape` is without the batch, as the exporter wrote it: it says
+    `proto.brpc.general_model.ElemType`. `shape` is without the batch, as the exporter wrote it: it says
     -1 where any size will do, but not every model that takes any size says so.
     """
 

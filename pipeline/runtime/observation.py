@@ -21,14 +21,14 @@ from pipeline.engine.state import EngineState
 from pipeline.errors import InitError, PipelineError
 from pipeline.frontends.dashboard.minute import LastMinute
 from pipeline.frontends.dashboard.recent import Recent, Recording
-from pipeline.observe.logs import RequestLog
-from pipeline.observe.profile import profile_text
-from pipeline.observe.profile_writer import ProfileWriter
+from pipeline.observe.logs.setup import RequestLog
+from pipeline.observe.paddle.profile import profile_text
+from pipeline.observe.paddle.profile_writer import ProfileWriter
+from pipeline.observe.paddle.tracer import Tracer
+from pipeline.observe.paddle.tracer_block import TracedGraph, tracer_files
 from pipeline.observe.snapshot import NO_COPY, MinuteSeries, ModelCounters, Snapshot
 from pipeline.observe.statistics import Statistics, merge, model_names
-from pipeline.observe.telemetry import Telemetry, connect_telemetry
-from pipeline.observe.tracer import Tracer
-from pipeline.observe.tracer_block import TracedGraph, tracer_files
+from pipeline.tracing.sink import Telemetry, connect_telemetry
 
 _LOGGER = logging.getLogger(__name__)
 

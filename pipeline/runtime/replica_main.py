@@ -15,7 +15,7 @@ import msgspec
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.graph import Graph
 from pipeline.errors import InitError, PipelineError, utf8_text
-from pipeline.observe.records import LogsHome
+from pipeline.observe.logs.remote import LogsHome
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Asker, Question, Reply
 from pipeline.runtime.service import CopyRole, Outside, Service, startup_frozen

@@ -23,8 +23,8 @@ from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
 from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
 from pipeline.frontends.listen import reserve
-from pipeline.observe.logs import open_logs
-from pipeline.observe.records import replay_bytes
+from pipeline.observe.logs.remote import replay_bytes
+from pipeline.observe.logs.setup import open_logs
 from pipeline.runtime.ingress import NoFront
 from pipeline.runtime.observation import SNAPSHOT, Past
 from pipeline.runtime.predictor_loader import PredictorLoader

@@ -23,9 +23,9 @@ from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
 from pipeline.errors import InitError, NoServiceError, PipelineError
 from pipeline.frontends.base import Behind, Door, OpenDoors
 from pipeline.frontends.registry import pipeline_doors
-from pipeline.observe.logs import RequestLog, log_folder, open_logs
-from pipeline.observe.records import LogsHome, replay_bytes
-from pipeline.observe.terminal import TOLD
+from pipeline.observe.logs.remote import LogsHome, replay_bytes
+from pipeline.observe.logs.setup import RequestLog, log_folder, open_logs
+from pipeline.observe.logs.terminal import TOLD
 from pipeline.op import Op
 from pipeline.runtime.ingress import Front, NoFront
 from pipeline.runtime.observation import Ask, Observation, Whole

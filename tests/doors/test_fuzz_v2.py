@@ -37,7 +37,7 @@ from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.proto import inference_v2_pb2 as pb
-from pipeline.proto.inference_v2 import DATATYPES, SERVICE, add_tensor
+from pipeline.proto.v2.codec import DATATYPES, SERVICE, add_tensor
 from pipeline.tensors import Tensor
 
 LIMIT = 2**20

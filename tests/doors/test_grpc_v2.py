@@ -16,7 +16,7 @@ from pipeline import PipelineServer, RequestOp
 from pipeline.frontends.grpc.server import GrpcError
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.proto import inference_v2_pb2 as pb
-from pipeline.proto.inference_v2 import SERVICE, add_tensor, tensors_to_arrays
+from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 from pipeline.tensors import Tensor
 
 

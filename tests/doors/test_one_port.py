@@ -37,8 +37,9 @@ from pipeline.frontends.grpc.server import GrpcDoor
 from pipeline.frontends.http.server import HttpDoor
 from pipeline.frontends.listen import bind
 from pipeline.model_ops import ModelCall, log_id_of
-from pipeline.proto import baidu_std, pipeline_service_pb2
-from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta
+from pipeline.proto import pipeline_service_pb2
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc.frames import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.proto.slices import Limits

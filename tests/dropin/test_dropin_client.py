@@ -14,7 +14,7 @@ from pipeline.errors import (
     NotImplementedByOpError,
     PredictorUnavailableError,
 )
-from pipeline.proto.general_model_json import request_from_json
+from pipeline.proto.brpc.general_model_json import request_from_json
 
 CONF = """
 feed_var { name: "words.tmp_0" alias_name: "words" is_lod_tensor: true feed_type: 0 shape: -1 }

@@ -18,7 +18,7 @@ from seen import Samples, check_form, fetched, metrics, model, over_grpc, over_h
 from seen_server import OPS, ServedSeen
 from served import PATIENCE_S, free_port, nothing_more
 
-from pipeline.observe.profile import read_profile
+from pipeline.observe.paddle.profile import read_profile
 
 pytestmark = pytest.mark.e2e
 

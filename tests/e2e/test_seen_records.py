@@ -27,7 +27,7 @@ from seen_server import OPS, SCRIPT, ServedSeen
 from served import PATIENCE_S, environment, is_open, nothing_more
 
 from pipeline.engine.journal import PIPELINE, Outcome
-from pipeline.observe.profile import parse_profile, read_profile
+from pipeline.observe.paddle.profile import parse_profile, read_profile
 
 pytestmark = pytest.mark.e2e
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from raw_http import Answer, Connection
 from served import children
 
-from pipeline.proto import jsonpb
+from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline_service_pb2 import Request, Tensor
 
 EXAMPLES = int(os.environ.get("DIFFERENTIAL_EXAMPLES") or 150)

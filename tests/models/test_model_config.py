@@ -18,8 +18,8 @@ from pipeline.frontends.v2.model_config import (
     metadata_of,
     step_of,
 )
-from pipeline.proto.inference_v2 import DATATYPES
 from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
+from pipeline.proto.v2.codec import DATATYPES
 from pipeline.tensors import Tensor
 
 INTERFACE = Interface(

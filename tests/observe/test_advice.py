@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_service import PlayedOp, play, request, requests_of, turns_of, with_settings
 
-from pipeline.observe.advice import Advice, advise
-from pipeline.observe.figures import Figures, figures_of
+from pipeline.observe.analysis.advice import Advice, advise
+from pipeline.observe.analysis.figures import Figures, figures_of
 
 
 def measured(ops: dict[str, PlayedOp], clients: int = 32, count: int = 400) -> Figures:

@@ -12,9 +12,9 @@ from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 from pipeline import Analyst
 from pipeline.engine.journal import Outcome, Rows
 from pipeline.errors import ConfigError
-from pipeline.observe.advice import advise
-from pipeline.observe.profile import profile_lines
-from pipeline.observe.report import report_json, report_text
+from pipeline.observe.analysis.advice import advise
+from pipeline.observe.analysis.report import report_json, report_text
+from pipeline.observe.paddle.profile import profile_lines
 
 # What paddle-serving-server 0.9 writes: times of batches, then of a request.
 OLD_LINES = """\

@@ -23,7 +23,13 @@ from played_service import (
 )
 
 from pipeline.engine.journal import REQUEST, TURN, Outcome
-from pipeline.observe.chrome_trace import depth, events, first_time_ns, split_batches, trace_json
+from pipeline.observe.analysis.chrome_trace import (
+    depth,
+    events,
+    first_time_ns,
+    split_batches,
+    trace_json,
+)
 
 NAMES = ["words", "bow"]
 

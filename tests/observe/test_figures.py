@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from played_service import MS, PlayedOp, never_ran, play, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal import REQUEST, TURN, Outcome
-from pipeline.observe.critical_path import service_avg_cost
-from pipeline.observe.figures import (
+from pipeline.observe.analysis.critical_path import service_avg_cost
+from pipeline.observe.analysis.figures import (
     avg_batch_cost,
     channel_acc_size,
     figures_of,

@@ -16,9 +16,9 @@ import pytest
 from doubles import logs_in
 
 from pipeline.errors import InitError, ProductError, UserCodeError
-from pipeline.observe.log_sinks import FileSink, LogFiles
-from pipeline.observe.log_writer import LogWriter
-from pipeline.observe.logs import RequestLog
+from pipeline.observe.logs.setup import RequestLog
+from pipeline.observe.logs.sinks import FileSink, LogFiles
+from pipeline.observe.logs.writer import LogWriter
 
 PIPELINE = logging.getLogger("pipeline")
 LINE = re.compile(
@@ -60,7 +60,7 @@ def texts(path):
 
 def test_importing_the_package_makes_no_folder_and_no_handler(tmp_path):
     code = (
-        "import logging, threading, pipeline.observe.logs\n"
+        "import logging, threading, pipeline.observe.logs.setup\n"
         "assert not logging.getLogger('pipeline').handlers and not logging.getLogger().handlers\n"
         "assert threading.active_count() == 1\n"
     )

@@ -25,9 +25,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from pipeline.engine.journal import PIPELINE, Journal, Outcome, packed_request, packed_turn
 from pipeline.errors import InitError
-from pipeline.observe.otel import BySampler, OtelRecorder, RateLimit, connect
-from pipeline.observe.telemetry import Telemetry, connect_telemetry
 from pipeline.tracing.context import TraceContext, format_traceparent
+from pipeline.tracing.recorder import BySampler, OtelRecorder, RateLimit, connect
+from pipeline.tracing.sink import Telemetry, connect_telemetry
 
 CALLER = TraceContext(0xABC, 0xDEF, True)
 RESOURCE = Resource({"service.name": "imdb"})
@@ -251,7 +251,7 @@ def test_an_environment_that_cannot_be_followed_is_refused_at_the_start(
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pipeline.observe.otel", None)
+    monkeypatch.setitem(sys.modules, "pipeline.tracing.recorder", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[otel\]'"):
         connect_telemetry("imdb", ["bow"])
 

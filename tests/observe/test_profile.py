@@ -27,7 +27,8 @@ from pipeline.engine.journal import (
     packed_turn,
 )
 from pipeline.engine.observers import packed_request_of
-from pipeline.observe.profile import (
+from pipeline.observe.analysis.sampling import LOAD, Strides
+from pipeline.observe.paddle.profile import (
     Profile,
     load_lines,
     parse_profile,
@@ -35,7 +36,6 @@ from pipeline.observe.profile import (
     profile_text,
     read_profile,
 )
-from pipeline.observe.sampling import LOAD, Strides
 from pipeline.op import PROFILE_KEY
 
 NO_TURNS = np.array([], TURN)

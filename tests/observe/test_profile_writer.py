@@ -15,11 +15,11 @@ from doubles import Engine, chain, run_virtual
 from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal import PIPELINE, REQUEST, TURN, Outcome, Rows
-from pipeline.observe.advice import advise
-from pipeline.observe.figures import Figures, figures_of
-from pipeline.observe.profile import Profile, parse_profile
-from pipeline.observe.profile_writer import ProfileWriter
-from pipeline.observe.report import report_text
+from pipeline.observe.analysis.advice import advise
+from pipeline.observe.analysis.figures import Figures, figures_of
+from pipeline.observe.analysis.report import report_text
+from pipeline.observe.paddle.profile import Profile, parse_profile
+from pipeline.observe.paddle.profile_writer import ProfileWriter
 
 NO_TURNS = np.array([], TURN)
 NO_REQUESTS = np.array([], REQUEST)

@@ -20,7 +20,7 @@ from doubles import logs_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.observe.records import SentRecord, keep_logs, replay
+from pipeline.observe.logs.remote import SentRecord, keep_logs, replay
 
 PIPELINE = logging.getLogger("pipeline")
 ENGINE = logging.getLogger("pipeline.engine")
@@ -344,7 +344,7 @@ def test_a_forked_process_may_write_logs_of_its_own_in_the_same_folder(tmp_path)
 
 
 def test_a_fork_does_not_wait_for_who_holds_the_sessions(tmp_path, monkeypatch):
-    from pipeline.observe import logs
+    from pipeline.observe.logs.setup import setup as logs
 
     def work():
         session.close()
@@ -371,7 +371,7 @@ def test_a_forked_process_holds_no_file_of_its_parent_open(tmp_path):
 
 def test_a_fork_amidst_a_line_writes_it_once(tmp_path):
     """The writer's buffer is full of what it has not written yet when the fork comes."""
-    from pipeline.observe.log_sinks import FileSink, LogFiles
+    from pipeline.observe.logs.sinks import FileSink, LogFiles
 
     sink = FileSink(LogFiles(tmp_path, 0, 0))
     sink.open()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from played_service import MS, never_ran, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal import REQUEST, TURN, Rows
-from pipeline.observe.sampling import Chosen, Sampler
+from pipeline.observe.analysis.sampling import Chosen, Sampler
 
 SECOND_NS = 1_000 * MS
 NO_TURNS = np.array([], TURN)

@@ -24,8 +24,6 @@ from pipeline.engine.journal import (
     packed_turn,
 )
 from pipeline.errors import ErrorCode, ProductError, UserCodeError
-from pipeline.observe.request_spans import RequestRow, SpanRecord, TurnRow
-from pipeline.observe.telemetry import Telemetry
 from pipeline.tracing.context import (
     TraceContext,
     call_trace,
@@ -33,6 +31,8 @@ from pipeline.tracing.context import (
     format_traceparent,
     parse_traceparent,
 )
+from pipeline.tracing.sink import Telemetry
+from pipeline.tracing.spans import RequestRow, SpanRecord, TurnRow
 
 WALL_NS = 10**18
 CALLER = TraceContext(0xABC, 0xDEF, True)

@@ -11,8 +11,8 @@ import pytest
 from doubles import logs_in
 
 from pipeline.engine.startup_log import STARTUP
-from pipeline.observe.log_writer import LogWriter
-from pipeline.observe.terminal import TOLD, StderrSink, is_shown, is_wanted
+from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
+from pipeline.observe.logs.writer import LogWriter
 
 PIPELINE = logging.getLogger("pipeline")
 WHERE = "PipelineServingLogs/pipeline.log"

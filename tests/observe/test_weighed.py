@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, request, requests_of, turn, turns_of
 
-from pipeline.observe.figures import figures_of
-from pipeline.observe.sampling import LOAD, Sample
-from pipeline.observe.weighed import Spans, count, percentile, weighed
+from pipeline.observe.analysis.figures import figures_of
+from pipeline.observe.analysis.sampling import LOAD, Sample
+from pipeline.observe.analysis.weighted import Spans, count, percentile, weighed
 
 whole = st.integers(1, 5)
 values = st.lists(st.tuples(st.integers(0, 100), whole), min_size=1, max_size=20)

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from pipeline.proto.baidu_std import (
+from pipeline.proto.brpc.frames import (
     Frame,
     FrameReader,
     compress,

@@ -27,7 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
 from pipeline.predictors.remote.endpoints import MAX_TIMEOUTS
-from pipeline.proto.baidu_std import SERVICE, BrpcCode, Frame, pack, request_meta
+from pipeline.proto.brpc.frames import SERVICE, BrpcCode, Frame, pack, request_meta
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SOON_S = 0.05

@@ -20,7 +20,7 @@ from pipeline.predictors.remote.brpc_connection import (
     ConnectionLostError,
     OutOfTimeError,
 )
-from pipeline.proto.baidu_std import Frame, pack, request_meta, response_meta
+from pipeline.proto.brpc.frames import Frame, pack, request_meta, response_meta
 
 SOON_S = 0.05  # of calls that are meant to run out of time
 BIG = bytes(32 * 2**20)  # more than the kernel keeps for a peer that does not read

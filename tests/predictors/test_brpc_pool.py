@@ -14,7 +14,7 @@ from played_brpc import WAIT_S, Collecting, PlayedServer
 
 from pipeline.predictors.remote.brpc_connection import BrpcCall, ConnectionLostError, OutOfTimeError
 from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError, dial
-from pipeline.proto.baidu_std import request_meta
+from pipeline.proto.brpc.frames import request_meta
 
 
 class Clock:

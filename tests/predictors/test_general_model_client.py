@@ -11,8 +11,8 @@ from golden import FRAMES
 from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.remote.general_model import GeneralModel
-from pipeline.proto.baidu_std import Frame, FrameReader, decompress, request_meta
-from pipeline.proto.general_model import ElemType, tensor_to_array, value_to_tensor
+from pipeline.proto.brpc.frames import Frame, FrameReader, decompress, request_meta
+from pipeline.proto.brpc.general_model import ElemType, tensor_to_array, value_to_tensor
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 
 

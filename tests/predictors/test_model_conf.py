@@ -24,7 +24,7 @@ from pipeline.predictors.model_conf import (
     write_client_conf,
 )
 from pipeline.predictors.signature import ModelSignature
-from pipeline.proto.general_model import ElemType
+from pipeline.proto.brpc.general_model import ElemType
 from pipeline.proto.general_model_config_pb2 import FeedVar, FetchVar, GeneralModelConfig
 
 IMDB = """\

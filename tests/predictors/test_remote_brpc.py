@@ -28,7 +28,7 @@ from pipeline.errors import (
 from pipeline.predictors.base import Predictor
 from pipeline.predictors.remote.general_model import GeneralModelPredictor
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-from pipeline.proto.baidu_std import Frame
+from pipeline.proto.brpc.frames import Frame
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.system.deadline import set_call_deadline
 

@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.general_model import GeneralModelPredictor
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-from pipeline.proto.baidu_std import SERVICE
+from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.general_model_pb2 import Request, Response
 
 CONF = """

@@ -23,13 +23,13 @@ from pipeline.errors import (
 from pipeline.predictors.remote.kserve import KServePredictor, connect
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.registry import kserve as remote_kserve
-from pipeline.proto.inference_v2 import DATATYPES, SERVICE, add_tensor, tensors_to_arrays
 from pipeline.proto.inference_v2_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,
     ModelMetadataResponse,
 )
+from pipeline.proto.v2.codec import DATATYPES, SERVICE, add_tensor, tensors_to_arrays
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 FLOATS: Tensors = {"x": ("FP32", (-1, 2))}

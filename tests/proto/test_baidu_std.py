@@ -13,8 +13,8 @@ from google.protobuf.descriptor import Descriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.proto import baidu_std
-from pipeline.proto.baidu_std import (
+from pipeline.proto.brpc import frames as baidu_std
+from pipeline.proto.brpc.frames import (
     HEADER_BYTES,
     SERVICE,
     BrpcCode,

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PayloadTypeError
 from pipeline.proto import pipeline_service_pb2
-from pipeline.proto.baidu_std import FrameReader, WireError, decompress
-from pipeline.proto.general_model import (
+from pipeline.proto.brpc.frames import FrameReader, WireError, decompress
+from pipeline.proto.brpc.general_model import (
     ElemType,
     dtype_of,
     elem_type_of,
@@ -26,7 +26,7 @@ from pipeline.proto.general_model import (
     value_to_tensor,
 )
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
-from pipeline.proto.packed import PACKED_DTYPES
+from pipeline.proto.pipeline.packed import PACKED_DTYPES
 
 NUMERIC = {
     ElemType.INT64: (np.int64, "int64_data"),

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.inference_v2 import (
+from pipeline.proto.inference_v2_pb2 import (
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataResponse,
+)
+from pipeline.proto.v2.codec import (
     DATATYPES,
     add_tensor,
     array_to_raw,
@@ -22,12 +28,6 @@ from pipeline.proto.inference_v2 import (
     raw_to_array,
     tensors_to_arrays,
     with_text,
-)
-from pipeline.proto.inference_v2_pb2 import (
-    InferTensorContents,
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelMetadataResponse,
 )
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -10,16 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.inference_v2 import (
-    DATATYPES,
-    InferRequest,
-    InferResponse,
-    RequestedOutput,
-    add_tensor,
-    request_from_message,
-    response_to_message,
-    tensors_to_arrays,
-)
 from pipeline.proto.inference_v2_pb2 import (
     TYPE_FP32,
     TYPE_STRING,
@@ -30,6 +20,16 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelQueuePolicy,
     ModelStatisticsResponse,
     RepositoryIndexResponse,
+)
+from pipeline.proto.v2.codec import (
+    DATATYPES,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    add_tensor,
+    request_from_message,
+    response_to_message,
+    tensors_to_arrays,
 )
 
 # Recorded from the messages of tritonclient 2.51.

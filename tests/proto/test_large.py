@@ -12,13 +12,15 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import ChannelData
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.op import pack_large
-from pipeline.proto import array_repr, array_text, blocks, json_long, jsonpb, large, slices
-from pipeline.proto import inference_v2 as v2
-from pipeline.proto.inference_v2_json import read_request, write_response
+from pipeline.proto import slices
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest
-from pipeline.proto.inference_v2_raw import array_to_raw, raw_to_array
+from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long, large
+from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits
+from pipeline.proto.v2 import codec as v2
+from pipeline.proto.v2.json import read_request, write_response
+from pipeline.proto.v2.raw import array_to_raw, raw_to_array
 
 LIMITS = Limits()
 RNG = np.random.default_rng(0)
@@ -56,13 +58,13 @@ def tiny(monkeypatch):
     """Bounds so small that every case takes the way of large ones, in many slices."""
     monkeypatch.setattr(json_long, "SHORT_BYTES", 8)
     monkeypatch.setattr(json_long, "_WINDOW_BYTES", 8)
-    monkeypatch.setattr("pipeline.proto.inference_v2_json.SHORT_BYTES", 0)
+    monkeypatch.setattr("pipeline.proto.v2.json.SHORT_BYTES", 0)
     monkeypatch.setattr(blocks, "_LONG", 3)
     monkeypatch.setattr(large, "SHORT_BYTES", 0)
     for module in (large, slices, array_repr, array_text, v2, jsonpb):
         monkeypatch.setattr(module, "SLICE", 3)
-    monkeypatch.setattr("pipeline.proto.inference_v2_data.SLICE", 3)
-    monkeypatch.setattr("pipeline.proto.inference_v2_raw.SLICE", 3)
+    monkeypatch.setattr("pipeline.proto.v2.json_data.SLICE", 3)
+    monkeypatch.setattr("pipeline.proto.v2.raw.SLICE", 3)
 
 
 def outcome(read):
@@ -163,7 +165,7 @@ V2_BODIES = [
 @pytest.mark.parametrize("body", V2_BODIES)
 def test_large_v2_json_is_the_request_that_small_json_is(body, monkeypatch):
     found = outcome(lambda: read_request(body))
-    monkeypatch.setattr("pipeline.proto.inference_v2_json.SHORT_BYTES", 10**6)
+    monkeypatch.setattr("pipeline.proto.v2.json.SHORT_BYTES", 10**6)
     small = outcome(lambda: read_request(body))
     if isinstance(small, str):
         assert found == small
@@ -199,7 +201,7 @@ def test_more_bytes_elements_than_allowed_are_refused_in_any_form():
 def test_many_elements_are_written_as_a_few_are(array, monkeypatch):
     response = v2.InferResponse("m", outputs={"x": array})
     found = write_response(response)
-    monkeypatch.setattr("pipeline.proto.inference_v2_data.SLICE", 10**6)
+    monkeypatch.setattr("pipeline.proto.v2.json_data.SLICE", 10**6)
     assert found == write_response(response)
 
 

@@ -9,8 +9,8 @@ from golden import FRAMES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.proto import snappy
-from pipeline.proto.baidu_std import FrameReader
+from pipeline.proto.brpc import snappy
+from pipeline.proto.brpc.frames import FrameReader
 
 MIB = 2**20
 

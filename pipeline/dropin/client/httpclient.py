@@ -29,9 +29,9 @@ from pipeline.predictors.model_conf import read_model_conf
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import LOD
-from pipeline.proto.baidu_std import SERVICE
-from pipeline.proto.general_model import dtype_of, put_value
-from pipeline.proto.general_model_json import request_to_json
+from pipeline.proto.brpc.frames import SERVICE
+from pipeline.proto.brpc.general_model import dtype_of, put_value
+from pipeline.proto.brpc.general_model_json import request_to_json
 from pipeline.proto.general_model_pb2 import Request, Response
 
 __all__ = ["HttpClient"]

@@ -25,7 +25,7 @@ from pipeline.frontends.dashboard.status import Title, status_of
 from pipeline.frontends.http.connection import HttpError, not_allowed
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
 from pipeline.frontends.http.routes import Endpoint, Reply, WebRequest
-from pipeline.observe.chrome_trace import Event, events, trace_json
+from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll
 
 Record = Callable[[float], Awaitable[list[bytes]]]

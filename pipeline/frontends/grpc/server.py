@@ -33,7 +33,7 @@ from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.grpc.timeout import seconds_of
 from pipeline.frontends.listen import address_of, check_free
 from pipeline.frontends.wire import Wire
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 

@@ -17,7 +17,7 @@ from pipeline.data import ChannelData
 from pipeline.errors import DeadlineError, NotImplementedByOpError, PackageError, PipelineError
 from pipeline.frontends.http.routes import JSON
 from pipeline.op import pack_error
-from pipeline.proto import jsonpb
+from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
 
 _LOGGER = logging.getLogger(__name__)

@@ -40,9 +40,9 @@ from pipeline.frontends.http.connection import (
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
 from pipeline.frontends.http.routes import JSON, Reply, Sites, WebRequest
 from pipeline.frontends.listen import BACKLOG, bind, port_of, take_last
-from pipeline.proto import jsonpb
 from pipeline.proto.inflate import emptied, inflated
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline import json as jsonpb
+from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES, Limits
 from pipeline.system.event_loop import waited

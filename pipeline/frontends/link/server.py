@@ -41,7 +41,7 @@ from pipeline.frontends.link.frames import (
 )
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 from pipeline.frontends.wire import Wire
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 

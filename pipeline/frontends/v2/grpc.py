@@ -19,8 +19,9 @@ from pipeline.frontends.v2.model_config import config_message, metadata_message
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
-from pipeline.proto.blocks import field_head
-from pipeline.proto.inference_v2 import (
+from pipeline.proto.pipeline.blocks import field_head
+from pipeline.proto.slices import SHORT_BYTES, Limits, joined, weight
+from pipeline.proto.v2.codec import (
     SERVICE,
     InferRequest,
     InferResponse,
@@ -28,7 +29,6 @@ from pipeline.proto.inference_v2 import (
     request_from_message,
     response_pieces,
 )
-from pipeline.proto.slices import SHORT_BYTES, Limits, joined, weight
 
 _AHEAD = 64  # requests of one stream that are read before the first of them is answered
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most

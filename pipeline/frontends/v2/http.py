@@ -18,9 +18,9 @@ from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, Reply, WebReque
 from pipeline.frontends.v2 import Kind, Models, V2Error, v2_error
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
 from pipeline.observe.statistics import stats_json
-from pipeline.proto.inference_v2 import InferResponse
-from pipeline.proto.inference_v2_json import binary_names, read_request, write_response
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
+from pipeline.proto.v2.codec import InferResponse
+from pipeline.proto.v2.json import binary_names, read_request, write_response
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = b"application/octet-stream"

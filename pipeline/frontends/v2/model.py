@@ -19,8 +19,8 @@ from pipeline.frontends.v2.model_config import (
 )
 from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelNote
-from pipeline.proto.inference_v2 import InferRequest, with_text
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.v2.codec import InferRequest, with_text
 from pipeline.tensors import Tensor, declared, max_batch_size_of
 
 NoteOf = Callable[[Op], ModelNote | None]

@@ -28,10 +28,10 @@ from pipeline.observe.statistics import (
 )
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelNote
-from pipeline.proto.inference_v2 import Array, InferRequest, InferResponse, about_request
-from pipeline.proto.inference_v2_json import RawInput
-from pipeline.proto.large import LargeResponse
+from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
+from pipeline.proto.v2.codec import Array, InferRequest, InferResponse, about_request
+from pipeline.proto.v2.json import RawInput
 
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"

@@ -25,7 +25,7 @@ from pipeline.predictors.remote.brpc_connection import (
 )
 from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError
 from pipeline.predictors.remote.endpoints import EndpointPolicy
-from pipeline.proto.baidu_std import (
+from pipeline.proto.brpc.frames import (
     BrpcCode,
     Frame,
     Trace,

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import NoReturn
 
-from pipeline.proto.baidu_std import Frame, FrameReader, WireError, code_name, error_of, pack
+from pipeline.proto.brpc.frames import Frame, FrameReader, WireError, code_name, error_of, pack
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 
 MAX_ANSWER_BYTES = 512 * 2**20

@@ -22,8 +22,8 @@ from pipeline.predictors.signature import (
     only_feed,
     refuse_unknown_arguments,
 )
-from pipeline.proto.baidu_std import WireError
-from pipeline.proto.general_model import dtype_of, lod_of, put_value, tensor_to_array
+from pipeline.proto.brpc.frames import WireError
+from pipeline.proto.brpc.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 
 _ANY_DTYPE = np.dtype(object)

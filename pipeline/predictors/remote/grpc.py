@@ -10,7 +10,7 @@ from pipeline.predictors.remote.general_model import (
 )
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.remote.registry import RemoteModel
-from pipeline.proto.baidu_std import SERVICE
+from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.general_model_pb2 import Response
 
 

@@ -18,18 +18,18 @@ from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel, Method
 from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import ModelSignature, refuse_unknown_arguments
-from pipeline.proto.inference_v2 import (
-    DATATYPES,
-    SERVICE,
-    add_tensor,
-    tensors_to_arrays,
-    with_text,
-)
 from pipeline.proto.inference_v2_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,
     ModelMetadataResponse,
+)
+from pipeline.proto.v2.codec import (
+    DATATYPES,
+    SERVICE,
+    add_tensor,
+    tensors_to_arrays,
+    with_text,
 )
 
 _START_S = 10.0  # for a server to come up and describe the model

@@ -5,7 +5,7 @@ from pipeline.client import PipelineClient
 from pipeline.dropin.server.pipeline import logger
 from pipeline.dropin.server.pipeline.pipeline_server import PipelineServer
 from pipeline.local_service_handler import LocalServiceHandler
-from pipeline.observe.analyst import Analyst
+from pipeline.observe.analysis.analyst import Analyst
 from pipeline.op import Op, RequestOp, ResponseOp
 
 ChannelData = compat.ChannelData

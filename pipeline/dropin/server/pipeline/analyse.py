@@ -1,5 +1,5 @@
 """`paddle_serving_server.pipeline.analyse`."""
 
-from pipeline.observe.analyst import Analyst, OpAnalyst
+from pipeline.observe.analysis.analyst import Analyst, OpAnalyst
 
 __all__ = ["Analyst", "OpAnalyst"]

@@ -1,0 +1,204 @@
+"""Analyst: reads the PROFILE lines of a server; makes traces, figures and advice of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from pipeline.config.yaml import Source, read_yaml
+from pipeline.engine.journal import NO_WORKER
+from pipeline.errors import ConfigError
+from pipeline.observe.analysis.chrome_trace import Event, events, first_time_ns, trace_json
+from pipeline.observe.analysis.figures import Figures, OpFigures, figures_of, op_concurrency
+from pipeline.observe.paddle.profile import Profile, read_profile
+
+_COPY_WORKERS = 100_000  # more than an Op has: tells those of several copies apart
+_COPY_IDS = 2**40
+
+Times = dict[str, dict[str, float]]
+"""By Op, then by step: prep, midp, postp."""
+
+
+class Analyst:
+    """What a profile says: lines that a server with `dag.use_profile: true` wrote to stderr.
+
+    The predecessor's lines are read as well; they do not tell which requests a batch had, so that
+    arrows, waiting and the critical path are not known of them. The file is read at first need;
+    then OSError says that it cannot be.
+
+    Args:
+        profile_file: path of a text file; lines that are not PROFILE lines are skipped.
+    """
+
+    def __init__(self, profile_file: str | os.PathLike[str]) -> None:
+        self._path = profile_file
+
+    @functools.cached_property
+    def profile(self) -> Profile:
+        """The rows of the file."""
+        return read_profile(self._path)
+
+    @functools.cached_property
+    def figures(self) -> Figures:
+        """What they add up to; the copies of a server together."""
+        profile = self.profile
+        turns, requests = profile.turns.copy(), profile.requests.copy()
+        for number, pid in enumerate(self._pids):
+            of_turns, of_requests = profile.turn_pids == pid, profile.request_pids == pid
+            turns["worker"][of_turns & (turns["worker"] != NO_WORKER)] += number * _COPY_WORKERS
+            turns["data_id"][of_turns & (turns["data_id"] >= 0)] += number * _COPY_IDS
+            requests["data_id"][of_requests] += number * _COPY_IDS
+        return figures_of(turns, requests, profile.names, profile.sample)
+
+    def get_trace(self) -> list[Event]:
+        """Events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""
+        profile, pids = self.profile, self._pids
+        zero_ns = first_time_ns(profile.turns, profile.requests)
+        copies = (
+            events(
+                profile.turns[profile.turn_pids == pid],
+                profile.requests[profile.request_pids == pid],
+                profile.names,
+                number if len(pids) > 1 else None,
+                zero_ns,
+            )
+            for number, pid in enumerate(pids)
+        )
+        return list(itertools.chain.from_iterable(copies))
+
+    def save_trace(self, trace_file: str | os.PathLike[str]) -> None:
+        """Write the trace; OSError if that fails."""
+        Path(trace_file).write_bytes(trace_json(self.get_trace()))
+
+    def get_profile(self) -> tuple[float, float, float, OpAnalyst]:
+        """Mean times of a request in ms: through the Ops, unpack, pack; and what each Op takes.
+
+        A time is NaN if the file does not tell it.
+        """
+        found = self.figures
+        return found.graph_ms, found.unpack_ms, found.pack_ms, self.get_op_analyst()
+
+    def print_profile(self) -> None:
+        """Write `get_profile` to standard output."""
+        call, prepack, postpack, ops = self.get_profile()
+        sys.stdout.write(
+            f"graph engine call: {call}\nrpc prepack: {prepack}\nrpc postpack: {postpack}\n"
+            f"OP: {ops}\n"
+        )
+
+    def get_op_analyst(self) -> OpAnalyst:
+        """Times, rates and concurrency by Op."""
+        return OpAnalyst(self.figures.ops)
+
+    @property
+    def _pids(self) -> list[int]:
+        profile = self.profile
+        pids: list[int] = np.union1d(profile.turn_pids, profile.request_pids).tolist()
+        return pids
+
+
+class OpAnalyst:
+    """Times, rates and concurrency of the Ops of a profile. `Analyst.get_op_analyst` makes it."""
+
+    def __init__(self, ops: Sequence[OpFigures]) -> None:
+        self._ops = {op.name: op for op in ops if op.batches}
+
+    def __str__(self) -> str:
+        return orjson.dumps(self.times(), option=orjson.OPT_INDENT_2).decode()
+
+    def times(self, op_name: str | None = None) -> Any:
+        """Mean times of a batch in ms: {Op: {"prep": ..., "midp": ..., "postp": ...}}.
+
+        Of one Op, the inner dict; KeyError if the profile does not have it.
+        """
+        found: Times = {name: _steps(op) for name, op in self._ops.items()}
+        return found if op_name is None else found[op_name]
+
+    def qps(self, op_name: str | None = None) -> Any:
+        """Requests/s that one worker does, if it did nothing but this step; in the form of `times`.
+
+        A request's time is its share of its batch. A step that takes no time is infinitely fast.
+        """
+        found: Times = {
+            name: {
+                step: 1e3 * op.batch_size / ms if ms else math.inf
+                for step, ms in _steps(op).items()
+            }
+            for name, op in self._ops.items()
+        }
+        return found if op_name is None else found[op_name]
+
+    def concurrency_analysis(self, op_config_yaml: str | os.PathLike[str]) -> dict[str, float]:
+        """Workers that each Op needs to keep the cards busy: {Op: op_concurrency}.
+
+        The file says which steps run on which cards; the slowest of these steps sets the rate that
+        the service can reach:
+
+            bow:
+              midp: 0        # card 0
+            cnn:
+              midp: "1,2"    # shared out over two cards
+
+        Raises:
+            ConfigError: the file cannot be read or is not of this form, names an Op or a step that
+                the profile does not have, or one card twice: models on one card slow each other
+                down, which no profile of the parts foretells.
+        """
+        source = read_yaml(op_config_yaml)
+        cards = dict(_cards(source, self._ops))
+        slowest_ms = max(
+            _steps(self._ops[name])[step] / self._ops[name].batch_size / count
+            for (name, step), count in cards.items()
+        )
+        if not slowest_ms:
+            raise ConfigError(f"{source.name}: none of its steps takes any time in this profile")
+        return {
+            name: round(op_concurrency(op.request_cost_ms, 1 / slowest_ms), 3)
+            for name, op in self._ops.items()
+        }
+
+
+def _steps(op: OpFigures) -> dict[str, float]:
+    return {"prep": op.prep_ms, "midp": op.midp_ms, "postp": op.postp_ms}
+
+
+def _cards(source: Source, ops: Mapping[str, OpFigures]) -> Iterator[tuple[tuple[str, str], int]]:
+    """`((Op, step), how many cards it has)`. Raises ConfigError."""
+    taken: dict[int, str] = {}
+    if not isinstance(source.data, Mapping) or not source.data:
+        raise ConfigError(f"{source.name}: expected Ops with the cards of their steps")
+    for name, steps in source.data.items():
+        if name not in ops:
+            raise ConfigError(f"{source.place((name,))}: the profile has {', '.join(ops)}")
+        if not isinstance(steps, Mapping) or not steps:
+            raise ConfigError(f"{source.place((name,))}: expected steps with cards, as midp: 0")
+        for step, value in steps.items():
+            place = source.place((name, step))
+            if step not in ("prep", "midp", "postp"):
+                raise ConfigError(f"{place}: a step is prep, midp or postp")
+            found = _card_numbers(place, value)
+            for card in found:
+                if card in taken:
+                    raise ConfigError(f"{place}: card {card} has {taken[card]} already")
+                taken[card] = f"{name}.{step}"
+            yield (name, step), len(found)
+
+
+def _card_numbers(place: str, value: object) -> list[int]:
+    """0, "0,1" or [0, 1]."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list):
+        items = [items]
+    texts = [str(item).strip() for item in items if not isinstance(item, bool)]
+    if not items or len(texts) < len(items) or not all(text.isdecimal() for text in texts):
+        raise ConfigError(f'{place}: expected a card or several, as 0 or "0,1", found {value!r}')
+    return [int(text) for text in texts]

@@ -1,0 +1,351 @@
+"""What turns and requests add up to: the figures of the design document's chapter 6.4.
+
+Times are those of batches: `prep`, `midp`, `postp` are the stages preprocess, process, postprocess
+of one batch, with all the requests in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome, Rows
+from pipeline.observe.analysis.chrome_trace import depth, first_known
+from pipeline.observe.analysis.critical_path import Path, critical_path
+from pipeline.observe.analysis.intervals import covered_ns, covered_until, merged
+from pipeline.observe.analysis.sampling import Sample
+from pipeline.observe.analysis.weighted import (
+    Numbers,
+    Spans,
+    between,
+    count,
+    over,
+    percentile,
+    weighed,
+)
+from pipeline.observe.tables import batches
+
+_FEWEST_FITTED = 10  # batches, for a line through their times
+_NEVER = 1e-12  # a share, for its logarithm
+_SMOOTHED = 50  # turns of a sample, over which what waits is averaged
+
+
+def op_cost(prep: float, midp: float, postp: float) -> float:
+    """What an Op takes for a batch, in the unit of the stages."""
+    return prep + midp + postp
+
+
+def op_concurrency(cost_s: float, per_s: float) -> float:
+    """Workers that an Op needs for `per_s` requests/s, each of which takes it `cost_s`."""
+    return cost_s * per_s
+
+
+def service_throughput(slowest_cost_s: float, concurrency: float) -> float:
+    """Requests/s that the slowest Op lets through."""
+    return concurrency / slowest_cost_s if slowest_cost_s > 0 else math.inf
+
+
+def channel_acc_size(arrivals_per_s: float, departures_per_s: float, seconds: float) -> float:
+    """Requests that gather in a channel; less than none: it drains."""
+    return (arrivals_per_s - departures_per_s) * seconds
+
+
+def avg_batch_cost(size: float, prep: float, midp: float, postp: float) -> float:
+    """What one request of a batch takes, where only `prep` is its own, the others the batch's."""
+    return (size * prep + midp + postp) / size
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A batch of n requests takes `fixed_ms + n * each_ms`."""
+
+    fixed_ms: float
+    each_ms: float
+
+    def cost_ms(self, size: int) -> float:
+        """Of one request in a batch of `size`."""
+        return self.fixed_ms / size + self.each_ms
+
+
+@dataclass(frozen=True, slots=True)
+class OpFigures:
+    """One Op. Times are means in ms; stages are those of batches that brought a result.
+
+    `requests` ran, `failed` of them had no result; `never_ran` are beside them. `visits` is how
+    many turns a request takes here, fewer than one where some do not come by. `workers` are those
+    that worked: no more than are configured. `busy` is their share of the time that there was
+    anything to do. `waiting` is the mean number in the channel, `growth_per_s` by how many it grew
+    while requests arrived. `line` is None while all batches have one size. Not known: NaN.
+    """
+
+    name: str
+    requests: int
+    failed: int
+    never_ran: int
+    visits: float
+    batches: int
+    largest_batch: int
+    workers: int
+    prep_ms: float
+    midp_ms: float
+    postp_ms: float
+    queue_ms: float
+    queue_p95_ms: float
+    hand_over_ms: float
+    waiting: float
+    most_waiting: int
+    growth_per_s: float
+    busy: float
+    line: Line | None
+
+    @property
+    def cost_ms(self) -> float:
+        """Of a batch."""
+        return op_cost(self.prep_ms, self.midp_ms, self.postp_ms)
+
+    @property
+    def batch_size(self) -> float:
+        """Mean number of requests in a batch."""
+        return self.requests / self.batches if self.batches else math.nan
+
+    @property
+    def request_cost_ms(self) -> float:
+        """Of one request: its share of a batch."""
+        return self.cost_ms / self.batch_size
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Requests of the service that these workers can keep up with."""
+        if not self.batches or not self.visits:
+            return math.inf
+        return service_throughput(self.request_cost_ms / 1e3 * self.visits, self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Times of requests that were answered, in ms; NaN if there are none."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A whole record. `seconds` is the time in which at least one request was there.
+
+    All is said of what happened, of which `told` requests are in the record: fewer in a sample.
+    Beside those that `failed` are `given_up` ones, whose callers went away, and `refused` ones,
+    which could not be served as they were. `inside` is the mean number of requests in the graph.
+    `let_in_ms`, `unpack_ms`, `graph_ms` and `pack_ms` are the mean parts of `latency`.
+    """
+
+    seconds: float
+    requests: int
+    told: int
+    failed: int
+    given_up: int
+    refused: int
+    inside: float
+    latency: Latency
+    let_in_ms: float
+    unpack_ms: float
+    graph_ms: float
+    pack_ms: float
+    path: Path | None
+    ops: tuple[OpFigures, ...]
+
+    @property
+    def per_s(self) -> float:
+        """Requests that ended, well or not, each second; NaN for an empty record."""
+        return self.requests / self.seconds if self.seconds else math.nan
+
+
+def figures_of(
+    turns: Rows, requests: Rows, names: Sequence[str], sample: Sample | None = None
+) -> Figures:
+    """Add up a record.
+
+    Args:
+        turns: rows of TURN, those of a batch neighbours; times that are not known are -1.
+        requests: rows of REQUEST; without any, requests are counted by their turns.
+        names: of the Ops, by the index that is in `turns`. Ops without turns are left out.
+        sample: what the rows stand for; None: for themselves.
+    """
+    sample = sample or Sample.whole(turns, requests)
+    turns, requests = weighed(turns, sample.turns), weighed(requests, sample.requests)
+    whole = requests[requests["target"] <= PIPELINE]
+    starts = first_known(whole["start_ns"], whole["entered_ns"], whole["begun_ns"])
+    ends = first_known(whole["end_ns"], whole["packing_ns"])
+    seconds = _covered_s(*_busy_times(turns, starts, ends), sample.loads)
+    requests_count = count(whole) or _most_turns(turns)
+    is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
+    took = Spans((ends - starts)[is_well], whole["weight"][is_well])
+    in_graph = between(whole, "begun_ns", "packing_ns")
+    is_given_up, is_refused = (
+        whole["outcome"] == outcome for outcome in (Outcome.CANCELED, Outcome.PRODUCT)
+    )
+    return Figures(
+        seconds=seconds,
+        requests=requests_count,
+        told=whole.size or requests_count,
+        failed=count(whole[(whole["outcome"] > Outcome.OK) & ~is_given_up & ~is_refused]),
+        given_up=count(whole[is_given_up]),
+        refused=count(whole[is_refused]),
+        inside=over(in_graph.total_s, seconds),
+        latency=Latency(took.mean_ms, *map(took.percentile_ms, (50, 95, 99))),
+        let_in_ms=between(whole, "start_ns", "entered_ns").mean_ms,
+        unpack_ms=between(whole, "entered_ns", "begun_ns").mean_ms,
+        graph_ms=in_graph.mean_ms,
+        pack_ms=between(whole, "packing_ns", "end_ns").mean_ms,
+        path=critical_path(_of_answered(turns, whole), names),
+        ops=_ops(turns, whole, names, seconds),
+    )
+
+
+def _ops(
+    turns: Rows, requests: Rows, names: Sequence[str], seconds: float
+) -> tuple[OpFigures, ...]:
+    of_ended = _of_requests(turns, requests)
+    total = requests["weight"].sum() or _most_turns(turns)
+    found = []
+    for op in np.unique(turns["op"]).tolist():
+        here, ended_here = turns[turns["op"] == op], of_ended[of_ended["op"] == op]
+        visits = over((ended_here if ended_here.size else here)["weight"].sum(), total)
+        found.append(_op_figures(names[op], here, seconds, visits))
+    return tuple(found)
+
+
+def _most_turns(turns: Rows) -> int:
+    """Of any Op: how many requests there were at least."""
+    return max((count(turns[turns["op"] == op]) for op in np.unique(turns["op"])), default=0)
+
+
+def _of_requests(turns: Rows, requests: Rows) -> Rows:
+    """The turns of these requests, of a sample those that are in it, with the requests' weight."""
+    found = turns[np.isin(turns["data_id"], requests["data_id"])]
+    order = np.argsort(requests["data_id"], kind="stable")
+    places = np.searchsorted(requests["data_id"], found["data_id"], sorter=order)
+    found["weight"] = requests["weight"][order[places]]
+    return found
+
+
+def _of_answered(turns: Rows, requests: Rows) -> Rows:
+    """The turns of requests that were answered well; all, if those are not told."""
+    answered = requests[requests["outcome"] <= Outcome.OK]
+    return _of_requests(turns, answered) if answered.size else turns
+
+
+def _op_figures(name: str, turns: Rows, seconds: float, visits: float) -> OpFigures:
+    ran = turns[turns["worker"] != NO_WORKER]
+    first, sizes = batches(ran)
+    leaders = ran[first]  # a turn of each batch
+    good = np.minimum.reduceat(ran["outcome"], first) <= Outcome.OK if ran.size else first > 0
+    brought = leaders[good]
+    worked_ns = leaders["end_ns"] - leaders["start_ns"]
+    workers = np.unique(ran["worker"]).size
+    queued = between(turns, "ready_ns", "start_ns")
+    most, growth_per_s = _gathering(turns)
+    return OpFigures(
+        name=name,
+        requests=count(ran),
+        failed=count(ran[ran["outcome"] > Outcome.OK]),
+        never_ran=count(turns[turns["worker"] == NO_WORKER]),
+        visits=visits,
+        batches=count(leaders),
+        largest_batch=int(sizes.max(initial=0)),
+        workers=workers,
+        prep_ms=between(brought, "start_ns", "prepared_ns").mean_ms,
+        midp_ms=between(brought, "prepared_ns", "processed_ns").mean_ms,
+        postp_ms=between(brought, "processed_ns", "end_ns").mean_ms,
+        queue_ms=queued.mean_ms,
+        queue_p95_ms=queued.percentile_ms(95),
+        hand_over_ms=between(ran, "end_ns", "taken_ns").mean_ms,
+        waiting=over(queued.total_s, seconds) if queued.ns.size else math.nan,
+        most_waiting=most,
+        growth_per_s=growth_per_s,
+        busy=over(Spans(worked_ns, leaders["weight"]).total_s, seconds * workers),
+        line=_line(sizes[good], worked_ns[good] / 1e6, brought["weight"]),
+    )
+
+
+def _gathering(turns: Rows) -> tuple[int, float]:
+    """Of a channel: the most that waited, and growth in requests/s while requests arrived."""
+    known = turns[turns["ready_ns"] > 0]
+    if not known.size:
+        return 0, math.nan
+    most = _most_waiting(known)
+    first, last = int(known["ready_ns"].min()), int(known["ready_ns"].max())
+    seconds = (last - first) / 1e9
+    if not seconds:
+        return most, 0.0
+    arrived, left = known["weight"].sum(), known["weight"][known["start_ns"] <= last].sum()
+    return most, channel_acc_size(float(arrived) / seconds, float(left) / seconds, 1.0)
+
+
+def _most_waiting(known: Rows) -> int:
+    times, counts = depth(known["ready_ns"], known["start_ns"], known["weight"])
+    if (known["weight"] == 1).all() or times[0] == times[-1]:
+        return round(float(counts.max()))
+    # One request of a sample does not stand for many that came at the same instant: of what waits
+    # the mean is known, over stretches with enough of the sample.
+    edges = np.linspace(0, times[-1] - times[0], 1 + math.ceil(known.size / _SMOOTHED))
+    waited = np.append(0, np.cumsum(counts[:-1] * np.diff(times)))
+    return round(float((np.diff(np.interp(edges, times - times[0], waited)) / edges[1]).max()))
+
+
+def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
+    """Through the times of batches by their size; None if that cannot be told."""
+    if sizes.size < _FEWEST_FITTED or np.unique(sizes).size < 2:
+        return None
+    known = np.unique(sizes)
+    # Medians: a warm-up counts for little.
+    medians = [percentile(costs_ms[sizes == size], weights[sizes == size], 50) for size in known]
+    counts = [weights[sizes == size].sum() for size in known]
+    fit = np.polynomial.polynomial.polyfit(known, medians, 1, w=np.sqrt(counts))
+    fixed_ms, each_ms = fit.tolist()
+    if each_ms <= 0:  # larger batches do not take longer
+        return Line(percentile(costs_ms, weights, 50), 0.0)
+    if fixed_ms <= 0:
+        return Line(0.0, float((costs_ms * weights).sum() / (sizes * weights).sum()))
+    return Line(fixed_ms, each_ms)
+
+
+# Times ------------------------------------------------------------------------------------------
+
+
+def _busy_times(turns: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
+    """From when to when there was a request, or a turn of one that has not ended."""
+    ran = turns[turns["worker"] != NO_WORKER]
+    starts = np.concatenate([starts, first_known(ran["ready_ns"], ran["start_ns"])])
+    ends = np.concatenate([ends, ran["end_ns"]])
+    known = (starts > 0) & (ends >= starts)
+    return starts[known], ends[known]
+
+
+def _covered_s(starts: Numbers, ends: Numbers, loads: Rows) -> float:
+    """How long at least one of the intervals lasts, or one of those that a sample leaves out."""
+    starts, ends = merged(starts, ends)
+    return (covered_ns(starts, ends) + _untold_ns(starts, ends, loads)) / 1e9
+
+
+def _untold_ns(starts: Numbers, ends: Numbers, loads: Rows) -> float:
+    """How long requests were there, but none that is told."""
+    loads = loads[(loads["begin_ns"] < loads["end_ns"]) & (loads["busy_ns"] > 0)]
+    if not loads.size:
+        return 0.0
+    edges = np.unique([loads["begin_ns"], loads["end_ns"]])
+    told_until = covered_until(edges, starts, ends)
+    first, last = (np.searchsorted(edges, loads[name]) for name in ("begin_ns", "end_ns"))
+    told_ns = told_until[last] - told_until[first]
+    free_ns = loads["end_ns"] - loads["begin_ns"] - told_ns
+    share = np.clip((loads["busy_ns"] - told_ns) / np.maximum(free_ns, 1.0), 0.0, 1.0)
+    # Nobody is there when nobody is in any of the server's copies, which overlap as chance has it.
+    nobody = np.log(np.maximum(1.0 - share, _NEVER))
+    change = np.bincount(first, nobody, edges.size) - np.bincount(last, nobody, edges.size)
+    untold_ns = np.diff(edges) - np.diff(told_until)
+    return float((untold_ns * (1.0 - np.exp(np.cumsum(change)[:-1]))).sum())

@@ -1,0 +1,154 @@
+"""The figures of a record and the advice on them, as text for people and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+import orjson
+
+from pipeline.observe.analysis.advice import Advice
+from pipeline.observe.analysis.figures import Figures, OpFigures
+
+_WIDTH = 96
+_COMMENT = "        # "
+_COLUMNS = (
+    "Op", "workers", "busy", "requests", "no result", "batch", "queue ms", "p95", "waiting",
+    "prep ms", "midp ms", "postp ms", "ms/request", "capacity/s",
+)  # fmt: skip
+
+
+def report_text(name: str, figures: Figures, advice: Advice, damaged: int = 0) -> str:
+    """What `python -m pipeline analyse` prints.
+
+    Args:
+        name: what the record is called.
+        figures: of the record.
+        advice: on them.
+        damaged: lines of it that could not be read.
+    """
+    return "\n".join([*_lines(name, figures, advice, damaged), ""])
+
+
+def report_json(figures: Figures, advice: Advice) -> bytes:
+    """The same for programs: `figures`, `advice`, and as `config` what is for `op:` of config.yml.
+
+    What is not known is null.
+    """
+    ops = [dataclasses.asdict(op) | _derived(op) for op in figures.ops]
+    found = dataclasses.asdict(figures) | {"per_s": figures.per_s, "ops": ops}
+    report = {"figures": found, "advice": advice, "config": advice.as_config()}
+    return orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _derived(op: OpFigures) -> dict[str, float]:
+    return {
+        "batch_size": op.batch_size,
+        "cost_ms": op.cost_ms,
+        "request_cost_ms": op.request_cost_ms,
+        "capacity_per_s": op.capacity_per_s,
+    }
+
+
+def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterator[str]:
+    if not figures.requests:
+        yield f"{name}: no PROFILE lines that tell of requests (dag.use_profile writes them)"
+        return
+    yield (
+        f"{name}: {figures.requests:,} requests in {figures.seconds:.3f} s, "
+        f"{_text(figures.per_s, 1)}/s; {figures.failed:,} failed"
+        + f", {figures.given_up:,} given up by their callers" * bool(figures.given_up)
+        + f", {figures.refused:,} refused as they were" * bool(figures.refused)
+    )
+    if figures.told < figures.requests:
+        yield (
+            f"a sample of 1 in {figures.requests / figures.told:,.3g}: {figures.told:,} requests "
+            "are told of, for which all figures are scaled (dag.profile_per_s)"
+        )
+    if damaged:
+        yield f"{damaged:,} PROFILE lines could not be read"
+    yield from _latency_lines(figures)
+    yield ""
+    yield from _table([_COLUMNS, *map(_row, figures.ops)])
+    yield ""
+    yield from _path_lines(figures)
+    yield from _advice_lines(advice)
+
+
+def _latency_lines(figures: Figures) -> Iterator[str]:
+    latency = figures.latency
+    if math.isnan(latency.mean):
+        return
+    yield (
+        f"latency {latency.mean:.3f} ms (p50 {latency.p50:.3f}, p95 {latency.p95:.3f}, "
+        f"p99 {latency.p99:.3f}): {_text(figures.let_in_ms)} to be let in, "
+        f"{_text(figures.unpack_ms)} unpack, {_text(figures.graph_ms)} Ops, "
+        f"{_text(figures.pack_ms)} pack"
+    )
+
+
+def _row(op: OpFigures) -> tuple[str, ...]:
+    return (
+        op.name,
+        str(op.workers),
+        "-" if math.isnan(op.busy) else f"{op.busy:.0%}",
+        f"{op.requests:,}",
+        f"{op.failed + op.never_ran:,}",
+        _text(op.batch_size, 1),
+        *(_text(value) for value in (op.queue_ms, op.queue_p95_ms)),
+        _text(op.waiting, 1),
+        *(_text(value) for value in (op.prep_ms, op.midp_ms, op.postp_ms, op.request_cost_ms)),
+        _text(op.capacity_per_s, 1),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *cells])
+
+
+def _path_lines(figures: Figures) -> Iterator[str]:
+    path = figures.path
+    if path is not None:
+        yield (
+            f"critical path of {path.share:.0%}: {' > '.join(path.ops)}: {path.cost_ms:.3f} ms "
+            f"of work, {path.queue_ms:.3f} ms of waiting"
+        )
+
+
+def _advice_lines(advice: Advice) -> Iterator[str]:
+    if advice.bottleneck is not None:
+        how = "its workers are full" if advice.is_full else "but its workers have time to spare"
+        yield f"bottleneck: {advice.bottleneck}: {how}"
+    if advice.ops:
+        aim = f"advice for {advice.target_per_s:,.1f} requests/s"
+        yield f"{aim}, config.yml (expected: {advice.expected_per_s:,.1f}/s):"
+        yield "op:"
+        config = advice.as_config()
+        for op in advice.ops:
+            yield f"    {_yaml_key(op.op)}:"
+            for why in op.why:
+                yield from textwrap.wrap(
+                    why, _WIDTH, initial_indent=_COMMENT, subsequent_indent=_COMMENT
+                )
+            yield from (f"        {key}: {value}" for key, value in config[op.op].items())
+    elif advice.bottleneck is not None:
+        yield "no advice: " + (
+            "no setting is known to help" if advice.is_full else "callers ask for no more"
+        )
+    for note in advice.notes:
+        yield from textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")
+
+
+def _yaml_key(name: str) -> str:
+    """Plain where that is safe, else quoted: JSON's strings are YAML's."""
+    return name if name.isidentifier() and name.isascii() else orjson.dumps(name).decode()
+
+
+def _text(number: float, digits: int = 3) -> str:
+    return "-" if math.isnan(number) else f"{number:,.{digits}f}"

@@ -1,0 +1,174 @@
+"""A fair sample of the requests: which ones a profile tells of, and what they stand for.
+
+Whether a request is in the sample is told by its data id and by nothing else, so that all its rows
+are, or none; and one that is in a sample of 1 in 8 is in one of 1 in 4 as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.engine.journal import Rows
+from pipeline.observe.analysis.intervals import Times, covered_ns, merged
+from pipeline.observe.tables import Integers, batches
+
+_WINDOW_NS = 10**9
+_MARGIN = 0.8  # of what may be written: a larger sample is taken if it stays below that
+_MOST_HALVINGS = 40
+_MOST_CHANGES = 64  # that are kept, for requests that began before them
+_GOLDEN = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2**64 over the golden ratio: multiples of it spread evenly
+_LAST = np.uint64(2**64 - 1)
+
+LOAD = np.dtype([(name, np.int64) for name in ("begin_ns", "end_ns", "busy_ns")])
+"""A stretch of time of which not all requests are told: how much of it at least one was there."""
+
+NO_LOADS: Rows = np.empty(0, LOAD)
+
+
+class Strides(NamedTuple):
+    """Of each turn and request, one of how many it is; 0: it is there for its batch's sake."""
+
+    turns: Integers
+    requests: Integers
+
+
+class Chosen(NamedTuple):
+    """Rows of TURN, REQUEST and LOAD to be written."""
+
+    turns: Rows
+    requests: Rows
+    strides: Strides | None  # None: all that there were
+    loads: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What rows stand for.
+
+    Attributes:
+        turns: float64, as many turns as each one stands for; those of one batch have the same.
+        requests: float64.
+        loads: LOAD rows; those of several copies of a server overlap.
+    """
+
+    turns: npt.NDArray[np.float64]
+    requests: npt.NDArray[np.float64]
+    loads: Rows
+
+    @classmethod
+    def whole(cls, turns: Rows, requests: Rows) -> Sample:
+        """Nothing is missing."""
+        return cls(np.ones(turns.size), np.ones(requests.size), NO_LOADS)
+
+
+class Sampler:
+    """Chooses requests: all while there are few. It adapts to more at once, to fewer each second.
+
+    Args:
+        per_s: so many requests a second at most, and of more not below two fifths of that.
+        id_step: from one data id of this process to the next.
+    """
+
+    def __init__(self, per_s: int, id_step: int = 1) -> None:
+        self._per_s = per_s
+        self._id_step = id_step
+        # From each of these data ids on, the sample is halved that often.
+        self._since = np.array([np.iinfo(np.int64).min])
+        self._halvings = np.zeros(1, np.uint64)
+        self._newest: int | None = None
+        self._begun = 0  # requests of this window
+        self._begin_ns = 0
+        self._latest_ns = 0
+        self._covered: list[tuple[Times, Times]] = []
+        self._is_cut = False
+
+    def choose(self, turns: Rows, requests: Rows) -> Chosen:
+        """The rows to be written of a fold. It takes some 0.1 us a row."""
+        self._adapt(self._count(turns, requests))
+        self._cover(requests)
+        turn_strides = self._strides(turns["data_id"])
+        request_strides = self._strides(requests["data_id"])
+        told_turns = _whole_batches(turns, turn_strides > 0)
+        told_requests = request_strides > 0
+        self._is_cut |= not (told_turns.all() and told_requests.all())
+        is_over = self._latest_ns - self._begin_ns >= _WINDOW_NS
+        return Chosen(
+            turns.compress(told_turns),
+            requests.compress(told_requests),
+            Strides(turn_strides[told_turns], request_strides[told_requests]),
+            self.end() if is_over else NO_LOADS,
+        )
+
+    def end(self) -> Rows:
+        """Close the window: its LOAD row, none if all of it was told."""
+        begin_ns, end_ns = self._begin_ns, self._latest_ns
+        pieces = self._covered or [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        starts, ends = merged(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+        busy_ns = covered_ns(starts, ends, (begin_ns, end_ns))
+        is_cut = self._is_cut
+        self._begin_ns, self._begun, self._is_cut = end_ns, 0, False
+        self._covered.clear()
+        return np.array([(begin_ns, end_ns, busy_ns)], LOAD) if is_cut else NO_LOADS
+
+    def _count(self, turns: Rows, requests: Rows) -> int:
+        """Move on in time and data ids: how many requests began since the last fold."""
+        ids = [rows["data_id"] for rows in (turns, requests) if rows.size]
+        ends = [rows["end_ns"] for rows in (turns, requests) if rows.size]
+        if self._newest is None:
+            self._newest = min(int(column.min()) for column in ids) - self._id_step
+            self._begin_ns = min(
+                int(rows[name].min())
+                for rows, name in ((turns, "ready_ns"), (requests, "start_ns"))
+                if rows.size
+            )
+        newest = max(self._newest, *(int(column.max()) for column in ids))
+        count = (newest - self._newest) // self._id_step
+        self._newest = newest
+        self._begun += count
+        self._latest_ns = max(self._latest_ns, *(int(column.max()) for column in ends))
+        return count
+
+    def _adapt(self, count: int) -> None:
+        """Halve or double the sample, from the requests on that have just begun."""
+        seconds = (self._latest_ns - self._begin_ns) / _WINDOW_NS
+        # A fold is of a second at most, so that `count` is no more than the rate.
+        rate = max(self._begun / max(1.0, seconds), count)
+        now, needed = int(self._halvings[-1]), self._needed(rate)
+        if needed < now:
+            needed = min(now, self._needed(rate / _MARGIN)) if seconds >= 1.0 else now
+        if needed != now:
+            first = (self._newest or 0) - (count - 1) * self._id_step
+            self._since = np.append(self._since, first)[-_MOST_CHANGES:]
+            self._halvings = np.append(self._halvings, np.uint64(needed))[-_MOST_CHANGES:]
+
+    def _needed(self, rate: float) -> int:
+        halvings = math.ceil(math.log2(max(1.0, rate / self._per_s)))
+        return min(halvings, _MOST_HALVINGS)
+
+    def _strides(self, ids: Integers) -> Integers:
+        """Of each request, 1 in how many of its time is in the sample; 0: it is not."""
+        place = np.maximum(np.searchsorted(self._since, ids, side="right") - 1, 0)
+        halvings = self._halvings[place]
+        is_in = ids.astype(np.uint64) * _GOLDEN <= _LAST >> halvings
+        strides: Integers = np.where(is_in, np.int64(1) << halvings.astype(np.int64), 0)
+        return strides
+
+    def _cover(self, requests: Rows) -> None:
+        starts, ends = requests["start_ns"], requests["end_ns"]
+        known = (starts > 0) & (ends >= starts)
+        self._covered.append(merged(starts[known], ends[known]))
+
+
+def _whole_batches(turns: Rows, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """`wanted`, and the turns that were in one batch with them."""
+    if not turns.size:
+        return wanted
+    first, sizes = batches(turns)
+    return np.repeat(np.logical_or.reduceat(wanted, first), sizes)

@@ -1,0 +1,173 @@
+"""Log records of worker processes: sent home by the child, logged by the parent as if its own.
+
+A log file has one writer, in the parent. The child keeps no handler that the parent may have: its
+records under `pipeline` go to `send`, and the parent's `replay` gives them to the same logger
+there. The root logger and the user's loggers are left alone: they work in the child by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from pipeline.errors import utf8_text
+from pipeline.observe.logs.lines import exception_text
+
+_LOGGER = logging.getLogger("pipeline")
+
+
+class SentRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A log record as it travels. All text is valid UTF-8: msgpack takes no other.
+
+    `message` has the arguments in it, `trace` and `stack` are text ("" for none), `created` is
+    in seconds since the epoch. Attributes given by `extra=` stay behind.
+    """
+
+    name: str
+    level: int
+    path: str
+    line: int
+    function: str
+    message: str
+    trace: str
+    stack: str
+    created: float
+    pid: int
+    thread: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SentRecord).decode
+
+Send = Callable[[SentRecord], None]
+"""Takes a record home. It is called in whichever thread logs, and must not log itself."""
+
+
+def keep_logs(level: int, send: Send) -> None:
+    """In a worker process: give every record of the `pipeline` loggers to `send`, and only to it.
+
+    Args:
+        level: the effective level of the parent's `pipeline` logger; less severe records are not
+            made.
+        send: an OSError of it means that the parent is gone: the record is dropped.
+    """
+    handler = _SendingHandler(send)
+    for logger in _loggers():
+        handler.detached += logger.handlers
+        logger.handlers = []
+        logger.propagate = logger is not _LOGGER
+    _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(level)
+
+
+@dataclass(frozen=True, slots=True)
+class LogsHome:
+    """Called in a child: `keep_logs` with records as bytes. Picklable.
+
+    Args:
+        level: the name of the least severe level that the parent's files are to have.
+    """
+
+    level: str
+
+    def __call__(self, send: Callable[[bytes], None]) -> None:
+        wanted = logging.getLevelNamesMapping()[self.level]
+        # A user who set the logger to a lower level has a handler in the parent that wants it.
+        level = min(_LOGGER.level or wanted, wanted)
+        keep_logs(level, lambda record: send(_encode(record)))
+
+
+def replay_bytes(data: bytes) -> None:
+    """In the parent: `replay` what a child's LogsHome has sent."""
+    replay(_decode(data))
+
+
+def replay(sent: SentRecord) -> None:
+    """In the parent: log what a child has sent, with its place, time, thread and pid."""
+    logger = logging.getLogger(sent.name)
+    if not logger.isEnabledFor(sent.level):
+        return
+    record = logger.makeRecord(
+        sent.name,
+        sent.level,
+        sent.path,
+        sent.line,
+        sent.message,
+        (),
+        None,
+        func=sent.function,
+        sinfo=sent.stack or None,
+    )
+    record.relativeCreated += (sent.created - record.created) * 1000
+    record.created = sent.created
+    record.msecs = sent.created % 1 * 1000 // 1
+    record.process, record.threadName = sent.pid, sent.thread
+    record.exc_text = sent.trace or None  # formatters write it under the line
+    logger.handle(record)
+
+
+class _SendingHandler(logging.Handler):
+    """Sends records home.
+
+    `detached` are the handlers that were there before. They are kept, since a file that is
+    closed here would write once more what the parent had in its buffer when it forked.
+    """
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self.detached: list[logging.Handler] = []
+        self._send = send
+        self._pid = os.getpid()
+        self._is_sending = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called under the handler's lock."""
+        if os.getpid() != self._pid:
+            _to_stderr(record)  # of a process that user code forked: `send` belongs to its parent
+            return
+        if self._is_sending:
+            return  # logged by what ran in `send`, a finaliser: it must not send amidst a frame
+        self._is_sending = True
+        try:
+            self._send(_sent(record))
+        except OSError:
+            pass  # the parent is gone, and this process will follow it
+        except Exception:  # the arguments' own __str__ raised: it is the user's code
+            self.handleError(record)
+        finally:
+            self._is_sending = False
+
+
+def _loggers() -> Iterator[logging.Logger]:
+    """Those under `pipeline` that exist, itself included."""
+    yield _LOGGER
+    for name, logger in list(_LOGGER.manager.loggerDict.items()):
+        if name.startswith("pipeline.") and isinstance(logger, logging.Logger):
+            yield logger
+
+
+def _sent(record: logging.LogRecord) -> SentRecord:
+    trace = exception_text(record)
+    return SentRecord(
+        name=utf8_text(record.name),
+        level=record.levelno,
+        path=utf8_text(record.pathname),
+        line=record.lineno,
+        function=utf8_text(record.funcName or ""),
+        message=utf8_text(record.getMessage()),
+        trace=utf8_text(trace),
+        stack=utf8_text(record.stack_info or ""),
+        created=record.created,
+        pid=record.process or os.getpid(),
+        thread=utf8_text(record.threadName or ""),
+    )
+
+
+def _to_stderr(record: logging.LogRecord) -> None:
+    last = logging.lastResort
+    if last is not None and record.levelno >= last.level:
+        last.handle(record)

@@ -1,0 +1,270 @@
+"""The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/ and to stderr.
+
+The root logger, the user's loggers and their handlers are left as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.config.schema import LogConfig
+from pipeline.errors import printable
+from pipeline.observe.logs.sinks import FileSink, LogFiles, LogSink, StdoutSink
+from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
+from pipeline.observe.logs.writer import LogWriter, QueueingHandler
+
+FOLDER = "PipelineServingLogs"
+
+_LOGGER = logging.getLogger("pipeline")
+_SHOWN_CHARACTERS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where records go from `level` on. Sessions with the same `key` share what `make` makes.
+
+    `wants` picks records; by default it takes all of them.
+    """
+
+    key: object
+    level: int
+    make: Callable[[], LogSink]
+    wants: Callable[[logging.LogRecord], bool] | None = None
+
+
+def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession:
+    """Begin to write what is logged.
+
+    Sessions that are open at the same time share the loggers of this process, so each of their
+    folders gets the lines of all; a folder that is open already keeps its rotation.
+
+    Args:
+        log: from which level on, where to and how.
+        directory: of the files; None: `PipelineServingLogs` under $SERVING_LOG_PATH, or else
+            under the working folder. It is created when missing.
+
+    Raises:
+        InitError: the folder or a file cannot be written.
+    """
+    level, is_json = logging.getLevelNamesMapping()[log.level], log.format == "json"
+    if log.to == "stdout":
+        session = LogSession([Destination("stdout", level, lambda: StdoutSink(is_json))], _OPEN)
+    else:
+        folder = Path(os.path.realpath(log_folder() if directory is None else directory))
+        files = LogFiles(folder, log.max_bytes, log.backup_count, is_json)
+        destinations = [Destination(folder, level, lambda: FileSink(files))]
+        if is_wanted(log.stderr):
+            hint = _as_seen_from_here(folder / "pipeline.log")
+            destinations.append(Destination("stderr", level, lambda: StderrSink(hint), is_shown))
+        session = LogSession(destinations, _OPEN)
+    _OPEN.add(session)
+    return session
+
+
+def log_folder() -> Path:
+    """Where a server logs to that is told nothing else."""
+    return Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
+
+
+def _as_seen_from_here(path: Path) -> str:
+    """The path, relative where that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
+
+
+class LogSession:
+    """The log as long as one server needs it. `close` may be called more than once."""
+
+    def __init__(self, destinations: Sequence[Destination], sessions: _OpenSessions) -> None:
+        self.destinations: dict[object, Destination] = {each.key: each for each in destinations}
+        self._sessions = sessions
+
+    @property
+    def level(self) -> int:
+        """Least severe level that is written anywhere."""
+        return min(each.level for each in self.destinations.values())
+
+    def close(self) -> None:
+        """Write what was logged so far; the last session of a folder closes its files."""
+        self._sessions.remove(self)
+
+    def __enter__(self) -> LogSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _OpenSessions:
+    """The sessions of this process and their writers, one a destination.
+
+    The lock is held while files are opened and closed: a folder never has two writers, also
+    when one server starts while another one stops. A process that is forked has none of them.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lock = threading.Lock()
+        self._sessions: list[LogSession] = []
+        self._writers: dict[object, LogWriter] = {}
+        self._before = (logging.NOTSET, True)  # the logger's level and propagate
+        self._knows_forks = False
+
+    def add(self, session: LogSession) -> None:
+        with self._lock:
+            if not self._knows_forks:
+                os.register_at_fork(after_in_child=self._forget)
+                self._knows_forks = True
+            for destination in session.destinations.values():
+                if destination.key not in self._writers:
+                    self._open(destination)
+            if not self._sessions:
+                self._before = (self._logger.level, self._logger.propagate)
+            self._sessions.append(session)
+            self._apply()
+
+    def _open(self, destination: Destination) -> None:
+        writer = LogWriter(destination.make())
+        if destination.wants is not None:
+            writer.handler.addFilter(destination.wants)
+        writer.start()
+        self._writers[destination.key] = writer
+        self._logger.addHandler(writer.handler)
+
+    def remove(self, session: LogSession) -> None:
+        with self._lock:
+            if session not in self._sessions:
+                return
+            self._sessions.remove(session)
+            for key in session.destinations:
+                if not any(key in other.destinations for other in self._sessions):
+                    writer = self._writers.pop(key)
+                    self._logger.removeHandler(writer.handler)
+                    writer.close()
+            self._apply()
+
+    def _forget(self) -> None:
+        """Begin anew in a forked child: the writers and whoever holds the lock are not here."""
+        self._lock = threading.Lock()
+        for handler in list(self._logger.handlers):
+            if isinstance(handler, QueueingHandler):  # also one whose writer is being closed
+                self._logger.removeHandler(handler)
+        sessions, self._sessions = self._sessions, []
+        writers, self._writers = self._writers, {}
+        if sessions:
+            self._apply()
+        for writer in writers.values():
+            writer.abandon()
+
+    def _apply(self) -> None:
+        """Set the levels that the open sessions ask for, or what was there before them."""
+        level, propagate = self._before
+        if self._sessions:
+            wanted = min(session.level for session in self._sessions)
+            # A user who set the logger itself to a lower level has a handler that wants it.
+            level = min(level, wanted) if level != logging.NOTSET else wanted
+            propagate = False  # our lines go to our files, not also to the user's console
+        self._logger.setLevel(level)
+        self._logger.propagate = propagate
+        for key, writer in self._writers.items():
+            wanting = (session.destinations.get(key) for session in self._sessions)
+            writer.handler.setLevel(min(each.level for each in wanting if each is not None))
+
+
+_OPEN = _OpenSessions(_LOGGER)
+
+
+class RequestLog:
+    """The lines about single requests. Used from one thread, the event loop's.
+
+    What `logger` lets through is looked up once: make this after `open_logs`.
+
+    Args:
+        sample: every `sample`-th success is logged at INFO, 0 for none; the others at DEBUG.
+        failures_per_s: failures beyond so many in a second are counted, not written out.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        sample: int = 0,
+        failures_per_s: int = 100,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._sample = sample if logger.isEnabledFor(logging.INFO) else 0
+        # A success is looked at if the stride divides its data_id: with 0, none is.
+        self._stride = 1 if logger.isEnabledFor(logging.DEBUG) else self._sample
+        self._failures_per_s = failures_per_s
+        self._second_end = float("-inf")
+        self._failures: Counter[int] = Counter()  # by level
+
+    @property
+    def wants_successes(self) -> bool:
+        """Whether `succeeded` may have anything to write."""
+        return bool(self._stride)
+
+    def succeeded(self, data_id: int, log_id: int) -> None:
+        """One request was answered."""
+        if not self._stride or data_id % self._stride:
+            return
+        sampled = self._sample and data_id % self._sample == 0
+        self._logger.log(
+            logging.INFO if sampled else logging.DEBUG,
+            "(data_id=%s log_id=%s) Succ predict",
+            data_id,
+            log_id,
+            stacklevel=2,
+        )
+
+    def failed(self, data_id: int, log_id: int, error: object, level: int = logging.ERROR) -> None:
+        """One request ended in `error`, an exception or a text.
+
+        An exception of the user's own code was logged where it was raised, with its traceback.
+        """
+        now = self._clock()
+        if now >= self._second_end:
+            self.flush()
+            self._second_end = now + 1.0
+        self._failures[level] += 1
+        if self._failures[level] > self._failures_per_s:
+            return
+        self._logger.log(
+            level,
+            "(data_id=%s log_id=%s) Failed to predict: %s",
+            data_id,
+            log_id,
+            _one_line(error),
+            extra=TOLD if getattr(error, "was_logged", False) else None,
+            stacklevel=2,
+        )
+
+    def flush(self) -> None:
+        """Log how many failures were not written out; also called when the server stops."""
+        failures, self._failures = self._failures, Counter()
+        for level, count in failures.items():
+            if count > self._failures_per_s:
+                text = "%d more requests failed within a second: not logged singly"
+                self._logger.log(level, text, count - self._failures_per_s)
+
+
+def _one_line(error: object) -> str:
+    """The error's text, cut short, in one line."""
+    text = str(error) or type(error).__name__
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[:_SHOWN_CHARACTERS] + "..."
+    return printable(text)

@@ -1,0 +1,194 @@
+"""Where log records are written: the files of a folder, or stdout."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.errors import InitError
+from pipeline.observe.logs.lines import JsonFormatter, LineFormatter
+from pipeline.system.stdio import say_on_stderr, write_out
+
+_LOGGER = logging.getLogger("pipeline")
+_COMPLAINT_S = 60.0  # a full disk is complained about once in so long
+_ABANDONED: list[object] = []  # files of the process that this one was forked from
+
+
+class LogSink(Protocol):
+    """Takes the records of one writer, in its thread."""
+
+    def open(self) -> None:
+        """Make ready to write. InitError says why that cannot be."""
+
+    def write(self, record: logging.LogRecord) -> None:
+        """Write it; raises nothing."""
+
+    def rest(self) -> float | None:
+        """Do what is due; after how many seconds to do so again at the latest, None: never."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what belongs to the parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Where files are written, and when they are rotated.
+
+    `pipeline.log` keeps `backup_count` rotated files, `pipeline.log.wf` half as many. Files are
+    never rotated when `max_bytes` or `backup_count` is 0. `is_json`: lines are JSON objects.
+    """
+
+    directory: Path
+    max_bytes: int
+    backup_count: int
+    is_json: bool = False
+
+
+class FileSink:
+    """`pipeline.log` and, from WARNING on, `pipeline.log.wf` of one folder."""
+
+    def __init__(self, files: LogFiles) -> None:
+        self._files = files
+        self._targets: list[_RotatingFile] = []
+        self._complaint = Complaint(f"logs to {files.directory}")
+
+    def open(self) -> None:
+        directory, count = self._files.directory, self._files.backup_count
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # The session's level is the handler's: what is in the queue is to be written.
+            self._open("pipeline.log", logging.NOTSET, count)
+            self._open("pipeline.log.wf", logging.WARNING, (count + 1) // 2)
+        except OSError as error:
+            self.close()
+            raise InitError(
+                f"cannot write logs to {directory}: {error.strerror or error}: "
+                "set SERVING_LOG_PATH to a folder that can be written, or log.to: stdout"
+            ) from error
+
+    def write(self, record: logging.LogRecord) -> None:
+        for target in self._targets:
+            if record.levelno >= target.level:
+                target.handle(record)
+
+    def rest(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        for target in self._targets:
+            target.close()
+        self._targets.clear()
+
+    def abandon(self) -> None:
+        """Let go of the files, which are not deleted before, but close none.
+
+        A buffer may hold half a line, or a lock of the thread, which is not here: closing would
+        write that line twice, or wait for ever.
+        """
+        with open(os.devnull, "wb") as null:
+            for target in self._targets:
+                stream, target.stream = target.stream, None
+                if stream is not None and not stream.closed:
+                    _ABANDONED.append(stream)
+                    os.dup2(null.fileno(), stream.fileno(), inheritable=False)
+
+    def _open(self, name: str, level: int, backup_count: int) -> None:
+        target = _RotatingFile(
+            self._files.directory / name,
+            maxBytes=self._files.max_bytes if backup_count else 0,
+            backupCount=backup_count,
+            encoding="utf-8",
+            errors="backslashreplace",  # a line with a lone surrogate is better than no line
+        )
+        target.complaint = self._complaint
+        target.setLevel(level)
+        target.setFormatter(formatter(self._files.is_json))
+        self._targets.append(target)
+
+
+class _RotatingFile(logging.handlers.RotatingFileHandler):
+    """A file that counts the records that it could not write, and says so when it can again."""
+
+    complaint: Complaint
+    lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before = self.lost
+        super().emit(record)
+        if before and self.lost == before:
+            self.lost = 0
+            super().emit(own_record("%d log records could not be written here", before))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self.lost += 1
+        self.complaint.about(sys.exc_info()[1])
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:  # what was in the buffer; the file is closed
+            self.complaint.about(error)
+
+
+class StdoutSink:
+    """Standard output, as containers have it."""
+
+    def __init__(self, is_json: bool) -> None:
+        self._formatter = formatter(is_json)
+        self._complaint = Complaint("logs to stdout")
+
+    def open(self) -> None:
+        pass
+
+    def write(self, record: logging.LogRecord) -> None:
+        try:
+            if sys.stdout is not None:
+                write_out(sys.stdout, f"{self._formatter.format(record)}\n")
+        except Exception as error:  # also of text that cannot be encoded, and a stream of a user's
+            self._complaint.about(error)
+
+    def rest(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+class Complaint:
+    """Says on stderr that records are lost, once a minute. The disk may be full for days."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._silent_until = float("-inf")
+
+    def about(self, error: BaseException | None) -> None:
+        """A record could not be written."""
+        now = self._clock()
+        if now >= self._silent_until:
+            self._silent_until = now + _COMPLAINT_S
+            why = error.strerror if isinstance(error, OSError) else error
+            say_on_stderr(f"pipeline: cannot write {self._what}: {why or error}: lines are lost")
+
+
+def formatter(is_json: bool) -> logging.Formatter:
+    """That of files and of stdout."""
+    return JsonFormatter() if is_json else LineFormatter()
+
+
+def own_record(text: str, *args: object) -> logging.LogRecord:
+    """A warning about the log itself."""
+    return _LOGGER.makeRecord(_LOGGER.name, logging.WARNING, __file__, 0, text, args, None)

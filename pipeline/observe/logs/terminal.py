@@ -1,0 +1,214 @@
+"""What whoever started a server sees of its log: warnings and errors on stderr, one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pipeline.engine.startup_log import PATIENCE_S, STARTUP, who_ended, who_loads
+from pipeline.errors import printable
+from pipeline.observe.logs.lines import LineFormatter, traceback_of
+from pipeline.system.stdio import say_on_stderr
+
+_FIRST_S, _NEXT_S = 10.0, 60.0  # what repeats is summed up after so long
+_MOST_KINDS = 32  # of lines at a time; what else comes is summed up together
+_SHOWN_CHARACTERS = 600  # of a message: what is written at once must fit into a pipe
+_LIVE_S = 1.0
+_LIVE_CHARACTERS = 79
+_ERASE = "\x1b[2K"  # the line that the cursor is in
+_VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+_PLACE = re.compile(r'File "(?:[^"\n]*/)?([^"/\n]+)", line (\d+)')
+
+TOLD = {"is_told": True}
+"""`extra` of a record that says again what whoever started the server has seen."""
+
+
+def is_shown(record: logging.LogRecord) -> bool:
+    """Whether stderr has it: warnings, errors, and which Op is loading."""
+    is_grave = record.levelno >= logging.WARNING or record.name == STARTUP
+    return is_grave and not getattr(record, "is_told", False)
+
+
+class StderrSink:
+    """What `is_shown`, on stderr; see `LogSink`.
+
+    The first of its kind is shown at once, those that follow are summed up after 10 s and then
+    once a minute. A stderr that nobody reads holds nobody up. On a terminal the last line says
+    how long what is loading has been at it.
+
+    Args:
+        where: the file that has the tracebacks.
+    """
+
+    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._clock = clock
+        self._formatter = LineFormatter()
+        self._repeats = Repeats()
+        self._loading = Loading()
+
+    def open(self) -> None:
+        pass
+
+    def write(self, record: logging.LogRecord) -> None:
+        if record.name == STARTUP:
+            if self._loading.take(record, self._clock()):
+                self._say(record, record.getMessage())
+        elif self._repeats.is_first(_kind(record), record, self._clock()):
+            self._say(record, self._shown(record))
+
+    def rest(self) -> float | None:
+        now = self._clock()
+        for repeat in self._repeats.due(now):
+            self._sum_up(repeat, now)
+        return self._loading.draw(now) or self._repeats.wait_s(now)
+
+    def close(self) -> None:
+        now = self._clock()
+        self._loading.end()
+        for repeat in self._repeats.all():
+            self._sum_up(repeat, now)
+
+    def abandon(self) -> None:
+        pass
+
+    def _sum_up(self, repeat: Repeat, now: float) -> None:
+        text = f"{repeat.count:,} more in {now - repeat.since:.0f} s, the last: "
+        self._say(repeat.last, text + self._shown(repeat.last))
+
+    def _say(self, record: logging.LogRecord, message: str) -> None:
+        with contextlib.suppress(Exception):  # a stream of the user's own; the files have it all
+            self._loading.erase()
+            say_on_stderr(self._formatter.line(record, message), waits=False)
+
+    def _shown(self, record: logging.LogRecord) -> str:
+        """Its message in one line, and where there is more."""
+        first, *more = record.getMessage().split("\n")
+        second = f": {more[0]}" if more else ""
+        text = (first + second)[:_SHOWN_CHARACTERS]
+        trace = traceback_of(record) or "\n".join(more[1:])
+        if not trace:
+            return text
+        places = _PLACE.findall(trace)
+        place = f"{':'.join(places[-1])}; " if places else ""
+        return f"{text} ({place}traceback: {self._where})"
+
+
+class Loading:
+    """What is loading, in whichever process; the last line of a terminal says for how long."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[int | None, str], float] = {}  # by process and name
+        self._is_drawn = False
+
+    def take(self, record: logging.LogRecord, now: float) -> bool:
+        """Note what a record of STARTUP says; whether it is the first, or the last, to say so."""
+        message = record.getMessage()
+        who, ended = who_loads(message), who_ended(message)
+        is_first = not any(name == who for _, name in self._since)
+        if who:
+            self._since[record.process, who] = now - PATIENCE_S
+        self._since.pop((record.process, ended), None)
+        return is_first if who else not any(name == ended for _, name in self._since)
+
+    def draw(self, now: float) -> float | None:
+        """Show it; how soon to show it anew, None: nothing is loading, or nobody looks on."""
+        if not self._since or not _is_terminal():
+            self.erase()
+            return None
+        (_, who), since = next(iter(self._since.items()))
+        others = f", and {len(self._since) - 1} more" if len(self._since) > 1 else ""
+        text = printable(f"{who}: loading for {now - since:.0f} s{others}")[:_LIVE_CHARACTERS]
+        self._write(f"{_ERASE}{text}\r")  # what others write begins where it began
+        self._is_drawn = True
+        return _LIVE_S
+
+    def erase(self) -> None:
+        """Make room for a line of its own."""
+        if self._is_drawn:
+            self._is_drawn = False
+            self._write(_ERASE)
+
+    def end(self) -> None:
+        """Nothing is loading any more."""
+        self._since.clear()
+        self.erase()
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(Exception):  # a stream of the user's own
+            say_on_stderr(text, waits=False, end="")
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _kind(record: logging.LogRecord) -> object:
+    """The same for records that differ in ids, names and numbers only."""
+    text = record.getMessage()[:_SHOWN_CHARACTERS]
+    return record.levelno, record.name, record.lineno, _VARIABLE.sub("", text)
+
+
+@dataclass(slots=True)
+class Repeat:
+    """Records of one kind, `count` of which were not shown since `since`.
+
+    At `due` it is said how many.
+    """
+
+    last: logging.LogRecord
+    since: float
+    due: float
+    count: int = 0
+
+
+class Repeats:
+    """Which records are the first of their kind, and how many others there were. Pure."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[object, Repeat] = {}
+
+    def is_first(self, kind: object, record: logging.LogRecord, now: float) -> bool:
+        """Whether to show it; if not, it is counted."""
+        if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+            kind = None
+        repeat = self._kinds.get(kind)
+        if repeat is None:
+            self._kinds[kind] = Repeat(record, now, now + _FIRST_S)
+            return True
+        repeat.last = record
+        repeat.count += 1
+        return False
+
+    def due(self, now: float) -> Iterator[Repeat]:
+        """What to sum up now; afterwards it is counted anew, and forgotten if it was quiet."""
+        for kind, repeat in list(self._kinds.items()):
+            if repeat.due > now:
+                continue
+            if not repeat.count:
+                del self._kinds[kind]
+                continue
+            yield repeat
+            repeat.count, repeat.since, repeat.due = 0, now, now + _NEXT_S
+
+    def all(self) -> Iterator[Repeat]:
+        """What was not said yet."""
+        return (repeat for repeat in self._kinds.values() if repeat.count)
+
+    def wait_s(self, now: float) -> float | None:
+        """How long until something is due."""
+        due = min((repeat.due for repeat in self._kinds.values()), default=None)
+        return None if due is None else max(0.0, due - now)
+
+
+def is_wanted(when: str) -> bool:
+    """Whether stderr is to have lines, by `log.stderr`."""
+    if when == "terminal":
+        return sys.stderr is not None and sys.stderr.isatty()
+    return when == "always"

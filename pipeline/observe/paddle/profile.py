@@ -1,0 +1,396 @@
+"""PROFILE lines: what happened, as text that the predecessor's tools and ours read.
+
+A line has four fields between tabs: `PROFILE`, `pid:<pid>`, the predecessor's events
+(`prep#[<op>|<worker>]_0:<epoch us> ..._1:<us> midp#... postp#...`, or those of a request), and one
+that only we write: the same rows complete, as JSON. A line without any event, of a turn that never
+ran, begins with `PROFILE-NONE`: the predecessor's reader fails on a line that has no event.
+
+Not every request need have lines (see `observe.analysis.sampling`): each says then how many it stands for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.engine.journal import PIPELINE, REQUEST, TURN, Outcome, Rows, wall_offset_ns
+from pipeline.errors import utf8_text
+from pipeline.observe.analysis.sampling import LOAD, Sample, Strides
+from pipeline.observe.tables import columns
+
+_MARK = "PROFILE\tpid:"
+_MARK_OF_NONE = "PROFILE-NONE\tpid:"
+
+_TURN_TIMES = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
+_SHARED = ("op", "worker", "batch", *_TURN_TIMES[1:])
+_OWN = ("data_id", "rows", "outcome", "ready_ns")
+_REQUEST_TIMES = ("start_ns", "entered_ns", "begun_ns", "packing_ns", "end_ns")
+
+# What a server can have written: whoever adds it up need not think of anything else.
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+StandsFor = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Time = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+Duration = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
+DataId = Annotated[int, msgspec.Meta(ge=-1, le=10**18)]
+Ending = Annotated[int, msgspec.Meta(ge=-1, le=int(max(Outcome)))]
+
+
+class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=True):
+    """Fourth field: the requests of one batch, or those that ended together without one.
+
+    `stands_for` that many requests' turns, which were in batches like this; None: its own.
+    """
+
+    op: str
+    worker: Number
+    batch: Time
+    times: tuple[Time, Time, Time, Time, Time]  # start, prepared, processed, end, taken; ns
+    requests: list[tuple[DataId, Int64, Ending, Time]]  # data_id, rows, outcome, ready in ns
+    stands_for: StandsFor | None = None
+
+
+_RequestRow = tuple[Int64, Ending, Int64, Time, Time, Time, Time, Time, Int64, Int64, Int64]
+"""The fields of REQUEST from `rows` on."""
+
+
+class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_defaults=True):
+    """Fourth field: one request, and how many it stands for. `op`: its target, None: all Ops."""
+
+    op: str | None
+    data_id: DataId
+    row: _RequestRow
+    stands_for: StandsFor = 1
+
+
+class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
+    """Fourth field: for how long of a stretch of time a request was there, told or not."""
+
+    begin: Time
+    end: Time
+    busy: Duration
+
+
+_Line = _BatchLine | _RequestLine | _LoadLine
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+# --- lines out of rows ----------------------------------------------------------------------------
+
+
+def profile_lines(
+    turns: Rows,
+    requests: Rows,
+    names: Sequence[str],
+    offset_ns: int = 0,
+    strides: Strides | None = None,
+) -> Iterator[str]:
+    """The lines of TURN and REQUEST rows, each with its line break: a line a batch or request.
+
+    Args:
+        turns: rows of one batch are neighbours.
+        requests: any rows; also those still under way, whose times to come are 0.
+        names: those of the Ops, by the index that the rows give.
+        offset_ns: added to all times that are known: `wall_offset_ns()` for those of a journal.
+        strides: what the rows stand for, if they are a sample.
+    """
+    pid = os.getpid()
+    names = [utf8_text(name) for name in names]
+    if strides is None:
+        strides = Strides(np.ones(turns.size, np.int64), np.ones(requests.size, np.int64))
+    for batch in _batches(_moved(turns, _TURN_TIMES, offset_ns), strides.turns, names):
+        yield _line(pid, _batch_events(batch), batch)
+    rows = _moved(requests, _REQUEST_TIMES, offset_ns).tolist()
+    for (data_id, target, *row), stride in zip(rows, strides.requests.tolist(), strict=True):
+        name = None if target == PIPELINE else names[target]
+        request = _RequestLine(name, data_id, tuple(row), stride)
+        yield _line(pid, _request_events(data_id, row), request)
+
+
+def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
+    """The lines of LOAD rows; `offset_ns` as of `profile_lines`."""
+    for begin_ns, end_ns, busy_ns in loads.tolist():
+        line = _LoadLine(begin_ns + offset_ns, end_ns + offset_ns, busy_ns)
+        yield _line(os.getpid(), [], line)
+
+
+def profile_text(request: bytes, turns: Sequence[bytes], names: Sequence[str]) -> str:
+    """What a client that asked for its profile is answered: the lines of its own rows.
+
+    Args:
+        request: its `packed_request`, in this process's `time.monotonic_ns`; times to come are 0.
+        turns: a `packed_turn` each.
+        names: those of the Ops.
+    """
+    rows, requests = np.frombuffer(b"".join(turns), TURN), np.frombuffer(request, REQUEST)
+    return "".join(profile_lines(rows, requests, names, wall_offset_ns()))
+
+
+def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
+    """The rows with their times moved; 0 and -1, which stand for unknown ones, stay."""
+    if not offset_ns:
+        return rows
+    moved = rows.copy()
+    for name in times:
+        column = moved[name]
+        column[column > 0] += offset_ns
+    return moved
+
+
+def _batches(
+    turns: Rows, strides: npt.NDArray[np.int64], names: Sequence[str]
+) -> Iterator[_BatchLine]:
+    """Neighbours that have all in common but what is each request's own."""
+    if not turns.size:
+        return
+    is_first = np.ones(turns.size, np.bool_)
+    is_first[1:] = np.any([turns[name][1:] != turns[name][:-1] for name in _SHARED], axis=0)
+    first = np.flatnonzero(is_first)
+    bounds = itertools.pairwise([*first.tolist(), turns.size])
+    shared = columns(turns.take(first), *_SHARED).T.tolist()
+    own = columns(turns, *_OWN).T.tolist()
+    stands = np.add.reduceat(strides, first).tolist()
+    for (op, worker, number, *times), (start, stop), stands_for in zip(
+        shared, bounds, stands, strict=True
+    ):
+        is_whole = stands_for == stop - start
+        yield _BatchLine(
+            names[op], worker, number, times, own[start:stop], None if is_whole else stands_for
+        )
+
+
+def _line(pid: int, events: list[tuple[str, int, int]], data: _Line) -> str:
+    mark = _MARK if events else _MARK_OF_NONE
+    pairs = " ".join(f"{name}_0:{begin} {name}_1:{end}" for name, begin, end in events)
+    return f"{mark}{pid}\t{pairs}\t{_encode(data).decode()}\n"
+
+
+def _batch_events(line: _BatchLine) -> list[tuple[str, int, int]]:
+    start, prepared, processed, end, _ = line.times
+    if line.batch < 0:
+        return []
+    tag = f"#[{_quoted(line.op)}|{line.worker}]"
+    return _known(
+        ("prep" + tag, start, prepared), ("midp" + tag, prepared, processed),
+        ("postp" + tag, processed, end),
+    )  # fmt: skip
+
+
+def _request_events(data_id: int, row: Sequence[int]) -> list[tuple[str, int, int]]:
+    _, _, _, _, entered, begun, packing, end = row[:8]
+    return _known(
+        (f"prepack_{data_id}#@DAGExecutor", entered, begun),
+        (f"call_{data_id}#DAG", begun, packing),
+        (f"postpack_{data_id}#@DAGExecutor", packing, end),
+    )
+
+
+def _known(*spans: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+    """Those of which both ends are known, in us."""
+    return [(name, begin // 1000, end // 1000) for name, begin, end in spans if 0 < begin <= end]
+
+
+def _quoted(name: str) -> str:
+    """`name` without what separates the parts of an event, as in a URL."""
+    return "".join(
+        quote(char, safe="") if char.isspace() or char in "%:#|[]" else char for char in name
+    )
+
+
+# --- rows out of lines ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What PROFILE lines tell. Times are ns since the epoch, unknown ones 0 or -1.
+
+    Attributes:
+        turns: TURN rows in the order of their lines; `op` is an index into `names`.
+        requests: REQUEST rows; `target` is such an index, or PIPELINE.
+        names: those of the Ops, in the order in which they appear.
+        turn_pids: int64 [len(turns)], the process of each turn's engine: what tells the copies of
+            a server apart, whose workers and batches have the same numbers.
+        request_pids: int64 [len(requests)].
+        damaged: lines that began as a PROFILE line and could not be read.
+        sample: what the rows stand for.
+
+    The predecessor's lines tell of batches, not of their requests: such a turn has -1 as data_id,
+    rows, ready_ns and taken_ns, its `batch` is made up. Of a request they do not tell how it ended:
+    an answered one counts as OK.
+    """
+
+    turns: Rows
+    requests: Rows
+    names: tuple[str, ...]
+    turn_pids: npt.NDArray[np.int64]
+    request_pids: npt.NDArray[np.int64]
+    damaged: int
+    sample: Sample
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read the PROFILE lines of a file, ours and the predecessor's; all other lines are skipped.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        # A file of another kind may have no line breaks, and any size.
+        return parse_profile(iter(functools.partial(file.readline, _LONGEST_LINE), ""))
+
+
+def parse_profile(lines: Iterable[str]) -> Profile:
+    """As `read_profile`, from lines, with or without their line breaks."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(line)
+    return reader.profile()
+
+
+# Something may stand before the mark: text that another writer did not end with a line break.
+_LINE = re.compile(r"PROFILE(?:-NONE)?\tpid:(\d{1,18})\t([^\t]*)(?:\t(.*))?\Z", re.DOTALL)
+_MARKS = re.compile(r"PROFILE(?:-NONE)?\tpid:")
+_STAGE = re.compile(r"(prep|midp|postp)#\[(.{1,255}?)\|(\d{1,9})\]_([01]):(\d{1,16})(?!\d)")
+_STEP = re.compile(r"(prepack|call|postpack)_(\d{1,18})#\S{1,255}?_([01]):(\d{1,16})(?!\d)")
+_PLACES = {"prep": 0, "midp": 2, "postp": 4, "prepack": 0, "call": 2, "postpack": 4}
+_LATEST_US = 2**62 // 1000
+_LONGEST_LINE = 2**22  # characters; a batch of 10,000 requests takes half a million
+_UNKNOWN = -1
+
+Stamps = list[int]
+"""Begin and end of three spans, in ns; -1: unknown."""
+
+
+class _Reader:
+    """Collects the rows of lines."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[int, ...]] = []
+        self._requests: list[tuple[int, ...]] = []
+        self._turn_pids: list[int] = []
+        self._request_pids: list[int] = []
+        self._turn_weights: list[float] = []
+        self._request_weights: list[int] = []
+        self._loads: list[tuple[int, int, int]] = []
+        self._names: dict[str, int] = {}
+        self._old_requests: dict[tuple[int, int], Stamps] = {}
+        self._old_batches = 0
+        self._damaged = 0
+
+    def profile(self) -> Profile:
+        for (pid, data_id), stamps in self._old_requests.items():
+            self._add_request(pid, _old_request(data_id, stamps))
+        return Profile(
+            np.array(self._turns, TURN),
+            np.array(self._requests, REQUEST),
+            tuple(self._names),
+            np.array(self._turn_pids, np.int64),
+            np.array(self._request_pids, np.int64),
+            self._damaged,
+            Sample(
+                np.array(self._turn_weights, np.float64),
+                np.array(self._request_weights, np.float64),
+                np.array(self._loads, LOAD),
+            ),
+        )
+
+    def read(self, line: str) -> None:
+        marks = list(_MARKS.finditer(line))
+        self._damaged += max(0, len(marks) - 1)  # lines that another one has cut into
+        if not marks:
+            return
+        found = _LINE.match(line.rstrip("\r\n"), marks[-1].start())
+        if found is None:
+            self._damaged += 1
+            return
+        pid, events, data = int(found[1]), found[2], found[3]
+        is_read = self._read_data(pid, data) if data else self._read_events(pid, events)
+        self._damaged += not is_read
+
+    def _read_data(self, pid: int, data: str) -> bool:
+        try:
+            line = _decode(data)
+        except (msgspec.MsgspecError, UnicodeError):
+            return False
+        if isinstance(line, _BatchLine):
+            self._add_batch(pid, line)
+        elif isinstance(line, _LoadLine):
+            self._loads.append((line.begin, line.end, line.busy))
+        else:
+            target = PIPELINE if line.op is None else self._index(line.op)
+            self._add_request(pid, (line.data_id, target, *line.row), line.stands_for)
+        return True
+
+    def _add_batch(self, pid: int, line: _BatchLine) -> None:
+        op = self._index(line.op)
+        weight = (line.stands_for or len(line.requests)) / max(1, len(line.requests))
+        for data_id, rows, outcome, ready in line.requests:
+            row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
+            self._add_turn(pid, row, weight)
+
+    def _add_turn(self, pid: int, row: tuple[int, ...], weight: float = 1.0) -> None:
+        self._turns.append(row)
+        self._turn_pids.append(pid)
+        self._turn_weights.append(weight)
+
+    def _add_request(self, pid: int, row: tuple[int, ...], weight: int = 1) -> None:
+        self._requests.append(row)
+        self._request_pids.append(pid)
+        self._request_weights.append(weight)
+
+    def _index(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _read_events(self, pid: int, events: str) -> bool:
+        """Read the predecessor's events; False if none is there."""
+        turns: list[tuple[tuple[str, int], Stamps]] = []
+        for stage, op, worker, end, text in _STAGE.findall(events):
+            if stage == "prep" and end == "0":
+                turns.append(((op, int(worker)), [_UNKNOWN] * 6))
+            if turns and turns[-1][0] == (op, int(worker)):
+                turns[-1][1][_PLACES[stage] + int(end)] = _nanoseconds(text)
+        for (op, number), stamps in turns:
+            self._add_turn(pid, self._old_turn(op, number, stamps))
+        steps = _STEP.findall(events)
+        for step, data_id, end, text in steps:
+            stamps = self._old_requests.setdefault((pid, int(data_id)), [_UNKNOWN] * 6)
+            place = _PLACES[step] + int(end)
+            if end == "1" or stamps[place] == _UNKNOWN:  # a retry began earlier and ends later
+                stamps[place] = _nanoseconds(text)
+        return bool(turns or steps or not events.strip())
+
+    def _old_turn(self, op: str, worker: int, stamps: Stamps) -> tuple[int, ...]:
+        """A TURN row. The instants between two stages go to preprocess and postprocess."""
+        start, prep_end, prepared, processed, _, end = stamps
+        is_whole = end != _UNKNOWN
+        self._old_batches += 1
+        return (
+            self._index(op), worker, self._old_batches - 1, _UNKNOWN, _UNKNOWN,
+            Outcome.OK if is_whole else Outcome.BACKEND,
+            _UNKNOWN, start, prepared if prepared != _UNKNOWN else prep_end, processed,
+            end if is_whole else max(stamps), _UNKNOWN,
+        )  # fmt: skip
+
+
+def _old_request(data_id: int, stamps: Stamps) -> tuple[int, ...]:
+    entered, _, begun, packing, _, end = stamps
+    return (
+        data_id, PIPELINE, _UNKNOWN, Outcome.OK, 0,
+        entered if entered != _UNKNOWN else begun, entered, begun, packing,
+        end if end != _UNKNOWN else packing, _UNKNOWN, _UNKNOWN, _UNKNOWN,
+    )  # fmt: skip
+
+
+def _nanoseconds(microseconds: str) -> int:
+    return min(int(microseconds), _LATEST_US) * 1000

@@ -1,0 +1,97 @@
+"""ProfileWriter: writes PROFILE lines of what happens to stderr, of a sample if that is much."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+import numpy as np
+
+from pipeline.engine.journal import REQUEST, TURN, Rows, wall_offset_ns
+from pipeline.observe.analysis.sampling import NO_LOADS, Chosen, Sampler
+from pipeline.observe.background import Background
+from pipeline.observe.paddle.profile import load_lines, profile_lines
+from pipeline.system.stdio import write_out
+
+_LOGGER = logging.getLogger(__name__)
+
+_PIECE_CHARS = 4096  # what a pipe takes at once: lines of several processes are not mixed
+_PIECES_LIMIT = 64  # folds that may wait for whoever reads stderr
+
+
+class ProfileWriter:
+    """A Sink that writes lines to stderr: `dag.use_profile`.
+
+    Rows are chosen on the event loop, and forgotten unless they are to be written. Formatting and
+    writing are done by a thread: whoever reads stderr may be slow.
+
+    Args:
+        names: those of the Ops, in graph order.
+        per_s: so many requests a second are written at most, of more a sample; 0: all.
+        id_step: from one data id of this process to the next.
+        stream: where to write instead of `sys.stderr`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        per_s: int = 0,
+        id_step: int = 1,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._names = list(names)
+        self._stream = stream
+        self._sampler = Sampler(per_s, id_step) if per_s else None
+        self._background = Background("profile", _PIECES_LIMIT)
+        self._is_broken = False
+
+    def start(self) -> None:
+        self._background.start()
+
+    def close(self) -> None:
+        """Write what was taken in, end the thread. May be called again."""
+        if self._sampler is not None and (loads := self._sampler.end()).size:
+            nothing = np.empty(0, TURN), np.empty(0, REQUEST)
+            self._submit(Chosen(*nothing, None, loads))
+        self._background.close()
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        if self._sampler is None:
+            self._submit(Chosen(turns, requests, None, NO_LOADS))
+        else:
+            self._submit(self._sampler.choose(turns, requests))
+
+    def _submit(self, chosen: Chosen) -> None:
+        if chosen.turns.size or chosen.requests.size or chosen.loads.size:
+            offset_ns = wall_offset_ns()
+            self._background.submit(lambda: self._write(chosen, offset_ns))
+
+    def _write(self, chosen: Chosen, offset_ns: int) -> None:
+        stream: Any = sys.stderr if self._stream is None else self._stream
+        if self._is_broken or stream is None:
+            return
+        lines = itertools.chain(
+            profile_lines(chosen.turns, chosen.requests, self._names, offset_ns, chosen.strides),
+            load_lines(chosen.loads, offset_ns),
+        )
+        try:
+            for piece in _pieces(lines):
+                write_out(stream, piece)
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._is_broken = True
+            _LOGGER.error("dag.use_profile: no more PROFILE lines, stderr failed: %s", error)
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """The lines in pieces that are written at once."""
+    piece = ""
+    for line in lines:
+        if piece and len(piece) + len(line) > _PIECE_CHARS:
+            yield piece
+            piece = ""
+        piece += line
+    if piece:
+        yield piece

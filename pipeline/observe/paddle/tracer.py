@@ -1,0 +1,123 @@
+"""Tracer: every `dag.tracer.interval_s` a block about the interval goes to `pipeline.tracer`.
+
+The file's layout is the predecessor's; an interval in which nothing ended writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pipeline.engine.journal import Rows
+from pipeline.engine.state import EngineState
+from pipeline.observe.background import Background
+from pipeline.observe.paddle.batch_times import BatchTimes
+from pipeline.observe.paddle.tracer_block import (
+    Block,
+    Interval,
+    TracedGraph,
+    TracerFiles,
+    TracerOutput,
+)
+
+_MOST_ROWS = 8192  # that wait on the event loop: some 800 kB
+_MOST_JOBS = 16  # that wait for the thread, each of so many rows: a disk may hang
+
+_Folded = list[tuple[Rows, Rows]]
+
+
+class Tracer:
+    """A Sink whose `tick` writes a block about what was folded since the last one.
+
+    On the event loop it only keeps the rows; a thread adds them up, and writes.
+
+    In a block `in` is how long a worker waited for a batch after the one before, `out` from its end
+    until the engine had taken it back. Latency is from admission to answer.
+
+    Args:
+        graph: what does not change.
+        state: tells how many requests wait at each Op; called by `tick`.
+        files: opened by `start`, and written by a thread.
+        clock: seconds, monotonic, of the clock that the rows are from.
+    """
+
+    def __init__(
+        self,
+        graph: TracedGraph,
+        state: Callable[[], EngineState],
+        files: TracerFiles,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._background = Background("tracer", _MOST_JOBS)
+        self._output = TracerOutput(files)
+        self._started_s = clock()
+        self._author = _Author(graph, self._output, self._started_s)
+        self._folded: _Folded = []
+        self._rows = 0  # in `_folded`
+        self._is_idle = True
+
+    def start(self) -> None:
+        """Open the file; InitError if it cannot be written."""
+        self._output.open()
+        self._background.start()
+
+    def close(self) -> None:
+        """Write what was taken in since the last block. May be called again."""
+        self.tick()
+        self._background.close()
+        self._output.close()
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        self._is_idle = False
+        self._folded.append((turns, requests))
+        self._rows += len(turns) + len(requests)
+        if self._rows >= _MOST_ROWS:
+            folded, started_s = self._taken(), self._started_s
+            self._background.submit(lambda: self._author.add(folded, started_s))
+
+    def tick(self) -> None:
+        """End the interval: write its block, unless nothing happened. Fold the journal before."""
+        started_s, self._started_s = self._started_s, self._clock()
+        if self._is_idle:
+            return
+        self._is_idle = True
+        folded, ended_s = self._taken(), self._started_s
+        sizes = {op.name: op.queued for op in self._state().ops}
+
+        def end() -> None:
+            self._author.add(folded, started_s)
+            self._author.end(ended_s, sizes)
+
+        self._background.submit(end)
+
+    def _taken(self) -> _Folded:
+        folded, self._folded, self._rows = self._folded, [], 0
+        return folded
+
+
+class _Author:
+    """The thread's part: adds up what happened in an interval, and writes the block about it."""
+
+    def __init__(self, graph: TracedGraph, output: TracerOutput, begun_s: float) -> None:
+        self._graph = graph
+        self._output = output
+        self._times = BatchTimes(int(begun_s * 1e9))
+        self._interval: Interval | None = None
+
+    def add(self, folded: Sequence[tuple[Rows, Rows]], started_s: float) -> None:
+        """Take in rows of the interval that began then."""
+        if self._interval is None:
+            self._interval = Interval(len(self._graph.names), started_s)
+        for turns, requests in folded:
+            if len(turns):
+                self._times.add(turns, self._interval.ops)
+            if len(requests):
+                self._interval.add_requests(requests)
+
+    def end(self, ended_s: float, sizes: Mapping[str, int]) -> None:
+        interval, self._interval = self._interval, None
+        if interval is not None and not interval.is_idle:
+            length_s = max(ended_s - interval.started_s, 1e-9)
+            self._output.write(Block(interval, length_s, self._graph, sizes))

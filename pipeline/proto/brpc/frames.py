@@ -1,0 +1,336 @@
+"""Frames of brpc's baidu_std protocol: their writer, their reader, and its error codes.
+
+A frame is a header of 12 bytes ("PRPC", then the size of all that follows and that of the meta,
+both uint32 big-endian), an `RpcMeta`, the body and, at the end, the attachment. Many requests are
+in flight on one connection; answers come in any order and are matched by `correlation_id`.
+Nothing here opens a socket, and nothing allocates by a size that a peer states.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from pipeline.proto.brpc import snappy
+from pipeline.proto.brpc_meta_pb2 import RpcMeta
+from pipeline.proto.inflate import inflated
+from pipeline.proto.slices import SHORT_BYTES
+
+SERVICE: Final = "baidu.paddle_serving.predictor.general_model.GeneralModelService"
+MAGIC: Final = b"PRPC"
+HEADER_BYTES: Final = 12
+MAX_FRAME_BYTES: Final = 512 * 2**20
+"""What Paddle Serving's server takes at most; a brpc server by itself takes 64 MiB."""
+
+_HEADER = struct.Struct(">4sII")
+_MAX_UINT32 = 2**32 - 1
+_SHORT_BYTES = 16 * 2**10
+
+
+class BrpcCode(enum.IntEnum):
+    """Values of `RpcResponseMeta.error_code` that brpc itself gives; services add their own."""
+
+    NO_SERVICE = 1001
+    NO_METHOD = 1002
+    BAD_REQUEST = 1003
+    AUTH = 1004
+    TOO_MANY_FAILS = 1005
+    BACKUP_REQUEST = 1007
+    TIMED_OUT = 1008
+    FAILED_SOCKET = 1009
+    OVERCROWDED = 1011
+    EOF = 1014
+    INTERNAL = 2001
+    BAD_RESPONSE = 2002
+    LOGOFF = 2003
+    LIMIT = 2004
+
+
+class Compression(enum.IntEnum):
+    """Values of `RpcMeta.compress_type`."""
+
+    NONE = 0
+    SNAPPY = 1
+    GZIP = 2
+    ZLIB = 3
+    LZ4 = 4
+
+
+_WBITS = {Compression.GZIP: 31, Compression.ZLIB: 15}
+
+
+class WireError(ValueError):
+    """The bytes are not what the format allows; the text says what is wrong with them."""
+
+
+class Trace(NamedTuple):
+    """Where a call belongs: ids of its trace, its own span and the span above. brpc has 64 bits
+    for each; of a longer id the low ones travel."""
+
+    trace_id: int
+    span_id: int
+    parent_span_id: int
+
+
+class Frame(NamedTuple):
+    """One message as it travelled: `body` is still compressed where `meta.compress_type` says so.
+
+    The answer of a failed call has no body, whatever its `compress_type`. A body that is large is
+    a view of what came.
+    """
+
+    meta: RpcMeta
+    body: bytes | memoryview
+    attachment: bytes
+
+
+# --- metas ------------------------------------------------------------------------------------
+
+
+def request_meta(
+    method: str,
+    correlation_id: int,
+    *,
+    log_id: int = 0,
+    timeout_ms: int = 0,
+    service: str = SERVICE,
+    trace: Trace | None = None,
+) -> RpcMeta:
+    """The meta of a call of `service`'s `method`; 0 leaves `log_id` and `timeout_ms` out.
+
+    Ids may be any 64-bit number: one above 2**63 travels as the negative of the same bits.
+    """
+    meta = RpcMeta(correlation_id=correlation_id)
+    request = meta.request
+    request.service_name = service
+    request.method_name = method
+    if log_id:
+        request.log_id = _signed(log_id)
+    if timeout_ms:
+        request.timeout_ms = min(timeout_ms, 2**31 - 1)
+    if trace is not None:
+        request.trace_id = _signed(trace.trace_id)
+        request.span_id = _signed(trace.span_id)
+        request.parent_span_id = _signed(trace.parent_span_id)
+    return meta
+
+
+def _signed(bits: int) -> int:
+    """The low 64 bits as a signed number."""
+    return (bits + 2**63) % 2**64 - 2**63
+
+
+def response_meta(correlation_id: int, code: int = 0, text: str = "") -> RpcMeta:
+    """The meta of an answer; with a `code` other than 0 it goes out without a body."""
+    meta = RpcMeta(correlation_id=correlation_id)
+    meta.response.error_code = code
+    if text:
+        meta.response.error_text = text.encode("utf-8", "backslashreplace")
+    return meta
+
+
+def error_of(meta: RpcMeta) -> tuple[int, str]:
+    """(code, text) of an answer; the code of a call that went well is 0."""
+    response = meta.response
+    return response.error_code, response.error_text.decode("utf-8", "backslashreplace")
+
+
+def code_name(code: int) -> str:
+    """`code` for people: "1002 (NO_METHOD)", or the number alone when it is not brpc's own."""
+    try:
+        return f"{code} ({BrpcCode(code).name})"
+    except ValueError:
+        return str(code)
+
+
+# --- frames -----------------------------------------------------------------------------------
+
+
+def pack(meta: RpcMeta, body: bytes, attachment: bytes = b"") -> bytes:
+    """The bytes of one frame; sets `meta.attachment_size`.
+
+    Raises:
+        WireError: the frame's size does not fit into its header.
+    """
+    return b"".join((pack_head(meta, len(body), attachment), body, attachment))
+
+
+def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
+    """What `pack` puts before the body."""
+    if attachment:
+        if len(attachment) >= 2**31:
+            raise WireError(
+                f"an attachment of {len(attachment)} bytes; 2 GiB and more have no place"
+            )
+        meta.attachment_size = len(attachment)
+    elif meta.attachment_size:
+        meta.ClearField("attachment_size")
+    head = meta.SerializeToString()
+    size = len(head) + body_bytes + len(attachment)
+    if size > _MAX_UINT32:
+        raise WireError(f"a frame of {size} bytes; 4 GiB and more have no place")
+    return _HEADER.pack(MAGIC, size, len(head)) + head
+
+
+class FrameReader:
+    """Cuts what arrives on one connection into frames.
+
+    Holds no more than what has arrived of one frame (twice that while it is handed out). A frame
+    that says that it is larger than `max_bytes` is refused as soon as its header is there.
+
+    Args:
+        max_bytes: of meta, body and attachment of one frame.
+    """
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._wanted = HEADER_BYTES
+        self._error: WireError | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that `data` completes, in the order in which they came; `data` is copied.
+
+        Raises:
+            WireError: the peer does not speak baidu_std, or sends a frame that is too large. What
+                follows on the connection cannot be read: every later call raises the same.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            if not self._rest:
+                # Slices of bytes are copies: quicker than views of them as long as they are short.
+                return self._cut(data if len(data) < _SHORT_BYTES else memoryview(bytearray(data)))
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                self._check_magic(self._rest)
+                return []
+            arrived, self._rest = self._rest, bytearray()
+            return self._cut(memoryview(arrived).toreadonly())
+        except WireError as error:
+            self._rest = bytearray()
+            self._error = error
+            raise
+
+    def _cut(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The whole frames of `data`; what is left over is kept."""
+        frames = []
+        at, end = 0, len(data)
+        self._wanted = HEADER_BYTES
+        while end - at >= HEADER_BYTES:
+            size, meta_size = self._read_header(data, at)
+            if end - at < HEADER_BYTES + size:
+                self._wanted = HEADER_BYTES + size
+                break
+            at += HEADER_BYTES
+            frames.append(_read_frame(data[at : at + size], meta_size))
+            at += size
+        if at < end:
+            self._rest += data[at:]
+            self._check_magic(self._rest)
+        return frames
+
+    def _read_header(self, data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
+        """(size of all that follows, size of the meta)."""
+        magic, size, meta_size = _HEADER.unpack_from(data, at)
+        if magic != MAGIC:
+            raise _not_baidu_std(bytes(data[at : at + HEADER_BYTES]))
+        if size > self._max_bytes:
+            raise WireError(f"a frame of {size} bytes is larger than {self._max_bytes}")
+        if meta_size > size:
+            raise WireError(f"a meta of {meta_size} bytes in a frame of {size}")
+        return size, meta_size
+
+    @staticmethod
+    def _check_magic(start: bytearray) -> None:
+        """Tell a peer that speaks something else before it has sent as much as a header."""
+        if not start.startswith(MAGIC[: len(start)]):
+            raise _not_baidu_std(bytes(start[:HEADER_BYTES]))
+
+
+def _not_baidu_std(start: bytes) -> WireError:
+    return WireError(f"no baidu_std: a frame begins with {MAGIC!r}, but this with {start!r}")
+
+
+def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> Frame:
+    """The frame whose meta, body and attachment are `data`."""
+    try:
+        meta = RpcMeta.FromString(bytes(data[:meta_size]))
+    except DecodeError as error:
+        raise WireError("the meta of a frame is no RpcMeta") from error
+    attached = meta.attachment_size
+    if not attached:
+        return Frame(meta, _body(data[meta_size:]), b"")
+    end = len(data) - attached
+    if not meta_size <= end <= len(data):
+        raise WireError(f"an attachment of {attached} bytes in {len(data) - meta_size}")
+    return Frame(meta, _body(data[meta_size:end]), bytes(data[end:]))
+
+
+def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
+    """A copy; of what is large and lies in a buffer of our own, a view."""
+    if isinstance(data, memoryview) and data.readonly and len(data) > SHORT_BYTES:
+        return data
+    return bytes(data)
+
+
+# --- compression of bodies --------------------------------------------------------------------
+
+
+def compress(kind: int, data: bytes) -> bytes:
+    """`data` as `compress_type` `kind` says; snappy wraps them without making them smaller.
+
+    Raises:
+        WireError: this library has no such compression.
+    """
+    if kind == Compression.NONE:
+        return data
+    if kind == Compression.SNAPPY:
+        return snappy.encode(data)
+    return zlib.compress(data, wbits=_wbits(kind))
+
+
+def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
+    """What `compress` was given; memory stays within `max_bytes` and some overhead.
+
+    Raises:
+        WireError: it is longer than `max_bytes`, or broken, or there is no such compression here.
+    """
+    if kind == Compression.NONE:
+        if len(data) > max_bytes:
+            raise WireError(f"a body of {len(data)} bytes is larger than {max_bytes}")
+        return bytes(data)
+    if kind == Compression.SNAPPY:
+        try:
+            return snappy.decode(data, max_bytes)
+        except ValueError as error:
+            raise WireError(f"a body as snappy: {error}") from None
+    return _inflate(data, _wbits(kind), max_bytes)
+
+
+def _inflate(data: bytes | memoryview, wbits: int, max_bytes: int) -> bytes:
+    try:
+        return inflated(data, wbits, max_bytes)
+    except zlib.error as error:
+        raise WireError(f"a body that is neither gzip nor zlib, as it should be: {error}") from None
+    except OverflowError:
+        raise WireError(f"a body is larger than {max_bytes} bytes when decompressed") from None
+    except EOFError:
+        raise WireError("a compressed body ends too early") from None
+    except ValueError as error:
+        raise WireError(f"{error} bytes follow a compressed body") from None
+
+
+def _wbits(kind: int) -> int:
+    """How zlib is told which of its two formats this is."""
+    try:
+        return _WBITS[Compression(kind)]
+    except KeyError:
+        name = Compression(kind).name.lower()
+        raise WireError(f"compress_type {kind} ({name}) is not supported: use gzip") from None
+    except ValueError:
+        raise WireError(f"compress_type {kind} is unknown (0 to {max(Compression)} are)") from None

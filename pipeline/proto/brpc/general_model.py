@@ -1,0 +1,267 @@
+"""numpy values to the `Tensor` of Paddle Serving's general model service and back.
+
+The wire is that of general_model.proto. No reader here allocates by a size that a peer states: it
+is compared first with the data that did arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PayloadTypeError
+from pipeline.proto.brpc.frames import WireError
+from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
+from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.pipeline.shapes import in_shape
+from pipeline.proto.pipeline.tensors import sendable
+from pipeline.proto.slices import SHORT_BYTES, Limits, joined
+
+Array = npt.NDArray[Any]
+
+
+class ElemType(IntEnum):
+    """Values of `Tensor.elem_type`, and of feed_type and fetch_type in a model's configuration.
+
+    The numbers are Paddle Serving's. Its C++ server takes INT64, FP32, INT32, FP16, UINT8, INT8
+    and STRING; the others are understood between servers and clients of ours.
+    """
+
+    INT64 = 0
+    FP32 = 1
+    INT32 = 2
+    FP64 = 3
+    INT16 = 4
+    FP16 = 5
+    BF16 = 6
+    UINT8 = 7
+    INT8 = 8
+    BOOL = 9
+    COMPLEX64 = 10
+    COMPLEX128 = 11
+    STRING = 20
+
+
+_CONTENT = "tensor_content"
+_LONG = frozenset(
+    field.number for field in Tensor.DESCRIPTOR.fields if field.name.endswith(("_data", _CONTENT))
+)
+_VARINTS = ("int64_data", "int_data", "uint32_data")
+_LARGE_BYTES = SHORT_BYTES
+_TENSOR = ModelOutput.DESCRIPTOR.fields_by_name["tensor"].number
+_OUTPUTS = Response.DESCRIPTOR.fields_by_name["outputs"].number
+_REQUEST_SHAPE = Shape(
+    frozenset(), {Request.DESCRIPTOR.fields_by_name["tensor"].number: Shape(_LONG)}
+)
+_TEXT = np.dtype(object)
+_LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
+    ElemType.INT64: (np.dtype(np.int64), "int64_data"),
+    ElemType.FP32: (np.dtype(np.float32), "float_data"),
+    ElemType.INT32: (np.dtype(np.int32), "int_data"),
+    ElemType.FP64: (np.dtype(np.float64), "float64_data"),
+    ElemType.INT16: (np.dtype(np.int16), _CONTENT),
+    ElemType.FP16: (np.dtype(np.float16), _CONTENT),
+    ElemType.BF16: (np.dtype(ml_dtypes.bfloat16), _CONTENT),
+    ElemType.UINT8: (np.dtype(np.uint8), _CONTENT),
+    ElemType.INT8: (np.dtype(np.int8), _CONTENT),
+    ElemType.BOOL: (np.dtype(np.bool_), "bool_data"),
+    ElemType.COMPLEX64: (np.dtype(np.complex64), "complex64_data"),
+    ElemType.COMPLEX128: (np.dtype(np.complex128), "complex128_data"),
+    ElemType.STRING: (_TEXT, "data"),
+}
+_ELEM_TYPES = {dtype: elem_type for elem_type, (dtype, _) in _LAYOUTS.items()}
+
+
+def dtype_of(elem_type: int) -> np.dtype[Any]:
+    """The dtype of an elem_type's arrays; object stands for text. ValueError: no such elem_type."""
+    try:
+        return _LAYOUTS[elem_type][0]
+    except KeyError:
+        known = ", ".join(f"{known.value} {known.name}" for known in ElemType)
+        raise ValueError(f"elem_type {elem_type} is unknown: there is {known}") from None
+
+
+def elem_type_of(dtype: np.dtype[Any]) -> ElemType:
+    """How arrays of `dtype` travel; ValueError for one that has no elem_type of its own."""
+    try:
+        return ElemType(_ELEM_TYPES[dtype])
+    except KeyError:
+        raise ValueError(f"dtype {dtype} has no place in the general model service") from None
+
+
+# --- numpy to wire ----------------------------------------------------------------------------
+
+
+def value_to_tensor(
+    name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
+) -> Tensor:
+    """The tensor of `value`; see `put_value`."""
+    tensor = Tensor()
+    put_value(tensor, name, alias, value, lod)
+    return tensor
+
+
+def put_value(
+    tensor: Tensor,
+    name: str,
+    alias: str,
+    value: Array | Sequence[str],
+    lod: Sequence[int] | Array | None = None,
+) -> None:
+    """Fill an empty tensor with an array of any shape, or with a list of str (1-D).
+
+    In place, because a message that is put into another one is copied. Arrays of objects hold
+    str; uint16, uint32 and, where it fits, uint64 travel as a wider signed integer. `lod` holds
+    level-of-detail offsets.
+
+    Raises:
+        PayloadTypeError: this format cannot carry the value; the text names `alias`.
+    """
+    try:
+        _pack(tensor, value if isinstance(value, np.ndarray) else _text_array(value))
+        if lod is not None:
+            tensor.lod.extend(np.asarray(lod).ravel().tolist())
+        tensor.name = name
+        tensor.alias_name = alias
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
+
+
+def _text_array(value: Sequence[str]) -> Array:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"a {type(value).__name__} cannot be sent; give an array or a list of str")
+    return np.array(value, dtype=object)
+
+
+def _pack(tensor: Tensor, array: Array) -> None:
+    tensor.shape.extend(array.shape)
+    if array.dtype.kind in "OU":
+        strings = array.ravel().tolist()
+        _check_text(strings)
+        tensor.elem_type = ElemType.STRING
+        tensor.data.extend(strings)
+        return
+    array = sendable(array)
+    if array.dtype == np.uint16:  # elem_type 6 is bfloat16 here
+        array = array.astype(np.int32)
+    elem_type = _ELEM_TYPES[array.dtype]
+    dtype, field = _LAYOUTS[elem_type]
+    tensor.elem_type = elem_type
+    if field == _CONTENT:
+        tensor.tensor_content = array.tobytes()
+    elif field in PACKED_DTYPES:
+        if dtype.kind == "c":
+            array = np.ascontiguousarray(array).view(PACKED_DTYPES[field])
+        write_packed(tensor, field, array)
+    else:
+        getattr(tensor, field).extend(array.ravel().tolist())
+
+
+def _check_text(elements: Iterable[object]) -> None:
+    for element in elements:
+        if not isinstance(element, str):
+            raise TypeError(f"an array of objects must hold str only, not {type(element).__name__}")
+
+
+def value_pieces(
+    name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
+) -> list[bytes | memoryview]:
+    """The bytes of `value_to_tensor`, in pieces: the elements of a large array are no copy."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind in "OU" or value.nbytes < _LARGE_BYTES:
+        return [value_to_tensor(name, alias, value, lod).SerializeToString()]
+    try:
+        array = sendable(value)
+    except (TypeError, ValueError) as error:
+        raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
+    rest = value_to_tensor(name, alias, np.empty(0, array.dtype), lod)
+    rest.ClearField("shape")
+    rest.shape.extend(value.shape)
+    elem_type = elem_type_of(array.dtype)
+    field = _LAYOUTS[elem_type][1]
+    content: bytes | memoryview
+    if field in _VARINTS:
+        content = varint_block(array)
+    else:
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    head = field_head(Tensor.DESCRIPTOR.fields_by_name[field].number, len(content))
+    written = rest.SerializeToString()
+    return [written, head, content] if field == _CONTENT else [head, content, written]
+
+
+def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memoryview]]) -> bytes:
+    """A Response of one model; each tensor in the pieces of `value_pieces`."""
+    pieces: list[bytes | memoryview] = []
+    for tensor in tensors:
+        pieces += (field_head(_TENSOR, sum(map(len, tensor))), *tensor)
+    pieces.append(ModelOutput(engine_name=engine).SerializeToString())
+    head = field_head(_OUTPUTS, sum(map(len, pieces)))
+    return joined((head, *pieces, Response(log_id=log_id).SerializeToString()))
+
+
+def large_request(message: bytes, limits: Limits) -> BlockMessage:
+    """A Request whose long fields are left in `message`. Raises DecodeError, TooLargeError."""
+    return hollow(message, Request, _REQUEST_SHAPE, limits)
+
+
+# --- wire to numpy ----------------------------------------------------------------------------
+
+
+def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
+    """The tensor's elements in its shape: a writable array of its own; text as objects, each a str.
+
+    Without a shape one element gives a 0-d array and any other number a 1-D array.
+
+    Raises:
+        WireError: an unknown elem_type, or data that do not fit it or the shape; the text names
+            the tensor.
+    """
+    try:
+        dtype, field = _LAYOUTS[tensor.elem_type]
+    except KeyError:
+        raise _refused(tensor, f"elem_type {tensor.elem_type} is unknown") from None
+    try:
+        return in_shape(tensor, _elements(tensor, dtype, field), field)
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
+
+
+def lod_of(tensor: Tensor | BlockMessage) -> Array | None:
+    """The tensor's level-of-detail offsets as a 1-D int32 array; None when it has none."""
+    return np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
+
+
+def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -> Array:
+    """The elements as a 1-D array; ValueError when the bytes do not make whole ones."""
+    if field in PACKED_DTYPES:
+        numbers = read_packed(tensor, field)
+        if dtype.kind == "c" and numbers.size % 2:
+            raise ValueError(f"{field} holds {numbers.size} numbers; they come in pairs")
+        return numbers.view(dtype).copy()
+    views = tensor.views(field) if isinstance(tensor, BlockMessage) else None
+    if field == _CONTENT:
+        return _content(tensor.tensor_content if views is None else views[-1], dtype)
+    if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, dtype)) is not None:
+        return np.concatenate(list(parts))
+    repeated = getattr(tensor, field)
+    # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
+    if dtype == _TEXT:
+        return np.array(repeated, dtype)
+    return np.fromiter(repeated, dtype, count=len(repeated))
+
+
+def _content(content: bytes | memoryview, dtype: np.dtype[Any]) -> Array:
+    if len(content) % dtype.itemsize:
+        raise ValueError(
+            f"tensor_content holds {len(content)} bytes, which are no whole {dtype} numbers"
+        )
+    return np.frombuffer(content, dtype).copy()
+
+
+def _refused(tensor: Tensor | BlockMessage, why: str) -> WireError:
+    return WireError(f"tensor {tensor.alias_name or tensor.name!r}: {why}")

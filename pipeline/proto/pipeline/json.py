@@ -1,0 +1,378 @@
+"""Requests and responses as proto3 JSON: read strictly, so that nothing is lost silently.
+
+What Go's protojson takes is taken, and little else (see `json_fields`; a field that is there
+twice), so that a gateway and the server's own door agree. `google.protobuf.json_format` takes half
+of a broken base64 text, "1_0" for 10 and "1e39" for an infinite float32, in ten times as long.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from google.protobuf.message import Message
+
+from pipeline.errors import PackageError
+from pipeline.proto.pipeline.json_fields import JsonField, fields_of, shown
+from pipeline.proto.pipeline.json_long import (
+    LongArray,
+    NotJsonError,
+    UnevenError,
+    check_utf8,
+    elements_of,
+    members_of,
+    struct_of,
+    value_of,
+)
+from pipeline.proto.pipeline.large import LargeResponse, LargeTensor, base64_pieces, number_pieces
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe
+
+_REQUEST_FIELDS = fields_of(Request)
+_TENSOR_FIELDS = fields_of(Tensor)
+_REQUEST_STRUCT = struct_of([*_REQUEST_FIELDS, "tensors"])
+_TENSOR_STRUCT = struct_of([*_TENSOR_FIELDS])
+_FLOAT_FIELDS = frozenset(PACKED_DTYPES) - {"bool_data"}
+
+
+# --- JSON to message ------------------------------------------------------------------------
+
+
+def request_from_json(body: bytes, name: str, method: str) -> Request:
+    """The request that was posted to `/{name}/{method}`.
+
+    `name` and `method` stand above those of the body. An empty body is an empty request;
+    unknown fields are ignored, `null` is a field's default, field names may be the original or
+    the lowerCamelCase ones; of a field that is there twice the last one counts.
+
+    Raises:
+        PackageError: the body is no JSON, or a value is not of its field's type: with the field's
+            path and what is expected there. A number that no double can hold, like 1e999, is no
+            JSON wherever it stands, also in a field that is unknown.
+    """
+    if not body:
+        return Request(name=name, method=method)
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise PackageError(f"the request is not JSON: {error}") from None
+    if type(fields) is not dict:
+        raise PackageError(f"the request must be a JSON object, not {shown(fields)}")
+    request = Request()
+    fill(request, fields, _REQUEST_FIELDS, "")
+    request.name = name
+    request.method = method
+    tensors = fields.get("tensors")
+    if tensors is not None:
+        _add_tensors(request, tensors)
+    return request
+
+
+def large_request_from_json(bodies: list[bytes], name: str, method: str, limits: Limits) -> Request:
+    """`request_from_json` for a body, the only one of `bodies`, that is too large to be read at
+    once; it is taken from there, so that its memory can be given back.
+
+    A number that no double can hold is not noticed in a field that is unknown. Raises TooLargeError
+    besides, for more strings than `limits` has.
+    """
+    body = bodies.pop()
+    try:
+        check_utf8(body)
+        members = members_of(body, _REQUEST_STRUCT)
+    except TypeError:
+        start = orjson.loads(body) if len(body) <= SHORT_BYTES else body[:1]
+        what = "an array" if body.lstrip()[:1] == b"[" else shown(start)
+        raise PackageError(f"the request must be a JSON object, not {what}") from None
+    except NotJsonError as error:
+        raise _not_json(error) from None
+    del body
+    tensors = members.pop("tensors", None)
+    request = Request()
+    fill(request, _values(members), _REQUEST_FIELDS, "", limits)
+    request.name = name
+    request.method = method
+    del members
+    if tensors is not None:
+        _add_large_tensors(request, tensors, limits)
+    texts = len(request.key) + len(request.value) + sum(len(t.str_data) for t in request.tensors)
+    limits.check_texts(texts)
+    return request
+
+
+def _values(members: dict[str, memoryview]) -> dict[str, Any]:
+    try:
+        return {spelling: value_of(text) for spelling, text in members.items()}
+    except NotJsonError as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: NotJsonError) -> PackageError:
+    return PackageError(f"the request is not JSON: {error}")
+
+
+def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> None:
+    if bytes(text[:1]) != b"[":
+        value = value_of(text)
+        if value is not None:
+            raise _misfit("tensors", "an array", value)
+        return
+    try:
+        found = elements_of(text, _TENSOR_STRUCT, "tensors")
+    except TypeError as error:
+        found_at = re.search(r"\$\[(\d+)\]", str(error))
+        place = f"tensors[{found_at[1] if found_at else 0}]"
+        raise PackageError(
+            f"the request does not fit its message: {place} must be an object: {error}"
+        ) from None
+    for at, members in enumerate(found):
+        tensor = request.tensors.add()
+        fill(tensor, _values(members), _TENSOR_FIELDS, f"tensors[{at}].", limits)
+        breathe()
+
+
+def _add_tensors(request: Request, tensors: Any) -> None:
+    if type(tensors) is not list:
+        raise _misfit("tensors", "an array", tensors)
+    for at, fields in enumerate(tensors):
+        if type(fields) is not dict:
+            raise _misfit(f"tensors[{at}]", "an object", fields)
+        fill(request.tensors.add(), fields, _TENSOR_FIELDS, f"tensors[{at}].")
+
+
+def fill(
+    message: Message,
+    fields: dict[str, Any],
+    known: dict[str, JsonField],
+    path: str,
+    limits: Limits | None = None,
+) -> None:
+    """Set the fields of an empty message; `path` leads to it from the request.
+
+    `limits` where there may be a LongArray among them.
+    """
+    for spelling, value in fields.items():
+        field = known.get(spelling)
+        if field is None:
+            continue
+        if value is None:
+            message.ClearField(field.name)
+        elif field.is_repeated:
+            if limits is not None and type(value) is LongArray:
+                _set_long(message, field, value, path, limits)
+            else:
+                _set_list(message, field, value, path)
+        else:
+            kind = field.kind
+            try:
+                plain = value if type(value) in kind.plain else kind.read(value)
+                setattr(message, field.name, plain)
+            except ValueError:
+                raise _misfit(path + field.name, kind.expected, value) from None
+
+
+def _set_list(message: Message, field: JsonField, values: Any, path: str) -> None:
+    if type(values) is not list:
+        raise _misfit(path + field.name, "an array", values)
+    kind, plain = field.kind, values
+    try:
+        if not kind.is_checked and not kind.plain.issuperset(map(type, values)):
+            plain = [item if type(item) in kind.plain else kind.read(item) for item in values]
+        if field.name in _FLOAT_FIELDS:
+            _set_floats(message, field.name, plain)
+        else:
+            getattr(message, field.name)[:] = plain
+    except (TypeError, ValueError, FloatingPointError):
+        at = next(at for at, item in enumerate(values) if not kind.takes(item))
+        raise _misfit(f"{path}{field.name}[{at}]", kind.expected, values[at]) from None
+
+
+def _set_long(
+    message: Message, field: JsonField, values: LongArray, path: str, limits: Limits
+) -> None:
+    message.ClearField(field.name)
+    numbers: list[np.ndarray[Any, Any]] = []
+    at = 0
+    try:
+        for piece in values.pieces():
+            if str in field.kind.plain and set(map(type, piece)) == {str}:
+                getattr(message, field.name).extend(piece)
+            elif field.name in _FLOAT_FIELDS:
+                numbers.append(_plain(field, piece, at, path))
+            else:
+                getattr(message, field.name).extend(_plain(field, piece, at, path))
+            at += len(piece)
+            if str in field.kind.plain:
+                limits.check_texts(at)
+    except UnevenError:
+        place = f"{path}{field.name}[{values.index_of_container()}]"
+        raise _misfit(place, field.kind.expected, []) from None
+    except NotJsonError as error:
+        raise _not_json(error) from None
+    if numbers:
+        write_packed(message, field.name, np.concatenate(numbers))
+
+
+def _plain(field: JsonField, values: list[Any], start: int, path: str) -> Any:
+    """A piece of a list as the message takes it; `start` is where it begins."""
+    part = Tensor() if field.name in _TENSOR_FIELDS else Request()
+    try:
+        _set_list(part, field, values, "")
+    except PackageError:
+        at = next(at for at, item in enumerate(values) if not field.kind.takes(item))
+        place = f"{path}{field.name}[{start + at}]"
+        raise _misfit(place, field.kind.expected, values[at]) from None
+    if field.name in _FLOAT_FIELDS:
+        return read_packed(part, field.name)
+    return getattr(part, field.name)
+
+
+def _set_floats(message: Message, field: str, values: list[Any]) -> None:
+    """Many numbers must not become Python objects one by one; FloatingPointError: out of range."""
+    message.ClearField(field)
+    with np.errstate(over="raise"):
+        write_packed(message, field, np.array(values, np.float64))
+
+
+def _misfit(place: str, expected: str, value: Any) -> PackageError:
+    found = "an array" if type(value) is LongArray else shown(value)
+    return PackageError(
+        f"the request does not fit its message: {place} must be {expected}, not {found}"
+    )
+
+
+# --- message to JSON ------------------------------------------------------------------------
+
+
+def response_to_json(response: Response) -> bytes:
+    """The JSON object of a response: original field names in their order, defaults included."""
+    tensors = response.tensors
+    return orjson.dumps(
+        {
+            "err_no": response.err_no,
+            "err_msg": response.err_msg,
+            "key": response.key[:],
+            "value": response.value[:],
+            "tensors": [_tensor_to_json(tensor) for tensor in tensors] if tensors else [],
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+
+
+def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
+    """`response_to_json` for an answer that is too large to be written at once.
+
+    Raises TooLargeError for more JSON than `limits` lets pass.
+    """
+    head = response.head
+    fields = {
+        "err_no": head.err_no,
+        "err_msg": head.err_msg,
+        "key": _fragment(_strings(head.key), limits),
+        "value": _fragment(_strings(head.value), limits),
+        "tensors": [_large_tensor_to_json(tensor, limits) for tensor in response.tensors],
+    }
+    text = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    limits.check_json(len(text), _ASK_GRPC)
+    return text
+
+
+_ASK_GRPC = "ask over gRPC"
+
+
+def _fragment(pieces: Iterable[bytes], limits: Limits) -> orjson.Fragment:
+    """A list of JSON, made of its elements."""
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        limits.check_json(size, _ASK_GRPC)
+    return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
+
+
+def _strings(values: Sequence[str]) -> Iterator[bytes]:
+    for at in range(0, len(values), SLICE):
+        breathe()
+        yield orjson.dumps(values[at : at + SLICE])[1:-1]
+
+
+def _large_tensor_to_json(tensor: Tensor | LargeTensor, limits: Limits) -> dict[str, Any]:
+    if not isinstance(tensor, LargeTensor):
+        return _tensor_to_json(tensor)
+    fields = _tensor_to_json(tensor.rest)
+    if tensor.field == "byte_data":
+        limits.check_json(len(tensor.data) * 4 // 3, _ASK_GRPC)
+        text = b"".join(base64_pieces(tensor.data))
+        return {**fields, "byte_data": orjson.Fragment(b'"%b"' % text)}
+    flat = tensor.numbers()
+    limits.check_json(2 * flat.size, _ASK_GRPC)
+    pieces = number_pieces(flat, _JSON_OF.get(tensor.field, _finite_or_text))
+    return {**fields, tensor.field: _fragment(pieces, limits)}
+
+
+def _finite_or_text(numbers: np.ndarray[Any, Any]) -> Any:
+    if numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all()):
+        return numbers
+    return _with_special_floats(numbers)
+
+
+_JSON_OF: dict[str, Callable[[Any], Any]] = {
+    "int64_data": lambda numbers: list(map(str, numbers.tolist()))
+}
+
+
+def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
+    return {field: write(tensor) for field, write in _TENSOR_WRITERS}
+
+
+def _float_writer(field: str) -> Callable[[Tensor], Any]:
+    def write(tensor: Tensor) -> Any:
+        if not getattr(tensor, field):
+            return []
+        return floats_of(read_packed(tensor, field))
+
+    return write
+
+
+def floats_of(numbers: np.ndarray[Any, Any]) -> Any:
+    """What orjson prints for numbers."""
+    if bool(np.isfinite(numbers).all()):
+        return numbers  # orjson prints a float32 with its own shortest digits
+    return _with_special_floats(numbers)
+
+
+def _with_special_floats(numbers: np.ndarray[Any, Any]) -> list[Any]:
+    """The numbers as a list with the strings that JSON has for NaN and the infinities."""
+    printed: list[Any] = orjson.loads(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
+    for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
+        number = numbers[at]
+        printed[at] = "NaN" if np.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return printed
+
+
+def _plain_writer(field: str) -> Callable[[Tensor], Any]:
+    return lambda tensor: getattr(tensor, field)
+
+
+def _list_writer(field: str) -> Callable[[Tensor], Any]:
+    return lambda tensor: getattr(tensor, field)[:]
+
+
+def _tensor_writer(field: str) -> Callable[[Tensor], Any]:
+    if field in _FLOAT_FIELDS:
+        return _float_writer(field)
+    if field == "int64_data":  # JSON numbers are doubles to many readers: proto3 JSON says text
+        return lambda tensor: list(map(str, tensor.int64_data))
+    if field == "byte_data":
+        return lambda tensor: base64.b64encode(tensor.byte_data).decode("ascii")
+    return _list_writer(field) if _TENSOR_FIELDS[field].is_repeated else _plain_writer(field)
+
+
+_TENSOR_WRITERS = tuple(
+    (field.name, _tensor_writer(field.name)) for field in Tensor.DESCRIPTOR.fields
+)

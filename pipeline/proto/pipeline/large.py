@@ -1,0 +1,206 @@
+"""Large messages of the pipeline service: read without copies, and written without protobuf."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+from google.protobuf.message import DecodeError
+
+from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
+from pipeline.proto.pipeline.packed import PACKED_DTYPES
+from pipeline.proto.pipeline.tensors import numeric_layout, numpy_to_tensor
+from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+from pipeline.proto.slices import SHORT_BYTES, SLICE, SLICE_BYTES, Limits, breathe, joined, weight
+
+__all__ = ["LargeResponse", "LargeTensor", "is_short", "large_tensors", "read_request"]
+
+_FEW = 64  # keys or tensors that are looked at one by one
+_NUMBER_BYTES = 8  # at most, as protobuf or JSON writes it on the average
+_DATA = {
+    field.name: field.number for field in Tensor.DESCRIPTOR.fields if field.name.endswith("_data")
+}
+_NUMBERS = [name for name in _DATA if name != "str_data"]
+TENSOR_SHAPE = Shape(frozenset(_DATA[name] for name in _NUMBERS))
+_TENSORS = Request.DESCRIPTOR.fields_by_name["tensors"].number
+_ANSWERS_VALUES = Response.DESCRIPTOR.fields_by_name["value"].number
+_ANSWERS_TENSORS = Response.DESCRIPTOR.fields_by_name["tensors"].number
+_REQUEST_SHAPE = Shape(frozenset(), {_TENSORS: TENSOR_SHAPE})
+_LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
+
+
+def read_request(message: bytes, limits: Limits) -> BlockMessage:
+    """The Request in `message`, for our own RequestOp.
+
+    Raises PackageError, and TooLargeError for more text than `limits` lets pass.
+    """
+    try:
+        request = hollow(message, Request, _REQUEST_SHAPE, limits)
+    except DecodeError as error:
+        raise PackageError(f"not a Request: {error}") from None
+    texts = len(request.key) + len(request.value)
+    limits.check_texts(texts + sum(len(tensor.str_data) for tensor in request.tensors))
+    return request
+
+
+class LargeTensor:
+    """A tensor of an answer, its elements where they are.
+
+    Args:
+        rest: what else it says of itself.
+        field: of the elements.
+        data: an array, or bytes.
+    """
+
+    __slots__ = ("data", "field", "rest")
+
+    def __init__(self, rest: Tensor, field: str, data: Any) -> None:
+        self.rest: Tensor = rest
+        self.field: str = field
+        self.data: Any = data
+
+    def numbers(self) -> Any:
+        """The elements of an array as they stand in their field, in one dimension."""
+        flat = self.data.reshape(-1)
+        dtype = PACKED_DTYPES.get(self.field)
+        if dtype is None:
+            return flat
+        if flat.dtype.kind == "c":
+            flat = np.ascontiguousarray(flat).view(dtype)
+        return np.ascontiguousarray(flat, dtype)
+
+    def wire(self) -> list[Any]:
+        """The pieces of the message, in the order of protobuf's own."""
+        content: Any = self.data
+        if isinstance(content, np.ndarray):
+            numbers = self.numbers()
+            is_packed = self.field in PACKED_DTYPES
+            content = numbers.view(np.uint8).data if is_packed else varint_block(numbers)
+        head = field_head(_DATA[self.field], len(content))
+        return [head, content, self.rest.SerializeToString()]
+
+
+def large_tensors(payload: Mapping[str, Any]) -> Iterator[Tensor | LargeTensor]:
+    """The tensors of an answer. Raises PayloadTypeError for what has no place in one."""
+    for key, value in payload.items():
+        if key.endswith(".lod") and key.removesuffix(".lod") in payload:
+            continue
+        breathe()
+        yield _tensor(str(key), value, payload.get(f"{key}.lod"))
+
+
+def _tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind not in "OSU"
+    if not is_array and not isinstance(value, bytes | bytearray | memoryview):
+        return numpy_to_tensor(name, value, lod=lod)
+    if weight(value) <= SHORT_BYTES:
+        return numpy_to_tensor(name, value, lod=lod)
+    if not is_array:
+        rest = numpy_to_tensor(name, b"", lod=lod)
+        return LargeTensor(rest, "byte_data", value)
+    try:
+        array, field = numeric_layout(value)
+    except (TypeError, ValueError) as error:
+        raise PayloadTypeError(f"tensor {name!r}: {error}") from error
+    rest = numpy_to_tensor(name, value[:0].reshape(-1)[:0].astype(value.dtype), lod=lod)
+    rest.ClearField("shape")
+    rest.shape.extend(value.shape)
+    if field == "byte_data":  # bfloat16
+        return LargeTensor(rest, field, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return LargeTensor(rest, field, array)
+
+
+class LargeResponse:
+    """Stands for a Response, so that whoever writes it knows that it takes a while.
+
+    Args:
+        head: the Response, without the `tensors` if there are any here.
+    """
+
+    __slots__ = ("_tensors", "head")
+
+    def __init__(self, head: Response, tensors: list[Tensor | LargeTensor] | None = None) -> None:
+        self.head: Response = head
+        self._tensors = tensors
+
+    @property
+    def message(self) -> Response:
+        """The Response itself: a copy of all of it."""
+        return self.head if self._tensors is None else Response.FromString(self.to_wire())
+
+    @property
+    def tensors(self) -> list[Tensor | LargeTensor]:
+        """Whatever they are."""
+        return list(self.head.tensors) if self._tensors is None else self._tensors
+
+    def to_wire(self) -> bytes:
+        """The message as protobuf writes it."""
+        pieces = self._head_pieces()
+        for tensor in self._tensors or ():
+            breathe()
+            parts = (
+                tensor.wire() if isinstance(tensor, LargeTensor) else [tensor.SerializeToString()]
+            )
+            pieces.append(field_head(_ANSWERS_TENSORS, sum(map(len, parts))))
+            pieces += parts
+        return joined(pieces)
+
+    def _head_pieces(self) -> list[Any]:
+        """The head, long texts in slices: protobuf writes those while all others wait."""
+        head = self.head
+        if self._tensors is None or len(head.value) > _FEW:
+            return [head.SerializeToString()]
+        texts = list(head.value)
+        if sum(map(len, texts)) <= SHORT_BYTES:
+            return [head.SerializeToString()]
+        pieces: list[Any] = [
+            Response(err_no=head.err_no, err_msg=head.err_msg, key=head.key).SerializeToString()
+        ]
+        while texts:
+            parts = list(_encoded(texts.pop(0)))
+            pieces.append(field_head(_ANSWERS_VALUES, sum(map(len, parts))))
+            pieces += parts
+        return pieces
+
+
+def _encoded(text: str) -> Iterator[bytes]:
+    for at in range(0, len(text), SLICE_BYTES):
+        breathe()
+        yield text[at : at + SLICE_BYTES].encode()
+
+
+def is_short(response: Response) -> bool:
+    """Whether a Response can be written on the event loop."""
+    values, tensors = response.value, response.tensors
+    if len(values) > _FEW or len(response.key) > _FEW or len(tensors) > _FEW:
+        return False
+    size = len(response.err_msg) + sum(map(len, values))
+    for tensor in tensors:
+        strings = tensor.str_data
+        if len(strings) > _FEW:
+            return False
+        size += sum(map(len, strings))
+        size += sum(len(getattr(tensor, name)) for name in _NUMBERS) * _NUMBER_BYTES
+    return size <= SHORT_BYTES
+
+
+# --- JSON -------------------------------------------------------------------------------------
+
+
+def base64_pieces(data: bytes) -> Iterator[bytes]:
+    """The base64 of bytes, in slices."""
+    for at in range(0, len(data), _LINE_BYTES):
+        breathe()
+        yield base64.b64encode(data[at : at + _LINE_BYTES])
+
+
+def number_pieces(array: Any, dumps: Any) -> Iterator[bytes]:
+    """The JSON of a flat array's elements, without brackets, in slices."""
+    for at in range(0, array.size, SLICE):
+        breathe()
+        numbers = np.ascontiguousarray(array[at : at + SLICE])  # orjson takes no other
+        yield orjson.dumps(dumps(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

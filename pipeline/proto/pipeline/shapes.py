@@ -1,0 +1,72 @@
+"""Elements into the shape that a peer states, checked before anything is made by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+
+Array = npt.NDArray[Any]
+
+
+class ShapedTensor(Protocol):
+    """What the `Tensor` messages of our formats have in common."""
+
+    elem_type: int
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def ListFields(self) -> Sequence[tuple[Any, Any]]: ...
+
+
+def in_shape(tensor: ShapedTensor, elements: Array, field: str) -> Array:
+    """`elements`, which came from `field` of `tensor`, in the tensor's shape.
+
+    Without a shape one element is a 0-d array and any other number a 1-D array.
+    Raises ValueError where the elements do not fill the shape exactly.
+    """
+    check_shape(tensor, elements.size, field)
+    shape = tensor.shape
+    if not shape:
+        return elements.reshape(()) if elements.size == 1 else elements
+    try:
+        return elements.reshape(shape)
+    except ValueError as error:
+        raise ValueError(f"no array has the shape {list(shape)}: {error}") from None
+
+
+def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
+    """Raise ValueError for a shape that the `count` elements of `field` do not fill exactly."""
+    shape = tensor.shape
+    if not shape:
+        if not count:
+            refuse_misplaced(tensor, field)
+        return
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
+    if min(shape) < 0:
+        raise ValueError(f"shape {list(shape)} has a negative dimension")
+    needed = math.prod(shape)
+    if needed == count:
+        return
+    if not count:
+        refuse_misplaced(tensor, field)
+    raise ValueError(f"shape {list(shape)} needs {needed} elements, but {field} holds {count}")
+
+
+def refuse_misplaced(tensor: ShapedTensor, field: str) -> None:
+    """Raise ValueError for a tensor without data in `field` that has data in another field.
+
+    A peer that forgets elem_type says 0, INT64, and would get an empty array unnoticed.
+    """
+    for descriptor, value in tensor.ListFields():
+        if descriptor.name.endswith(("data", "_content")):
+            raise ValueError(
+                f"elem_type {tensor.elem_type} is read from {field}, "
+                f"which is empty; {descriptor.name} holds {len(value)}"
+            )

@@ -1,0 +1,355 @@
+"""numpy values to wire `Tensor`s and back: the writer and the reader of one format.
+
+The wire is that of pipeline_service.proto. Nothing here evaluates or unpickles, and no reader
+allocates by a size that a peer states: it is compared first with the data that did arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
+from pipeline.proto.pipeline.array_text import numpy_to_text, text_to_numpy
+from pipeline.proto.pipeline.blocks import BlockMessage, check_decoded
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.pipeline.shapes import check_shape, in_shape, refuse_misplaced
+from pipeline.proto.pipeline_service_pb2 import Tensor
+from pipeline.proto.slices import SLICE, breathe, joined
+
+__all__ = [
+    "ElemType",
+    "decode_tensors",
+    "numeric_layout",
+    "numpy_to_tensor",
+    "numpy_to_text",
+    "tensor_to_numpy",
+    "text_to_numpy",
+]
+
+Array = npt.NDArray[Any]
+AnyTensor = Tensor | BlockMessage
+
+
+class ElemType(IntEnum):
+    """Values of `Tensor.elem_type`.
+
+    Paddle Serving calls 6 BF16, but its clients say so of arrays of uint16, and its servers make
+    such arrays of it: numpy has no bfloat16. Ours travel as 14, which is no number of Paddle's.
+    """
+
+    INT64 = 0
+    FP32 = 1
+    INT32 = 2
+    FP64 = 3
+    INT16 = 4
+    FP16 = 5
+    UINT16 = 6
+    UINT8 = 7
+    INT8 = 8
+    BOOL = 9
+    COMPLEX64 = 10
+    COMPLEX128 = 11
+    STRING = 12
+    BYTES = 13
+    BF16 = 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the elements of a numeric elem_type travel, and the dtype that they have here."""
+
+    field: str
+    dtype: np.dtype[Any]
+
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_LAYOUTS: dict[int, _Layout] = {
+    ElemType.INT64: _Layout("int64_data", np.dtype(np.int64)),
+    ElemType.FP32: _Layout("float_data", np.dtype(np.float32)),
+    ElemType.INT32: _Layout("int_data", np.dtype(np.int32)),
+    ElemType.FP64: _Layout("float64_data", np.dtype(np.float64)),
+    ElemType.INT16: _Layout("int_data", np.dtype(np.int16)),
+    ElemType.FP16: _Layout("float_data", np.dtype(np.float16)),
+    ElemType.UINT16: _Layout("uint32_data", np.dtype(np.uint16)),
+    ElemType.UINT8: _Layout("uint32_data", np.dtype(np.uint8)),
+    ElemType.INT8: _Layout("int_data", np.dtype(np.int8)),
+    ElemType.BOOL: _Layout("bool_data", np.dtype(np.bool_)),
+    ElemType.COMPLEX64: _Layout("complex64_data", np.dtype(np.complex64)),
+    ElemType.COMPLEX128: _Layout("complex128_data", np.dtype(np.complex128)),
+    ElemType.BF16: _Layout("byte_data", _BFLOAT16),
+}
+_ELEM_TYPES = {layout.dtype: elem_type for elem_type, layout in _LAYOUTS.items()}
+_VARINT_DTYPES: dict[str, np.dtype[Any]] = {
+    "int64_data": np.dtype(np.int64),
+    "int_data": np.dtype(np.int32),
+    "uint32_data": np.dtype(np.uint32),
+}
+
+
+# --- wire to numpy --------------------------------------------------------------------------
+
+
+def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
+    """Every tensor's value under its name; the later of two with the same name wins.
+
+    A tensor with a `lod` adds `"<name>.lod"`: its offsets as a 1-D int32 array. Raises
+    PackageError as `tensor_to_numpy` does.
+    """
+    values: dict[str, Any] = {}
+    for tensor in tensors:
+        values[tensor.name] = tensor_to_numpy(tensor)
+        if tensor.lod:
+            values[f"{tensor.name}.lod"] = np.fromiter(tensor.lod, np.int32, count=len(tensor.lod))
+    return values
+
+
+def tensor_to_numpy(tensor: AnyTensor) -> Any:
+    """The value of one tensor: a writable array of its own, or text, or bytes.
+
+    - Numeric elem_types give an array of that dtype (BF16: ml_dtypes.bfloat16) and of `shape`.
+      Without a shape, one element gives a 0-d array and any other number a 1-D array.
+    - STRING gives a `str` for one element without a shape, `list[str]` for any other 1-D tensor,
+      and an object array of `str` for two and more dimensions.
+    - BYTES gives the array of a .npy file, or the bytes themselves when they are not one.
+
+    Raises PackageError, with the tensor's name and the numbers, for an unknown elem_type and for
+    data that does not fit the elem_type or the shape.
+    """
+    elem_type = tensor.elem_type
+    layout = _LAYOUTS.get(elem_type)
+    if layout is not None:
+        return _shaped(tensor, _elements(tensor, layout), layout.field)
+    if elem_type == ElemType.STRING:
+        return _strings(tensor)
+    if elem_type == ElemType.BYTES:
+        return _array_or_bytes(tensor)
+    raise _refused(tensor, f"elem_type {elem_type} is unknown (0 to {max(ElemType)} are known)")
+
+
+def _elements(tensor: AnyTensor, layout: _Layout) -> Array:
+    """The elements as a 1-D array of the dtype that the elem_type stands for."""
+    field, dtype = layout.field, layout.dtype
+    if dtype.kind == "c":
+        return _complex(tensor, layout)
+    if field in PACKED_DTYPES:
+        return _narrowed_float(tensor, read_packed(tensor, field), dtype)
+    if dtype == _BFLOAT16:
+        return _bfloats(tensor)
+    wide = _VARINT_DTYPES[field]
+    if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, wide)) is not None:
+        return _from_varints(tensor, parts, layout)
+    repeated = getattr(tensor, field)
+    numbers = np.fromiter(repeated, wide, count=len(repeated))
+    return _narrowed_int(tensor, numbers, dtype)
+
+
+def _bfloats(tensor: AnyTensor) -> Array:
+    views = tensor.views("byte_data") if isinstance(tensor, BlockMessage) else None
+    data = views[-1] if views else tensor.byte_data
+    if len(data) % _BFLOAT16.itemsize:
+        raise _refused(tensor, f"byte_data holds {len(data)} bytes, an odd number")
+    return np.frombuffer(data, "<u2").astype(np.uint16).view(_BFLOAT16)
+
+
+def _from_varints(tensor: BlockMessage, parts: Iterator[Array], layout: _Layout) -> Array:
+    """Integers of a long field: never all of them in their wide form."""
+    size = tensor.count(layout.field)
+    check_decoded(f"tensor {tensor.name!r}", size * layout.dtype.itemsize, tensor.limits)
+    numbers = np.empty(size, layout.dtype)
+    at = 0
+    for part in parts:
+        numbers[at : at + part.size] = _narrowed_int(tensor, part, layout.dtype)
+        at += part.size
+    return numbers
+
+
+def _complex(tensor: AnyTensor, layout: _Layout) -> Array:
+    parts = read_packed(tensor, layout.field)
+    if parts.size % 2:
+        raise _refused(tensor, f"{layout.field} holds {parts.size} numbers; they come in pairs")
+    return parts.view(layout.dtype).copy()
+
+
+def _narrowed_float(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
+    try:
+        with np.errstate(over="raise", invalid="ignore"):
+            return numbers.astype(dtype)
+    except FloatingPointError:
+        raise _refused(tensor, f"a number in float_data is too large for {dtype}") from None
+
+
+def _narrowed_int(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
+    if numbers.dtype == dtype or not numbers.size:
+        return numbers.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < limits.min or high > limits.max:
+        wrong = low if low < limits.min else high
+        raise _refused(tensor, f"{wrong} is no {dtype} ({limits.min} to {limits.max})")
+    return numbers.astype(dtype)
+
+
+def _shaped(tensor: AnyTensor, elements: Array, field: str) -> Array:
+    """`elements`, which came from `field`, in the tensor's shape."""
+    try:
+        return in_shape(tensor, elements, field)
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
+
+
+def _strings(tensor: AnyTensor) -> Any:
+    strings: list[str] = []
+    for at in range(0, len(tensor.str_data), SLICE):
+        strings += tensor.str_data[at : at + SLICE]
+        breathe()
+    if len(tensor.shape) > 1:
+        # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
+        return _shaped(tensor, np.array(strings, dtype=object), "str_data")
+    try:
+        check_shape(tensor, len(strings), "str_data")
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
+    return strings[0] if not tensor.shape and len(strings) == 1 else strings
+
+
+def _array_or_bytes(tensor: AnyTensor) -> Any:
+    if isinstance(tensor, BlockMessage) and (views := tensor.views("byte_data")):
+        return _large_array_or_bytes(tensor, views[-1])
+    data = tensor.byte_data
+    try:
+        if not data:
+            refuse_misplaced(tensor, "byte_data")
+    except ValueError as error:
+        raise _refused(tensor, str(error)) from None
+    if not data.startswith(MAGIC):
+        return data
+    try:
+        return npy_to_array(data)
+    except ValueError as error:
+        raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
+
+
+def _large_array_or_bytes(tensor: BlockMessage, data: memoryview) -> Any:
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        return joined((data,))
+    try:
+        return npy_to_array(data)
+    except ValueError as error:
+        raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
+
+
+def _refused(tensor: AnyTensor, why: str) -> PackageError:
+    return PackageError(f"tensor {tensor.name!r}: {why}")
+
+
+# --- numpy to wire --------------------------------------------------------------------------
+
+
+def numpy_to_tensor(
+    name: str, value: Any, lod: Sequence[int] | Array | None = None, as_bytes: bool = False
+) -> Tensor:
+    """The tensor `name` of one value; `tensor_to_numpy` gives the value back.
+
+    `value` is an array, a numpy scalar or Python number (0-d), `str` or a list of them (STRING),
+    bytes (BYTES as they are) or a nested list of numbers. uint32 and, where it fits, uint64 travel
+    as int64. `lod` holds level-of-detail offsets. `as_bytes` sends an array of numbers as a .npy
+    file: the quickest form for integers, and it keeps every dtype but bfloat16 (which is sent
+    typed). Bytes that begin like a .npy file come out as its array.
+
+    Raises PayloadTypeError, with the tensor's name, for what this wire cannot carry.
+    """
+    try:
+        tensor = _pack(name, value, as_bytes)
+        if lod is not None:
+            tensor.lod.extend(np.asarray(lod).ravel().tolist())
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PayloadTypeError(f"tensor {name!r}: {error}") from error
+    return tensor
+
+
+def _pack(name: str, value: Any, as_bytes: bool) -> Tensor:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Tensor(name=name, elem_type=ElemType.BYTES, byte_data=bytes(value))
+    if isinstance(value, str):
+        return Tensor(name=name, elem_type=ElemType.STRING, str_data=[value])
+    array = _as_array(value)
+    if array.dtype.kind in "UO":
+        return _pack_strings(name, array)
+    if array.dtype.kind == "S" or (as_bytes and array.dtype != _BFLOAT16):
+        return Tensor(name=name, elem_type=ElemType.BYTES, byte_data=array_to_npy(array))
+    return _pack_numbers(name, array)
+
+
+def _as_array(value: Any) -> Array:
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+        return np.asarray(value)
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"a {type(value).__name__} cannot be sent; give an array, number or text")
+    array = np.array(value)
+    if array.dtype.kind == "S":  # numpy drops the NUL bytes at the end of each
+        raise TypeError("a list of bytes cannot be sent; send each under a name of its own")
+    if array.dtype.kind == "U":  # numpy turns the numbers of a mixed list into text
+        return np.array(value, dtype=object)
+    return array
+
+
+def _pack_strings(name: str, array: Array) -> Tensor:
+    strings = array.ravel().tolist()
+    for element in strings:
+        if not isinstance(element, str):
+            raise TypeError(
+                "an array or list of objects can be sent when all of them are str, "
+                f"but one is a {type(element).__name__}"
+            )
+    return Tensor(name=name, elem_type=ElemType.STRING, str_data=strings, shape=array.shape)
+
+
+def numeric_layout(array: Array) -> tuple[Array, str]:
+    """An array of numbers in a dtype that travels, and the field in which it does.
+
+    Raises TypeError and ValueError for what has none.
+    """
+    array = sendable(array)
+    field = _LAYOUTS[_ELEM_TYPES[array.dtype]].field
+    return (array.view(np.uint16).astype("<u2") if array.dtype == _BFLOAT16 else array), field
+
+
+def _pack_numbers(name: str, array: Array) -> Tensor:
+    array = sendable(array)
+    elem_type = _ELEM_TYPES[array.dtype]
+    field = _LAYOUTS[elem_type].field
+    tensor = Tensor(name=name, elem_type=elem_type, shape=array.shape)
+    if array.dtype.kind == "c":
+        write_packed(tensor, field, np.ascontiguousarray(array).view(PACKED_DTYPES[field]))
+    elif field in PACKED_DTYPES:
+        write_packed(tensor, field, array)
+    elif array.dtype == _BFLOAT16:
+        tensor.byte_data = array.view(np.uint16).astype("<u2").tobytes()
+    else:
+        getattr(tensor, field).extend(array.ravel().tolist())
+    return tensor
+
+
+def sendable(array: Array) -> Array:
+    """`array` in native byte order and in a dtype that has an elem_type: see numpy_to_tensor.
+
+    Raises TypeError and ValueError for what has none.
+    """
+    dtype = array.dtype.newbyteorder("=")
+    if dtype == np.uint64:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"uint64 travels as int64, which {int(array.max())} does not fit")
+        dtype = np.dtype(np.int64)
+    if dtype == np.uint32:
+        dtype = np.dtype(np.int64)
+    if dtype not in _ELEM_TYPES:
+        raise TypeError(f"dtype {array.dtype} has no place on the wire; convert the array first")
+    return array.astype(dtype, copy=False)

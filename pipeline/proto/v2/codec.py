@@ -1,0 +1,455 @@
+"""The v2 inference protocol's requests, responses and tensors: numpy to messages and back.
+
+Tensors are written raw and read in both forms. The arrays' own bytes are those of
+`inference_v2_raw`, whose names are here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
+from pipeline.proto.inference_v2_pb2 import (
+    InferParameter,
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+)
+from pipeline.proto.pipeline.blocks import BlockMessage, Shape, check_decoded, field_head, hollow
+from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.v2.raw import (
+    BYTES,
+    DATATYPES,
+    Array,
+    UnfilledError,
+    about_request,
+    array_to_raw,
+    count_mismatch,
+    datatype_of,
+    known_dtype,
+    object_array,
+    raw_to_array,
+    raw_view,
+    shaped,
+    size_mismatch,
+    size_of,
+    with_text,
+)
+
+__all__ = [
+    "DATATYPES",
+    "SERVICE",
+    "Array",
+    "InferRequest",
+    "InferResponse",
+    "RequestedOutput",
+    "about_request",
+    "add_tensor",
+    "array_to_raw",
+    "check_input_parameters",
+    "check_outputs",
+    "contents_to_array",
+    "datatype_of",
+    "large_request_from_message",
+    "raw_to_array",
+    "refuse_twice",
+    "request_from_message",
+    "response_pieces",
+    "response_to_message",
+    "tensors_to_arrays",
+    "with_text",
+]
+
+_RAW_OUTPUTS = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
+_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].number
+_RAW_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+_CONTENTS_NUMBER = ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name["contents"].number
+_NUMBERS = frozenset(
+    field.number
+    for field in InferTensorContents.DESCRIPTOR.fields
+    if field.name != "bytes_contents"
+)
+_REQUEST_SHAPE = Shape(
+    frozenset({_RAW_INPUTS}),
+    {_INPUTS: Shape(frozenset(), {_CONTENTS_NUMBER: Shape(_NUMBERS)})},
+)
+
+InferTensor = ModelInferRequest.InferInputTensor | ModelInferResponse.InferOutputTensor
+Parameters = dict[str, bool | int | float | str]
+
+SERVICE = "inference.GRPCInferenceService"
+"""The path of its methods: f"/{SERVICE}/ModelInfer" and so on."""
+
+_CONTENTS: dict[str, tuple[str, np.dtype[Any]]] = {
+    "BOOL": ("bool_contents", np.dtype(np.bool_)),
+    "INT8": ("int_contents", np.dtype(np.int32)),
+    "INT16": ("int_contents", np.dtype(np.int32)),
+    "INT32": ("int_contents", np.dtype(np.int32)),
+    "INT64": ("int64_contents", np.dtype(np.int64)),
+    "UINT8": ("uint_contents", np.dtype(np.uint32)),
+    "UINT16": ("uint_contents", np.dtype(np.uint32)),
+    "UINT32": ("uint_contents", np.dtype(np.uint32)),
+    "UINT64": ("uint64_contents", np.dtype(np.uint64)),
+    "FP32": ("fp32_contents", np.dtype(np.float32)),
+    "FP64": ("fp64_contents", np.dtype(np.float64)),
+    "BYTES": ("bytes_contents", BYTES),
+}
+_CONTENTS_OF = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+"""What data in a field of InferTensorContents says of itself, where it is the wrong field."""
+_PARAMETER_FIELDS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+}
+"""The fields of InferParameter that may hold a request's parameters of the protocol's own."""
+_ANY_FIELD = ("int64_param", "bool_param", "string_param")  # as Triton lists them
+_UNSERVED = {
+    "shared_memory_region": "shared memory is not served here: send and take the data themselves",
+    "classification": "the classification extension is not served here: take the tensor itself",
+}
+"""Parameters of a tensor that may not be passed over: the answer would be a wrong one."""
+
+
+class RequestedOutput(msgspec.Struct, frozen=True):
+    """An output that a request asks for, and how it wants it."""
+
+    name: str
+    parameters: Parameters = {}
+
+
+class InferRequest(msgspec.Struct, frozen=True):
+    """What a caller asks of a model; BYTES inputs are object arrays of `bytes`.
+
+    `model_version` is "" where the choice is the server's. No `outputs` means all of them.
+    """
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = {}
+    inputs: dict[str, Array] = {}
+    outputs: list[RequestedOutput] = []
+
+
+class InferResponse(msgspec.Struct, frozen=True):
+    """What a model answers, its outputs in the order in which they are written."""
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = {}
+    outputs: dict[str, Array] = {}
+
+
+# --- requests and responses -----------------------------------------------------------------
+
+
+def request_from_message(
+    message: ModelInferRequest | BlockMessage, limits: Limits | None = None
+) -> InferRequest:
+    """The request that came as a message; its arrays can be written to.
+
+    Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
+    protocol and for one that needs an extension which is not served; TooLargeError for more text
+    than `limits` lets pass.
+    """
+    for tensor in message.inputs:
+        check_input_parameters(tensor.name, tensor.parameters)
+    refuse_twice([tensor.name for tensor in message.inputs], message.id)
+    outputs = [
+        RequestedOutput(output.name, _from_parameters(output.parameters))
+        for output in message.outputs
+    ]
+    check_outputs(outputs)
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        id=message.id,
+        parameters=_from_parameters(message.parameters, _PARAMETER_FIELDS),
+        inputs=_inputs_of(message, limits),
+        outputs=outputs,
+    )
+
+
+def _inputs_of(
+    message: ModelInferRequest | BlockMessage, limits: Limits | None
+) -> dict[str, Array]:
+    views = message.views("raw_input_contents") if isinstance(message, BlockMessage) else None
+    raw = message.raw_input_contents if views is None else views
+    if raw:
+        for tensor in message.inputs:
+            if tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
+                raise PackageError(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{tensor.name}' for model '{message.model_name}'"
+                )
+    asked = (message.model_name, message.id)
+    return tensors_to_arrays(message.inputs, raw, asked, limits)
+
+
+def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:
+    """`request_from_message` for one that is too large to be copied first.
+
+    Raises DecodeError besides: it is no ModelInferRequest.
+    """
+    found = hollow(message, ModelInferRequest, _REQUEST_SHAPE, limits)
+    return request_from_message(found, limits)
+
+
+def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
+    """What `response_to_message` gives, as protobuf writes it, in pieces that are no copies.
+
+    Raises PayloadTypeError as that does.
+    """
+    head = _described(response)
+    raws: list[bytes | memoryview] = []
+    for name, array in response.outputs.items():
+        try:
+            raw = raw_view(array)
+        except PayloadTypeError as error:
+            raise PayloadTypeError(f"tensor {name!r}: {error}") from None
+        head.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        raws += (field_head(_RAW_OUTPUTS, len(raw)), raw)
+    return [head.SerializeToString(), *raws]
+
+
+def _described(response: InferResponse) -> ModelInferResponse:
+    message = ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for name, value in response.parameters.items():
+        _set_parameter(message.parameters[name], name, value)
+    return message
+
+
+def response_to_message(response: InferResponse) -> ModelInferResponse:
+    """The response as a message, its tensors raw.
+
+    Raises PayloadTypeError, with the name of the tensor or parameter, for what the protocol
+    cannot carry.
+    """
+    message = _described(response)
+    for name, array in response.outputs.items():
+        add_tensor(message.outputs, message.raw_output_contents, name, array)
+    return message
+
+
+def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
+    """Raise PackageError if the input asks, by a parameter, for what is not served."""
+    for key in parameters:
+        if key in _UNSERVED:
+            raise PackageError(f"input {name!r} has the parameter {key!r}: {_UNSERVED[key]}")
+
+
+def check_outputs(outputs: Iterable[RequestedOutput]) -> None:
+    """Raise PackageError if one is asked for in a way that is not served."""
+    for output in outputs:
+        _check_output_parameters(output)
+
+
+def _check_output_parameters(output: RequestedOutput) -> None:
+    for key, value in output.parameters.items():
+        if key in _UNSERVED and value != 0:  # a classification of 0 classes is none
+            raise PackageError(
+                f"output {output.name!r} has the parameter {key!r}: {_UNSERVED[key]}"
+            )
+
+
+def refuse_twice(inputs: Iterable[str], request_id: str) -> None:
+    """Raise PackageError if the name of an input is there twice."""
+    seen: set[str] = set()
+    for name in inputs:
+        if name in seen:
+            raise PackageError(
+                f"{about_request(request_id)}input '{name}' already exists in request"
+            )
+        seen.add(name)
+
+
+def _from_parameters(
+    parameters: Mapping[str, InferParameter], fields: Mapping[str, tuple[str, ...]] = {}
+) -> Parameters:
+    """Read parameters; those named in `fields` may only be in a field that stands there."""
+    found: Parameters = {}
+    for name, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        allowed = fields.get(name)
+        if kind is None or (allowed is not None and kind not in allowed):
+            expected = _listed(allowed or _ANY_FIELD)
+            raise PackageError(f"invalid value type for '{name}' parameter, expected {expected}.")
+        found[name] = getattr(parameter, kind)
+    return found
+
+
+def _listed(fields: tuple[str, ...]) -> str:
+    *first, last = fields
+    return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
+
+
+def _set_parameter(parameter: InferParameter, name: str, value: bool | int | float | str) -> None:
+    try:
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int):
+            if value < 2**63:
+                parameter.int64_param = value
+            else:
+                parameter.uint64_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        else:
+            parameter.string_param = value
+    except (TypeError, ValueError, UnicodeError) as error:  # a type, a size, a lone surrogate
+        raise PayloadTypeError(f"parameter {name!r} of a response: {error}") from None
+
+
+# --- tensors ----------------------------------------------------------------------------------
+
+
+def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, array: Array) -> None:
+    """Append an array to the `inputs` and raw contents of a request, or `outputs` of a response.
+
+    Raises PayloadTypeError, with the tensor's name, for what the protocol cannot carry.
+    """
+    try:
+        raw = array_to_raw(array)
+    except PayloadTypeError as error:
+        raise PayloadTypeError(f"tensor {name!r}: {error}") from None
+    tensors.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+    raw_contents.append(raw)
+
+
+def tensors_to_arrays(
+    tensors: Sequence[InferTensor],
+    raw_contents: Sequence[bytes | memoryview],
+    asked: tuple[str, str] | None = None,
+    limits: Limits | None = None,
+) -> dict[str, Array]:
+    """The arrays of all tensors of a request or response, by name; they can be written to.
+
+    Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for
+    data that does not fit the shape, and where only some of the tensors are raw. With `asked`,
+    the model and the id of a request, it says what Triton says, as far as that has words for it.
+    """
+    if raw_contents and len(raw_contents) != len(tensors):
+        raise PackageError(f"{len(tensors)} tensors, but {len(raw_contents)} raw contents")
+    arrays: dict[str, Array] = {}
+    for index, tensor in enumerate(tensors):
+        try:
+            if not raw_contents:
+                array = contents_to_array(tensor.datatype, tensor.shape, tensor.contents, limits)
+            elif tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
+                raise PackageError("it has contents, but the message's tensors are raw")
+            else:
+                array = raw_to_array(tensor.datatype, tensor.shape, raw_contents[index], limits)
+        except PackageError as error:
+            raise _about(tensor.name, error, asked) from None
+        arrays[tensor.name] = array
+    return arrays
+
+
+def _about(name: str, error: PackageError, asked: tuple[str, str] | None) -> PackageError:
+    if asked is not None and isinstance(error, UnfilledError):
+        return error.of_input(name, *asked)
+    if isinstance(error, TooLargeError):
+        return TooLargeError(f"tensor {name!r}: {error}")
+    return PackageError(f"tensor {name!r}: {error}")
+
+
+def contents_to_array(
+    datatype: str,
+    shape: Sequence[int],
+    contents: InferTensorContents,
+    limits: Limits | None = None,
+) -> Array:
+    """The array of one tensor that is not raw; of BYTES, an object array of `bytes`.
+
+    Raises PackageError for FP16 and BF16, which have no field, for an unknown datatype, and for
+    data that does not fit the datatype or the shape.
+    """
+    dtype = known_dtype(datatype)
+    if datatype not in _CONTENTS:
+        raise PackageError(f"{datatype} has no contents: it travels raw only")
+    field, field_dtype = _CONTENTS[datatype]
+    if isinstance(contents, BlockMessage) and contents.views(field) is not None:
+        return _long_contents(datatype, shape, contents)
+    elements = getattr(contents, field)
+    size = size_of(shape)
+    if len(elements) != size:
+        raise _wrong_contents(datatype, list(shape), field, contents)
+    if dtype == BYTES:
+        if limits is not None:
+            limits.check_texts(size)
+        return object_array([element for part in _sliced(elements) for element in part], shape)
+    wide = np.empty(size, field_dtype)
+    for index, part in enumerate(_sliced(elements)):
+        wide[index * SLICE : index * SLICE + len(part)] = part
+    flat = wide.astype(dtype, copy=False)
+    if flat is not wide and not np.array_equal(flat, wide):
+        raise PackageError(f"{field} holds {wide.min()} to {wide.max()}, too much for {datatype}")
+    return shaped(flat, shape)
+
+
+def _long_contents(datatype: str, shape: Sequence[int], contents: BlockMessage) -> Array:
+    """The array of a long field."""
+    (field, wide), dtype = _CONTENTS[datatype], known_dtype(datatype)
+    found = contents.packed(field, wide) if wide.kind in "bf" else None
+    came = contents.count(field) if found is None else found.size
+    if came != size_of(shape):
+        what = f"{datatype} of shape {list(shape)}"
+        raise size_mismatch(what, size_of(shape) * dtype.itemsize, came * dtype.itemsize)
+    if found is not None:
+        return shaped(found.astype(dtype), shape)
+    check_decoded("it", came * dtype.itemsize, contents.limits)
+    flat, at = np.empty(came, dtype), 0
+    for part in contents.varints(field, wide) or ():
+        flat[at : at + part.size] = narrow = part.astype(dtype, copy=False)
+        at += part.size
+        if narrow is not part and not np.array_equal(narrow, part):
+            low, high = part.min(), part.max()
+            raise PackageError(f"{field} holds {low} to {high}, too much for {datatype}")
+    return shaped(flat, shape)
+
+
+def _sliced(elements: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    if len(elements) <= SLICE:
+        yield elements
+        return
+    for at in range(0, len(elements), SLICE):
+        breathe()
+        yield elements[at : at + SLICE]
+
+
+def _wrong_contents(
+    datatype: str, shape: list[int], field: str, contents: InferTensorContents
+) -> UnfilledError:
+    """The error of contents whose `field`, that of the datatype, does not fill the shape."""
+    filled = [found.name for found, _ in contents.ListFields()]
+    size, came = size_of(shape), len(getattr(contents, field))
+    what = f"{datatype} of shape {shape}"
+    text = f"{what} has {size} elements, but {field} holds {came}"
+    if not filled:
+        return UnfilledError(text, "unable to find data for input tensor {} in request.")
+    if field not in filled:
+        told = "unexpected explicit tensor data for input tensor {} of type "
+        told += f"'{_CONTENTS_OF[filled[0]]}', expected datatype '{datatype}'"
+        return UnfilledError(text, told)
+    if datatype == "BYTES":
+        return count_mismatch(size, came)
+    item = DATATYPES[datatype].itemsize
+    return size_mismatch(what, size * item, came * item)

@@ -1,0 +1,418 @@
+"""The v2 inference protocol over HTTP: JSON, with tensors in it or as bytes that follow it.
+
+A body is JSON, then the bytes of those tensors whose parameter `binary_data_size` says that they
+stand there, in their order; the header Inference-Header-Content-Length is the JSON's length.
+Without that header the body is JSON only; where it is 0 the body is the model's one input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import orjson
+
+from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
+from pipeline.proto.pipeline.json_long import (
+    LongArray,
+    NotJsonError,
+    check_utf8,
+    elements_of,
+    marked,
+    members_of,
+    struct_of,
+    value_of,
+)
+from pipeline.proto.slices import SHORT_BYTES, Limits, joined
+from pipeline.proto.v2.codec import (
+    InferRequest,
+    InferResponse,
+    Parameters,
+    RequestedOutput,
+    check_input_parameters,
+    check_outputs,
+    refuse_twice,
+)
+from pipeline.proto.v2.json_data import array_to_data, data_to_array, shown
+from pipeline.proto.v2.raw import (
+    BYTES,
+    Array,
+    UnfilledError,
+    datatype_of,
+    known_dtype,
+    object_array,
+    raw_to_array,
+    raw_view,
+    size_of,
+)
+
+__all__ = ["RawInput", "binary_names", "read_request", "write_response"]
+
+
+_REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
+_INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
+
+
+class RawInput(msgspec.Struct, frozen=True):
+    """An input of a model, for bodies that are nothing but its data.
+
+    One dimension of `shape` may be -1: the data tell it. A batch stands in it as 1.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+# --- a request ------------------------------------------------------------------------------
+
+
+def read_request(
+    body: bytes,
+    header_length: int | None = None,
+    *,
+    model_name: str = "",
+    model_version: str = "",
+    raw_inputs: Sequence[RawInput] | None = None,
+    limits: Limits | None = None,
+) -> InferRequest:
+    """The request that was posted to a model's `infer`.
+
+    Args:
+        body: all of it, inflated.
+        header_length: Inference-Header-Content-Length; None if there is no such header.
+        model_name, model_version: of the path; the body does not name them.
+        raw_inputs: the model's inputs, for a `header_length` of 0, where it must have just one;
+            None if it does not say which it has.
+
+    Raises:
+        PackageError: what is wrong with the body, and where in it.
+    """
+    if header_length == 0:
+        return _raw_request(body, model_name, model_version, raw_inputs)
+    length = len(body) if header_length is None else header_length
+    if not 0 <= length <= len(body):
+        raise PackageError(
+            f"inference header size should be in range (0, {len(body)}), got: {length}"
+        )
+    view = memoryview(body)
+    if length <= SHORT_BYTES:
+        fields = _object(_parsed(view[:length]), "the request")
+    else:
+        fields = _large_fields(view[:length])
+    parameters = _parameters(fields, "the request")
+    _check_bool(parameters, "binary_data_output", "the request")
+    request_id = _text(fields, "id", "the request", default="")
+    tail = _Tail(view[length:], is_told=header_length is not None)
+    return InferRequest(
+        model_name=model_name,
+        model_version=model_version,
+        id=request_id,
+        parameters=parameters,
+        inputs=_inputs(fields, tail, (model_name, request_id), limits or Limits()),
+        outputs=_outputs(fields),
+    )
+
+
+def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
+    """Which of the outputs `names` the request wants as bytes after the JSON.
+
+    Each output's own parameter `binary_data` counts, else the request's `binary_data_output`.
+    """
+    default = request.parameters.get("binary_data_output", False)
+    wanted = {
+        output.name: output.parameters.get("binary_data", default) for output in request.outputs
+    }
+    return {name for name in names if wanted.get(name, default)}
+
+
+def _raw_request(
+    body: bytes, name: str, version: str, raw_inputs: Sequence[RawInput] | None
+) -> InferRequest:
+    if raw_inputs is None:
+        raise PackageError(
+            "Inference-Header-Content-Length is 0: data alone are for models that say that they "
+            "have one input; send JSON"
+        )
+    if len(raw_inputs) != 1:
+        raise PackageError(
+            f"Raw request must only have 1 input (found 1) to be deduced but got "
+            f"{len(raw_inputs)} inputs in '{name}' model configuration: send JSON"
+        )
+    (raw_input,) = raw_inputs
+    array = _raw_array(body, raw_input, name)
+    # Who sends no JSON wants none.
+    return InferRequest(
+        model_name=name,
+        model_version=version,
+        parameters={"binary_data_output": True},
+        inputs={raw_input.name: array},
+    )
+
+
+def _raw_array(body: bytes, raw_input: RawInput, model: str) -> Array:
+    name, shape = raw_input.name, list(raw_input.shape)
+    if shape.count(-1) > 1:
+        raise PackageError(
+            f"The shape of the raw input '{name}' can not be deduced because there are more than "
+            f"one variable-sized dimension in {shape}: send JSON with it"
+        )
+    try:
+        known = size_of([size for size in shape if size != -1])
+        dtype = known_dtype(raw_input.datatype)
+        if dtype != BYTES:
+            if -1 in shape:
+                shape[shape.index(-1)] = len(body) // (known * dtype.itemsize) if known else 0
+            return raw_to_array(raw_input.datatype, shape, body)
+    except UnfilledError as error:
+        raise error.of_input(name, model, "") from None
+    except PackageError as error:
+        raise PackageError(f"input {name!r}: {error}") from None
+    if known != 1:  # the element has no length before it
+        raise PackageError(
+            f"For BYTE datatype raw input '{name}', the model must have input shape [1], and it "
+            f"has {shape}: send JSON with it"
+        )
+    return object_array([body], [abs(size) for size in shape])
+
+
+class _Tail:
+    """The bytes after the JSON, of which each binary tensor takes its own."""
+
+    def __init__(self, data: memoryview, is_told: bool) -> None:
+        self.data = data
+        self.is_told = is_told
+
+    def take(self, size: int) -> memoryview:
+        if size and not self.is_told:
+            raise PackageError(
+                "it has a 'binary_data_size', but there is no Inference-Header-Content-Length "
+                "that says where the JSON ends"
+            )
+        if size > len(self.data):
+            raise PackageError(
+                f"'binary_data_size' is {size}, but {len(self.data)} bytes are left of the body"
+            )
+        taken, self.data = self.data[:size], self.data[size:]
+        return taken
+
+
+def _inputs(
+    fields: dict[str, Any], tail: _Tail, asked: tuple[str, str], limits: Limits
+) -> dict[str, Array]:
+    """The arrays, by name; `asked`: the model and the id of the request."""
+    arrays: dict[str, Array] = {}
+    names: list[str] = []
+    for index, entry in enumerate(_list(fields, "inputs", "the request")):
+        where = f"inputs[{index}]"
+        tensor = _object(entry, where)
+        name = _text(tensor, "name", where)
+        names.append(name)
+        parameters = _parameters(tensor, f"input {name!r}")
+        check_input_parameters(name, parameters)
+        try:
+            arrays[name] = _input(tensor, parameters, tail, limits)
+        except UnfilledError as error:
+            raise error.of_input(name, *asked) from None
+        except TooLargeError as error:
+            raise TooLargeError(f"input {name!r}: {error}") from None
+        except PackageError as error:
+            raise PackageError(f"input {name!r}: {error}") from None
+    refuse_twice(names, asked[1])
+    if tail.data:
+        raise PackageError(f"{len(tail.data)} bytes of the body belong to no input")
+    return arrays
+
+
+def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail, limits: Limits) -> Array:
+    datatype = _text(tensor, "datatype", "it")
+    shape = _list(tensor, "shape", "it")
+    if any(type(size) is not int for size in shape):
+        raise PackageError(f"'shape' must have whole numbers, not {shown(shape)}")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        # Of no elements, Triton's clients send no data.
+        data: Any = tensor.get("data")
+        if not isinstance(data, LongArray):
+            data = _list(tensor, "data", "it") if "data" in tensor or 0 not in shape else []
+        return data_to_array(datatype, shape, data, limits)
+    if type(size) is not int or size < 0:
+        raise PackageError(f"'binary_data_size' must be a number of bytes, not {shown(size)}")
+    if "data" in tensor:
+        raise PackageError("it has both 'data' and 'binary_data_size'")
+    return raw_to_array(datatype, shape, tail.take(size), limits)
+
+
+def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
+    outputs: list[RequestedOutput] = []
+    if "outputs" not in fields:
+        return outputs
+    for index, entry in enumerate(_list(fields, "outputs", "the request")):
+        where = f"outputs[{index}]"
+        asked = _object(entry, where)
+        output = RequestedOutput(_text(asked, "name", where), _parameters(asked, where))
+        _check_bool(output.parameters, "binary_data", where)
+        outputs.append(output)
+    check_outputs(outputs)
+    return outputs
+
+
+# --- a response -----------------------------------------------------------------------------
+
+
+def write_response(
+    response: InferResponse, binary: Collection[str] = (), limits: Limits | None = None
+) -> tuple[bytes, int | None]:
+    """The body of the answer, and the Inference-Header-Content-Length if it needs one.
+
+    Outputs named in `binary` stand as bytes after the JSON, all others as a flat list in it.
+    Floats there that are not finite are `NaN`, `Infinity` and `-Infinity`, as clients of the
+    protocol write and read them, though JSON lacks them.
+
+    Raises:
+        PackageError: an output has no JSON form, so that its caller must ask for binary data.
+        PayloadTypeError: an output or a parameter that the protocol cannot carry.
+    """
+    outputs: list[dict[str, Any]] = []
+    tail: list[bytes | memoryview] = []
+    for name, array in response.outputs.items():
+        try:
+            outputs.append(_output(name, array, tail if name in binary else None, limits))
+        except (PackageError, PayloadTypeError) as error:
+            raise type(error)(f"output {name!r}: {error}") from None
+    fields: dict[str, Any] = {"id": response.id} if response.id else {}
+    fields |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        fields["parameters"] = response.parameters
+    fields["outputs"] = outputs
+    try:
+        text = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError as error:
+        raise PayloadTypeError(f"the response has no JSON form: {error}") from None
+    if not tail:
+        return text, None
+    return joined((text, *tail)), len(text)
+
+
+def _output(
+    name: str, array: Array, tail: list[bytes | memoryview] | None, limits: Limits | None
+) -> dict[str, Any]:
+    """An output's JSON; its bytes are appended to the `tail` if there is one."""
+    datatype = datatype_of(array.dtype)
+    fields: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
+    if tail is None:
+        return {**fields, "data": array_to_data(array, limits)}
+    raw = raw_view(array)
+    tail.append(raw)
+    return {**fields, "parameters": {"binary_data_size": len(raw)}}
+
+
+# --- fields of JSON objects -----------------------------------------------------------------
+
+
+def _parsed(text: memoryview) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        reason = str(error)
+    data = bytes(text)
+    if b"NaN" in data or b"Infinity" in data:  # no JSON, but Python and Triton write and read them
+        with suppress(ValueError, TypeError, RecursionError):  # what orjson said of it is as true
+            value = json.loads(data)
+            orjson.dumps(value)  # refuses what orjson reads from nobody: surrogates, long numbers
+            return value
+    raise PackageError(f"the request is no JSON: {reason}")
+
+
+def _large_fields(text: memoryview) -> dict[str, Any]:
+    """The members of a large request, in which the long lists of data are LongArrays."""
+    is_marked = False
+    try:
+        check_utf8(text)
+        try:
+            members = members_of(text, _REQUEST)
+        except NotJsonError:
+            whole = bytes(text)
+            is_marked = b"NaN" in whole or b"Infinity" in whole
+            if not is_marked:
+                raise
+            members = members_of(marked(whole), _REQUEST)
+        inputs = members.pop("inputs", None)
+        fields = {name: _short(name, value_of(value)) for name, value in members.items()}
+        if inputs is not None:
+            fields["inputs"] = _large_inputs(inputs, is_marked)
+    except TypeError:
+        raise PackageError("the request must be a JSON object") from None
+    except NotJsonError as error:
+        raise PackageError(f"the request is no JSON: {error}") from None
+    return fields
+
+
+def _large_inputs(text: memoryview, is_marked: bool) -> Any:
+    if bytes(text[:1]) != b"[":
+        return _short("inputs", value_of(text))
+    try:
+        found = elements_of(text, _INPUT, "inputs")
+    except TypeError as error:
+        raise PackageError(f"not as it has to be: each of 'inputs' is an object: {error}") from None
+    return [
+        {
+            name: value_of(value, is_marked) if name == "data" else _short(name, value_of(value))
+            for name, value in members.items()
+        }
+        for members in found
+    ]
+
+
+def _short(name: str, value: Any) -> Any:
+    """A member that is no data: all of it at once, as far as it may be that large."""
+    return value.whole(repr(name)) if isinstance(value, LongArray) else value
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise PackageError(f"{where} must be a JSON object, not {shown(value)}")
+    return value
+
+
+def _list(fields: dict[str, Any], key: str, where: str) -> list[Any]:
+    value = fields.get(key)
+    if type(value) is not list:
+        raise PackageError(_missing_or_wrong(fields, key, where, "a list"))
+    return value
+
+
+def _text(fields: dict[str, Any], key: str, where: str, default: str | None = None) -> str:
+    value = fields.get(key, default)
+    if type(value) is not str:
+        raise PackageError(_missing_or_wrong(fields, key, where, "a string"))
+    return value
+
+
+def _missing_or_wrong(fields: dict[str, Any], key: str, where: str, wanted: str) -> str:
+    if key not in fields:
+        return f"{where} has no {key!r}"
+    return f"{key!r} of {where} must be {wanted}, not {shown(fields[key])}"
+
+
+def _parameters(fields: dict[str, Any], where: str) -> Parameters:
+    if "parameters" not in fields:
+        return {}
+    parameters = _object(fields["parameters"], f"'parameters' of {where}")
+    for name, value in parameters.items():
+        if type(value) not in (bool, int, float, str):
+            raise PackageError(
+                f"parameter {name!r} of {where} must be a string, a number, true or false, "
+                f"not {shown(value)}"
+            )
+    return parameters
+
+
+def _check_bool(parameters: Parameters, name: str, where: str) -> None:
+    if type(parameters.get(name, False)) is not bool:
+        raise PackageError(
+            f"parameter {name!r} of {where} must be true or false, not {shown(parameters[name])}"
+        )

@@ -1,0 +1,232 @@
+"""A tensor's `data` in the v2 protocol's JSON: lists to numpy arrays and back."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.pipeline.json_long import LongArray, NotJsonError, UnevenError
+from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.v2.raw import (
+    BYTES,
+    Array,
+    datatype_of,
+    known_dtype,
+    object_array,
+    shaped,
+    size_of,
+)
+
+__all__ = ["array_to_data", "data_to_array", "shown"]
+
+_BINARY_ONLY = {"FP16", "BF16"}
+_WHOLE = "whole numbers"
+_TAKES: dict[str, tuple[set[type], str]] = {
+    "b": ({bool}, "true or false"),
+    "i": ({int, float}, _WHOLE),
+    "u": ({int, float}, _WHOLE),
+    "f": ({float, int}, "numbers"),
+}
+_EXACT = 2.0**53  # up to here a float is the very number that was written
+_SHOWN = 40  # characters of a value in an error's text
+
+
+# --- JSON to numpy --------------------------------------------------------------------------
+
+
+def data_to_array(
+    datatype: str, shape: list[int], data: list[Any] | LongArray, limits: Limits | None = None
+) -> Array:
+    """The array of a datatype and shape with the elements of `data`, flat or in nested lists.
+
+    Raises PackageError, which says what is wrong with which element; TooLargeError for more text
+    than `limits` lets pass.
+    """
+    dtype = known_dtype(datatype)
+    size = size_of(shape)
+    is_text = dtype == BYTES
+    if is_text:
+        (limits or Limits()).check_texts(size)
+    if isinstance(data, LongArray):
+        if datatype in _BINARY_ONLY:
+            raise PackageError(f"{datatype} has no JSON form: send it as binary data")
+        return shaped(_long(datatype, shape, size, data), shape)
+    flat = _flat(data)
+    if len(flat) != size:
+        raise _miscounted(datatype, shape, size, len(flat))
+    if datatype in _BINARY_ONLY:
+        raise PackageError(f"{datatype} has no JSON form: send it as binary data")
+    if is_text:
+        return object_array(_utf8(flat), shape)
+    return shaped(_numbers(flat, datatype, dtype), shape)
+
+
+def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
+    """The elements of a long list, which are never all there as objects unless they are text."""
+    dtype = known_dtype(datatype)
+    flat = np.empty(0, dtype)
+    parts: list[Array] = []
+    count = 0
+    try:
+        for piece in data.flat_pieces():
+            if list in set(map(type, piece)):
+                raise UnevenError
+            if count + len(piece) <= size:
+                is_text = dtype == BYTES
+                part = _utf8(piece, count) if is_text else _numbers(piece, datatype, dtype, count)
+                parts.append(object_array(part, [len(part)]) if isinstance(part, list) else part)
+            count += len(piece)
+    except UnevenError:
+        raise PackageError(
+            "'data' has lists of different lengths, or lists and elements, side by side"
+        ) from None
+    except NotJsonError as error:
+        raise PackageError(f"'data' is no JSON: {error}") from None
+    if count != size:
+        raise _miscounted(datatype, shape, size, count)
+    return np.concatenate(parts) if parts else flat
+
+
+def _miscounted(datatype: str, shape: list[int], size: int, count: int) -> PackageError:
+    return PackageError(
+        f"{datatype} of shape {shape} has {size} elements, but 'data' holds {count}"
+    )
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    """The elements, which may stand in lists of lists; lists side by side have one length."""
+    for _ in range(MAX_DIMENSIONS):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) > 1:
+            raise PackageError("'data' has lists and elements side by side")
+        if len(set(map(len, data))) > 1:
+            raise PackageError("'data' has lists of different lengths side by side")
+        data = list(chain.from_iterable(data))
+    raise PackageError(f"'data' has lists in more than {MAX_DIMENSIONS} levels")
+
+
+def _utf8(flat: list[Any], start: int = 0) -> list[bytes]:
+    _check_types(flat, {str}, "BYTES takes strings", start)
+    return [element.encode() for element in flat]  # orjson reads no string without UTF-8 form
+
+
+def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any], start: int = 0) -> Array:
+    types, text = _TAKES[dtype.kind]
+    _check_types(flat, types, f"{datatype} takes {text}", start)
+    if not flat:
+        return np.empty(0, dtype)
+    if dtype.kind in "iu":
+        flat = _whole(flat, datatype, start)
+        limits = np.iinfo(dtype)
+        for extreme in (min(flat), max(flat)):
+            if not limits.min <= extreme <= limits.max:
+                raise PackageError(f"'data' holds {shown(extreme)}, which no {datatype} can be")
+        return np.array(flat, dtype)
+    if dtype.kind == "f":
+        return _floats(flat, datatype, dtype)
+    return np.array(flat, dtype)
+
+
+def _whole(flat: list[Any], datatype: str, start: int) -> list[int]:
+    """The elements as integers: there are clients that write 1 as 1.0, and in JSON it is one."""
+    if float not in set(map(type, flat)):
+        return flat
+    for index, element in enumerate(flat):
+        if type(element) is float and not (element.is_integer() and abs(element) <= _EXACT):
+            raise PackageError(_wrong_type(f"{datatype} takes {_WHOLE}", start + index, element))
+    return [int(element) for element in flat]
+
+
+def _floats(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
+    wide = np.array(flat, np.float64)
+    if dtype == np.float64:
+        return wide
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(dtype)
+    lost = np.isinf(narrow) & np.isfinite(wide)
+    if lost.any():
+        raise PackageError(f"'data' holds {wide[lost][0]}, which no {datatype} can be")
+    return narrow
+
+
+def _check_types(flat: list[Any], types: set[type], text: str, start: int) -> None:
+    if set(map(type, flat)) <= types:
+        return
+    index, element = next(pair for pair in enumerate(flat) if type(pair[1]) not in types)
+    raise PackageError(_wrong_type(text, start + index, element))
+
+
+def _wrong_type(text: str, index: int, element: Any) -> str:
+    return f"{text}, but element {index} of 'data' is {shown(element)}"
+
+
+# --- numpy to JSON --------------------------------------------------------------------------
+
+
+def array_to_data(array: Array, limits: Limits | None = None) -> Any:
+    """The elements as `orjson.dumps` takes them with OPT_SERIALIZE_NUMPY, flat.
+
+    Raises PackageError, which says what to ask for instead, for elements with no JSON form,
+    TooLargeError for more JSON than `limits` lets pass, and PayloadTypeError for a dtype or an
+    element that the protocol lacks.
+    """
+    datatype = datatype_of(array.dtype)
+    if datatype in _BINARY_ONLY:
+        raise PackageError(f"{datatype} has no JSON form: ask for it with 'binary_data'")
+    if array.size > SLICE:
+        return _in_slices(array, limits or Limits())
+    return _data(array, datatype)
+
+
+def _in_slices(array: Array, limits: Limits) -> orjson.Fragment:
+    """The text of many elements."""
+    datatype = datatype_of(array.dtype)
+    flat = array.reshape(-1)
+    size = 2 * flat.size  # of the shortest elements
+    parts: list[bytes] = []
+    for at in range(0, flat.size, SLICE):
+        limits.check_json(size, "ask for it with 'binary_data'")
+        data = _data(flat[at : at + SLICE], datatype)
+        parts.append(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+        size += len(parts[-1]) - 2 * SLICE
+        breathe()
+    return orjson.Fragment(b"[%b]" % b",".join(parts))
+
+
+def _data(array: Array, datatype: str) -> Any:
+    if datatype == "BYTES":
+        return [_text(element) for element in array.ravel().tolist()]
+    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).ravel()
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        return orjson.Fragment(json.dumps(flat.tolist(), separators=(",", ":")))
+    return flat
+
+
+def _text(element: object) -> str:
+    if isinstance(element, str):
+        return element
+    if not isinstance(element, bytes):
+        raise PayloadTypeError(f"an element of BYTES is str or bytes, not {type(element).__name__}")
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        raise PackageError(
+            "it has bytes that are no UTF-8, so no JSON form: ask for it with 'binary_data'"
+        ) from None
+
+
+def shown(value: Any) -> str:
+    """A value of parsed JSON for an error's text, short whatever its size."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, str):
+        value = value[:_SHOWN] + "..." if len(value) > _SHOWN else value
+    return json.dumps(value)

@@ -1,0 +1,282 @@
+"""Arrays of the v2 inference protocol as bytes: its datatypes, and the raw form of a tensor.
+
+Nothing is allocated by a size that a peer states before it is compared with the data that did
+arrive.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.slices import SLICE, Limits, breathe, joined
+
+__all__ = [
+    "BYTES",
+    "DATATYPES",
+    "Array",
+    "UnfilledError",
+    "array_to_raw",
+    "datatype_of",
+    "known_dtype",
+    "object_array",
+    "raw_to_array",
+    "raw_view",
+    "shaped",
+    "size_of",
+    "with_text",
+]
+
+Array = npt.NDArray[Any]
+
+BYTES = np.dtype(object)
+"""The dtype of arrays of BYTES."""
+
+DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "INT8": np.dtype(np.int8),
+        "INT16": np.dtype(np.int16),
+        "INT32": np.dtype(np.int32),
+        "INT64": np.dtype(np.int64),
+        "UINT8": np.dtype(np.uint8),
+        "UINT16": np.dtype(np.uint16),
+        "UINT32": np.dtype(np.uint32),
+        "UINT64": np.dtype(np.uint64),
+        "FP16": np.dtype(np.float16),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "FP32": np.dtype(np.float32),
+        "FP64": np.dtype(np.float64),
+        "BYTES": BYTES,
+    }
+)
+"""The protocol's datatypes; BYTES elements are objects: `bytes` of any length."""
+
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+_LENGTH = struct.Struct("<I")  # of one element, before it, in the raw form of BYTES
+_MAX_LENGTH = 2**32 - 1
+_FEW = 64  # elements that are quicker read one by one
+
+
+# --- numpy to wire --------------------------------------------------------------------------
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """The protocol's name of a dtype; text and objects of any kind are BYTES.
+
+    Raises PayloadTypeError for a dtype that the protocol lacks, such as complex64.
+    """
+    if dtype.kind in "OSU":
+        return "BYTES"
+    try:
+        return _NAMES[dtype.newbyteorder("=")]
+    except KeyError:
+        raise PayloadTypeError(
+            f"dtype {dtype} has no datatype in the v2 protocol: convert the array first"
+        ) from None
+
+
+def array_to_raw(array: Array) -> bytes:
+    """The elements as they stand in `raw_input_contents` and `raw_output_contents`.
+
+    Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
+    """
+    if datatype_of(array.dtype) == "BYTES":
+        flat = array.reshape(-1)
+        parts: list[bytes] = []
+        for at in range(0, flat.size, SLICE):
+            breathe()
+            elements = map(_element_bytes, flat[at : at + SLICE].tolist())
+            parts.append(b"".join(b for e in elements for b in (_LENGTH.pack(len(e)), e)))
+        return b"".join(parts)
+    return joined((raw_view(array),))
+
+
+def raw_view(array: Array) -> bytes | memoryview:
+    """`array_to_raw`, of numbers without a copy."""
+    if datatype_of(array.dtype) == "BYTES":
+        return array_to_raw(array)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
+def _element_bytes(element: object) -> bytes:
+    if isinstance(element, str):
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadTypeError(f"{element[:32]!r} has no UTF-8 form: {error.reason}") from None
+    if not isinstance(element, bytes):
+        raise PayloadTypeError(f"an element of BYTES is str or bytes, not {type(element).__name__}")
+    if len(element) > _MAX_LENGTH:
+        raise PayloadTypeError(f"an element of BYTES has {len(element)} bytes, 4 GiB is too long")
+    return element
+
+
+class UnfilledError(PackageError):
+    """Data do not fill their shape.
+
+    Args:
+        text: says so of any tensor.
+        told: says so of a model's input, as callers know it from Triton; the names of input and
+            model stand in the place of `{}`.
+    """
+
+    def __init__(self, text: str, told: str) -> None:
+        super().__init__(text)
+        self._told = told
+
+    def of_input(self, name: str, model: str, request_id: str) -> PackageError:
+        """The same, of an input of a request."""
+        told = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
+        return PackageError(f"{about_request(request_id)}{told}")
+
+
+def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
+    """The error of a tensor of `expected` bytes, its datatype and shape `what`, of which `came`."""
+    return UnfilledError(
+        f"{what} takes {expected} bytes, but {came} came",
+        f"input byte size mismatch for input {{}}. Expected {expected}, got {came}: it is {what}",
+    )
+
+
+def count_mismatch(expected: int, came: int) -> UnfilledError:
+    """The error of BYTES of which more or fewer elements came; of more, one is enough to know."""
+    if came > expected:
+        told = (
+            f"unexpected number of string elements {came} for inference input {{}}, "
+            f"expecting {expected}"
+        )
+    else:
+        told = f"expected {expected} string elements for inference input {{}}, got {came}"
+    return UnfilledError(f"{came} elements of BYTES came, but its shape has {expected}", told)
+
+
+def about_request(request_id: str) -> str:
+    """What Triton's errors of a request that does not fit its model begin with."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
+# --- wire to numpy --------------------------------------------------------------------------
+
+
+def raw_to_array(
+    datatype: str, shape: Sequence[int], raw: bytes | memoryview, limits: Limits | None = None
+) -> Array:
+    """The array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
+
+    Raises PackageError for an unknown datatype and for data that does not fit the shape;
+    TooLargeError for more elements of BYTES than `limits` lets pass.
+    """
+    dtype = known_dtype(datatype)
+    if dtype == BYTES:
+        size = size_of(shape)
+        if limits is not None:
+            limits.check_texts(size)
+        return object_array(_elements(raw, size), shape)
+    size = size_of(shape)
+    if len(raw) != size * dtype.itemsize:
+        raise size_mismatch(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
+    if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
+        return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
+    flat = np.frombuffer(raw, dtype.newbyteorder("<"))
+    return shaped(flat.astype(dtype), shape)
+
+
+def _elements(raw: bytes | memoryview, count: int) -> list[bytes]:
+    """The `count` elements of BYTES in their raw form."""
+    elements = _equal_elements(raw, count)
+    return list(_unequal_elements(raw, count)) if elements is None else elements
+
+
+def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:
+    """The elements, if all are equally long; numpy takes a tenth of the time."""
+    if count < _FEW or len(raw) % count or len(raw) < count * (_LENGTH.size + 1):
+        return None
+    (length,) = _LENGTH.unpack_from(raw, 0)
+    if (_LENGTH.size + length) * count != len(raw):
+        return None
+    parts = np.frombuffer(raw, [("length", "<u4"), ("data", f"V{length}")])
+    if not (parts["length"] == length).all():
+        return None
+    elements: list[bytes] = []
+    for at in range(0, count, SLICE):
+        elements += parts["data"][at : at + SLICE].tolist()
+        breathe()
+    return elements
+
+
+def _unequal_elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
+    at = 0
+    for index in range(count):
+        if index % SLICE == 0:
+            breathe()
+        start = at + _LENGTH.size
+        if at == len(raw):
+            raise count_mismatch(count, index)
+        if start > len(raw):
+            raise PackageError(f"BYTES ends within the length of element {index} of {count}")
+        at = start + _LENGTH.unpack_from(raw, at)[0]
+        if at > len(raw):
+            raise PackageError(f"element {index} of BYTES needs {at - len(raw)} bytes more")
+        yield bytes(raw[start:at])
+    if at != len(raw):
+        raise count_mismatch(count, count + 1)
+
+
+def with_text(array: Array) -> Array:
+    """The array; of BYTES, one in which each element that is UTF-8 has become a `str`.
+
+    Decided for each element, so that a sample's type does not depend on the rest of its batch.
+    """
+    if array.dtype != BYTES:
+        return array
+    return object_array([_text(element) for element in array.ravel().tolist()], array.shape)
+
+
+def _text(element: bytes) -> str | bytes:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element
+
+
+def known_dtype(datatype: str) -> np.dtype[Any]:
+    """The dtype of a datatype's arrays. Raises PackageError for a name that is none."""
+    dtype = DATATYPES.get(datatype)
+    if dtype is None:
+        raise PackageError(f"datatype {datatype!r} is none of {', '.join(DATATYPES)}")
+    return dtype
+
+
+def size_of(shape: Sequence[int]) -> int:
+    """How many elements a shape has. Raises PackageError for one that no array can have."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise PackageError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
+    if any(size < 0 for size in shape):
+        raise PackageError(f"shape {list(shape)} has a negative dimension")
+    return math.prod(shape)
+
+
+def shaped(flat: Array, shape: Sequence[int]) -> Array:
+    """The elements in their shape. Raises PackageError for a shape that no array can have."""
+    try:
+        return flat.reshape(tuple(shape))
+    except ValueError as error:
+        raise PackageError(f"no array has the shape {list(shape)}: {error}") from None
+
+
+def object_array(elements: Sequence[str | bytes], shape: Sequence[int]) -> Array:
+    """An array of BYTES, its elements the very objects that are given."""
+    flat = np.empty(len(elements), object)
+    flat[:] = elements
+    return shaped(flat, shape)

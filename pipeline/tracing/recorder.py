@@ -1,0 +1,244 @@
+"""Spans by OpenTelemetry's SDK: sampling, resource and exporters as the OTEL_* environment says."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+
+from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_PROTOCOL,
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
+    OTEL_SDK_DISABLED,
+    OTEL_TRACES_SAMPLER,
+)
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from pipeline.errors import InitError, one_line
+from pipeline.tracing.context import TraceContext
+from pipeline.tracing.spans import SpanRecord
+
+TRACES_A_SECOND = 10
+"""How many requests without a `traceparent` are recorded where no sampler is configured."""
+
+_EXPORTERS = "opentelemetry_traces_exporter"  # the group of entry points
+_PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+_CLOSE_S = 5.0
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_NOT_SAMPLED = TraceFlags(TraceFlags.DEFAULT)
+_UNSET = Status(StatusCode.UNSET)
+_SCOPE = InstrumentationScope("pipeline")
+
+Choose = Callable[[TraceContext | None], int]
+"""(the caller's span) -> the id of the trace that the request is recorded in; 0: it is not."""
+
+_IDS = RandomIdGenerator()
+
+
+class RateLimit:
+    """Records what the caller records, and of what comes without a trace so many a second.
+
+    So the first request that somebody tries is seen, and a busy server is not slowed down.
+    """
+
+    def __init__(self, a_second: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._most = float(a_second)
+        self._left = float(a_second)
+        self._clock_s = clock_s
+        self._last_s = clock_s()
+        self._closed_until_s = self._last_s
+
+    def __call__(self, parent: TraceContext | None) -> int:
+        """See `Choose`. It is asked for every request: mostly, a glance at the clock is enough."""
+        if parent is not None:
+            return parent.trace_id if parent.is_sampled else 0
+        now_s = self._clock_s()
+        if now_s < self._closed_until_s:
+            return 0
+        left = min(self._most, self._left + (now_s - self._last_s) * self._most) - 1
+        self._left, self._last_s = left, now_s
+        if left < 1:
+            self._closed_until_s = now_s + (1 - left) / self._most
+        return _IDS.generate_trace_id()
+
+
+class BySampler:
+    """What a sampler of the SDK says, such as that of OTEL_TRACES_SAMPLER."""
+
+    def __init__(
+        self, sampler: Sampler, name: str, new_id: Callable[[], int] = _IDS.generate_trace_id
+    ) -> None:
+        self._sampler = sampler
+        self._name = name
+        self._new_id = new_id
+
+    def __call__(self, parent: TraceContext | None) -> int:
+        """See `Choose`."""
+        trace_id = self._new_id() if parent is None else parent.trace_id
+        context = None
+        if parent is not None:
+            caller = SpanContext(parent.trace_id, parent.span_id, True, _flags(parent))
+            context = set_span_in_context(NonRecordingSpan(caller))
+        result = self._sampler.should_sample(context, trace_id, self._name, SpanKind.SERVER)
+        return trace_id if result.decision is Decision.RECORD_AND_SAMPLE else 0
+
+
+class OtelRecorder:
+    """A `Recorder` that hands spans to exporters, in batches, from a thread of the SDK's.
+
+    Args:
+        exporters: where the spans go.
+        resource: what the spans are of.
+        choose: which requests are recorded.
+        close_s: what a collector that does not answer gets when the server stops.
+    """
+
+    def __init__(
+        self,
+        exporters: Sequence[SpanExporter],
+        resource: Resource,
+        choose: Choose,
+        close_s: float = _CLOSE_S,
+    ) -> None:
+        self._exporters = exporters
+        self._processors = [BatchSpanProcessor(exporter) for exporter in exporters]
+        self._resource = resource
+        self._choose = choose
+        self._close_s = close_s
+
+    def start(self, parent: TraceContext | None) -> TraceContext | None:
+        """See `Recorder`."""
+        trace_id = self._choose(parent)
+        return TraceContext(trace_id, _IDS.generate_span_id(), True) if trace_id else None
+
+    def end(self, span: SpanRecord) -> None:
+        """See `Recorder`. The SDK drops the oldest spans that wait when there are too many."""
+        # Not by a Tracer: that one chooses the ids itself, after the workers have sent theirs.
+        done = ReadableSpan(
+            name=span.name,
+            context=_span_context(span.context),
+            parent=_span_context(span.parent, span.is_entry) if span.parent else None,
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[Event(name, timestamp=time_ns) for name, time_ns in span.events],
+            links=[Link(_span_context(link)) for link in span.links],
+            kind=SpanKind.SERVER if span.is_entry else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=_SCOPE,
+        )
+        for processor in self._processors:
+            processor.on_end(done)
+
+    def close(self) -> None:
+        """Export what waits; what a collector does not take in time is lost."""
+        impatience = threading.Timer(self._close_s, self._give_up)
+        impatience.daemon = True
+        impatience.name = "pipeline-otel-close"
+        impatience.start()
+        try:
+            for processor in self._processors:
+                processor.shutdown()  # type: ignore[no-untyped-call]  # untyped in the SDK
+        finally:
+            impatience.cancel()
+            impatience.join()
+
+    def _give_up(self) -> None:
+        for exporter in self._exporters:
+            exporter.shutdown()
+
+
+def connect(pipeline_name: str) -> OtelRecorder | None:
+    """A recorder as the environment says; None if it says that nothing is exported.
+
+    Raises:
+        InitError: an exporter or protocol that is not there, or that cannot be made.
+    """
+    if _setting(OTEL_SDK_DISABLED).lower() == "true":
+        return None
+    exporters = [_exporter(name) for name in _exporter_names()]
+    if not exporters:
+        return None
+    resource = _resource(pipeline_name)
+    return OtelRecorder(exporters, resource, _choice(pipeline_name, resource))
+
+
+def _setting(variable: str) -> str:
+    return os.environ.get(variable, "").strip()
+
+
+def _exporter_names() -> list[str]:
+    names = _setting(OTEL_TRACES_EXPORTER) or "otlp"
+    listed = [name.strip() for name in names.split(",")]
+    return [_otlp() if name == "otlp" else name for name in listed if name != "none"]
+
+
+def _otlp() -> str:
+    """The exporter of the protocol that is set, for traces or for all signals."""
+    variables = (OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL)
+    protocol = next(filter(None, map(_setting, variables)), "grpc")
+    if protocol not in _PROTOCOLS:
+        raise InitError(
+            f"opentelemetry: {OTEL_EXPORTER_OTLP_PROTOCOL}: {protocol!r} is none of "
+            f"{', '.join(_PROTOCOLS)}"
+        )
+    return _PROTOCOLS[protocol]
+
+
+def _exporter(name: str) -> SpanExporter:
+    found = list(entry_points(group=_EXPORTERS, name=name))
+    if not found:
+        known = sorted({point.name for point in entry_points(group=_EXPORTERS)})
+        raise InitError(
+            f"opentelemetry: the exporter {name!r} is not installed, only {', '.join(known)}: "
+            f"install its package (opentelemetry-exporter-{name.replace('_', '-')}), or change "
+            f"{OTEL_TRACES_EXPORTER} or {OTEL_EXPORTER_OTLP_PROTOCOL}"
+        )
+    try:
+        exporter: SpanExporter = found[0].load()()
+    except Exception as error:  # another package's code, which reads the environment
+        raise InitError(
+            f"opentelemetry: the exporter {name!r} cannot be made: {one_line(str(error))}"
+        ) from error
+    return exporter
+
+
+def _resource(pipeline_name: str) -> Resource:
+    """What the spans are of: the environment's names, and the pipeline's where it has none."""
+    named = OTELResourceDetector().detect().attributes
+    return Resource.create({"service.name": named.get("service.name") or pipeline_name})
+
+
+def _choice(pipeline_name: str, resource: Resource) -> Choose:
+    if not _setting(OTEL_TRACES_SAMPLER):
+        return RateLimit(TRACES_A_SECOND)
+    # The SDK reads this variable, and the argument's, where it makes a provider.
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    return BySampler(provider.sampler, pipeline_name)
+
+
+def _span_context(context: TraceContext, is_remote: bool = False) -> SpanContext:
+    return SpanContext(context.trace_id, context.span_id, is_remote, _flags(context))
+
+
+def _flags(context: TraceContext) -> TraceFlags:
+    return _SAMPLED if context.is_sampled else _NOT_SAMPLED

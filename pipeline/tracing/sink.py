@@ -1,0 +1,188 @@
+"""Traces of requests: which are recorded, and the sink that has spans made of their rows."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.engine.journal import Rows, wall_offset_ns
+from pipeline.errors import InitError, one_line
+from pipeline.observe.tables import Integers, Positions, batches
+from pipeline.system.daemon_threads import DaemonThreads
+from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
+from pipeline.tracing.spans import (
+    RequestRow,
+    RequestSpans,
+    SpanRecord,
+    Traced,
+    TracedTurn,
+    TurnRow,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+_MOST_OPEN = 10_000  # requests that are recorded at a time; they need some 500 bytes each
+_MOST_ENDED = 256  # requests that may still have turns to come: those of workers that are stuck
+_MOST_FOLDS = 16  # that wait for spans to be made of them, before nothing more is recorded
+
+
+class Recorder(Protocol):
+    """Decides which requests are recorded, and takes their spans away."""
+
+    def start(self, parent: TraceContext | None) -> TraceContext | None:
+        """The span of a request that begins; None: it is not to be recorded.
+
+        Called on the event loop.
+        """
+
+    def end(self, span: SpanRecord) -> None:
+        """Take a span that is complete. Called on any thread, but on one at a time."""
+
+    def close(self) -> None:
+        """Deliver what is left, which may take seconds."""
+
+
+def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | None:
+    """A `Telemetry` that exports as the OTEL_* environment says; None if that says: nothing.
+
+    It starts a thread, and belongs to the process that calls this.
+
+    Raises:
+        InitError: the extra `otel` is not installed, or the environment names what is not there.
+    """
+    try:
+        from pipeline.tracing.recorder import connect
+    except ImportError as error:
+        raise InitError(
+            f"opentelemetry: it needs packages that are missing ({error}): "
+            "pip install 'pipeline-serving[otel]'"
+        ) from error
+    recorder = connect(pipeline_name)
+    return None if recorder is None else Telemetry(pipeline_name, names, recorder)
+
+
+class Telemetry:
+    """The sink that has spans made of the turns of recorded requests.
+
+    All but `close` is called on the event loop. The spans, 10 us each, are made on a thread.
+
+    Args:
+        pipeline_name: what the requests' own spans are called.
+        names: of the Ops, in the graph's order.
+        recorder: takes the spans.
+        thread: makes them, one after the other, and is shut down by `close`; None: one of its own.
+        wall_ns: what is to be added to `time.monotonic_ns` for the time since the epoch.
+    """
+
+    def __init__(
+        self,
+        pipeline_name: str,
+        names: Sequence[str],
+        recorder: Recorder,
+        thread: Executor | None = None,
+        wall_ns: Callable[[], int] = wall_offset_ns,
+    ) -> None:
+        self._recorder = recorder
+        self._spans = RequestSpans(pipeline_name, names)
+        self._thread = thread or DaemonThreads(1, "pipeline-telemetry")
+        self._wall_ns = wall_ns
+        self._traced: dict[int, Traced] = {}
+        self._ended: deque[int] = deque()
+        self._handed = 0  # folds; the loop counts these,
+        self._made = 0  # and the thread those
+
+    def begin(self, data_id: int, traceparent: str = "") -> str:
+        """Decide about a request, and say what its workers are to be told.
+
+        Args:
+            data_id: of the request.
+            traceparent: as its caller sent it; what is none is ignored.
+
+        Returns:
+            The `traceparent` of the request's own span. One that is not recorded: its caller's,
+            marked so; "" if there was none.
+        """
+        parent = parse_traceparent(traceparent) if traceparent else None
+        context = self._recorder.start(parent)
+        if context is None or not self._has_room():
+            return format_traceparent(parent._replace(is_sampled=False)) if parent else ""
+        text = format_traceparent(context)
+        self._traced[data_id] = Traced(context, text, parent, self._wall_ns())
+        return text
+
+    def failed(self, data_id: int, log_id: int, error: object) -> None:
+        """Note why a request failed; before its row is folded."""
+        traced = self._traced.get(data_id)
+        if traced is not None:
+            traced.error = one_line(str(error))
+
+    def fold(self, turns: Rows, requests: Rows) -> None:
+        """See `Sink`."""
+        if not self._traced:
+            return
+        traced = np.fromiter(self._traced, np.int64, len(self._traced))
+        ours = self._traced_turns(turns, _among(traced, turns))
+        ended = [RequestRow(*row) for row in requests.take(_among(traced, requests)).tolist()]
+        if ours or ended:
+            pairs = [(self._traced[row.data_id], row) for row in ended]
+            self._handed += 1
+            self._thread.submit(self._make, ours, pairs)
+        for row in ended:
+            self._forget_after(row.data_id)
+
+    def close(self) -> None:
+        """Deliver what is left; may take seconds, so call it where that does no harm."""
+        self._traced.clear()
+        self._thread.shutdown()
+        self._recorder.close()
+
+    def _has_room(self) -> bool:
+        is_behind = self._handed - self._made >= _MOST_FOLDS
+        return not is_behind and len(self._traced) < _MOST_OPEN + len(self._ended)
+
+    def _traced_turns(self, turns: Rows, which: Positions) -> list[TracedTurn]:
+        if not len(which):
+            return []
+        found = batches(turns)
+        runs = found.of(which)
+        rows = zip(
+            runs.tolist(), found.sizes[runs].tolist(), turns.take(which).tolist(), strict=True
+        )
+        return [
+            TracedTurn(self._traced[row.data_id], run, size, row)
+            for run, size, row in ((run, size, TurnRow(*values)) for run, size, values in rows)
+        ]
+
+    def _forget_after(self, data_id: int) -> None:
+        """Forget a request that ended, once a number of others have."""
+        self._ended.append(data_id)
+        if len(self._ended) > _MOST_ENDED:
+            self._traced.pop(self._ended.popleft(), None)
+
+    def _make(self, turns: list[TracedTurn], requests: list[tuple[Traced, RequestRow]]) -> None:
+        """What the thread does."""
+        try:
+            for span in self._spans.of_turns(turns):
+                self._recorder.end(span)
+            for traced, row in requests:
+                self._recorder.end(self._spans.of_request(traced, row))
+        except Exception:  # the SDK's code; nobody looks at the future
+            _LOGGER.exception("spans of a trace could not be recorded")
+        finally:
+            self._made += 1
+
+
+def _among(data_ids: Integers, rows: Rows) -> Positions:
+    """Which of the turns or requests are of these requests."""
+    if len(rows):
+        ids = rows["data_id"]
+        # Most ended a while ago, and data ids grow.
+        data_ids = data_ids[(data_ids >= ids.min()) & (data_ids <= ids.max())]
+        if len(data_ids):
+            return np.flatnonzero(np.isin(ids, data_ids))
+    return np.zeros(0, np.intp)
