@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
+    from pipeline.dropin.local_service_handler import LocalServiceHandler
     from pipeline.errors import ProductError
-    from pipeline.local_service_handler import LocalServiceHandler
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.server import PipelineServer
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Analyst": "pipeline.observe.analysis.analyst",
     "AsyncPipelineClient": "pipeline.client",
-    "LocalServiceHandler": "pipeline.local_service_handler",
+    "LocalServiceHandler": "pipeline.dropin.local_service_handler",
     "PipelineClient": "pipeline.client",
     "ProductError": "pipeline.errors",
     "Op": "pipeline.op",

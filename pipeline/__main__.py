@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from pipeline.commands import WRONG_USAGE, analyse, run
+from pipeline.cli.commands import WRONG_USAGE, analyse, run
 
 USAGE = """\
 usage: python -m pipeline run SCRIPT [ARGUMENT ...]
@@ -48,13 +48,13 @@ def _names_a_script(arguments: Sequence[str]) -> bool:
 
 
 def _graph(arguments: Sequence[str]) -> int:
-    from pipeline.commands_graph import graph  # here: it loads the server
+    from pipeline.cli.graph import graph  # here: it loads the server
 
     return graph(arguments)
 
 
 def _check(arguments: Sequence[str]) -> int:
-    from pipeline.commands_graph import check
+    from pipeline.cli.graph import check
 
     return check(arguments)
 

@@ -1,6 +1,6 @@
 """The predecessor's module name for the record that travels and its codes; see `compat`."""
 
-from pipeline.compat import (
+from pipeline.dropin.names import (
     ChannelData,
     ChannelDataEcode,
     ChannelDataErrcode,

@@ -1,6 +1,6 @@
 """The predecessor's module name for its exceptions; see `compat`."""
 
-from pipeline.compat import (
+from pipeline.dropin.names import (
     CustomException,
     CustomExceptionCode,
     ErrorCatch,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from served import environment, nothing_more
 
-from pipeline.commands_graph import CHECK_USAGE, GRAPH_USAGE, check, graph
+from pipeline.cli.graph import CHECK_USAGE, GRAPH_USAGE, check, graph
 
 # Not by `python -m pipeline`: who dispatches is tested there.
-RUN = "import sys; from pipeline.commands_graph import graph; sys.exit(graph(sys.argv[1:]))"
+RUN = "import sys; from pipeline.cli.graph import graph; sys.exit(graph(sys.argv[1:]))"
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

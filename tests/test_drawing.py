@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Op, RequestOp, ResponseOp
+from pipeline.cli.drawing import FORMATS, Drawing, Node, as_dot, as_mermaid, as_text, drawing_of
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.drawing import FORMATS, Drawing, Node, as_dot, as_mermaid, as_text, drawing_of
 from pipeline.engine.graph import build_graph
 from pipeline.op import configure_op
 

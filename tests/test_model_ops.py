@@ -13,7 +13,6 @@ import pytest
 from doubles import settle
 
 from pipeline.config.schema import load_config, resolve_op
-from pipeline.doors.model_service import Answer, answers_of
 from pipeline.engine.graph import build_graph
 from pipeline.errors import (
     ClosedError,
@@ -25,7 +24,6 @@ from pipeline.errors import (
     PredictorError,
 )
 from pipeline.frontends.base import Behind
-from pipeline.model_ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto.brpc import frames as baidu_std
@@ -33,6 +31,8 @@ from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Outside, Service
+from pipeline.serve.answer import Answer, answers_of
+from pipeline.serve.ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.system.event_loop import loop_factory
 
 CONF = ModelConf(

@@ -30,7 +30,7 @@ from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, FrameReader, pack, request_meta
 from pipeline.proto.general_model_pb2 import Request, Response
-from pipeline.serve_arguments import read_arguments
+from pipeline.serve.arguments import read_arguments
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

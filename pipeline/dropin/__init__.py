@@ -5,6 +5,6 @@
 names: `server` stands in for `paddle_serving_server`, `client` for `paddle_serving_client`.
 """
 
-from pipeline.dropin.finder import install
+from pipeline.dropin.import_hook import install
 
 __all__ = ["install"]

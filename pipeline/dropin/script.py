@@ -10,8 +10,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
-from pipeline.dropin import old_numpy
-from pipeline.dropin.finder import install
+from pipeline.dropin import numpy_shims as old_numpy
+from pipeline.dropin.import_hook import install
 from pipeline.system.namesake import namesake_in
 
 

@@ -15,11 +15,6 @@ import grpc
 import pytest
 from raw_http2 import PREFACE
 
-from pipeline.doors import baidu_std as door_module
-from pipeline.doors.baidu_std import BaiduStdConnection
-from pipeline.doors.model_service import Answer, answers_of, grpc_service
-from pipeline.doors.model_site import ModelSite
-from pipeline.doors.one_port import OnePortDoor
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -36,13 +31,18 @@ from pipeline.errors import (
 from pipeline.frontends.grpc.server import GrpcDoor
 from pipeline.frontends.http.server import HttpDoor
 from pipeline.frontends.listen import bind
-from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto import pipeline_service_pb2
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.proto.slices import Limits
+from pipeline.serve import connection as door_module
+from pipeline.serve.answer import Answer, answers_of, grpc_service
+from pipeline.serve.connection import BaiduStdConnection
+from pipeline.serve.http import ModelSite
+from pipeline.serve.mux import OnePortDoor
+from pipeline.serve.ops import ModelCall, log_id_of
 from pipeline.system.event_loop import loop_factory
 
 LIMIT = 1_000_000

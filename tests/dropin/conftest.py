@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pipeline.dropin import finder
+from pipeline.dropin import import_hook as finder
 
 
 def _imported() -> set[str]:

@@ -13,10 +13,10 @@ import pytest
 import pipeline
 import pipeline.channel
 import pipeline.client
-import pipeline.local_service_handler
+import pipeline.dropin.local_service_handler
 import pipeline.proto.pipeline_service_pb2
-from pipeline.dropin import finder
-from pipeline.dropin.finder import home_of
+from pipeline.dropin import import_hook as finder
+from pipeline.dropin.import_hook import home_of
 from pipeline.errors import InitError, NotImplementedByOpError
 
 IMPORTS = {
@@ -73,7 +73,7 @@ def test_a_module_of_ours_is_the_same_object_under_both_names():
     pairs = {
         "paddle_serving_server.pipeline.channel": pipeline.channel,
         "paddle_serving_server.pipeline.pipeline_client": pipeline.client,
-        "paddle_serving_server.pipeline.local_service_handler": pipeline.local_service_handler,
+        "paddle_serving_server.pipeline.local_service_handler": pipeline.dropin.local_service_handler,
         "paddle_serving_server.pipeline.proto.pipeline_service_pb2": (
             pipeline.proto.pipeline_service_pb2
         ),

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from pipeline.config.schema import LocalServiceConfig
+from pipeline.dropin.local_service_handler import LocalServiceHandler
 from pipeline.errors import InitError, NotImplementedByOpError
-from pipeline.local_service_handler import LocalServiceHandler
 
 
 def test_its_settings_are_keys_of_the_configuration_with_the_same_defaults():

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from pipeline.dropin.absent import absent
 from pipeline.dropin.client.httpclient import HttpClient
 from pipeline.dropin.server.version import version_tag as __version__
+from pipeline.dropin.stubs import absent
 from pipeline.errors import ClosedError, InitError, NotImplementedByOpError
 from pipeline.predictors.base import Predictor
 from pipeline.predictors.model_conf import ModelConf, read_model_conf

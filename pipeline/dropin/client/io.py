@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.dropin.absent import absent
+from pipeline.dropin.stubs import absent
 
 _ADVICE = (
     "name the folder of the inference model (.pdmodel or .json, and .pdiparams; or .onnx) as "

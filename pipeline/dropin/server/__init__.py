@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pipeline.dropin.absent import absent
 from pipeline.dropin.server.util import ArgsParser, dump_pid_file, kill_stop_process_by_pid
 from pipeline.dropin.server.version import version_tag as __version__
+from pipeline.dropin.stubs import absent
 
 _ADVICE = "serve a single model by `python -m pipeline.serve --model DIR --port N`"
 

@@ -58,7 +58,7 @@ _DATA: dict[str, str] = {
     "pipeline.workers.shm.pickling": "_built",
 }
 _OURS = (
-    "pipeline.compat",
+    "pipeline.dropin.names",
     "pipeline.data",
     "pipeline.errors",
     "pipeline.proto",

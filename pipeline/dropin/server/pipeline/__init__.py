@@ -1,10 +1,10 @@
 """`paddle_serving_server.pipeline`: Ops, server and client."""
 
-from pipeline import compat
 from pipeline.client import PipelineClient
+from pipeline.dropin import names as compat
+from pipeline.dropin.local_service_handler import LocalServiceHandler
 from pipeline.dropin.server.pipeline import logger
 from pipeline.dropin.server.pipeline.pipeline_server import PipelineServer
-from pipeline.local_service_handler import LocalServiceHandler
 from pipeline.observe.analysis.analyst import Analyst
 from pipeline.op import Op, RequestOp, ResponseOp
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.dropin.absent import absent
+from pipeline.dropin.stubs import absent
 
 _ADVICE = "`PipelineServer.set_response_op` builds the graph, `server.executor` runs it"
 

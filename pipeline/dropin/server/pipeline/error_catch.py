@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.dropin.absent import absent
+from pipeline.dropin.stubs import absent
 from pipeline.error_catch import (
     CustomException,
     CustomExceptionCode,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.dropin.absent import absent
+from pipeline.dropin.stubs import absent
 from pipeline.op import Op, RequestOp, ResponseOp
 
 VirtualOp: Any = absent("VirtualOp", __name__, "edges may skip levels without it")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import server
-from pipeline.dropin.absent import absent
+from pipeline.dropin.stubs import absent
 from pipeline.engine.graph import Graph, build_graph, names_of
 from pipeline.op import Op, ResponseOp
 

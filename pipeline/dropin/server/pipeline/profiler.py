@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.dropin.absent import absent
+from pipeline.dropin.stubs import absent
 
 __all__ = ["PerformanceTracer", "TimeProfiler", "UnsafeTimeProfiler"]
 

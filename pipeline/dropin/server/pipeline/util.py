@@ -6,8 +6,8 @@ import itertools
 import threading
 from typing import Any
 
-from pipeline.dropin.absent import absent
 from pipeline.dropin.server.web_service import port_is_available
+from pipeline.dropin.stubs import absent
 
 __all__ = [
     "AvailablePortGenerator",

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pipeline.errors import PipelineError, error_from_wire
 from pipeline.frontends.base import Handle
 from pipeline.frontends.grpc.server import GrpcCall, GrpcService, grpc_error
-from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto.brpc import frames as baidu_std
+from pipeline.serve.ops import ModelCall, log_id_of
 
 METHODS = ("inference", "debug")
 

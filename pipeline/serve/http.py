@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import re
 
-from pipeline.doors.model_service import METHODS, Answer
 from pipeline.errors import (
     ClosedError,
     ErrorCode,
@@ -18,10 +17,11 @@ from pipeline.errors import (
 )
 from pipeline.frontends.http.connection import HttpError, not_allowed
 from pipeline.frontends.http.routes import JSON, Endpoint, Reply, WebRequest
-from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto.brpc.general_model_json import response_to_json
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.slices import Limits
+from pipeline.serve.answer import METHODS, Answer
+from pipeline.serve.ops import ModelCall, log_id_of
 
 PROTO = b"application/proto"
 _PROTOS = (PROTO, b"application/x-protobuf", b"application/protobuf")

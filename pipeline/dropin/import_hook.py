@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-from pipeline.dropin import old_numpy
+from pipeline.dropin import numpy_shims as old_numpy
 from pipeline.errors import InitError
 
 _SERVER = "pipeline.dropin.server"
@@ -31,7 +31,7 @@ COUNTERPARTS = {
     f"{_SERVER}.pipeline.proto": "pipeline.proto",
     f"{_SERVER}.pipeline.channel": "pipeline.channel",
     f"{_SERVER}.pipeline.pipeline_client": "pipeline.client",
-    f"{_SERVER}.pipeline.local_service_handler": "pipeline.local_service_handler",
+    f"{_SERVER}.pipeline.local_service_handler": "pipeline.dropin.local_service_handler",
     f"{_CLIENT}.proto": "pipeline.proto",
     f"{_CLIENT}.pipeline": f"{_SERVER}.pipeline",
 }
@@ -96,7 +96,9 @@ def _stand_in_for_fluid() -> None:
     name = "paddle"
     for part in _FLUID.split(".")[1:]:
         name = f"{name}.{part}"
-        sys.modules.setdefault(name, ModuleType(name, "A stand-in: see pipeline.dropin.finder."))
+        sys.modules.setdefault(
+            name, ModuleType(name, "A stand-in: see pipeline.dropin.import_hook.")
+        )
     vars(sys.modules[_FLUID])["MultiSlotDataGenerator"] = MultiSlotDataGenerator
 
 

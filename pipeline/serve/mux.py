@@ -7,13 +7,13 @@ import logging
 import socket
 from typing import cast
 
-from pipeline.doors.baidu_std import BaiduStdConnection
-from pipeline.doors.model_service import Answer
-from pipeline.doors.relay import Relay
 from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.frontends.listen import BACKLOG
 from pipeline.proto.brpc import frames as baidu_std
+from pipeline.serve.answer import Answer
+from pipeline.serve.connection import BaiduStdConnection
+from pipeline.serve.tcp_proxy import Relay
 
 _LOGGER = logging.getLogger(__name__)
 

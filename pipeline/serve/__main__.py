@@ -18,23 +18,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import LogConfig, ServiceConfig, load_config, resolve_op
-from pipeline.doors.model_service import answers_of, grpc_service
-from pipeline.doors.model_site import ModelSite
-from pipeline.doors.one_port import OnePortDoor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
 from pipeline.frontends.base import Behind, Door
 from pipeline.frontends.grpc.server import GrpcDoor
 from pipeline.frontends.http.server import HttpDoor
 from pipeline.frontends.listen import ABSTRACT, bind
-from pipeline.model_ops import AnswerOp, ModelOp
 from pipeline.observe.logs.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Outside, Service
 from pipeline.runtime.sidecar import READY
-from pipeline.serve_arguments import MODEL, ServeSettings, read_arguments
+from pipeline.serve.answer import answers_of, grpc_service
+from pipeline.serve.arguments import MODEL, ServeSettings, read_arguments
+from pipeline.serve.http import ModelSite
+from pipeline.serve.mux import OnePortDoor
+from pipeline.serve.ops import AnswerOp, ModelOp
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import keep_freed_memory
 from pipeline.system.stdio import occupy_descriptors, say_on_stderr

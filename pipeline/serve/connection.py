@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import cast
 
-from pipeline.doors.model_service import METHODS, Answer
 from pipeline.engine.offload import Offload
 from pipeline.errors import (
     ClosedError,
@@ -20,11 +19,12 @@ from pipeline.errors import (
     PipelineError,
     PredictorError,
 )
-from pipeline.model_ops import ModelCall, log_id_of
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc.frames import BrpcCode, Frame, FrameReader, WireError
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.slices import SHORT_BYTES, joined
+from pipeline.serve.answer import METHODS, Answer
+from pipeline.serve.ops import ModelCall, log_id_of
 
 _LOGGER = logging.getLogger(__name__)
 
