@@ -12,8 +12,8 @@ import grpc
 
 from benchmarks import NotMeasuredError
 from benchmarks.load import INFERENCE
+from pipeline.proto import codec
 from pipeline.proto import pipeline_service_pb2 as pb
-from pipeline.proto.pipeline import tensors as codec
 
 _TIMEOUT_S = 10.0
 _MOST_TEXT = 1000  # characters of a wrong answer that are shown

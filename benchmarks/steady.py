@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.load import INFERENCE
 from benchmarks.services.chaos import answer_to
+from pipeline.proto import codec
 from pipeline.proto import pipeline_service_pb2 as pb
-from pipeline.proto.pipeline import tensors as codec
 
 ANSWERED = "answered"
 WRONG = "wrong answer"

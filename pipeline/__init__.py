@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
+    from pipeline.data import Tensor
     from pipeline.dropin.local_service_handler import LocalServiceHandler
     from pipeline.errors import ProductError
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.server import PipelineServer
-    from pipeline.tensors import Tensor
     from pipeline.web_service import WebService
     from pipeline.workers.shm.unpickling import allow_in_payloads
 
@@ -28,7 +28,7 @@ _HOME = {
     "RequestOp": "pipeline.op",
     "ResponseOp": "pipeline.op",
     "PipelineServer": "pipeline.server",
-    "Tensor": "pipeline.tensors",
+    "Tensor": "pipeline.data",
     "WebService": "pipeline.web_service",
     "allow_in_payloads": "pipeline.workers.shm.unpickling",
 }

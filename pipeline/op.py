@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pipeline.data import ChannelData
+from pipeline.data import ChannelData, Tensor
 from pipeline.errors import (
     ErrorCode,
     GraphError,
@@ -20,11 +20,9 @@ from pipeline.errors import (
     shortened,
     utf8_text,
 )
-from pipeline.proto import pipeline_service_pb2
-from pipeline.proto.pipeline import tensors as codec
+from pipeline.proto import codec, pipeline_service_pb2
 from pipeline.proto.pipeline.large import LargeResponse, large_tensors
 from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, is_short_text, weight
-from pipeline.tensors import Tensor
 
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig

@@ -18,8 +18,8 @@ from benchmarks.family import holdings_of, usage_of
 from benchmarks.load import may_be_whole
 from benchmarks.measure import Measurement, Plan, Results
 from benchmarks.report import markdown
+from pipeline.proto import codec
 from pipeline.proto import pipeline_service_pb2 as pb
-from pipeline.proto.pipeline import tensors as codec
 
 MIB = 2**20
 PLAN = Plan(clients=(1,), seconds=1.0, repeats=1)

@@ -23,7 +23,7 @@ from pipeline.client import (
     PipelinePredictFuture,
     PipelineResponse,
 )
-from pipeline.proto.pipeline.tensors import decode_tensors, numpy_to_tensor
+from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"

@@ -15,52 +15,39 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "engine.journal", "compat", "deadline", "tensors", "tracing", "namesake"),
+    ("errors", "data", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
-    ("daemon_threads",),
-    ("config", "config_fields", "yaml_source", "event_loop", "allocator", "standard_streams"),
-    ("op", "predictors", "local_service_handler", "model_ops"),
+    ("config",),
+    ("op", "predictors"),
+    ("workers.shm",),
     ("engine",),
-    ("observe",),
-    ("models",),
-    ("doors",),
-    ("serve_arguments",),
-    ("inquiry", "observing", "temporary_folder", "front"),
-    (
-        "connecting",
-        "supervised",
-        "model_services",
-        "gateway",
-        "service",
-        "copy_process",
-        "copies",
-        "server",
-        "web_service",
-    ),
+    ("workers",),
+    ("observe", "tracing.sink", "tracing.recorder", "tracing.spans"),
+    ("frontends",),
+    ("runtime", "gateway"),
+    ("server", "web_service"),
     ("serve",),
-    ("dropin", "drawing", "commands", "commands_graph", "__main__"),
+    ("dropin", "cli", "__main__"),
 )
 # Rules that are stricter than the layers: nothing of the package but this.
 ONLY: dict[str, set[str]] = {
     "client": {"errors", "data", "proto", "tracing"},
-    "compat": {"errors", "data", "compat"},
-    "channel": {"errors", "data", "compat"},
-    "error_catch": {"errors", "data", "compat"},
+    "channel": {"errors", "data", "dropin.names"},
+    "error_catch": {"errors", "data", "dropin.names"},
+    "dropin.names": {"errors", "data"},
     "errors": set(),
     "data": {"errors"},
-    "deadline": {"errors"},
-    "namesake": set(),
+    "system": {"errors", "system"},
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
     "gateway.binary": {"errors", "gateway.build"},
     "gateway.build": set(),  # packaging runs it with nothing of us installed
     "engine.journal": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
-    "op": {"errors", "data", "engine.journal", "proto", "tensors"},  # config for its types only
-    "predictors": {"errors", "data", "deadline", "proto", "config", "predictors", "tracing"},
-    "tensors": {"errors"},
-    "tracing": set(),
+    "op": {"errors", "data", "engine.journal", "proto"},  # config for its types only
+    "predictors": {"errors", "data", "proto", "config", "predictors", "system", "tracing"},
+    "tracing.context": set(),
 }
 # Third-party packages that are used in these places and nowhere else.
 AT_HOME: dict[str, set[str]] = {
@@ -79,11 +66,11 @@ AT_HOME: dict[str, set[str]] = {
     "grpc_reflection": {"frontends.grpc.server"},
     "uvicorn": {"frontends.http.server", "frontends.http.connection"},
     "httptools": {"frontends.http.connection"},
-    "uvloop": {"event_loop"},
-    "yaml": {"yaml_source"},
+    "uvloop": {"system.event_loop"},
+    "yaml": {"config.yaml"},
     "onnxruntime": {"predictors.onnx.predictor"},
     "paddle": {"predictors.paddle.predictor"},
-    "ray": {"engine.workers.ray"},
+    "ray": {"workers.ray"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
     "torch": set(),
 }
@@ -148,7 +135,7 @@ def _targets(node: ast.Import | ast.ImportFrom, module: str) -> list[str]:
     base = node.module or ""
     if base.split(".")[0] != "pipeline":
         return [base]
-    # `from pipeline.proto import codec` is an import of pipeline.proto.pipeline.tensors.
+    # `from pipeline.proto import codec` is an import of pipeline.proto.codec.
     members = [f"{base}.{alias.name}" for alias in node.names]
     return [name if name.removeprefix("pipeline.") in MODULES else base for name in members]
 
@@ -185,7 +172,7 @@ def test_the_reader_of_imports_finds_those_it_should():
     )
     for_types = [f for f in ALL if f.module == "op" and f.target == "config"]
     assert all(found.is_for_types for found in for_types)
-    (in_function,) = [f for f in ALL if f.module == "event_loop" and f.target == "uvloop"]
+    (in_function,) = [f for f in ALL if f.module == "system.event_loop" and f.target == "uvloop"]
     assert not in_function.is_at_load
 
 
@@ -270,7 +257,7 @@ def test_the_package_itself_loads_nothing():
 # send each other is pickled in four places. `python -m pipeline graph` is an application: the
 # script that it drew may have threads that never end.
 ENDS = {
-    "os._exit": {"workers.zygote.main", "commands_graph"},
+    "os._exit": {"workers.zygote.main", "cli.graph"},
     "os.kill": {"workers.zygote.main"},
 }
 PICKLES = {

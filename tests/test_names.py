@@ -13,8 +13,8 @@ import pytest
 from doubles import http, post, server_for
 
 from pipeline import Op, RequestOp, ResponseOp, Tensor
+from pipeline.data import declared, max_batch_size_of
 from pipeline.errors import ConfigError
-from pipeline.tensors import declared, max_batch_size_of
 
 DOCUMENTED = {"input_tensors", "output_tensors"}
 PADDLES = {

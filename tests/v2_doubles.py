@@ -9,11 +9,11 @@ import pytest
 from doubles import Engine, run_virtual
 
 from pipeline import Op, RequestOp, ResponseOp
+from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
 from pipeline.frontends.v2 import Models, V2Error
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.proto.v2.codec import InferRequest, RequestedOutput
-from pipeline.tensors import Tensor
 
 
 class Double(Op):

@@ -3,8 +3,8 @@
 import sys
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.data import Tensor
 from pipeline.errors import ProductError
-from pipeline.tensors import Tensor
 
 LONGEST_BATCH = 8
 NO_GOOD = 2**31 - 1  # the number that the Op "sum" refuses

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from pipeline.cli.drawing import FORMATS, drawing_of
-from pipeline.config.fields import schema as configuration
+from pipeline.config import schema as configuration
 from pipeline.config.schema import REQUEST_OP, ServiceConfig, load_config, resolve_op
 from pipeline.config.yaml import KeyPath, read_yaml
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script

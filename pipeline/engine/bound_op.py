@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.hooks import POSTPROCESS, PREPROCESS, PROCESS, UNPACK, Hook, argument_count
 from pipeline.errors import (
     ErrorCode,
@@ -31,7 +32,6 @@ from pipeline.errors import (
 )
 from pipeline.op import Op, overrides, predictor_of, runs_process
 from pipeline.proto.slices import AbandonedError
-from pipeline.tensors import announced_batch, declares, max_batch_size_of
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Channel, Item, Room, first_error
 from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
@@ -17,7 +18,6 @@ from pipeline.engine.state import OpState
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
-from pipeline.tensors import announced_batch, declares, max_batch_size_of
 from pipeline.workers.shm.payload import opened
 
 _LOGGER = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ class InFlight(msgspec.Struct, eq=False):
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
     whatever still carries an older number is dropped. `asked_at`, which is known if there is a
     deadline, and `deadline` are in `time.monotonic`. The times are `time.monotonic_ns`, see
-    `engine.journal.REQUEST`; the last three are sums over its turns. `turns` has these turns, packed,
+    `engine.journal.REQUEST`; the last three are sums over its turns. `turns` has these, packed,
     where its caller asked for a profile. `trace` is its own traceparent; "" if it is not traced.
     `is_told`: it is over, and all know it who want to. `settled`: the targets of jumps that have
     answered, or for which a jump stood in. `laps`: how often jumps back have had an Op run again.

@@ -50,8 +50,8 @@ class Behind:
     """What is behind the doors of a server, which is called `name`.
 
     `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
-    `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`: other processes
-    listen there too; this one is `copy`.
+    `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`:
+    other processes listen there too; this one is `copy`.
     """
 
     name: str | None

@@ -33,8 +33,8 @@ class Var:
     """One input or output of a model.
 
     `name` is the model's own, `alias` the one that clients use. `elem_type` is a
-    `proto.brpc.general_model.ElemType`. `shape` is without the batch, as the exporter wrote it: it says
-    -1 where any size will do, but not every model that takes any size says so.
+    `proto.brpc.general_model.ElemType`. `shape` is without the batch, as the exporter wrote it:
+    it says -1 where any size will do, but not every model that takes any size says so.
     """
 
     name: str

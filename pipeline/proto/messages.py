@@ -12,7 +12,7 @@ import numpy.typing as npt
 import orjson
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
-from pipeline.proto.pipeline.tensors import (
+from pipeline.proto.codec import (
     decode_tensors,
     numpy_to_tensor,
     numpy_to_text,

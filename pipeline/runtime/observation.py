@@ -53,7 +53,7 @@ class Whole:
         return [msgspec.msgpack.decode(answer, type=Snapshot) for answer in answers]
 
     async def record(self, seconds: float) -> list[bytes]:
-        """What happens in each of the copies in the next `seconds`; see `frontends.dashboard.recent`."""
+        """Return what happens in each copy in the next `seconds`; see `dashboard.recent`."""
         return await self._ask(f"{_RECORD}{seconds!r}", seconds + _ANSWER_S)
 
 

@@ -38,7 +38,7 @@ from raw_http import Answer, Connection, chunked, request
 from raw_http2 import HEADERS, PREFACE, RST_STREAM, SETTINGS, call_of, frame, header_block
 
 from pipeline import Op, PipelineServer, RequestOp
-from pipeline.proto.pipeline import tensors as codec
+from pipeline.proto import codec
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 
 LIMIT = 2**20

@@ -13,11 +13,11 @@ from doubles import run_virtual, server_for, settle
 from v2_doubles import Double, Server, double, running, served
 
 from pipeline import PipelineServer, RequestOp
+from pipeline.data import Tensor
 from pipeline.frontends.grpc.server import GrpcError
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
-from pipeline.tensors import Tensor
 
 
 class Call:

@@ -17,10 +17,9 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError
 from pipeline.frontends.v2 import http as http_v2
-from pipeline.proto import inference_v2_pb2
+from pipeline.proto import codec, inference_v2_pb2
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline import large
-from pipeline.proto.pipeline import tensors as codec
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.v2.codec import SERVICE
 

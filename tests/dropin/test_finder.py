@@ -73,7 +73,9 @@ def test_a_module_of_ours_is_the_same_object_under_both_names():
     pairs = {
         "paddle_serving_server.pipeline.channel": pipeline.channel,
         "paddle_serving_server.pipeline.pipeline_client": pipeline.client,
-        "paddle_serving_server.pipeline.local_service_handler": pipeline.dropin.local_service_handler,
+        "paddle_serving_server.pipeline.local_service_handler": (
+            pipeline.dropin.local_service_handler
+        ),
         "paddle_serving_server.pipeline.proto.pipeline_service_pb2": (
             pipeline.proto.pipeline_service_pb2
         ),

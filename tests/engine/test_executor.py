@@ -8,9 +8,9 @@ import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline.data import Tensor
 from pipeline.engine.request import Route
 from pipeline.errors import ErrorCode, InitError, OverloadedError, PayloadTypeError
-from pipeline.tensors import Tensor
 
 
 class Fails(Op):

@@ -12,9 +12,9 @@ import numpy as np
 from fuzz import model
 from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, mark
 from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError
 from pipeline.proto import pipeline_service_pb2
-from pipeline.tensors import Tensor
 
 _TEXT_BYTES = 512
 _COUNT = struct.Struct("<I")

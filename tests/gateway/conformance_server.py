@@ -19,9 +19,8 @@ from typing import Any
 from doubles import server_for
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
-from pipeline.data import ChannelData
+from pipeline.data import ChannelData, Tensor
 from pipeline.proto.pipeline_service_pb2 import Request, Response
-from pipeline.tensors import Tensor
 
 NAME = "conf"
 LIMIT = 5 * 2**20  # above what gRPC takes unless told otherwise, 4 MiB

@@ -8,10 +8,10 @@ from doubles import run_virtual, settle
 from v2_doubles import Double, Server, bytes_of, double, floats, served
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline.data import Tensor
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2 import Kind, V2Error
 from pipeline.predictors.metadata import ModelNote, NotedTensor
-from pipeline.tensors import Tensor
 
 
 class Show(Op):

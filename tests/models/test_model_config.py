@@ -7,6 +7,7 @@ from google.protobuf import json_format
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import load_config, resolve_op
+from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
 from pipeline.frontends.v2.interface import Interface, Slot
 from pipeline.frontends.v2.model_config import (
@@ -20,7 +21,6 @@ from pipeline.frontends.v2.model_config import (
 )
 from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
 from pipeline.proto.v2.codec import DATATYPES
-from pipeline.tensors import Tensor
 
 INTERFACE = Interface(
     (Slot("ids", "INT64", (-1,)), Slot("t", "BYTES", (1,))), (Slot("y", "FP32", None),), 8

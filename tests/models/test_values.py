@@ -24,7 +24,7 @@ from pipeline.errors import (
 from pipeline.frontends.v2 import Kind, V2Error, v2_error
 from pipeline.frontends.v2.convert import array_of, arrays_of, payload_of, request_of, values_of
 from pipeline.frontends.v2.interface import Interface, Slot
-from pipeline.proto.pipeline.tensors import decode_tensors, numpy_to_tensor
+from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Response
 
 ANYTHING = Interface()

@@ -27,7 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.pipeline import PipelinePredictor, connect
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-from pipeline.proto.pipeline.tensors import decode_tensors
+from pipeline.proto.codec import decode_tensors
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"

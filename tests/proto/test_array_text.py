@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.codec import numpy_to_text, text_to_numpy
 from pipeline.proto.pipeline.array_repr import quick_repr
-from pipeline.proto.pipeline.tensors import numpy_to_text, text_to_numpy
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 REALS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
-from pipeline.proto.pipeline.tensors import (
+from pipeline.proto.codec import (
     ElemType,
     decode_tensors,
     numpy_to_tensor,
     tensor_to_numpy,
 )
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
 NUMERIC = {
@@ -370,7 +370,7 @@ def test_protobuf_without_its_c_library_reads_and_writes_the_same():
         "import numpy as np\n"
         "from google.protobuf.internal import api_implementation\n"
         "assert api_implementation.Type() == 'python'\n"
-        "from pipeline.proto.pipeline.tensors import numpy_to_tensor, tensor_to_numpy\n"
+        "from pipeline.proto.codec import numpy_to_tensor, tensor_to_numpy\n"
         "array = np.linspace(0, 1, 300, dtype=np.float32).reshape(3, 100)\n"
         "wire = numpy_to_tensor('x', array).SerializeToString()\n"
         "back = tensor_to_numpy(type(numpy_to_tensor('x', 0)).FromString(wire))\n"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import PackageError
+from pipeline.proto.codec import numpy_to_tensor
 from pipeline.proto.pipeline.json import request_from_json, response_to_json
-from pipeline.proto.pipeline.tensors import numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -20,8 +20,8 @@ from pipeline.errors import (
 from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
 from pipeline.frontends.v2.interface import Interface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
+from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline.array_text import text_to_numpy
-from pipeline.proto.pipeline.tensors import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.v2.codec import DATATYPES, datatype_of, with_text
 

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.v2.errors import Kind, V2Error
 from pipeline.predictors.metadata import ModelNote, NotedTensor
 from pipeline.proto.v2.codec import datatype_of
-from pipeline.tensors import ANY, Tensor, announced_batch
 
 Array = npt.NDArray[Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from pipeline.data import Tensor, declared, max_batch_size_of
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import Route
 from pipeline.errors import ConfigError
@@ -21,7 +22,6 @@ from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelNote
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.v2.codec import InferRequest, with_text
-from pipeline.tensors import Tensor, declared, max_batch_size_of
 
 NoteOf = Callable[[Op], ModelNote | None]
 """`DAGExecutor.note`: of the model that an Op's workers have loaded."""

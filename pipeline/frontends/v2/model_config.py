@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from google.protobuf import json_format
 
 from pipeline.config.schema import OpConfig
+from pipeline.data import ANY, declared
 from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import Interface, Slot
 from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig, ModelMetadataResponse
-from pipeline.tensors import ANY, declared
 
 VERSION = "1"
 """Of every model."""

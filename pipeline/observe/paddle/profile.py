@@ -5,7 +5,8 @@ A line has four fields between tabs: `PROFILE`, `pid:<pid>`, the predecessor's e
 that only we write: the same rows complete, as JSON. A line without any event, of a turn that never
 ran, begins with `PROFILE-NONE`: the predecessor's reader fails on a line that has no event.
 
-Not every request need have lines (see `observe.analysis.sampling`): each says then how many it stands for.
+Not every request need have lines (see `observe.analysis.sampling`): each says then how many it
+stands for.
 """
 
 from __future__ import annotations

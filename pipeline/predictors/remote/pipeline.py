@@ -12,8 +12,8 @@ from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
 from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import LOD, only_feed, refuse_unknown_arguments
+from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
-from pipeline.proto.pipeline.tensors import decode_tensors, text_to_numpy
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import own_ip
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from pipeline.errors import PayloadTypeError
 from pipeline.proto.brpc.frames import WireError
+from pipeline.proto.codec import sendable
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
 from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline.shapes import in_shape
-from pipeline.proto.pipeline.tensors import sendable
 from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 
 Array = npt.NDArray[Any]

@@ -11,9 +11,9 @@ import orjson
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.proto.codec import numeric_layout, numpy_to_tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
 from pipeline.proto.pipeline.packed import PACKED_DTYPES
-from pipeline.proto.pipeline.tensors import numeric_layout, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 from pipeline.proto.slices import SHORT_BYTES, SLICE, SLICE_BYTES, Limits, breathe, joined, weight
 

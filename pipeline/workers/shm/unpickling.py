@@ -62,7 +62,6 @@ _OURS = (
     "pipeline.data",
     "pipeline.errors",
     "pipeline.proto",
-    "pipeline.tensors",
 )
 # Packages of which nothing is data: they reach out, or run what they are told.
 _TOOLS = {"dill", "grpc", "httptools", "multiprocess", "psutil", "uvicorn", "uvloop", "yaml"}

@@ -14,10 +14,10 @@ import pytest
 
 from pipeline import Op, ProductError
 from pipeline.config.schema import load_config, resolve_op
+from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError, error_from_fields
 from pipeline.op import configure_op
 from pipeline.system.deadline import call_deadline
-from pipeline.tensors import Tensor
 from pipeline.workers.process.main import StatusPage, WorkerMain
 from pipeline.workers.process.wire import (
     Hello,
