@@ -179,7 +179,7 @@ def _graph_fails(text: str, status: int = _WRONG) -> int:
 
 def _place(error: BaseException) -> str:
     """`web_server.py:12: ` of the line outside this library that led to an error."""
-    ours = f"{Path(__file__).resolve().parent}{os.sep}"
+    ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((ours, "<")):
             return f"{os.path.relpath(frame.filename)}:{frame.lineno}: "

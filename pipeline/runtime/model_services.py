@@ -159,7 +159,7 @@ def _run(
 ) -> subprocess.Popen[bytes]:
     fds = (listener.fileno(), life.fileno())
     ours = ["--fd", str(fds[0]), "--parent_fd", str(fds[1]), "--name", name]
-    home = str(Path(__file__).resolve().parents[1])
+    home = str(Path(__file__).resolve().parents[2])
     paths = [home, os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         # -P: what lies in the working folder is not ours to import.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_OURS = Path(__file__).resolve().parent
+_OURS = Path(__file__).resolve().parents[1]
 
 
 def namesake_in(folder: str | Path) -> Path | None:
