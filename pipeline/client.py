@@ -68,7 +68,7 @@ def _show_profile(answer: Response, options: CallOptions) -> None:
                 sys.stdout.write(value if value.endswith("\n") else value + "\n")
 
 
-class _Client:
+class _ClientBase:
     """What both clients share: all but the kind of channel and who waits for it."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
@@ -102,7 +102,7 @@ class _Client:
         return inference
 
 
-class PipelineClient(_Client):
+class PipelineClient(_ClientBase):
     """Calls a pipeline server over gRPC and waits, or hands out futures.
 
     `max_message_bytes` bounds what is sent and what is received in one message. One client may
@@ -209,7 +209,7 @@ class PipelineClient(_Client):
         self.close()
 
 
-class AsyncPipelineClient(_Client):
+class AsyncPipelineClient(_ClientBase):
     """`PipelineClient` for asyncio: `await predict(...)`, `await close()`, `async with`."""
 
     def connect(self, endpoints: str | Sequence[str]) -> None:

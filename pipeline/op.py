@@ -36,7 +36,7 @@ PROFILE_KEY = "pipeline.profile"
 _TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
 
 
-class _Client(Protocol):
+class _PredictorClient(Protocol):
     """What `Op.process` needs of `self.client`."""
 
     def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0) -> Any: ...
@@ -82,7 +82,7 @@ class Op:
     """
 
     # What scripts may read, and set: documented, or names of the predecessor's.
-    client: _Client | None = None
+    client: _PredictorClient | None = None
     concurrency_idx: int | None = None
     with_serving: bool = False
     input_tensors: Sequence[Tensor] = ()  # for the v2 protocol, see `tensors`
@@ -395,7 +395,7 @@ def configure_op(op: Op, config: OpConfig) -> None:
 
 
 def connect_op(
-    op: Op, client: _Client, feed_names: Iterable[str], fetch_names: Iterable[str]
+    op: Op, client: _PredictorClient, feed_names: Iterable[str], fetch_names: Iterable[str]
 ) -> None:
     """Give `op` its predictor."""
     op.client = client
@@ -410,7 +410,7 @@ def runs_process(op: Op) -> bool:
     return predictor_of(op) is not None or op.with_serving or overrides(op, "process")
 
 
-def predictor_of(op: Op) -> _Client | None:
+def predictor_of(op: Op) -> _PredictorClient | None:
     """What is in `client`, if it can predict: a script may keep that of its database there."""
     return op.client if hasattr(type(op.client), "predict") else None
 

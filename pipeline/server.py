@@ -21,8 +21,8 @@ from pipeline.gateway.ingress import Gateway
 from pipeline.op import ResponseOp, configure_op
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replicas import Copies
-from pipeline.runtime.service import Outside, Service, startup_frozen
+from pipeline.runtime.replicas import Replicas
+from pipeline.runtime.service import Exposure, Service, startup_frozen
 from pipeline.system.event_loop import LoopThread, end_tasks, ends_before, loop_factory
 from pipeline.system.malloc import keep_freed_memory
 from pipeline.system.stdio import occupy_descriptors, say_on_stderr
@@ -45,7 +45,7 @@ class PipelineServer:
         self._graph: Graph | None = None
         self._config: ServiceConfig | None = None
         self._base_dir = Path.cwd()
-        self._service: Service | Copies | None = None
+        self._service: Service | Replicas | None = None
         self._thread: LoopThread | None = None
 
     def set_response_op(self, response_op: ResponseOp) -> None:
@@ -125,7 +125,7 @@ class PipelineServer:
         if service is not None:
             await service.stop()
 
-    async def _start(self, service: Service | Copies) -> Service | Copies:
+    async def _start(self, service: Service | Replicas) -> Service | Replicas:
         try:
             await service.start()
         except BaseException:
@@ -133,11 +133,11 @@ class PipelineServer:
             raise
         return service
 
-    def _new_service(self) -> Service | Copies:
+    def _new_service(self) -> Service | Replicas:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
         check_hooks(self._graph.all_ops)
-        kind = Copies if self._config.build_dag_each_worker else Service
+        kind = Replicas if self._config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
             outside = _outside_of(self._config, undo)
             models = ModelServices(self._graph.ops, self._base_dir)
@@ -168,24 +168,24 @@ class PipelineServer:
         """The running engine."""
         return self._running().executor
 
-    def _running(self) -> Service | Copies:
+    def _running(self) -> Service | Replicas:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
 
 
-def _outside_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Outside:
+def _outside_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
     """What callers see of the server: its own HTTP door, or the gateway and doors behind it."""
     if config.http_server == "embedded":
-        return Outside()
+        return Exposure()
     gateway = Gateway(config)
     undo.callback(gateway.close)
     doors = functools.partial(pipeline_doors, sockets=gateway.open())
-    return Outside(doors, front=gateway)
+    return Exposure(doors, front=gateway)
 
 
 def serve_until_signalled(
-    service: Service | Copies,
+    service: Service | Replicas,
     on_ready: Callable[[], object],
     attend: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> None:
@@ -215,7 +215,7 @@ def serve_until_signalled(
 
 
 @contextlib.contextmanager
-def _signals_set(stop: asyncio.Event, service: Service | Copies) -> Any:
+def _signals_set(stop: asyncio.Event, service: Service | Replicas) -> Any:
     """SIGTERM and SIGINT set `stop`; a second one ends the grace period."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -20,7 +20,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import Journal, Rows
-from pipeline.engine.observers import Watchers
+from pipeline.engine.observers import EngineObservers
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
@@ -264,7 +264,7 @@ class Engine:
             settings,
             make_workers,
             loop,
-            Watchers(self.journal, clock_ns=lambda: int(loop.time() * 1e9)),
+            EngineObservers(self.journal, clock_ns=lambda: int(loop.time() * 1e9)),
             on_readiness=self.readiness.append,
             seal=seal,
         )

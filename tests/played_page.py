@@ -14,9 +14,9 @@ from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.frontends.dashboard.minute import LastMinute
-from pipeline.frontends.dashboard.recent import Recent, Recording
-from pipeline.frontends.dashboard.routes import Page
-from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.dashboard.recent import Recording, SlowRequestLog
+from pipeline.frontends.dashboard.routes import Dashboard
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.observe.snapshot import Snapshot
 from pipeline.observe.statistics import Statistics
 from pipeline.system.event_loop import LoopThread
@@ -106,7 +106,7 @@ class Played:
     def __post_init__(self) -> None:
         self.names = [op.name for op in self.graph.ops]
         self.statistics = Statistics(self.name, [f"model of {name}" for name in self.names])
-        self.recent = Recent(self.names, clock_ns=lambda: self.now_ns)
+        self.recent = SlowRequestLog(self.names, clock_ns=lambda: self.now_ns)
         self.recording = Recording(self.copy)
         self.minute = LastMinute(lambda: self.now_ns)
         self._lock = threading.Lock()  # tests fold, the page's loop asks
@@ -138,8 +138,8 @@ class Played:
     async def record(self, seconds: float) -> list[bytes]:
         return [await self.recording.record(seconds, lambda: None)]
 
-    def page(self) -> Page:
-        return Page(self.name, self.graph, self.whole, self.record)
+    def page(self) -> Dashboard:
+        return Dashboard(self.name, self.graph, self.whole, self.record)
 
 
 def op_state(
@@ -160,10 +160,10 @@ def op_state(
 
 
 @contextlib.contextmanager
-def served(page: Page) -> Iterator[str]:
+def served(page: Dashboard) -> Iterator[str]:
     """The page on a real port of this machine, as its address."""
     thread = LoopThread()
-    door = HttpDoor(None, "127.0.0.1", 0, 1000, sites=[page])
+    door = HttpFrontend(None, "127.0.0.1", 0, 1000, sites=[page])
 
     async def close() -> None:
         await door.close()

@@ -6,7 +6,7 @@ import asyncio
 
 from doubles import run_virtual, settle
 
-from pipeline.runtime.replica_query import Asker, Inquiries, Question, Reply
+from pipeline.runtime.replica_query import QueryClient, QueryReply, QueryRequest, ReplicaQuery
 
 
 class Copy:
@@ -14,29 +14,29 @@ class Copy:
 
     def __init__(self, name: str) -> None:
         self.figures = f"last of {name}".encode()
-        self.asked: list[Question] = []
-        self.replies: list[Reply] = []
+        self.asked: list[QueryRequest] = []
+        self.replies: list[QueryReply] = []
 
-    def question(self, question: Question) -> None:
+    def question(self, question: QueryRequest) -> None:
         self.asked.append(question)
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: QueryReply) -> None:
         self.replies.append(reply)
 
 
-def inquiries_of(*copies: Copy, past: tuple[bytes, ...] = ()) -> Inquiries:
-    return Inquiries(lambda: copies, lambda copy, text: copy.figures, lambda text: list(past))
+def inquiries_of(*copies: Copy, past: tuple[bytes, ...] = ()) -> ReplicaQuery:
+    return ReplicaQuery(lambda: copies, lambda copy, text: copy.figures, lambda text: list(past))
 
 
 def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
     async def main():
         one, two = Copy("one"), Copy("two")
         inquiries = inquiries_of(one, two, past=(b"past",))
-        inquiries.begin(one, Question(7, "how", 1.0))
+        inquiries.begin(one, QueryRequest(7, "how", 1.0))
         assert [copy.asked[0].text for copy in (one, two)] == ["how", "how"]
-        inquiries.answered(two, Reply(two.asked[0].number, [b"2"]))
+        inquiries.answered(two, QueryReply(two.asked[0].number, [b"2"]))
         assert one.replies == []
-        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
         (reply,) = one.replies
         assert (reply.number, sorted(reply.answers)) == (7, [b"1", b"2", b"past"])
         assert two.replies == []
@@ -48,12 +48,12 @@ def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
     async def main():
         one, two = Copy("one"), Copy("two")
         inquiries = inquiries_of(one, two)
-        inquiries.begin(one, Question(0, "how", 1.0))
-        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.begin(one, QueryRequest(0, "how", 1.0))
+        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
         await asyncio.sleep(1.5)
         (reply,) = one.replies
         assert sorted(reply.answers) == [b"1", b"last of two"]
-        inquiries.answered(two, Reply(two.asked[0].number, [b"late"]))
+        inquiries.answered(two, QueryReply(two.asked[0].number, [b"late"]))
         assert len(one.replies) == 1
 
     run_virtual(main())
@@ -63,8 +63,8 @@ def test_nobody_waits_for_a_copy_that_is_gone():
     async def main():
         one, two = Copy("one"), Copy("two")
         inquiries = inquiries_of(one, two)
-        inquiries.begin(one, Question(0, "how", 1.0))
-        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.begin(one, QueryRequest(0, "how", 1.0))
+        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
         inquiries.left(two)
         assert [reply.answers for reply in one.replies] == [[b"1"]]
 
@@ -75,10 +75,10 @@ def test_an_answer_counts_once_and_an_empty_one_not_at_all():
     async def main():
         one, two = Copy("one"), Copy("two")
         inquiries = inquiries_of(one, two)
-        inquiries.begin(one, Question(0, "how", 1.0))
+        inquiries.begin(one, QueryRequest(0, "how", 1.0))
         for _ in range(2):
-            inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
-        inquiries.answered(two, Reply(two.asked[0].number, [b""]))
+            inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
+        inquiries.answered(two, QueryReply(two.asked[0].number, [b""]))
         assert [reply.answers for reply in one.replies] == [[b"1"]]
 
     run_virtual(main())
@@ -86,15 +86,15 @@ def test_an_answer_counts_once_and_an_empty_one_not_at_all():
 
 def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gone():
     async def main():
-        sent: list[Question] = []
-        asker = Asker(sent.append)
+        sent: list[QueryRequest] = []
+        asker = QueryClient(sent.append)
         first = asyncio.ensure_future(asker.ask("a", 1.0))
         second = asyncio.ensure_future(asker.ask("b", 1.0))
         await settle()
-        asker.reply(Reply(sent[1].number, [b"b"]))
+        asker.reply(QueryReply(sent[1].number, [b"b"]))
         assert await second == [b"b"]
         assert await first == []
-        asker.reply(Reply(sent[0].number, [b"too late"]))
+        asker.reply(QueryReply(sent[0].number, [b"too late"]))
 
     run_virtual(main())
 
@@ -103,12 +103,12 @@ def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
     async def main():
         one, two = Copy("one"), Copy("two")
         past: list[bytes] = []
-        inquiries = Inquiries(lambda: (one, two), lambda copy, text: b"", lambda text: past)
-        inquiries.begin(two, Question(0, "how", 1.0))
-        assert inquiries.answered(one, Reply(one.asked[0].number, [b"1"])) == "how"
+        inquiries = ReplicaQuery(lambda: (one, two), lambda copy, text: b"", lambda text: past)
+        inquiries.begin(two, QueryRequest(0, "how", 1.0))
+        assert inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"])) == "how"
         past.append(b"what one left, 1 in it")
         inquiries.left(one)
-        inquiries.answered(two, Reply(two.asked[0].number, [b"2"]))
+        inquiries.answered(two, QueryReply(two.asked[0].number, [b"2"]))
         (reply,) = two.replies
         assert sorted(reply.answers) == [b"2", b"what one left, 1 in it"]
 
@@ -119,10 +119,10 @@ def test_what_a_copy_recorded_that_is_gone_is_kept():
     async def main():
         one, two = Copy("one"), Copy("two")
         inquiries = inquiries_of(one, two)
-        inquiries.begin(two, Question(0, "record", 1.0))
-        inquiries.answered(one, Reply(one.asked[0].number, [b"1"]))
+        inquiries.begin(two, QueryRequest(0, "record", 1.0))
+        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
         inquiries.left(one)
-        inquiries.answered(two, Reply(two.asked[0].number, [b"2"]))
+        inquiries.answered(two, QueryReply(two.asked[0].number, [b"2"]))
         assert sorted(two.replies[0].answers) == [b"1", b"2"]
 
     run_virtual(main())

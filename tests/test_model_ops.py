@@ -23,14 +23,14 @@ from pipeline.errors import (
     PackageError,
     PredictorError,
 )
-from pipeline.frontends.base import Behind
+from pipeline.frontends.base import FrontendContext
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import Outside, Service
+from pipeline.runtime.service import Exposure, Service
 from pipeline.serve.answer import Answer, answers_of
 from pipeline.serve.ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.system.event_loop import loop_factory
@@ -81,13 +81,13 @@ def with_model(
         configure_op(each, resolve_op(each.name, each.pipeline_given, config))
     answers: list[Answer] = []
 
-    def no_doors(behind: Behind) -> dict[str, Any]:
+    def no_doors(behind: FrontendContext) -> dict[str, Any]:
         answers.append(answers_of(behind.engine.handle))
         return {}
 
     async def run() -> None:
         loader = PredictorLoader(Path(), load=lambda local, worker: model)
-        service = Service(None, graph, config, loader, outside=Outside(no_doors))
+        service = Service(None, graph, config, loader, outside=Exposure(no_doors))
         try:
             await service.start()
             async with asyncio.timeout(30):

@@ -24,7 +24,7 @@ from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import InitError
 from pipeline.op import configure_op
 from pipeline.runtime.model_services import ModelServices
-from pipeline.runtime.sidecar import _Relogger
+from pipeline.runtime.sidecar import _StderrLogger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -300,7 +300,7 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open_files
 
 def test_what_a_service_says_is_logged_at_its_level(caplog):
     caplog.set_level("INFO", "pipeline")
-    log = _Relogger("model")
+    log = _StderrLogger("model")
     log.write(b"WARNING a: b\nplain")
     log.write(b" text \xff\n\nERROR c\n" + b"x" * 20_000)
     log.write(b"the end")

@@ -17,20 +17,20 @@ from pipeline.errors import InitError
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
 from pipeline.op import configure_op
-from pipeline.runtime.observation import SNAPSHOT, Observation, Past, Whole
+from pipeline.runtime.observation import SNAPSHOT, ObservabilityStack, RetiredCounters, ServerView
 
 IDLE = EngineState(True, 0, 0, 0, 0)
 
 
-def observation_of(**config) -> Observation:
+def observation_of(**config) -> ObservabilityStack:
     graph = build_graph(ResponseOp([chain("a", "b")]))
     settings = load_config(yml_dict={"rpc_port": 0, **config})
     for op in graph.ops:
         configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
-    return Observation("svc", graph, settings)
+    return ObservabilityStack("svc", graph, settings)
 
 
-def sinks_of(observation: Observation) -> list[str]:
+def sinks_of(observation: ObservabilityStack) -> list[str]:
     return [type(sink).__name__ for sink in observation.journal.sinks]
 
 
@@ -64,14 +64,14 @@ def test_nothing_can_be_recorded_without_statistics(tmp_path):
     async def main():
         observation = observation_of(statistics=False)
         observation.start(tmp_path)
-        whole = Whole(lambda question, limit_s: one_answer(observation, question))
+        whole = ServerView(lambda question, limit_s: one_answer(observation, question))
         with pytest.raises(InitError, match="nothing to record"):
             await whole.record(1.0)
 
     asyncio.run(main())
 
 
-async def one_answer(observation: Observation, question: str) -> list[bytes]:
+async def one_answer(observation: ObservabilityStack, question: str) -> list[bytes]:
     return [await observation.answer(question)]
 
 
@@ -87,7 +87,7 @@ def test_opentelemetry_says_what_it_lacks(monkeypatch, tmp_path):
 
 
 def test_the_figures_of_ended_copies_add_up_without_their_memory():
-    past = Past()
+    past = RetiredCounters()
     assert past.figures() == []
     past.add(b"")
     for count in (2, 3):
@@ -107,7 +107,7 @@ def test_the_whole_is_what_all_copies_answer():
             asked.append((question, limit_s))
             return [msgspec.msgpack.encode(Snapshot(copy, IDLE, [])) for copy in (0, 1)]
 
-        whole = Whole(ask)
+        whole = ServerView(ask)
         assert [snapshot.copy for snapshot in await whole.snapshots()] == [0, 1]
         await whole.record(2.5)
         assert [question for question, _ in asked] == [SNAPSHOT, "record 2.5"]

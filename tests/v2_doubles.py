@@ -11,7 +11,7 @@ from doubles import Engine, run_virtual
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
-from pipeline.frontends.v2 import Models, V2Error
+from pipeline.frontends.v2 import ModelRepository, V2Error
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.proto.v2.codec import InferRequest, RequestedOutput
 
@@ -38,7 +38,7 @@ class Server:
         response_op = response_op or ResponseOp(last)
         self.engine = Engine(last, config, response_op=response_op)
         self.snapshots = None
-        self.models = Models(
+        self.models = ModelRepository(
             build_graph(response_op),
             name,
             self.engine.executor,

@@ -72,7 +72,7 @@ def _parse(text: bytes, name: str) -> Source:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
-        walk = _Walk(name, loader)
+        walk = _YamlWalk(name, loader)
         data = None if root is None else walk.value(root, (), 0)
     finally:
         loader.dispose()
@@ -97,7 +97,7 @@ def _check_limits(depth: int, nodes: int, place: str) -> None:
         raise ConfigError(f"{place}: more than {MAX_NODES} values, aliases followed")
 
 
-class _Walk:
+class _YamlWalk:
     """Turns a tree of YAML nodes into plain values, and notes lines and problems on the way."""
 
     def __init__(self, name: str, loader: yaml.SafeLoader) -> None:

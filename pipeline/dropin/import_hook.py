@@ -49,7 +49,7 @@ def home_of(name: str) -> str | None:
     return None if home == name else home
 
 
-class Finder(MetaPathFinder):
+class ImportHook(MetaPathFinder):
     """Finds the predecessor's modules."""
 
     @staticmethod
@@ -121,7 +121,7 @@ def install() -> None:
     Raises:
         InitError: one of them was imported before, so that two of everything would be around.
     """
-    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, ImportHook) for finder in sys.meta_path):
         return
     strangers = sorted(name for name in sys.modules if name.partition(".")[0] in ROOTS)
     if strangers:
@@ -131,4 +131,4 @@ def install() -> None:
             "install() first, or start the script by `python -m pipeline run`."
         )
     old_numpy.restore()
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, ImportHook())

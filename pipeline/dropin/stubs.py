@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from pipeline.errors import NotImplementedByOpError
 
 
-class Absent(type):
+class Stub(type):
     """The class of the stand-ins; `advice` says what to do instead."""
 
     advice = ""
@@ -28,6 +28,6 @@ class Absent(type):
         )
 
 
-def absent(name: str, module: str, advice: str) -> Any:
+def stub(name: str, module: str, advice: str) -> Any:
     """A class of that name that raises NotImplementedByOpError when it is called."""
-    return Absent(name, (), {"__module__": module, "advice": advice})
+    return Stub(name, (), {"__module__": module, "advice": advice})

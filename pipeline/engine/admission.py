@@ -1,4 +1,4 @@
-"""Gate: how many requests an engine lets in at once, and how many may wait before it."""
+"""AdmissionController: bounds the requests inside an engine, and those that wait before it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 
 from pipeline.engine.load_shedding import Throughput, seconds_over
-from pipeline.engine.request import InFlight
+from pipeline.engine.request import RequestState
 from pipeline.errors import OverloadedError
 
 
-class Gate:
+class AdmissionController:
     """Requests that are inside, and those that wait to be let in, in order of arrival.
 
     Args:
@@ -32,12 +32,12 @@ class Gate:
         cap: int,
         queue_size: int,
         is_open: Callable[[], bool],
-        enter: Callable[[InFlight], None],
+        enter: Callable[[RequestState], None],
         clock: Callable[[], float],
     ) -> None:
-        self.inside: set[InFlight] = set()
-        self._waiting: dict[InFlight, None] = {}
-        self._late: dict[InFlight, None] = {}
+        self.inside: set[RequestState] = set()
+        self._waiting: dict[RequestState, None] = {}
+        self._late: dict[RequestState, None] = {}
         self.accepted: int = 0
         self.rejected: int = 0
         self.waiting: int = 0
@@ -53,7 +53,7 @@ class Gate:
     def is_empty(self) -> bool:
         return not self.inside and not self.waiting
 
-    def everybody(self) -> Iterable[InFlight]:
+    def everybody(self) -> Iterable[RequestState]:
         """All requests that are not answered, in a list of its own."""
         return [*self.inside, *self._waiting, *self._late]
 
@@ -104,7 +104,7 @@ class Gate:
         if self._throughput is not None:
             self._throughput.look(self._clock(), is_backed_up, turn_s)
 
-    def take(self, request: InFlight) -> None:
+    def take(self, request: RequestState) -> None:
         """Let a request in, or let it wait."""
         self.accepted += 1
         if not self.waiting and self._has_room():
@@ -113,7 +113,7 @@ class Gate:
             self._waiting[request] = None
             self._count()
 
-    def leave(self, request: InFlight, is_served: bool) -> None:
+    def leave(self, request: RequestState, is_served: bool) -> None:
         """Give the place of a request that is over to the next one that waits.
 
         `is_served`: it got its answer, be it an error, and did not just leave.
@@ -149,6 +149,6 @@ class Gate:
     def _has_room(self) -> bool:
         return len(self.inside) < self._cap and self._is_open()
 
-    def _let_in(self, request: InFlight) -> None:
+    def _let_in(self, request: RequestState) -> None:
         self.inside.add(request)
         self._enter(request)

@@ -11,7 +11,7 @@ import msgspec
 from pipeline.errors import GraphError, PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.engine.request import InFlight
+    from pipeline.engine.request import RequestState
 
 
 class Item(msgspec.Struct, eq=False):
@@ -24,7 +24,7 @@ class Item(msgspec.Struct, eq=False):
     for the request: it differs as soon as a jump back has the Op run again.
     """
 
-    request: InFlight
+    request: RequestState
     generation: int
     data_id: int
     log_id: int
@@ -61,8 +61,8 @@ class Channel:
         self.producers: tuple[str, ...] = tuple(producers)
         self._has_one_producer = len(self.producers) == 1
         self._first_arrival = first_arrival
-        self._parts: dict[InFlight, dict[str, Any]] = {}
-        self._names: dict[InFlight, dict[str, str]] = {}  # of stand-ins, by producer
+        self._parts: dict[RequestState, dict[str, Any]] = {}
+        self._names: dict[RequestState, dict[str, str]] = {}  # of stand-ins, by producer
         self._ready: list[tuple[int, int, Item]] = []
         self._late: list[tuple[int, int, Item]] = []
         self._pushed = 0
@@ -81,7 +81,7 @@ class Channel:
         return len(self._parts)
 
     def join(
-        self, request: InFlight, slot: str, part: Any, name: str | None = None
+        self, request: RequestState, slot: str, part: Any, name: str | None = None
     ) -> dict[str, Any] | None:
         """Take the part of the producer `slot`; the request's inputs once complete, else None.
 
@@ -150,18 +150,18 @@ class Channel:
         """When the item that has been ready longest became so. Needs at least one item."""
         return min(entry[2].ready_at for entry in (*self._ready, *self._late))
 
-    def discard_parts(self, request: InFlight) -> None:
+    def discard_parts(self, request: RequestState) -> None:
         """Forget the parts that still wait for others."""
         self._parts.pop(request, None)
         if self._names:
             self._names.pop(request, None)
 
-    def held_error(self, request: InFlight) -> PipelineError | None:
+    def held_error(self, request: RequestState) -> PipelineError | None:
         """The first error among the parts that still wait for others, in producer order."""
         parts = self._parts.get(request, {})
         return first_error({slot: parts[slot] for slot in self.producers if slot in parts})
 
-    def discard(self, request: InFlight) -> list[Item]:
+    def discard(self, request: RequestState) -> list[Item]:
         """Forget everything of a request that was answered, or is started anew.
 
         Returns what was ready of it.
@@ -212,7 +212,7 @@ class Room:
         """The places of `items` are taken by their answers, or not needed."""
         self._promised.difference_update(items)
 
-    def release_request(self, request: InFlight) -> bool:
+    def release_request(self, request: RequestState) -> bool:
         """Nothing more will come of `request`; whether a place was kept for it."""
         kept = [item for item in self._promised if item.request is request]
         self.release(kept)

@@ -11,8 +11,8 @@ from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Channel, Item, Room, first_error
 from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
-from pipeline.engine.observers import Watchers
-from pipeline.engine.request import InFlight, Route
+from pipeline.engine.observers import EngineObservers
+from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.dynamic import BatchPolicy, Load, batches_ahead
 from pipeline.engine.state import OpState
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
@@ -30,13 +30,15 @@ _OK = int(Outcome.OK)
 _SHORTEST_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
 
 
-class Router(Protocol):
+class ResultRouter(Protocol):
     """Where an Op's answers go; the executor."""
 
-    def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
+    def deliver(
+        self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool
+    ) -> None:
         """Pass on a payload or a PipelineError of a request that is not over."""
 
-    def strand(self, request: InFlight) -> None:
+    def strand(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
 
     def workers_changed(self) -> None:
@@ -63,10 +65,10 @@ class OpDispatcher:
         self,
         op: Op,
         make_workers: WorkersFactory,
-        router: Router,
+        router: ResultRouter,
         loop: Loop,
         index: int = 0,
-        watchers: Watchers | None = None,
+        watchers: EngineObservers | None = None,
         channel_size: int = 0,
     ) -> None:
         config = op.pipeline_config
@@ -110,7 +112,9 @@ class OpDispatcher:
 
     # In ---------------------------------------------------------------------------------
 
-    def offer(self, request: InFlight, slot: str, part: Any, stand_in: str | None = None) -> None:
+    def offer(
+        self, request: RequestState, slot: str, part: Any, stand_in: str | None = None
+    ) -> None:
         """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it."""
         inputs = self.channel.join(request, slot, part, stand_in)
         if inputs is None:
@@ -123,7 +127,7 @@ class OpDispatcher:
             return
         self._queue(request, inputs)
 
-    def offer_alone(self, request: InFlight, route: Route) -> None:
+    def offer_alone(self, request: RequestState, route: RequestTarget) -> None:
         """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
         inputs = {
             name: dict(part) if isinstance(part, dict) else part
@@ -131,7 +135,7 @@ class OpDispatcher:
         }
         self._queue(request, inputs, route.feeds)
 
-    def _queue(self, request: InFlight, inputs: dict[str, Any], is_feed: bool = False) -> None:
+    def _queue(self, request: RequestState, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now = self._loop.time()
         is_told = self._journal is not None or request.turns is not None
         ready_ns = self._clock_ns() if is_told else 0
@@ -148,21 +152,21 @@ class OpDispatcher:
         if not self.is_touched:
             self._touch()
 
-    def _lap_of(self, request: InFlight) -> int:
+    def _lap_of(self, request: RequestState) -> int:
         return request.laps.get(self, 0) if request.laps is not None else 0
 
-    def begin_lap(self, request: InFlight) -> None:
+    def begin_lap(self, request: RequestState) -> None:
         """Drop what there is of a request that a jump back has run here again."""
         request.laps = {**(request.laps or {}), self: self._lap_of(request) + 1}
         request.live -= self._drop(request)
 
-    def forget(self, request: InFlight) -> None:
+    def forget(self, request: RequestState) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
         self._drop(request)
         if self.running and self._watch_timer is None:
             self._watch_in(_STUCK_AFTER_S)
 
-    def _drop(self, request: InFlight) -> int:
+    def _drop(self, request: RequestState) -> int:
         """Drop what waits here for parts, or is ready: so many turns, which come to nothing."""
         dropped = self.channel.discard(request)
         if dropped:

@@ -8,14 +8,14 @@ from typing import Any
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
-from pipeline.engine.admission import Gate
+from pipeline.engine.admission import AdmissionController
 from pipeline.engine.bound_op import unpack_result
 from pipeline.engine.dispatcher import OpDispatcher, link
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
-from pipeline.engine.observers import Watchers
-from pipeline.engine.pack_jobs import Edge, EdgeJob
-from pipeline.engine.request import InFlight, Route
+from pipeline.engine.observers import EngineObservers
+from pipeline.engine.pack_jobs import PackJob, PackRunner
+from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.router import Router, own_dict
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
@@ -41,12 +41,12 @@ from pipeline.op import (
     runs_on_the_loop,
     wants_profile,
 )
-from pipeline.predictors.metadata import ModelNote
+from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError
-from pipeline.workers.shm.payload import Parcel, opened
+from pipeline.workers.shm.payload import SharedPayload, opened
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
@@ -74,15 +74,15 @@ class DAGExecutor:
         config: ServiceConfig,
         make_workers: Callable[[Callable[[], None]], WorkersFactory],
         loop: asyncio.AbstractEventLoop,
-        watchers: Watchers | None = None,
+        watchers: EngineObservers | None = None,
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
         numbering: tuple[int, int] = (0, 1),
-        seal: Callable[[Any], Parcel] | None = None,
+        seal: Callable[[Any], SharedPayload] | None = None,
     ) -> None:
         self._config = config
         self._loop = loop
-        self._watchers = watchers or Watchers()
+        self._watchers = watchers or EngineObservers()
         self._clock_ns = self._watchers.clock_ns
         self._screen = screen
         self._on_readiness = on_readiness
@@ -100,15 +100,17 @@ class DAGExecutor:
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
         self._router = Router(self.nodes, graph.last_op, self._finish, seal)
-        self.deliver: Callable[[OpDispatcher, InFlight, Any, bool], None] = self._router.deliver
-        self.strand: Callable[[InFlight], None] = self._router.strand
+        self.deliver: Callable[[OpDispatcher, RequestState, Any, bool], None] = self._router.deliver
+        self.strand: Callable[[RequestState], None] = self._router.strand
         self._unpacks_inline = runs_on_the_loop(self._request_op, "unpack_request_package")
         self._packs_inline = runs_on_the_loop(self._response_op, "pack_response_package")
-        self._unpackers = factory(self._request_op, Edge(self._unpacked))
-        self._packers = factory(self._response_op, Edge(self._packed))
+        self._unpackers = factory(self._request_op, PackRunner(self._unpacked))
+        self._packers = factory(self._response_op, PackRunner(self._packed))
         self._is_bounded = config.dag.channel_size > 0
         cap = config.most_inside or _default_cap(graph)
-        self._gate = Gate(cap, config.queue_size, self._is_open, self._enter, loop.time)
+        self._gate = AdmissionController(
+            cap, config.queue_size, self._is_open, self._enter, loop.time
+        )
         self._touched: list[OpDispatcher] = []
         self._is_pump_due = False
         self._next_id, self._id_step = numbering
@@ -172,7 +174,7 @@ class DAGExecutor:
             ops=[node.state() for node in self.nodes.values()],
         )
 
-    def note(self, op: Op) -> ModelNote | None:
+    def note(self, op: Op) -> ModelMetadata | None:
         """Of the model that the workers of an Op have loaded; None for none, or before that."""
         return self.nodes[op].workers.note
 
@@ -213,7 +215,7 @@ class DAGExecutor:
     # In ---------------------------------------------------------------------------------
 
     async def handle(
-        self, raw: Any, timeout_s: float | None = None, route: Route | None = None
+        self, raw: Any, timeout_s: float | None = None, route: RequestTarget | None = None
     ) -> Any:
         """One request in, one response out; the one entry for every door.
 
@@ -237,10 +239,12 @@ class DAGExecutor:
             self._drop(request)
             raise
 
-    def _admit(self, raw: Any, timeout_s: float | None, route: Route | None) -> InFlight:
+    def _admit(
+        self, raw: Any, timeout_s: float | None, route: RequestTarget | None
+    ) -> RequestState:
         data_id = self._next_id
         self._next_id = (data_id + self._id_step) % _LAST_ID
-        request = InFlight(raw, self._loop.create_future(), data_id, self._clock_ns(), route)
+        request = RequestState(raw, self._loop.create_future(), data_id, self._clock_ns(), route)
         refusal = self._closed_error() if self._is_closing else self._screen(raw)
         if refusal is not None:
             request.answer.set_result(self._refusal(request, refusal))
@@ -273,24 +277,24 @@ class DAGExecutor:
         turn_s = max(node.load.service_s for node in self.nodes.values())
         self._gate.look(is_backed_up, turn_s)
 
-    def _is_behind(self, route: Route | None) -> bool:
+    def _is_behind(self, route: RequestTarget | None) -> bool:
         """Whether a request comes after those that are inside: one for an idle Op does not."""
         return route is None or route.op is None or self.nodes[route.op].is_backed_up
 
-    def _set_deadline(self, request: InFlight, time_left_s: float) -> None:
+    def _set_deadline(self, request: RequestState, time_left_s: float) -> None:
         request.asked_at = self._loop.time()
         request.deadline = when = request.asked_at + time_left_s
         request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
-    def _enter(self, request: InFlight) -> None:
+    def _enter(self, request: RequestState) -> None:
         request.entered_ns = self._clock_ns()
         if request.route is not None and request.route.payload is not None:
             request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
             self._start(request, request.route.payload)
         elif not self._unpacks_inline:
-            self._unpackers.submit([EdgeJob(request, "unpack_request_package", request.raw)])
+            self._unpackers.submit([PackJob(request, "unpack_request_package", request.raw)])
         elif request.route is not None and request.route.is_large:
-            self._unpackers.submit([EdgeJob(request, self._unpack, request.raw)])
+            self._unpackers.submit([PackJob(request, self._unpack, request.raw)])
         else:
             self._unpack_inline(request)
 
@@ -306,13 +310,13 @@ class DAGExecutor:
         except Exception as error:  # as in `_unpack_inline`
             return _refused(error)
 
-    def _unpack_inline(self, request: InFlight) -> None:
+    def _unpack_inline(self, request: RequestState) -> None:
         try:
             self._begin(request, self._request_op.unpack_request_package(request.raw))
         except Exception as error:  # ours, on a caller's data: that caller is told
             self._finish(request, _refused(error))
 
-    def _unpacked(self, worker: Worker, job: EdgeJob) -> None:
+    def _unpacked(self, worker: Worker, job: PackJob) -> None:
         if job.request.is_over or job.is_stale:
             return
         if isinstance(job.result, PipelineError):
@@ -320,7 +324,7 @@ class DAGExecutor:
         else:
             self._begin(job.request, job.result)
 
-    def _begin(self, request: InFlight, unpacked: Any) -> None:
+    def _begin(self, request: RequestState, unpacked: Any) -> None:
         try:
             payload, log_id = unpack_result(unpacked)
         except PipelineError as error:
@@ -332,7 +336,7 @@ class DAGExecutor:
             request.turns = []
         self._start(request, payload)
 
-    def _start(self, request: InFlight, payload: Any) -> None:
+    def _start(self, request: RequestState, payload: Any) -> None:
         """Send it into the graph, or to the only Op that it is for; also when it starts anew."""
         request.begun_ns = self._clock_ns()
         if self._config.dag.retry > 1:
@@ -369,7 +373,7 @@ class DAGExecutor:
 
     # Out --------------------------------------------------------------------------------
 
-    def _finish(self, request: InFlight, answer: Any) -> None:
+    def _finish(self, request: RequestState, answer: Any) -> None:
         """The last Op's payload, or an error: pack it."""
         if request.is_over:
             return
@@ -390,11 +394,11 @@ class DAGExecutor:
             self._answer(request, self._pack_inline(self._response_op, data))
         else:
             method = self._pack_large if self._packs_inline else "pack_response_package"
-            job = EdgeJob(request, method, data)
+            job = PackJob(request, method, data)
             job.keeps = parcel  # arrays in the answer may show its memory
             self._packers.submit([job])
 
-    def _restart(self, request: InFlight) -> bool:
+    def _restart(self, request: RequestState) -> bool:
         """`dag.retry`: run the whole request again after a timeout, if it has attempts left."""
         if request.generation + 1 >= self._config.dag.retry or self._is_closing:
             return False
@@ -408,7 +412,7 @@ class DAGExecutor:
         return True
 
     def _channel_data(
-        self, request: InFlight, payload: Any, error: PipelineError | None
+        self, request: RequestState, payload: Any, error: PipelineError | None
     ) -> ChannelData:
         return ChannelData(
             request.data_id,
@@ -419,7 +423,7 @@ class DAGExecutor:
             client_need_profile=request.turns is not None,
         )
 
-    def _refusal(self, request: InFlight, error: PipelineError) -> Any:
+    def _refusal(self, request: RequestState, error: PipelineError) -> Any:
         """The answer for an error that nobody's code is asked about."""
         data = self._channel_data(request, None, error)
         return pack_error(data) if request.is_packed else data
@@ -439,14 +443,14 @@ class DAGExecutor:
         except Exception as error:  # ours, on an answer of any type: that caller is told
             return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
 
-    def _packed(self, worker: Worker, job: EdgeJob) -> None:
+    def _packed(self, worker: Worker, job: PackJob) -> None:
         response = job.result
         if isinstance(response, PipelineError):
             failed = self._channel_data(job.request, None, response)
             response = pack_error(failed)
         self._answer(job.request, response)
 
-    def _expire(self, request: InFlight) -> None:
+    def _expire(self, request: RequestState) -> None:
         self._end_now(
             request,
             DeadlineError(
@@ -457,7 +461,7 @@ class DAGExecutor:
         )
 
     def _end_now(
-        self, request: InFlight, error: PipelineError, outcome: Outcome = Outcome.OTHER
+        self, request: RequestState, error: PipelineError, outcome: Outcome = Outcome.OTHER
     ) -> None:
         """Answer with `error` at once, without waiting for anybody's code."""
         if request.answer.done():
@@ -466,31 +470,31 @@ class DAGExecutor:
         _blame(request, error, outcome)
         self._answer(request, self._refusal(request, error))
 
-    def _drop(self, request: InFlight) -> None:
+    def _drop(self, request: RequestState) -> None:
         """The caller went away."""
         error = ClosedError("the caller cancelled the request")
         self._abandon(request, error, Outcome.CANCELED)
         _blame(request, error, Outcome.CANCELED)
         self._leave(request)
 
-    def _abandon(self, request: InFlight, error: PipelineError, outcome: Outcome) -> None:
+    def _abandon(self, request: RequestState, error: PipelineError, outcome: Outcome) -> None:
         if not request.is_over:
             self._close(request, error, outcome)
             for node in self.nodes.values():
                 node.forget(request)
 
-    def _close(self, request: InFlight, error: PipelineError | None, outcome: Outcome) -> None:
+    def _close(self, request: RequestState, error: PipelineError | None, outcome: Outcome) -> None:
         """From here on nothing that is still on its way counts for this request.
 
         `outcome` is how it ends if there is an error.
         """
-        request.generation = InFlight.OVER
+        request.generation = RequestState.OVER
         request.packing_ns = self._clock_ns()
         if error is not None:
             request.error, request.outcome = error, outcome
         self._router.forget_parts(request)
 
-    def _answer(self, request: InFlight, response: Any) -> None:
+    def _answer(self, request: RequestState, response: Any) -> None:
         if not request.answer.done():
             message = response.head if type(response) is LargeResponse else response
             if type(message) is Response:
@@ -502,13 +506,13 @@ class DAGExecutor:
             request.answer.set_result(response)
         self._leave(request)
 
-    def _add_profile(self, request: InFlight, response: Response) -> None:
+    def _add_profile(self, request: RequestState, response: Response) -> None:
         request.end_ns = self._clock_ns()
         if profile := self._watchers.profile_of(request):
             response.key.append(PROFILE_KEY)
             response.value.append(profile)
 
-    def _leave(self, request: InFlight) -> None:
+    def _leave(self, request: RequestState) -> None:
         """Give the request's place to the next one that waits."""
         if not request.is_told:
             self._watchers.tell(request, self._target(request))
@@ -518,7 +522,7 @@ class DAGExecutor:
         if self._is_closing and self._gate.is_empty:
             self._all_answered.set()
 
-    def _target(self, request: InFlight) -> int:
+    def _target(self, request: RequestState) -> int:
         if request.route is None or request.route.op is None:
             return PIPELINE
         return self._index_of[request.route.op]
@@ -530,7 +534,7 @@ def _default_cap(graph: Graph) -> int:
     return max(_DEFAULT_CAP, 2 * sum(conf.concurrency * conf.batch_size for conf in configs))
 
 
-def _blame(request: InFlight, error: PipelineError, outcome: Outcome) -> None:
+def _blame(request: RequestState, error: PipelineError, outcome: Outcome) -> None:
     """Also a request that went well ends badly if it is still being packed."""
     if request.error is None:
         request.error, request.outcome = error, outcome

@@ -1,4 +1,4 @@
-"""Watchers: who is told what happens to the requests of an engine."""
+"""EngineObservers: who is told what happens to the requests of an engine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.engine.journal import Journal, packed_request
-from pipeline.engine.request import InFlight
+from pipeline.engine.request import RequestState
 from pipeline.errors import ErrorCode, PipelineError
 
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Watchers:
+class EngineObservers:
     """All are called on the event loop, and must not block.
 
     `journal` takes down turns and requests. `on_failure` and `on_success` are called when a
@@ -24,15 +24,15 @@ class Watchers:
     """
 
     journal: Journal | None = None
-    on_failure: Callable[[InFlight, PipelineError], None] = lambda request, error: None
-    on_success: Callable[[InFlight], None] | None = None
-    profile: Callable[[InFlight], str] | None = None
+    on_failure: Callable[[RequestState, PipelineError], None] = lambda request, error: None
+    on_success: Callable[[RequestState], None] | None = None
+    profile: Callable[[RequestState], str] | None = None
     begin_trace: Callable[[int, str], str] | None = None
     clock_ns: Callable[[], int] = time.monotonic_ns
 
     # Who only looks on must not harm those who work: none of these raises.
 
-    def tell(self, request: InFlight, target: int) -> None:
+    def tell(self, request: RequestState, target: int) -> None:
         """Say how a request ended, which was for `target`, see `span.REQUEST`."""
         request.is_told = True
         try:
@@ -40,7 +40,7 @@ class Watchers:
         except Exception:
             _LOGGER.exception("not all could be told how a request ended")
 
-    def _tell(self, request: InFlight, target: int) -> None:
+    def _tell(self, request: RequestState, target: int) -> None:
         if self.journal is not None:
             request.end_ns = request.end_ns or self.clock_ns()
             self.journal.requests.append(packed_request_of(request, target))
@@ -49,7 +49,7 @@ class Watchers:
         elif self.on_success is not None:
             self.on_success(request)
 
-    def profile_of(self, request: InFlight) -> str:
+    def profile_of(self, request: RequestState) -> str:
         """What its caller gets who asked for a profile; "" if there is none."""
         try:
             return self.profile(request) if self.profile is not None else ""
@@ -66,7 +66,7 @@ class Watchers:
             return ""
 
 
-def packed_request_of(request: InFlight, target: int) -> bytes:
+def packed_request_of(request: RequestState, target: int) -> bytes:
     """Its row of `engine.journal.REQUEST`."""
     code = 0 if request.error is None else int(request.error.code)
     if code.bit_length() > 63:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.request import InFlight
+from pipeline.engine.request import RequestState
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 from pipeline.proto.pipeline.large import LargeResponse, is_short
@@ -15,7 +15,7 @@ from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, wanted_while
 
 
-class EdgeJob:
+class PackJob:
     """A call of an unpack or pack method that may take a while, run by a worker of that Op.
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
@@ -25,9 +25,9 @@ class EdgeJob:
     __slots__ = ("argument", "keeps", "method", "request", "result")
 
     def __init__(
-        self, request: InFlight, method: str | Callable[[Any], Any], argument: Any
+        self, request: RequestState, method: str | Callable[[Any], Any], argument: Any
     ) -> None:
-        self.request: InFlight = request
+        self.request: RequestState = request
         self.method: str | Callable[[Any], Any] = method
         self.argument: Any = argument
         self.keeps: Any = None
@@ -56,13 +56,13 @@ class EdgeJob:
         return self.request.answer.done()
 
 
-class Edge:
+class PackRunner:
     """Owns the workers of unpack or pack, which are always threads."""
 
-    def __init__(self, done: Callable[[Worker, EdgeJob], None]) -> None:
+    def __init__(self, done: Callable[[Worker, PackJob], None]) -> None:
         self.done = done
 
-    def lost(self, job: EdgeJob, error: PipelineError) -> None:
+    def lost(self, job: PackJob, error: PipelineError) -> None:
         """Threads lose no job."""
 
     def workers_changed(self) -> None:

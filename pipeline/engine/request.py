@@ -1,4 +1,4 @@
-"""InFlight: the record of one admitted request, changed on the event loop only."""
+"""RequestState: the record of one admitted request, changed on the event loop only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
 
 
-class Route(msgspec.Struct, frozen=True):
+class RequestTarget(msgspec.Struct, frozen=True):
     """How a request comes in and goes out that is not just for RequestOp and ResponseOp.
 
     Args:
@@ -39,7 +39,7 @@ class Route(msgspec.Struct, frozen=True):
     is_large: bool = False
 
 
-class InFlight(msgspec.Struct, eq=False):
+class RequestState(msgspec.Struct, eq=False):
     """One request between the door and its answer.
 
     `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
@@ -58,7 +58,7 @@ class InFlight(msgspec.Struct, eq=False):
     answer: asyncio.Future[Any]
     data_id: int
     start_ns: int
-    route: Route | None = None
+    route: RequestTarget | None = None
     log_id: int = 0
     generation: int = 0
     live: int = 0

@@ -7,10 +7,10 @@ from typing import Any
 
 from pipeline.engine.channel import PassedOver
 from pipeline.engine.dispatcher import OpDispatcher
-from pipeline.engine.request import InFlight
+from pipeline.engine.request import RequestState
 from pipeline.errors import GraphError, PipelineError
 from pipeline.op import Op
-from pipeline.workers.shm.payload import Parcel
+from pipeline.workers.shm.payload import SharedPayload
 
 
 class Router:
@@ -32,15 +32,17 @@ class Router:
         self,
         nodes: Mapping[Op, OpDispatcher],
         last: Op,
-        finish: Callable[[InFlight, Any], None],
-        seal: Callable[[Any], Parcel] | None = None,
+        finish: Callable[[RequestState, Any], None],
+        seal: Callable[[Any], SharedPayload] | None = None,
     ) -> None:
         self._joins = tuple(n for n in nodes.values() if len(n.channel.producers) > 1)
         self._last = nodes[last]
         self._finish = finish
         self._seal = seal
 
-    def deliver(self, source: OpDispatcher, request: InFlight, answer: Any, jumped: bool) -> None:
+    def deliver(
+        self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool
+    ) -> None:
         """Pass on a payload or a PipelineError of a request that is not over."""
         if request.route is not None and request.route.op is not None:
             self._finish(request, answer)
@@ -57,7 +59,7 @@ class Router:
 
     def send(
         self,
-        request: InFlight,
+        request: RequestState,
         readers: Sequence[OpDispatcher],
         producer: str,
         answer: Any,
@@ -83,7 +85,7 @@ class Router:
         except PipelineError as error:
             return error
 
-    def _jump(self, source: OpDispatcher, request: InFlight, answer: Any) -> None:
+    def _jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
         if self._last in source.targets:
             self._finish(request, answer)
             return
@@ -101,7 +103,7 @@ class Router:
         if request.generation == generation and not is_heard_of:
             self._pass_over(source, request)
 
-    def _pass_over(self, source: OpDispatcher, request: InFlight) -> None:
+    def _pass_over(self, source: OpDispatcher, request: RequestState) -> None:
         names = ", ".join(repr(target.name) for target in source.targets)
         error = PassedOver(
             f"the request got lost in the graph: Op {source.name!r} jumped to {names}, past an Op "
@@ -109,7 +111,7 @@ class Router:
         )
         self.send(request, source.successors, source.name, error)
 
-    def strand(self, request: InFlight) -> None:
+    def strand(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
         held = (node.channel.held_error(request) for node in self._joins)
         self._finish(
@@ -121,7 +123,7 @@ class Router:
             ),
         )
 
-    def forget_parts(self, request: InFlight) -> None:
+    def forget_parts(self, request: RequestState) -> None:
         """Drop the parts that wait in joins for a request that is over."""
         for node in self._joins:
             node.channel.discard_parts(request)

@@ -11,7 +11,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelNote
+from pipeline.predictors.metadata import ModelMetadata
 
 
 class Job(Protocol):
@@ -52,7 +52,7 @@ class Workers(Protocol):
         """Whether jobs are taken, and all is well with every worker or soon will be."""
 
     @property
-    def note(self) -> ModelNote | None:
+    def note(self) -> ModelMetadata | None:
         """Of the model that the workers have loaded; None before, and for none."""
 
     def state(self) -> WorkersState:

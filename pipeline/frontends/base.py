@@ -10,7 +10,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
 
@@ -19,11 +19,11 @@ class Handle(Protocol):
     """`DAGExecutor.handle`: (request, seconds that the caller gives, route) -> response."""
 
     def __call__(
-        self, raw: Any, timeout_s: float | None = None, route: Route | None = None
+        self, raw: Any, timeout_s: float | None = None, route: RequestTarget | None = None
     ) -> Awaitable[Any]: ...
 
 
-class Door(Protocol):
+class Frontend(Protocol):
     """Takes requests in, on the event loop that called `start`."""
 
     port: int
@@ -46,7 +46,7 @@ class Door(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class FrontendContext:
     """What is behind the doors of a server, which is called `name`.
 
     `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
@@ -70,5 +70,5 @@ def no_response(answer: Any) -> PackageError:
     return PackageError(f"pack_response_package returned {type(answer).__name__}, not a Response")
 
 
-OpenDoors = Callable[[Behind], Mapping[str, Door]]
+OpenDoors = Callable[[FrontendContext], Mapping[str, Frontend]]
 """Makes a server's doors, by the names that it shows: {"gRPC": ..., "HTTP": ...}."""

@@ -1,4 +1,4 @@
-"""Wire: bytes of a Request to what the engine takes, and its answer to bytes of a Response."""
+"""PipelineWire: reads a Request from bytes for the engine, writes its answer as a Response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import Limits
 
 
-class Wire:
+class PipelineWire:
     """Reads and writes the messages of the pipeline service, the large ones beside the loop.
 
     Args:

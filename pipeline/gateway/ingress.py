@@ -12,8 +12,8 @@ from pipeline.errors import InitError
 from pipeline.frontends.link.sockets import socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
 from pipeline.gateway.binary import cannot_run, find_binary
-from pipeline.runtime.sidecar import Program, Supervised, end_all
-from pipeline.system.temp_dir import TemporaryFolder
+from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
+from pipeline.system.temp_dir import TempDir
 
 _KEY = "http_server: gateway"
 _LAST_S = 1.0  # for answers that are on their way out when the grace period is over
@@ -38,9 +38,9 @@ class Gateway:
         self.port: int | None = None
         self._config = config
         self._binary = Path()
-        self._folder = TemporaryFolder(f"{_KEY}: the sockets between it and the server")
+        self._folder = TempDir(f"{_KEY}: the sockets between it and the server")
         self._listener: socket.socket | None = None
-        self._place: Supervised | None = None
+        self._place: SidecarSupervisor | None = None
         self._is_hurried = False
 
     def open(self) -> Path:
@@ -74,7 +74,9 @@ class Gateway:
         self.port = port_of(self._listener)
         where = address_of(host, self.port)
         failure = f"{_KEY}: it does not start"
-        self._place = Supervised(Program(self._run, "gateway", "its process", where, failure))
+        self._place = SidecarSupervisor(
+            SidecarSpec(self._run, "gateway", "its process", where, failure)
+        )
         return self._place.start()
 
     def drain(self) -> None:

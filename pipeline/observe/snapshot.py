@@ -68,7 +68,7 @@ class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):
     inside: list[int] = []
 
 
-class RecentTurn(msgspec.Struct, frozen=True, array_like=True):
+class RecentSpan(msgspec.Struct, frozen=True, array_like=True):
     """One turn of a recent request. Times in ns from the request's start."""
 
     op: str
@@ -93,7 +93,7 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
     outcome: int
     code: int
     error: str
-    turns: list[RecentTurn]
+    turns: list[RecentSpan]
 
 
 class Snapshot(msgspec.Struct, array_like=True):

@@ -170,7 +170,7 @@ class LocalModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PredictorEngine:
     """A way to run model files. `module` has `load(model: LocalModel, device: Device)`.
 
     A file is a model if it has one of `names`, or one of `suffixes`; with `companion`, only if a
@@ -192,10 +192,10 @@ class Engine:
         return file.suffix in self.suffixes and has_companion
 
 
-ENGINES: Mapping[str, Engine] = MappingProxyType(
+ENGINES: Mapping[str, PredictorEngine] = MappingProxyType(
     {
-        "onnx": Engine("pipeline.predictors.onnx.predictor", (".onnx",)),
-        "paddle": Engine(
+        "onnx": PredictorEngine("pipeline.predictors.onnx.predictor", (".onnx",)),
+        "paddle": PredictorEngine(
             "pipeline.predictors.paddle.predictor",
             (".pdmodel", ".json"),
             companion=".pdiparams",
@@ -207,7 +207,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
 
 
 def load_local_predictor(
-    model: LocalModel, worker_index: int = 0, engines: Mapping[str, Engine] = ENGINES
+    model: LocalModel, worker_index: int = 0, engines: Mapping[str, PredictorEngine] = ENGINES
 ) -> Predictor:
     """Load a model onto the device that `worker_index` is given.
 
@@ -221,7 +221,7 @@ def load_local_predictor(
     return predictor
 
 
-def _find(model: LocalModel, engines: Mapping[str, Engine]) -> tuple[str, Path]:
+def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[str, Path]:
     """The engine's name and the model file."""
     if model.engine is not None and model.engine not in engines:
         raise InitError(f"engine: {model.engine!r} is not there; there is {_known(engines)}")
@@ -246,7 +246,7 @@ def _find(model: LocalModel, engines: Mapping[str, Engine]) -> tuple[str, Path]:
 
 
 def _refuse_without_companion(
-    path: Path, files: Sequence[Path], engines: Mapping[str, Engine]
+    path: Path, files: Sequence[Path], engines: Mapping[str, PredictorEngine]
 ) -> None:
     """Raise InitError if there is a model, but not the file that belongs beside it."""
     for engine in engines.values():
@@ -260,7 +260,7 @@ def _refuse_without_companion(
                 )
 
 
-def _known(engines: Mapping[str, Engine]) -> str:
+def _known(engines: Mapping[str, PredictorEngine]) -> str:
     return ", ".join(f"{name} ({' '.join(e.suffixes + e.names)})" for name, e in engines.items())
 
 

@@ -1,4 +1,4 @@
-"""ModelNote: what a worker tells the server of the model that it has loaded."""
+"""ModelMetadata: what a worker tells the server of the model that it has loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.predictors.base import TEXT, TensorSpec
 from pipeline.predictors.memory import MemoryUse
 
 
-class NotedTensor(msgspec.Struct, frozen=True, array_like=True):
+class TensorMetadata(msgspec.Struct, frozen=True, array_like=True):
     """`dtype` is numpy's name of it, "" for text; `shape` has -1 for any size, None: any rank."""
 
     name: str
@@ -19,22 +19,22 @@ class NotedTensor(msgspec.Struct, frozen=True, array_like=True):
     shape: list[int] | None
 
 
-class ModelNote(msgspec.Struct, frozen=True, array_like=True):
+class ModelMetadata(msgspec.Struct, frozen=True, array_like=True):
     """One model: its engine, inputs and outputs, and the memory that loading it took."""
 
     platform: str
-    inputs: list[NotedTensor]
-    outputs: list[NotedTensor]
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
     memory: list[MemoryUse] = []
 
 
-def note_of(predictor: Any) -> ModelNote | None:
+def note_of(predictor: Any) -> ModelMetadata | None:
     """What a predictor can tell; None if it has no signature, as remote ones may not."""
     signature = getattr(predictor, "signature", None)
     if signature is None:
         return None
     outputs = [spec for spec in signature.outputs if spec.name in signature.fetch_names]
-    return ModelNote(
+    return ModelMetadata(
         platform=str(getattr(predictor, "platform", "")),
         inputs=[_noted(spec) for spec in signature.inputs],
         outputs=[_noted(spec) for spec in outputs],
@@ -42,9 +42,9 @@ def note_of(predictor: Any) -> ModelNote | None:
     )
 
 
-def _noted(spec: TensorSpec) -> NotedTensor:
+def _noted(spec: TensorSpec) -> TensorMetadata:
     dtype = "" if spec.dtype == TEXT else np.dtype(spec.dtype).name
     shape = None
     if spec.shape is not None:
         shape = [size if isinstance(size, int) else -1 for size in spec.shape]
-    return NotedTensor(spec.name, dtype, shape)
+    return TensorMetadata(spec.name, dtype, shape)

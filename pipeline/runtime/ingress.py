@@ -1,4 +1,4 @@
-"""Front: what stands before the doors of a server and takes its HTTP requests."""
+"""Ingress: what stands before the doors of a server and takes its HTTP requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 
-class Front(Protocol):
+class Ingress(Protocol):
     """Takes HTTP requests in a process of its own, and asks the doors.
 
     Attributes:
@@ -36,7 +36,7 @@ class Front(Protocol):
         """Remove what it had in common with the doors, which are closed."""
 
 
-class NoFront:
+class NoIngress:
     """The doors are what callers see."""
 
     takes_http = False

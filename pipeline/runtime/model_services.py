@@ -19,8 +19,8 @@ import msgspec
 from pipeline.errors import InitError
 from pipeline.op import Op
 from pipeline.runtime.predictor_loader import ModelServiceAddress, resolved
-from pipeline.runtime.sidecar import Program, Supervised, end_all
-from pipeline.system.temp_dir import TemporaryFolder
+from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
+from pipeline.system.temp_dir import TempDir
 
 _HOST = "127.0.0.1"
 _ATTEMPTS = 10  # to get a port that is free
@@ -50,7 +50,7 @@ class ModelServices:
         self._ops = [op for op in ops if _wants_service(op)]
         self._base_dir = base_dir
         self._services: list[_ModelService] = []
-        self._folder = TemporaryFolder("model services")
+        self._folder = TempDir("model services")
         self.addresses: Mapping[str, ModelServiceAddress] = {}
 
     def open(self) -> None:
@@ -122,14 +122,14 @@ class _ModelService:
     def __init__(self, op: str, arguments: list[str]) -> None:
         self.listener = _bound(op)
         self.endpoint = f"{_HOST}:{self.listener.getsockname()[1]}"
-        program = Program(
+        program = SidecarSpec(
             functools.partial(_run, op, arguments, self.listener),
             op,
             "its service",
             self.endpoint,
             f"op.{op}.local_service_conf: the model's service does not start",
         )
-        self.place = Supervised(program, self._down)
+        self.place = SidecarSupervisor(program, self._down)
 
     def _down(self) -> None:
         with contextlib.suppress(OSError):  # it did not listen yet

@@ -1,4 +1,4 @@
-"""Observation: all that looks into one process of a server, put together as it is configured."""
+"""ObservabilityStack: all that looks into one process of a server, as it is configured."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import BY_CALLERS, PIPELINE, Journal, Sink
-from pipeline.engine.observers import Watchers, packed_request_of
-from pipeline.engine.request import InFlight
+from pipeline.engine.observers import EngineObservers, packed_request_of
+from pipeline.engine.request import RequestState
 from pipeline.engine.state import EngineState
 from pipeline.errors import InitError, PipelineError
 from pipeline.frontends.dashboard.minute import LastMinute
-from pipeline.frontends.dashboard.recent import Recent, Recording
+from pipeline.frontends.dashboard.recent import Recording, SlowRequestLog
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.paddle.profile import profile_text
 from pipeline.observe.paddle.profile_writer import ProfileWriter
@@ -41,7 +41,7 @@ Ask = Callable[[str, float], Awaitable[list[bytes]]]
 """(question, seconds for the answer) -> what each copy of the server answers."""
 
 
-class Whole:
+class ServerView:
     """The server as a whole, whichever of its copies is asked."""
 
     def __init__(self, ask: Ask) -> None:
@@ -57,7 +57,7 @@ class Whole:
         return await self._ask(f"{_RECORD}{seconds!r}", seconds + _ANSWER_S)
 
 
-class Past:
+class RetiredCounters:
     """What copies counted that are no more: nobody's counters go back when one of them dies."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Past:
         return [msgspec.msgpack.encode(Snapshot(NO_COPY, nothing, self._models))]
 
 
-class Observation:
+class ObservabilityStack:
     """The journal of one process, and its readers.
 
     Args:
@@ -102,19 +102,19 @@ class Observation:
         self._closing = contextlib.ExitStack()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.journal: Journal = Journal([])
-        self._watchers = Watchers(self.journal)
+        self._watchers = EngineObservers(self.journal)
         self._statistics: Statistics | None = None
-        self._recent: Recent | None = None
+        self._recent: SlowRequestLog | None = None
         self._recording: Recording | None = None
         self._minute: LastMinute | None = None
         self._telemetry: Telemetry | None = None
         self._on_figures: Callable[[bytes], object] | None = None
         self._told_folds = 0
 
-    def watchers(self, log: RequestLog) -> Watchers:
+    def watchers(self, log: RequestLog) -> EngineObservers:
         """Who is to be told what happens; after `start`."""
 
-        def failed(request: InFlight, error: PipelineError) -> None:
+        def failed(request: RequestState, error: PipelineError) -> None:
             level = logging.INFO if request.outcome in BY_CALLERS else logging.ERROR
             log.failed(request.data_id, request.log_id, error, level)
             if self._recent is not None:
@@ -122,7 +122,7 @@ class Observation:
             if self._telemetry is not None:
                 self._telemetry.failed(request.data_id, request.log_id, error)
 
-        def succeeded(request: InFlight) -> None:
+        def succeeded(request: RequestState) -> None:
             log.succeeded(request.data_id, request.log_id)
 
         return dataclasses.replace(
@@ -133,7 +133,7 @@ class Observation:
             profile=self._profile,
         )
 
-    def _profile(self, request: InFlight) -> str:
+    def _profile(self, request: RequestState) -> str:
         row = packed_request_of(request, PIPELINE)
         return profile_text(row, request.turns or (), self._op_names)
 
@@ -144,7 +144,7 @@ class Observation:
         config = self._config
         if config.statistics:
             self._statistics = Statistics(self.pipeline_name, self.model_names)
-            self._recent = Recent(self._op_names)
+            self._recent = SlowRequestLog(self._op_names)
             self._minute = LastMinute()
             self._recording = Recording(self._copy or 0, max(1, config.copies))
             self.journal.sinks += [
@@ -234,7 +234,7 @@ class Observation:
     # Questions --------------------------------------------------------------------------
 
     async def answer(self, question: str) -> bytes:
-        """What this process says to a question of `Whole`."""
+        """What this process says to a question of `ServerView`."""
         if question.startswith(_RECORD):
             if self._recording is None:
                 raise InitError("statistics: False: there is nothing to record")

@@ -17,14 +17,14 @@ from pipeline.engine.graph import Graph
 from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.observe.logs.remote import LogsHome
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replica_query import Asker, Question, Reply
-from pipeline.runtime.service import CopyRole, Outside, Service, startup_frozen
+from pipeline.runtime.replica_query import QueryClient, QueryReply, QueryRequest
+from pipeline.runtime.service import Exposure, ReplicaContext, Service, startup_frozen
 from pipeline.system.event_loop import end_tasks, ends_before, loop_factory
 from pipeline.system.malloc import keep_freed_memory
 from pipeline.workers.process.wire import Link, framed
 
 
-class Order(msgspec.Struct, array_like=True):
+class ReplicaCommand(msgspec.Struct, array_like=True):
     """What a copy is told: whether the whole is ready, to stop, to answer what is left at once.
 
     Before it stops it is told that it `drains`, which is to say not ready and to serve on, and that
@@ -37,11 +37,11 @@ class Order(msgspec.Struct, array_like=True):
     closes: bool = False
     stop: bool = False
     hurry: bool = False
-    question: Question | None = None
-    reply: Reply | None = None
+    question: QueryRequest | None = None
+    reply: QueryReply | None = None
 
 
-class Word(msgspec.Struct, array_like=True):
+class ReplicaStatus(msgspec.Struct, array_like=True):
     """What a copy tells: all of how it is, or one of the last four alone.
 
     `shows_ready` is what its doors say. `failure` is why it could not start. With `is_over` it
@@ -55,8 +55,8 @@ class Word(msgspec.Struct, array_like=True):
     failure: str = ""
     is_over: bool = False
     records: list[bytes] = []
-    question: Question | None = None
-    reply: Reply | None = None
+    question: QueryRequest | None = None
+    reply: QueryReply | None = None
     figures: bytes = b""
 
     @property
@@ -66,50 +66,50 @@ class Word(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class CopyMain:
+class ReplicaMain:
     """The main function of a copy: a Service that takes orders over its socket."""
 
     name: str | None
     graph: Graph
     config: ServiceConfig
     load_predictor: PredictorLoader
-    outside: Outside
+    outside: Exposure
     is_replacement: bool = False
 
     def __call__(self, sock: socket.socket, number: int) -> None:
         keep_freed_memory()
-        copy = _Copy(self, number)
+        copy = _Replica(self, number)
         try:
             copy.service.fork()
         except Exception as error:  # whatever it is: the server says why it does not start
-            sock.sendall(framed(Word(failure=_described(error))))
+            sock.sendall(framed(ReplicaStatus(failure=_described(error))))
             return
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(copy.serve(sock))
 
 
-class _Copy:
+class _Replica:
     """One copy, in its own process."""
 
-    def __init__(self, main: CopyMain, number: int) -> None:
-        self._asker = Asker(lambda question: self._say(Word(question=question)))
-        role = CopyRole(number, self._tell_readiness, self._asker.ask, main.is_replacement)
+    def __init__(self, main: ReplicaMain, number: int) -> None:
+        self._asker = QueryClient(lambda question: self._say(ReplicaStatus(question=question)))
+        role = ReplicaContext(number, self._tell_readiness, self._asker.ask, main.is_replacement)
         self.service = Service(
             main.name, main.graph, main.config, main.load_predictor, role, outside=main.outside
         )
         self._level = main.config.log.level
-        self._word = Word()
+        self._word = ReplicaStatus()
         self._stop = asyncio.Event()
         self._parted = asyncio.Event()
-        self._link: Link[Order] | None = None
+        self._link: Link[ReplicaCommand] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, sock: socket.socket) -> None:
         """Until the server says stop, or is gone."""
         loop = asyncio.get_running_loop()
-        link = self._link = Link(sock, loop, Order, self._obey, self._lost_server)
+        link = self._link = Link(sock, loop, ReplicaCommand, self._obey, self._lost_server)
         LogsHome(self._level)(
-            lambda record: _from_any_thread(loop, link, framed(Word(records=[record])))
+            lambda record: _from_any_thread(loop, link, framed(ReplicaStatus(records=[record])))
         )
         try:
             await self._serve_until_stopped()
@@ -130,11 +130,11 @@ class _Copy:
                 self._word.is_started = True
                 self._tell()
                 self.service.observation.on_figures(
-                    lambda figures: self._say(Word(figures=figures))
+                    lambda figures: self._say(ReplicaStatus(figures=figures))
                 )
                 await self._stop.wait()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: ReplicaCommand) -> None:
         if order.question is not None:
             self._do(self._answer(order.question))
         elif order.reply is not None:
@@ -147,14 +147,14 @@ class _Copy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, question: Question) -> None:
+    async def _answer(self, question: QueryRequest) -> None:
         try:
             answer = await self.service.observation.answer(question.text)
         except InitError:  # it has not come so far
             answer = b""
-        self._say(Word(reply=Reply(question.number, [answer])))
+        self._say(ReplicaStatus(reply=QueryReply(question.number, [answer])))
 
-    def _follow(self, order: Order) -> None:
+    def _follow(self, order: ReplicaCommand) -> None:
         if order.drains:
             self._do(self.service.drain())
         if order.closes:
@@ -179,12 +179,14 @@ class _Copy:
     def _tell(self) -> None:
         self._say(self._word)
 
-    def _say(self, word: Word) -> None:
+    def _say(self, word: ReplicaStatus) -> None:
         if self._link is not None:
             self._link.send(framed(word))
 
 
-def _from_any_thread(loop: asyncio.AbstractEventLoop, link: Link[Order], frame: bytes) -> None:
+def _from_any_thread(
+    loop: asyncio.AbstractEventLoop, link: Link[ReplicaCommand], frame: bytes
+) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: the copy is ending
         loop.call_soon_threadsafe(link.send, frame)
 

@@ -1,4 +1,4 @@
-"""Copies: a server as several processes, each with doors, graph and workers of its own.
+"""Replicas: a server as several processes, each with doors, graph and workers of its own.
 
 All of them listen on the same ports (SO_REUSEPORT): the system shares the connections out. Where
 there is a front it takes HTTP, and shares the requests out. This process only supervises: it starts
@@ -25,15 +25,15 @@ from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
 from pipeline.observe.logs.setup import open_logs
-from pipeline.runtime.ingress import NoFront
-from pipeline.runtime.observation import SNAPSHOT, Past
+from pipeline.runtime.ingress import NoIngress
+from pipeline.runtime.observation import SNAPSHOT, RetiredCounters
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replica_main import CopyMain, Order, Word
-from pipeline.runtime.replica_query import Inquiries, Question, Reply
-from pipeline.runtime.service import LAST_S, Companion, Outside, described, log_warnings
+from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
+from pipeline.runtime.replica_query import QueryReply, QueryRequest, ReplicaQuery
+from pipeline.runtime.service import LAST_S, Exposure, Sidecar, described, log_warnings
 from pipeline.system.event_loop import waited
 from pipeline.workers.process.wire import Link, framed
-from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, Place
+from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
 from pipeline.workers.zygote.controller import Child, Zygotes
 
 _LOGGER = logging.getLogger(__name__)
@@ -43,31 +43,31 @@ _PARTED_S = 5.0  # for a copy to end after its last word
 _FIRST, _REPLACEMENT = 0, 1  # the main functions that a copy can run
 
 
-class _RunningCopy:
+class _RunningReplica:
     """One copy as the server sees it.
 
     `word` is the last that it said of itself, `figures` its last Snapshot. `cause` is why we
     killed it, if we did.
     """
 
-    def __init__(self, copies: Copies, place: Place, zygotes: Zygotes, main: int) -> None:
+    def __init__(self, copies: Replicas, place: RestartSlot, zygotes: Zygotes, main: int) -> None:
         self.place = place
-        self.word: Word = Word()
+        self.word: ReplicaStatus = ReplicaStatus()
         self.figures: bytes = b""
         self.cause: str = ""
         self._copies = copies
-        self._told = Order()
+        self._told = ReplicaCommand()
         self._loop = asyncio.get_running_loop()
         self.child: Child = zygotes.start(main, place.number, self._changed)
-        self._link = Link(self.child.sock, self._loop, Word, self._heard, self._parted)
+        self._link = Link(self.child.sock, self._loop, ReplicaStatus, self._heard, self._parted)
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: ReplicaCommand) -> None:
         """Say it, unless it is nothing new."""
         if order != self._told:
             self._told = order
             self._link.send(framed(order))
 
-    def _heard(self, word: Word) -> None:
+    def _heard(self, word: ReplicaStatus) -> None:
         if word.is_aside:
             self._heard_aside(word)
             return
@@ -77,7 +77,7 @@ class _RunningCopy:
             self._parted()
         self._copies.heard_of(self)
 
-    def _heard_aside(self, word: Word) -> None:
+    def _heard_aside(self, word: ReplicaStatus) -> None:
         for record in word.records:
             replay_bytes(record)
         self.figures = word.figures or self.figures
@@ -88,13 +88,13 @@ class _RunningCopy:
             if text == SNAPSHOT:  # what has been shown must not be less when this copy is dead
                 self.figures = b"".join(word.reply.answers) or self.figures
 
-    def question(self, question: Question) -> None:
+    def question(self, question: QueryRequest) -> None:
         """Ask it."""
-        self._link.send(framed(Order(question=question)))
+        self._link.send(framed(ReplicaCommand(question=question)))
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: QueryReply) -> None:
         """Tell it what all copies say to a question of its own."""
-        self._link.send(framed(Order(reply=reply)))
+        self._link.send(framed(ReplicaCommand(reply=reply)))
 
     def _parted(self) -> None:
         """It has closed its socket, or we have: it is about to end."""
@@ -117,7 +117,7 @@ class _RunningCopy:
         self.child.kill()
 
 
-class Copies:
+class Replicas:
     """A service of several processes, with the interface of `Service`.
 
     Every copy answers for the whole: it is ready when all are, but for one that is just being
@@ -130,23 +130,23 @@ class Copies:
         graph: Graph,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
-        companion: Companion | None = None,
-        outside: Outside | None = None,
+        companion: Sidecar | None = None,
+        outside: Exposure | None = None,
     ) -> None:
         self._name = name
         self._graph = graph
         self._config = config
         self._load_predictor = load_predictor
         self._companion = companion
-        self._outside = outside or Outside()
+        self._outside = outside or Exposure()
         self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
-        self._places = [Place(number) for number in range(config.copies)]
-        self._running: set[_RunningCopy] = set()
+        self._places = [RestartSlot(number) for number in range(config.copies)]
+        self._running: set[_RunningReplica] = set()
         self._is_up = False
-        self._order = Order()
-        self._past = Past()
-        self.inquiries: Inquiries = Inquiries(
+        self._order = ReplicaCommand()
+        self._past = RetiredCounters()
+        self.inquiries: ReplicaQuery = ReplicaQuery(
             lambda: [copy for copy in self._running if copy.word.is_started],
             lambda copy, text: copy.figures if text == SNAPSHOT else b"",
             lambda text: self._past.figures() if text == SNAPSHOT else [],
@@ -179,12 +179,12 @@ class Copies:
         if start_method == "fork":
             check_that_grpc_rests()
         try:
-            main = CopyMain(
+            main = ReplicaMain(
                 self._name,
                 self._graph,
                 msgspec.structs.replace(self._config, **self._reserved()),
                 self._load_predictor,
-                dataclasses.replace(self._outside, front=NoFront()),  # it is not theirs to run
+                dataclasses.replace(self._outside, front=NoIngress()),  # it is not theirs to run
             )
             mains = [main, dataclasses.replace(main, is_replacement=True)]
             self._zygotes = Zygotes(mains, start_method)
@@ -250,7 +250,7 @@ class Copies:
         self._tell_to_hurry()
 
     def _tell_to_hurry(self) -> None:
-        self._tell(Order(stop=True, hurry=True))
+        self._tell(ReplicaCommand(stop=True, hurry=True))
 
     async def _stop(self) -> None:
         try:
@@ -272,29 +272,29 @@ class Copies:
         loop, grace_s = asyncio.get_running_loop(), self._config.stop_grace_period_s
         if self._is_up and not self._order.stop:
             self._outside.front.drain()
-            self._tell(Order(drains=True))
+            self._tell(ReplicaCommand(drains=True))
             await waited(self._hurried, self._config.drain_delay_s)
         late = loop.call_later(grace_s, self._tell_to_hurry)
         if not self._is_up:  # what waits for the Ops waits in vain
             self.hurry()
         elif not self._order.stop:
-            self._tell(Order(closes=True))
+            self._tell(ReplicaCommand(closes=True))
             await waited(self._hurried, min(LAST_S, self._config.drain_delay_s))
         await self._outside.front.stop(grace_s)
         if self._running:
             if not self._order.stop:
-                self._tell(Order(stop=True))
+                self._tell(ReplicaCommand(stop=True))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_ended.wait(), grace_s + _END_S)
         late.cancel()
 
-    def _launch(self, place: Place) -> None:
+    def _launch(self, place: RestartSlot) -> None:
         assert self._zygotes is not None, "fork() comes first"
         if self._stopping is not None:
             return
         try:
             main = _REPLACEMENT if self._is_up else _FIRST
-            copy = _RunningCopy(self, place, self._zygotes, main)
+            copy = _RunningReplica(self, place, self._zygotes, main)
         except InitError as error:  # no file descriptor is left
             place.ended(f"could not be started: {error}", got_somewhere=False)
             self._make_good(place, None)
@@ -303,7 +303,7 @@ class Copies:
         self._all_ended.clear()
         copy.tell(self._order)
 
-    def heard_of(self, copy: _RunningCopy) -> None:
+    def heard_of(self, copy: _RunningReplica) -> None:
         """A copy started, failed to, is ready or no longer, or says so at its doors."""
         if copy.word.is_ready:
             copy.place.is_steady()
@@ -327,14 +327,14 @@ class Copies:
 
     def _tell_readiness(self) -> None:
         if self._stopping is None:
-            self._tell(Order(self._is_ready))
+            self._tell(ReplicaCommand(self._is_ready))
 
-    def _tell(self, order: Order) -> None:
+    def _tell(self, order: ReplicaCommand) -> None:
         self._order = order
         for copy in self._running:
             copy.tell(order)
 
-    def ended(self, copy: _RunningCopy) -> None:
+    def ended(self, copy: _RunningReplica) -> None:
         """A copy is gone: its callers see their connections close; another takes its place."""
         self._running.discard(copy)
         self._past.add(copy.figures)
@@ -346,7 +346,7 @@ class Copies:
         place.ended(cause, got_somewhere=word.is_started)
         self._make_good(place, copy.child.pid, word.failure)
 
-    def _make_good(self, place: Place, pid: int | None, failure: str = "") -> None:
+    def _make_good(self, place: RestartSlot, pid: int | None, failure: str = "") -> None:
         """Have what just ended started anew, or give up if the server never came up."""
         if self._stopping is not None:
             return

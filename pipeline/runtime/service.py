@@ -21,18 +21,18 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.frontends.base import Behind, Door, OpenDoors
+from pipeline.frontends.base import Frontend, FrontendContext, OpenDoors
 from pipeline.frontends.registry import pipeline_doors
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.observe.logs.setup import RequestLog, log_folder, open_logs
 from pipeline.observe.logs.terminal import TOLD
 from pipeline.op import Op
-from pipeline.runtime.ingress import Front, NoFront
-from pipeline.runtime.observation import Ask, Observation, Whole
+from pipeline.runtime.ingress import Ingress, NoIngress
+from pipeline.runtime.observation import Ask, ObservabilityStack, ServerView
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.system.event_loop import waited
-from pipeline.workers.loop_inbox import Mailbox
-from pipeline.workers.process.handle import Family
+from pipeline.workers.loop_inbox import LoopInbox
+from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.process.pool import ProcessWorkers
 from pipeline.workers.restart_policy import KILLED_S
@@ -49,7 +49,7 @@ _DOOR_GRACE_S = 1.0  # for answers that are on their way out when the doors clos
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRole:
+class ReplicaContext:
     """What a Service is that shares its ports with others, see `copies`.
 
     `on_readiness` is told instead of the doors: what they say is up to all copies together.
@@ -64,15 +64,15 @@ class CopyRole:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class Exposure:
     """What a Service shows of itself: its doors, where its logs go, and what stands before all."""
 
     doors: OpenDoors = pipeline_doors
     logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
-    front: Front = NoFront()  # noqa: RUF009  # it has no state
+    front: Ingress = NoIngress()  # noqa: RUF009  # it has no state
 
 
-class Companion(Protocol):
+class Sidecar(Protocol):
     """What has to run before a server can start, and ends after it."""
 
     async def start(self) -> None:
@@ -91,29 +91,29 @@ class Service:
         graph: Graph,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
-        copy: CopyRole | None = None,
-        companion: Companion | None = None,
-        outside: Outside | None = None,
+        copy: ReplicaContext | None = None,
+        companion: Sidecar | None = None,
+        outside: Exposure | None = None,
     ) -> None:
         self._name = name
         self._copy = copy
         self._companion = companion
-        self._outside = outside or Outside()
+        self._outside = outside or Exposure()
         self._is_shown_ready = False
         self._was_up = False
         self._graph = graph
         self._config = config
         self._load_predictor = load_predictor
-        self._family: Family | None = None
+        self._family: ProcessContext | None = None
         self._closing = contextlib.ExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._grace_s = config.stop_grace_period_s
-        self._doors: Mapping[str, Door] = {}
+        self._doors: Mapping[str, Frontend] = {}
         self._takes_more = True
         self._is_leaving = False
         self._hurried = asyncio.Event()
         self._request_log: RequestLog | None = None
-        self.observation: Observation = Observation(
+        self.observation: ObservabilityStack = ObservabilityStack(
             name, graph, config, copy.number if copy else None
         )
         self._telling: set[asyncio.Future[None]] = set()
@@ -165,7 +165,7 @@ class Service:
             raise
         numbers = {op: number for number, op in enumerate(ops)}
         memory = ServerMemory(arena, dag.trust_workers)
-        self._family = Family(zygotes, memory, numbers, replay_bytes)
+        self._family = ProcessContext(zygotes, memory, numbers, replay_bytes)
 
     async def start(self) -> None:
         """Open the doors, initialise the Ops, report ready."""
@@ -277,8 +277,8 @@ class Service:
         self._closing.close()
 
     async def _open_doors(self) -> None:
-        whole = Whole(self._copy.ask if self._copy is not None else self._ask_only_me)
-        behind = Behind(
+        whole = ServerView(self._copy.ask if self._copy is not None else self._ask_only_me)
+        behind = FrontendContext(
             self._name,
             self._graph,
             self._config,
@@ -323,7 +323,7 @@ class Service:
     def _workers_factory(
         self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]
     ) -> WorkersFactory:
-        mailbox = Mailbox(loop, after=pump)
+        mailbox = LoopInbox(loop, after=pump)
 
         def make(op: Op, owner: Owner) -> Workers:
             count = op.pipeline_config.concurrency

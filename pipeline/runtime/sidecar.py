@@ -1,4 +1,4 @@
-"""Supervised: a program that runs beside a server, in one process after the other."""
+"""SidecarSupervisor: a program that runs beside a server, in one process after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import InitError
-from pipeline.workers.restart_policy import Place, signal_name
+from pipeline.workers.restart_policy import RestartSlot, signal_name
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SidecarSpec:
     """What is to run beside a server.
 
     `run` starts a process, whose stderr is a pipe, and which has the given socket as its life
@@ -43,7 +43,7 @@ class Program:
     failure: str
 
 
-class Supervised:
+class SidecarSupervisor:
     """The place of a program, which is filled with one process after the other.
 
     Args:
@@ -51,10 +51,10 @@ class Supervised:
         on_down: called when its process is gone, before another is started.
     """
 
-    def __init__(self, program: Program, on_down: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, program: SidecarSpec, on_down: Callable[[], None] = lambda: None) -> None:
         self._program = program
         self._on_down = on_down
-        self._place = Place(0)
+        self._place = RestartSlot(0)
         self._process: _Process | None = None
         self._started: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -122,7 +122,7 @@ class Supervised:
         self._place.set_timer(self._loop.call_later(self._place.pause_s, self._launch))
 
 
-async def end_all(places: Sequence[Supervised], limit_s: float) -> None:
+async def end_all(places: Sequence[SidecarSupervisor], limit_s: float) -> None:
     """End what runs there; what has not ended after `limit_s` is killed."""
     ended = [place.end() for place in places]
     if ended:
@@ -140,7 +140,7 @@ class _Process:
     """
 
     def __init__(
-        self, program: Program, on_ready: Callable[[], None], on_end: Callable[[str, str], None]
+        self, program: SidecarSpec, on_ready: Callable[[], None], on_end: Callable[[str, str], None]
     ) -> None:
         self._on_ready = on_ready
         self._on_end = on_end
@@ -154,7 +154,7 @@ class _Process:
                 self._life.close()
                 raise
         self._pidfd = os.pidfd_open(self._child.pid)
-        self._log = _Relogger(program.name)
+        self._log = _StderrLogger(program.name)
         assert self._child.stderr is not None
         os.set_blocking(self._child.stderr.fileno(), False)
         self._loop.add_reader(self._life, self._heard)
@@ -204,7 +204,7 @@ class _Process:
         self._on_end(how, self._log.last_line)
 
 
-class _Relogger:
+class _StderrLogger:
     """Writes to our log what a program says on its stderr: `LEVEL text`, or just text."""
 
     def __init__(self, name: str) -> None:

@@ -20,20 +20,20 @@ from pathlib import Path
 from pipeline.config.schema import LogConfig, ServiceConfig, load_config, resolve_op
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
-from pipeline.frontends.base import Behind, Door
-from pipeline.frontends.grpc.server import GrpcDoor
-from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.base import Frontend, FrontendContext
+from pipeline.frontends.grpc.server import GrpcFrontend
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.listen import ABSTRACT, bind
 from pipeline.observe.logs.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import Outside, Service
+from pipeline.runtime.service import Exposure, Service
 from pipeline.runtime.sidecar import READY
 from pipeline.serve.answer import answers_of, grpc_service
 from pipeline.serve.arguments import MODEL, ServeSettings, read_arguments
-from pipeline.serve.http import ModelSite
-from pipeline.serve.mux import OnePortDoor
+from pipeline.serve.http import ModelRoutes
+from pipeline.serve.mux import OnePortFrontend
 from pipeline.serve.ops import AnswerOp, ModelOp
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import keep_freed_memory
@@ -70,7 +70,7 @@ def serve(settings: ServeSettings) -> None:
     graph = _graph(settings, config)
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listener(settings))
-        outside = Outside(
+        outside = Exposure(
             lambda behind: _doors(behind, listener, settings),
             functools.partial(_logs_to_stderr, _CHILD_LOG if settings.parent_fd else _LOG),
         )
@@ -111,21 +111,23 @@ def _listener(settings: ServeSettings) -> socket.socket:
     return bind(settings.host, settings.port, "--port")
 
 
-def _doors(behind: Behind, listener: socket.socket, settings: ServeSettings) -> Mapping[str, Door]:
+def _doors(
+    behind: FrontendContext, listener: socket.socket, settings: ServeSettings
+) -> Mapping[str, Frontend]:
     answer = answers_of(behind.engine.handle)
     service, limit = grpc_service(answer), behind.config.max_message_bytes
     inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
-    doors: dict[str, Door] = {
-        "relayed gRPC": GrpcDoor([service], f"{ABSTRACT}{inner}", 0, limit),
-        "relayed HTTP": HttpDoor(
+    doors: dict[str, Frontend] = {
+        "relayed gRPC": GrpcFrontend([service], f"{ABSTRACT}{inner}", 0, limit),
+        "relayed HTTP": HttpFrontend(
             None,
             f"{ABSTRACT}{inner}-http",
             0,
             limit,
-            sites=[ModelSite(answer, behind.config.limits)],
+            sites=[ModelRoutes(answer, behind.config.limits)],
             offload=behind.offload,
         ),
-        "brpc, gRPC and HTTP": OnePortDoor(
+        "brpc, gRPC and HTTP": OnePortFrontend(
             answer,
             listener,
             limit,
@@ -135,7 +137,7 @@ def _doors(behind: Behind, listener: socket.socket, settings: ServeSettings) -> 
         ),
     }
     if settings.grpc_port is not None:
-        doors["gRPC"] = GrpcDoor(
+        doors["gRPC"] = GrpcFrontend(
             [service], settings.host, settings.grpc_port, limit, key="--grpc_port"
         )
     return doors

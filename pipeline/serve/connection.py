@@ -20,7 +20,7 @@ from pipeline.errors import (
     PredictorError,
 )
 from pipeline.proto.brpc import frames as baidu_std
-from pipeline.proto.brpc.frames import BrpcCode, Frame, FrameReader, WireError
+from pipeline.proto.brpc.frames import BrpcCode, BrpcFrame, FrameError, FrameReader
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.slices import SHORT_BYTES, joined
 from pipeline.serve.answer import METHODS, Answer
@@ -96,7 +96,7 @@ class BaiduStdConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             frames = self._reader.feed(data)
-        except WireError as error:
+        except FrameError as error:
             _LOGGER.info("a connection is closed: %s", error)
             self.transport.abort()
             return
@@ -120,7 +120,7 @@ class BaiduStdConnection(asyncio.Protocol):
 
     # Calls ------------------------------------------------------------------------------------
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: BrpcFrame) -> None:
         refusal = _refusal(frame.meta)
         if refusal is not None:
             self._refuse(frame.meta, *refusal)
@@ -129,7 +129,7 @@ class BaiduStdConnection(asyncio.Protocol):
         self._calls.add(call)
         self._call_bytes += len(frame.body)
 
-    async def _serve(self, frame: Frame) -> None:
+    async def _serve(self, frame: BrpcFrame) -> None:
         meta, body, size = frame.meta, frame.body, len(frame.body)
         del frame
         request = meta.request

@@ -16,7 +16,7 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.frontends.http.connection import HttpError, not_allowed
-from pipeline.frontends.http.routes import JSON, Endpoint, Reply, WebRequest
+from pipeline.frontends.http.routes import JSON, Endpoint, WebRequest, WebResponse
 from pipeline.proto.brpc.general_model_json import response_to_json
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.slices import Limits
@@ -31,7 +31,7 @@ _QUICK_BYTES = 64 * 1024  # of an answer: they are packed on the event loop
 _LEVEL = 1  # of gzip: tensors gain little by more
 
 
-class ModelSite:
+class ModelRoutes:
     """The service's methods by path.
 
     A body of `application/proto` is a Request; any other is JSON, as `curl -d` sends it. The
@@ -51,7 +51,7 @@ class ModelSite:
         """Who answers it, also where the path is none of the service's."""
         return self._infer if _PATH.fullmatch(request.path) else _refuse_path
 
-    async def _infer(self, request: WebRequest) -> Reply:
+    async def _infer(self, request: WebRequest) -> WebResponse:
         if request.method != "POST":
             raise not_allowed(request.method, b"POST")
         content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -73,10 +73,10 @@ class ModelSite:
         if len(body) >= _LEAST_PACKED_BYTES and _takes_gzip(request):
             body = await _packed(body)
             headers.append((b"content-encoding", b"gzip"))
-        return Reply(status, body, JSON if is_json else PROTO, tuple(headers))
+        return WebResponse(status, body, JSON if is_json else PROTO, tuple(headers))
 
 
-async def _refuse_path(request: WebRequest) -> Reply:
+async def _refuse_path(request: WebRequest) -> WebResponse:
     text = f"no such path: {request.path}; POST /GeneralModelService/inference"
     raise HttpError(404, NoServiceError(text))
 

@@ -1,4 +1,4 @@
-"""OnePortDoor: baidu_std, gRPC and HTTP/1 on one port, told apart by the first bytes."""
+"""OnePortFrontend: baidu_std, gRPC and HTTP/1 on one port, told apart by the first bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.frontends.listen import BACKLOG
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.serve.answer import Answer
 from pipeline.serve.connection import BaiduStdConnection
-from pipeline.serve.tcp_proxy import Relay
+from pipeline.serve.tcp_proxy import TcpProxy
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _TELLING_BYTES = 4
 _PATIENCE_S = 60.0  # for a peer to say what it speaks
 
 
-class OnePortDoor:
+class OnePortFrontend:
     """Serves the general model service at `listener`.
 
     Args:
@@ -52,8 +52,8 @@ class OnePortDoor:
         self._listener = listener
         self._max_bytes = max_bytes
         self._patience_s = patience_s
-        self._to_grpc = Relay(grpc_path)
-        self._to_http = Relay(http_path)
+        self._to_grpc = TcpProxy(grpc_path)
+        self._to_http = TcpProxy(http_path)
         self._server: asyncio.Server | None = None
         self._new: set[_FirstBytes] = set()
         self._connections: set[BaiduStdConnection] = set()
@@ -121,7 +121,9 @@ class _FirstBytes(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, door: OnePortDoor, register: set[_FirstBytes], patience_s: float) -> None:
+    def __init__(
+        self, door: OnePortFrontend, register: set[_FirstBytes], patience_s: float
+    ) -> None:
         self._door = door
         self._register = register
         self._patience_s = patience_s

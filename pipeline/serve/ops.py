@@ -136,7 +136,7 @@ class ModelOp(Op):
             try:
                 feed[name] = general_model.tensor_to_array(tensor)
                 lod = general_model.lod_of(tensor)
-            except baidu_std.WireError as error:
+            except baidu_std.FrameError as error:
                 raise _refused(str(error)) from error
             if lod is not None:
                 feed[f"{name}{LOD}"] = lod
@@ -174,7 +174,7 @@ class ModelOp(Op):
         if self._compress_type:
             try:
                 message = baidu_std.decompress(self._compress_type, message, self._max_bytes)
-            except baidu_std.WireError as error:
+            except baidu_std.FrameError as error:
                 raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
         try:
             if len(message) > SHORT_BYTES:

@@ -1,4 +1,4 @@
-"""Relay: what one connection says goes out at another, and the other way round."""
+"""TcpProxy: what one connection says goes out at another, and the other way round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 _LOGGER = logging.getLogger(__name__)
 
 
-class RelayEnd(asyncio.Protocol):
+class ProxyEnd(asyncio.Protocol):
     """One of two connections that are tied together.
 
     Neither is read faster than the other one takes it. An end that says no more, or is lost,
@@ -18,7 +18,7 @@ class RelayEnd(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
-    other: RelayEnd | None = None
+    other: ProxyEnd | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
@@ -40,7 +40,7 @@ class RelayEnd(asyncio.Protocol):
             self.other.transport.close()
 
 
-class Relay:
+class TcpProxy:
     """Ties connections to new ones to the Unix socket `path`, as long as it is not closed."""
 
     def __init__(self, path: str) -> None:
@@ -60,7 +60,7 @@ class Relay:
 
     async def _tie(self, caller: _Caller, said: bytes) -> None:
         loop = asyncio.get_running_loop()
-        inner = RelayEnd()
+        inner = ProxyEnd()
         inner.other = caller
         # Not by its path: uvloop cannot take one without a file.
         to_inner = socket.socket(socket.AF_UNIX)
@@ -86,7 +86,7 @@ class Relay:
             caller.transport.abort()
 
 
-class _Caller(RelayEnd):
+class _Caller(ProxyEnd):
     """The end that somebody called at."""
 
     def __init__(self, register: set[Any]) -> None:

@@ -1,4 +1,4 @@
-"""TemporaryFolder: a folder that lives as long as a server does."""
+"""TempDir: a folder that lives as long as a server does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.errors import InitError
 
 
-class TemporaryFolder:
+class TempDir:
     """A folder among the system's temporary ones, which nobody else on the machine can enter.
 
     Those are cleared of what is old on many systems, and processes that are started anew use this

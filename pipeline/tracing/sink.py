@@ -16,12 +16,12 @@ from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
 from pipeline.tracing.spans import (
+    OpSpanRow,
     RequestRow,
     RequestSpans,
     SpanRecord,
     Traced,
-    TracedTurn,
-    TurnRow,
+    TracedSpan,
 )
 
 _LOGGER = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Telemetry:
         is_behind = self._handed - self._made >= _MOST_FOLDS
         return not is_behind and len(self._traced) < _MOST_OPEN + len(self._ended)
 
-    def _traced_turns(self, turns: Rows, which: Positions) -> list[TracedTurn]:
+    def _traced_turns(self, turns: Rows, which: Positions) -> list[TracedSpan]:
         if not len(which):
             return []
         found = batches(turns)
@@ -154,8 +154,8 @@ class Telemetry:
             runs.tolist(), found.sizes[runs].tolist(), turns.take(which).tolist(), strict=True
         )
         return [
-            TracedTurn(self._traced[row.data_id], run, size, row)
-            for run, size, row in ((run, size, TurnRow(*values)) for run, size, values in rows)
+            TracedSpan(self._traced[row.data_id], run, size, row)
+            for run, size, row in ((run, size, OpSpanRow(*values)) for run, size, values in rows)
         ]
 
     def _forget_after(self, data_id: int) -> None:
@@ -164,7 +164,7 @@ class Telemetry:
         if len(self._ended) > _MOST_ENDED:
             self._traced.pop(self._ended.popleft(), None)
 
-    def _make(self, turns: list[TracedTurn], requests: list[tuple[Traced, RequestRow]]) -> None:
+    def _make(self, turns: list[TracedSpan], requests: list[tuple[Traced, RequestRow]]) -> None:
         """What the thread does."""
         try:
             for span in self._spans.of_turns(turns):

@@ -21,7 +21,7 @@ _STAGES = ("queue", "preprocess", "process", "postprocess")
 Value = str | int
 
 
-class TurnRow(NamedTuple):
+class OpSpanRow(NamedTuple):
     """A row of TURN."""
 
     op: int
@@ -90,7 +90,7 @@ class Traced(msgspec.Struct, eq=False):
         span_id = int(child_id(self.traceparent, op, stage, turn), 16)
         return TraceContext(self.context.trace_id, span_id, True)
 
-    def number(self, row: TurnRow) -> int:
+    def number(self, row: OpSpanRow) -> int:
         """How many turns it had at the Op before; those that never ran are counted apart.
 
         For a worker takes what it runs for the first.
@@ -101,13 +101,13 @@ class Traced(msgspec.Struct, eq=False):
         return number
 
 
-class TracedTurn(NamedTuple):
+class TracedSpan(NamedTuple):
     """A turn of a recorded request, in the batch number `run`, which had `size` requests."""
 
     traced: Traced
     run: int
     size: int
-    row: TurnRow
+    row: OpSpanRow
 
 
 class RequestSpans:
@@ -122,7 +122,7 @@ class RequestSpans:
         self._pipeline_name = pipeline_name
         self._names = names
 
-    def of_turns(self, turns: Iterable[TracedTurn]) -> Iterator[SpanRecord]:
+    def of_turns(self, turns: Iterable[TracedSpan]) -> Iterator[SpanRecord]:
         """Each turn and its stages. Those of a batch are neighbours, and their `process` linked.
 
         Each with that of the first, whose `traceparent` a remote server got, and that with all.
@@ -139,7 +139,7 @@ class RequestSpans:
                 yield from self._of_turn(turn, number, linked)
 
     def _of_turn(
-        self, turn: TracedTurn, number: int, links: list[TraceContext]
+        self, turn: TracedSpan, number: int, links: list[TraceContext]
     ) -> Iterator[SpanRecord]:
         traced, row = turn.traced, turn.row
         op, wall_ns = self._names[row.op], traced.wall_ns
@@ -198,7 +198,7 @@ class RequestSpans:
         )
 
 
-def _stages(row: TurnRow) -> Iterator[tuple[str, int, int]]:
+def _stages(row: OpSpanRow) -> Iterator[tuple[str, int, int]]:
     """(stage, start, end) of those that took place; of a lost worker not all are known."""
     if row.worker == NO_WORKER:
         return
@@ -208,7 +208,7 @@ def _stages(row: TurnRow) -> Iterator[tuple[str, int, int]]:
             yield stage, start_ns, end_ns
 
 
-def _of_batch(op: str, turn: TracedTurn) -> dict[str, Value]:
+def _of_batch(op: str, turn: TracedSpan) -> dict[str, Value]:
     row = turn.row
     attributes: dict[str, Value] = {"pipeline.op": op, "pipeline.rows": row.rows}
     if row.worker != NO_WORKER:

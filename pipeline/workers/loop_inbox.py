@@ -1,4 +1,4 @@
-"""Mailbox: how workers reach the event loop, with one wake-up for everything that is ready."""
+"""LoopInbox: how workers reach the event loop, with one wake-up for everything that is ready."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Mailbox:
+class LoopInbox:
     """Runs callbacks on the loop that any thread may post.
 
     While a wake-up is on its way further messages join it, so that a busy server pays for one

@@ -31,7 +31,7 @@ def signal_name(number: int) -> str:
 
 
 @dataclass(slots=True)
-class Place:
+class RestartSlot:
     """A worker's place, which is filled with one process after the other.
 
     `failures` counts the processes in a row that ended without having got anywhere, the attempts

@@ -26,8 +26,8 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.metadata import ModelNote, note_of
-from pipeline.workers.loop_inbox import Mailbox
+from pipeline.predictors.metadata import ModelMetadata, note_of
+from pipeline.workers.loop_inbox import LoopInbox
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -120,14 +120,14 @@ class ThreadWorkers:
         op: Op,
         count: int,
         loop: asyncio.AbstractEventLoop,
-        mailbox: Mailbox,
+        mailbox: LoopInbox,
         set_up: SetUp,
         owner: Owner,
     ) -> None:
         self.name: str = op.name
         self.post: Callable[..., None] = mailbox.post
         self.replaced: int = 0
-        self.note: ModelNote | None = None
+        self.note: ModelMetadata | None = None
         self._op = op
         self._wanted = count
         self._loop = loop

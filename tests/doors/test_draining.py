@@ -17,7 +17,7 @@ from raw_http import Connection, request
 
 from pipeline.errors import InitError
 from pipeline.frontends.grpc import sockets as grpc_sockets
-from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.listen import bind, check_free, reserve, take_last
 from pipeline.proto import pipeline_service_pb2
 
@@ -101,13 +101,13 @@ def test_a_port_is_shared_by_those_only_who_all_say_so():
 
 
 class Door:
-    """An HttpDoor on its own; `holds` keeps its requests until it is set."""
+    """An HttpFrontend on its own; `holds` keeps its requests until it is set."""
 
     def __init__(self) -> None:
         self.holds = asyncio.Event()
         self.entered = asyncio.Event()
         self._peers: list[Peer] = []
-        self.door = HttpDoor(self._answer, "127.0.0.1", 0, 10_000)
+        self.door = HttpFrontend(self._answer, "127.0.0.1", 0, 10_000)
 
     async def _answer(self, request, timeout_s):
         self.entered.set()

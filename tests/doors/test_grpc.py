@@ -17,7 +17,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.frontends.grpc.server import ERR_NO, SERVICE, GrpcDoor, GrpcService, pipeline_service
+from pipeline.frontends.grpc.server import (
+    ERR_NO,
+    SERVICE,
+    GrpcFrontend,
+    GrpcService,
+    pipeline_service,
+)
 from pipeline.frontends.grpc.sockets import peer_named
 from pipeline.frontends.listen import reserve
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -411,7 +417,7 @@ def test_an_idle_stream_ends_as_unavailable_behind_its_answers():
             yield message
 
     async def test():
-        door = GrpcDoor([GrpcService("a.B", {}, {"echo": echo})], "127.0.0.1", 0, LIMIT)
+        door = GrpcFrontend([GrpcService("a.B", {}, {"echo": echo})], "127.0.0.1", 0, LIMIT)
         await door.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
             stream = channel.stream_stream("/a.B/echo")(timeout=60)
@@ -434,7 +440,9 @@ def test_two_doors_of_one_process_on_one_port_stop_apart():
         with reserve("127.0.0.1", 0, "rpc_port") as held:
             port = held.getsockname()[1]
             services = [pipeline_service(answers)]
-            first, second = (GrpcDoor(services, "127.0.0.1", port, LIMIT, True) for _ in range(2))
+            first, second = (
+                GrpcFrontend(services, "127.0.0.1", port, LIMIT, True) for _ in range(2)
+            )
             await first.start()
             await second.start()
             await first.stop(1.0)
@@ -467,7 +475,7 @@ def test_a_peer_is_known_by_the_name_that_grpc_gives_it(name, peer):
 
 @contextlib.asynccontextmanager
 async def door_and_channel(handle):
-    door = GrpcDoor([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
+    door = GrpcFrontend([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
     await door.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:

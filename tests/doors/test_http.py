@@ -19,8 +19,8 @@ from raw_http import Answer, Connection, chunked, request
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
 from pipeline.errors import PackageError
 from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import Reply
-from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.http.routes import WebResponse
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.proto import pipeline_service_pb2
 
 LIMIT = 100_000
@@ -751,10 +751,10 @@ def test_a_pack_method_that_gives_no_response_is_an_internal_error():
 
 
 class Door:
-    """An HttpDoor on its own, in a loop of the test's, for a `handle` of the test's."""
+    """An HttpFrontend on its own, in a loop of the test's, for a `handle` of the test's."""
 
     def __init__(self, handle, patience_s: float = 60.0, sites=()) -> None:
-        self._door = HttpDoor(handle, "127.0.0.1", 0, LIMIT, patience_s, sites=sites)
+        self._door = HttpFrontend(handle, "127.0.0.1", 0, LIMIT, patience_s, sites=sites)
 
     @property
     def port(self) -> int:
@@ -794,7 +794,7 @@ class Shelf:
             raise HttpError(410, PackageError("gone"))
         told = [request.raw_path, request.query, request.headers[b"x-mine"].decode()]
         body = ",".join(told).encode() + b"," + await request.read()
-        return Reply(201, body, b"text/plain", ((b"x-site", b"yes"),))
+        return WebResponse(201, body, b"text/plain", ((b"x-site", b"yes"),))
 
 
 def test_a_site_answers_for_its_own_paths():

@@ -21,7 +21,7 @@ from pipeline.data import Tensor
 from pipeline.errors import PackageError
 from pipeline.frontends.http.connection import HttpError
 from pipeline.frontends.http.routes import JSON, TEXT, WebRequest
-from pipeline.frontends.v2.http import InferenceSite
+from pipeline.frontends.v2.http import InferenceRoutes
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LENGTH = "inference-header-content-length"
@@ -42,7 +42,7 @@ class Site:
 
     def __init__(self, server):
         self.server = server
-        self.site = InferenceSite(server.models)
+        self.site = InferenceRoutes(server.models)
 
     async def reply(self, *args, **more):
         request = web_request(*args, **more)

@@ -13,8 +13,8 @@ import pytest
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode, InitError
 from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.metrics import MetricsServer, MetricsSite
-from pipeline.frontends.http.routes import Reply, WebRequest
+from pipeline.frontends.http.metrics import MetricsRoutes, MetricsServer
+from pipeline.frontends.http.routes import WebRequest, WebResponse
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.system.event_loop import LoopThread
 
@@ -37,11 +37,11 @@ def request(path: str = "/metrics", method: str = "GET") -> WebRequest:
     return WebRequest(method, path, path, "", {}, no_body)
 
 
-def answer(site: MetricsSite, asked: WebRequest) -> Reply:
+def answer(site: MetricsRoutes, asked: WebRequest) -> WebResponse:
     endpoint = site.endpoint(asked)
     assert endpoint is not None
 
-    async def call() -> Reply:
+    async def call() -> WebResponse:
         return await endpoint(asked)
 
     return asyncio.run(call())
@@ -50,7 +50,7 @@ def answer(site: MetricsSite, asked: WebRequest) -> Reply:
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_metrics_are_answered_in_prometheus_form(path, method):
-    reply = answer(MetricsSite(whole), request(path, method))
+    reply = answer(MetricsRoutes(whole), request(path, method))
     assert reply.status == 200
     assert reply.content_type == b"text/plain; version=0.0.4; charset=utf-8"
     assert (b"cache-control", b"no-store") in reply.headers
@@ -59,24 +59,24 @@ def test_metrics_are_answered_in_prometheus_form(path, method):
 
 
 def test_the_counters_of_the_predecessor_come_behind_if_wanted():
-    body = answer(MetricsSite(whole, predecessors=True), request()).body
+    body = answer(MetricsRoutes(whole, predecessors=True), request()).body
     assert body.index(b"# HELP pd_query") > body.index(b"pipeline_requests_accepted_total")
 
 
 def test_each_copy_has_its_series():
-    body = answer(MetricsSite(all_copies, by_copy=True), request()).body
+    body = answer(MetricsRoutes(all_copies, by_copy=True), request()).body
     for copy in (b"3", b"4"):
         assert b'pipeline_requests_accepted_total{copy="%s"}' % copy in body
 
 
 @pytest.mark.parametrize("path", ["/", "/metric", "/metrics/x", "/Metrics", "/v2/metrics"])
 def test_other_paths_are_left_to_others(path):
-    assert MetricsSite(whole).endpoint(request(path)) is None
+    assert MetricsRoutes(whole).endpoint(request(path)) is None
 
 
 def test_other_methods_are_refused():
     with pytest.raises(HttpError) as refusal:
-        answer(MetricsSite(whole), request(method="POST"))
+        answer(MetricsRoutes(whole), request(method="POST"))
     assert refusal.value.status == 405
     assert refusal.value.headers == ((b"allow", b"GET, HEAD"),)
 
@@ -88,7 +88,7 @@ def serving(ask: Callable[[MetricsServer], Awaitable[Any]], port: int = 0) -> An
     """What `ask` returns, asked of a server that runs."""
 
     async def run() -> Any:
-        server = MetricsServer(MetricsSite(whole, predecessors=True), "127.0.0.1", port)
+        server = MetricsServer(MetricsRoutes(whole, predecessors=True), "127.0.0.1", port)
         await server.start(is_ready=True)
         try:
             return await ask(server)
@@ -138,7 +138,7 @@ def test_the_port_of_the_metrics_has_metrics_only():
 
 def test_a_port_that_is_in_use_is_named_by_its_key():
     async def ask(server: MetricsServer) -> Any:
-        second = MetricsServer(MetricsSite(whole), "127.0.0.1", server.port)
+        second = MetricsServer(MetricsRoutes(whole), "127.0.0.1", server.port)
         with pytest.raises(InitError, match=r"dag\.prometheus_port: cannot listen"):
             await second.start()
 

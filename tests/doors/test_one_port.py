@@ -28,20 +28,20 @@ from pipeline.errors import (
     ProductError,
     UserCodeError,
 )
-from pipeline.frontends.grpc.server import GrpcDoor
-from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.grpc.server import GrpcFrontend
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.listen import bind
 from pipeline.proto import pipeline_service_pb2
 from pipeline.proto.brpc import frames as baidu_std
-from pipeline.proto.brpc.frames import SERVICE, BrpcCode, Frame, FrameReader, pack, request_meta
+from pipeline.proto.brpc.frames import SERVICE, BrpcCode, BrpcFrame, FrameReader, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.proto.slices import Limits
 from pipeline.serve import connection as door_module
 from pipeline.serve.answer import Answer, answers_of, grpc_service
 from pipeline.serve.connection import BaiduStdConnection
-from pipeline.serve.http import ModelSite
-from pipeline.serve.mux import OnePortDoor
+from pipeline.serve.http import ModelRoutes
+from pipeline.serve.mux import OnePortFrontend
 from pipeline.serve.ops import ModelCall, log_id_of
 from pipeline.system.event_loop import loop_factory
 
@@ -73,14 +73,14 @@ async def echo(call: ModelCall, timeout_s: float | None) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def opened(answer: Answer = echo, patience_s: float = 60.0) -> AsyncIterator[OnePortDoor]:
+async def opened(answer: Answer = echo, patience_s: float = 60.0) -> AsyncIterator[OnePortFrontend]:
     """The door, and the one for gRPC behind it."""
     inner = f"pipeline-test-{random.getrandbits(64):x}"
-    grpc_door = GrpcDoor([grpc_service(answer)], f"unix-abstract:{inner}", 0, LIMIT)
-    site = ModelSite(answer, Limits(json_bytes=JSON_LIMIT))
-    behind = HttpDoor(None, f"unix-abstract:{inner}-http", 0, LIMIT, sites=[site])
+    grpc_door = GrpcFrontend([grpc_service(answer)], f"unix-abstract:{inner}", 0, LIMIT)
+    site = ModelRoutes(answer, Limits(json_bytes=JSON_LIMIT))
+    behind = HttpFrontend(None, f"unix-abstract:{inner}-http", 0, LIMIT, sites=[site])
     listener = bind("127.0.0.1", 0, "port")
-    door = OnePortDoor(answer, listener, LIMIT, f"\0{inner}", f"\0{inner}-http", patience_s)
+    door = OnePortFrontend(answer, listener, LIMIT, f"\0{inner}", f"\0{inner}-http", patience_s)
     await grpc_door.start(True)
     await behind.start(True)
     await door.start()
@@ -98,7 +98,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._frames = FrameReader()
-        self._unread: list[Frame] = []
+        self._unread: list[BrpcFrame] = []
         self.writer = writer
 
     def send(self, data: bytes) -> None:
@@ -124,7 +124,7 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer_of(door: OnePortDoor) -> AsyncIterator[Peer]:
+async def peer_of(door: OnePortFrontend) -> AsyncIterator[Peer]:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     try:
         yield Peer(reader, writer)
@@ -309,7 +309,7 @@ def test_garbage_ends_its_own_connection_only(garbage):
 def test_the_port_bears_frames_with_wounds():
     whole = pack(request_meta("inference", 1, log_id=5, timeout_ms=9), b"body" * 9, b"attached")
 
-    async def fire(door: OnePortDoor, rng: random.Random) -> None:
+    async def fire(door: OnePortFrontend, rng: random.Random) -> None:
         data = bytearray(whole * rng.choice((1, 3)))
         for _ in range(rng.choice((1, 2, 5))):
             at = rng.randrange(len(data))
@@ -443,7 +443,7 @@ def test_a_door_that_stops_delivers_what_is_answered():
 
 
 async def posted(
-    door: OnePortDoor, body: bytes, path: str = "/GeneralModelService/inference", **headers: str
+    door: OnePortFrontend, body: bytes, path: str = "/GeneralModelService/inference", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """(status, header fields, body) of the answer over HTTP."""
     fields = {"content-length": str(len(body)), "connection": "close", "host": "x"}
@@ -635,7 +635,7 @@ def test_without_a_server_behind_the_relay_the_caller_is_hung_up_on():
     async def test():
         listener = bind("127.0.0.1", 0, "port")
         nobody = "\0pipeline-test-nobody"
-        door = OnePortDoor(echo, listener, LIMIT, nobody, nobody)
+        door = OnePortFrontend(echo, listener, LIMIT, nobody, nobody)
         await door.start()
         for said in (PREFACE, b"GET / HTTP/1.1\r\n\r\n"):
             async with peer_of(door) as peer:

@@ -23,9 +23,9 @@ from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode
 from pipeline.frontends.dashboard import routes as page_module
 from pipeline.frontends.dashboard.recent import Recorded
-from pipeline.frontends.dashboard.routes import Page
+from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import Reply, WebRequest
+from pipeline.frontends.http.routes import WebRequest, WebResponse
 from pipeline.observe.snapshot import NO_COPY, Snapshot
 
 STATIC = Path(page_module.__file__).with_name("static")
@@ -45,17 +45,17 @@ def asked(path: str, query: str = "", method: str = "GET", **headers: str) -> We
     return WebRequest(method, path, path, query, named, _no_body)
 
 
-async def reply_of(page: Page, question: WebRequest) -> Reply:
+async def reply_of(page: Dashboard, question: WebRequest) -> WebResponse:
     endpoint = page.endpoint(question)
     assert endpoint is not None
     return await endpoint(question)
 
 
-def answer(page: Page, question: WebRequest) -> Reply:
+def answer(page: Dashboard, question: WebRequest) -> WebResponse:
     return run_virtual(reply_of(page, question))
 
 
-def status(page: Page) -> Any:
+def status(page: Dashboard) -> Any:
     return json.loads(answer(page, asked("/status.json")).body)
 
 
@@ -227,11 +227,11 @@ def test_the_status_has_how_everything_stands_and_what_it_did(played):
     assert [t["op"] for t in found["slowest"][0]["turns"]] == ["@unpack", "a"]
 
 
-def page_of(played: Played, *snapshots: Snapshot) -> Page:
+def page_of(played: Played, *snapshots: Snapshot) -> Dashboard:
     async def whole() -> list[Snapshot]:
         return list(snapshots)
 
-    return Page(played.name, played.graph, whole)
+    return Dashboard(played.name, played.graph, whole)
 
 
 def test_copies_are_added_up_with_what_dead_ones_counted(played):
@@ -269,9 +269,9 @@ def test_a_service_without_a_name_is_called_pipeline(played):
 
 def test_many_pages_cost_what_one_costs(played):
     now = [100.0]
-    page = Page(played.name, played.graph, played.whole, clock=lambda: now[0])
+    page = Dashboard(played.name, played.graph, played.whole, clock=lambda: now[0])
 
-    async def many() -> list[Reply]:
+    async def many() -> list[WebResponse]:
         asking = [reply_of(page, asked("/status.json")) for _ in range(20)]
         return list(await asyncio.gather(*asking))
 
@@ -305,7 +305,7 @@ def test_a_recording_of_all_copies_comes_as_one_trace(played):
                 )
         return [each.result()[0] for each in found]
 
-    page = Page(played.name, played.graph, played.whole, record)
+    page = Dashboard(played.name, played.graph, played.whole, record)
     reply = run_real(reply_of(page, asked("/trace.json", "seconds=0.25")))
     headers = dict(reply.headers)
     assert headers[b"content-disposition"] == b'attachment; filename="pipeline_trace.json"'
@@ -335,7 +335,7 @@ def test_a_recording_of_no_or_too_many_seconds_is_refused(played, query):
 
 
 def test_nothing_is_recorded_where_nothing_is_counted(played):
-    page = Page(played.name, played.graph, played.whole)
+    page = Dashboard(played.name, played.graph, played.whole)
     with pytest.raises(HttpError, match="statistics: True") as refusal:
         answer(page, asked("/trace.json"))
     assert refusal.value.status == 404
@@ -349,7 +349,7 @@ def test_only_so_many_record_at_a_time(played):
         return []
 
     async def main() -> None:
-        page = Page(played.name, played.graph, played.whole, record)
+        page = Dashboard(played.name, played.graph, played.whole, record)
         recording = [asyncio.ensure_future(reply_of(page, asked("/trace.json"))) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(HttpError) as refusal:
@@ -372,7 +372,7 @@ def test_a_recording_whose_caller_left_counts_until_it_ends(played):
         return []
 
     async def main() -> None:
-        page = Page(played.name, played.graph, played.whole, record)
+        page = Dashboard(played.name, played.graph, played.whole, record)
         refused = 0
         for _ in range(10):
             recording = asyncio.ensure_future(reply_of(page, asked("/trace.json")))
@@ -392,7 +392,7 @@ def test_a_trace_that_was_cut_says_so(played):
     async def record(seconds: float) -> list[bytes]:
         return [msgspec.msgpack.encode(Recorded(0, is_cut, b"", b"")) for is_cut in (False, True)]
 
-    page = Page(played.name, played.graph, played.whole, record)
+    page = Dashboard(played.name, played.graph, played.whole, record)
     reply = run_real(reply_of(page, asked("/trace.json")))
     assert dict(reply.headers)[b"x-trace-cut"] == b"true"
 

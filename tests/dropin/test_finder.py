@@ -164,13 +164,13 @@ def test_originals_that_were_imported_before_are_refused(tmp_path, monkeypatch):
     importlib.import_module("paddle_serving_client")
     with pytest.raises(InitError, match=r"paddle_serving_client .* was imported before"):
         finder.install()
-    assert not any(isinstance(entry, finder.Finder) for entry in sys.meta_path)
+    assert not any(isinstance(entry, finder.ImportHook) for entry in sys.meta_path)
 
 
 @pytest.mark.usefixtures("installed")
 def test_installing_twice_is_installing_once():
     finder.install()
-    assert sum(isinstance(entry, finder.Finder) for entry in sys.meta_path) == 1
+    assert sum(isinstance(entry, finder.ImportHook) for entry in sys.meta_path) == 1
 
 
 @pytest.mark.usefixtures("installed")
@@ -204,7 +204,7 @@ def test_scripts_from_before_the_pipeline_are_told_so():
 )
 def test_other_names_are_nobodys_business(name):
     assert home_of(name) is None
-    assert finder.Finder().find_spec(name) is None
+    assert finder.ImportHook().find_spec(name) is None
 
 
 @pytest.mark.usefixtures("installed")

@@ -9,7 +9,7 @@ from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import Tensor
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, InitError, OverloadedError, PayloadTypeError
 
 
@@ -324,7 +324,7 @@ def ask_rows(engine, *rows):
     """Requests of so many samples each, as a caller of the v2 protocol sends them."""
     return [
         asyncio.ensure_future(
-            engine.executor.handle(None, None, Route(payload={"path": ""}, rows=count))
+            engine.executor.handle(None, None, RequestTarget(payload={"path": ""}, rows=count))
         )
         for count in rows
     ]

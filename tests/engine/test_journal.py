@@ -11,7 +11,7 @@ from doubles import Engine, Tag, answers, chain, run_virtual, settle
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
 from pipeline.engine.journal import NO_WORKER, PIPELINE, TURN, Journal, Outcome, packed_turn
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, WorkerDiedError
 from pipeline.op import PROFILE_KEY
 from pipeline.proto import pipeline_service_pb2
@@ -244,7 +244,7 @@ def test_one_op_alone_works_on_a_request_that_is_for_it():
         last = chain("a", "b", "c")
         async with Engine(last) as engine:
             op = last.get_input_ops()[0]
-            route = Route(op=op, payload={"a": {"path": "x"}}, packs=False, rows=4)
+            route = RequestTarget(op=op, payload={"a": {"path": "x"}}, packs=False, rows=4)
             answer = await engine.executor.handle(None, None, route)
             turns, (request,) = told(engine)
         assert isinstance(answer, ChannelData)
@@ -269,7 +269,7 @@ def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(
         config = {"dag": {"retry": 2}, "op": {"m": {"timeout": 200}}}
         async with Engine(op, config, {"m": None}) as engine:
             payload = {"x": [1]} if feeds else {"@DAGExecutor": {"x": [1]}}
-            route = Route(op=op, payload=payload, feeds=feeds, packs=False)
+            route = RequestTarget(op=op, payload=payload, feeds=feeds, packs=False)
             asked = asyncio.ensure_future(engine.executor.handle(None, None, route))
             await asyncio.sleep(0.3)  # the first attempt has taken too long
             engine.pools["m"].release()
@@ -283,7 +283,9 @@ def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
         op = Feeds("m", [RequestOp()])
         config = {"op": {"m": {"batch_size": 2, "auto_batching_timeout": 10}}}
         async with Engine(op, config, {"m": 0.1}) as engine:
-            route = Route(op=op, payload={"x": np.full((2, 2), 7.0)}, feeds=True, packs=False)
+            route = RequestTarget(
+                op=op, payload={"x": np.full((2, 2), 7.0)}, feeds=True, packs=False
+            )
             fed, whole = await asyncio.gather(
                 engine.executor.handle(None, None, route), engine.ask(rows="2")
             )
@@ -299,7 +301,7 @@ def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
 def test_a_route_without_packing_ends_in_the_error_itself():
     async def main():
         async with Engine(Fails("bad", [RequestOp()])) as engine:
-            route = Route(payload={"path": "x"}, packs=False)
+            route = RequestTarget(payload={"path": "x"}, packs=False)
             answer = await engine.executor.handle(None, None, route)
         assert answer.error.code == 51
 
@@ -328,7 +330,9 @@ def test_a_request_has_the_trace_that_was_begun_for_it():
         async with Engine(chain("a"), None, {"a": None}) as engine:
             engine.watch(begin_trace=lambda data_id, caller: f"{data_id} of {caller}")
             asked = asyncio.ensure_future(
-                engine.executor.handle(None, None, Route(payload={"path": "x"}, traceparent="t"))
+                engine.executor.handle(
+                    None, None, RequestTarget(payload={"path": "x"}, traceparent="t")
+                )
             )
             await settle()
             (worker,) = engine.pools["a"].busy()
@@ -385,7 +389,9 @@ def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_
         async with Engine(Tag("a", [request_op])) as engine:
             broken = pipeline_service_pb2.Request(key=["a", "b"], value=["1"])
             assert (await engine.executor.handle(broken)).err_no == 8000
-            assert (await engine.executor.handle(broken, route=Route(is_large=True))).err_no == 8000
+            assert (
+                await engine.executor.handle(broken, route=RequestTarget(is_large=True))
+            ).err_no == 8000
             _, requests = told(engine)
         assert [request["outcome"] for request in requests] == [outcome, outcome]
 

@@ -37,7 +37,7 @@ from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers.shm import pickling
 from pipeline.workers.shm import unpickling as opening
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import Sealed, seal, unseal
+from pipeline.workers.shm.payload import SerializedPayload, seal, unseal
 from pipeline.workers.shm.pickling import dilled, dumps
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.shm.unpickling import NotDataError, data_of
@@ -229,7 +229,7 @@ def test_our_own_way_builds_no_objects_on_bytes():
     lifted = ({"x": None}, [], [], True)
     lifted[1].append((lifted[0], "x", "O", (1,), "C", told[2]))
     with pytest.raises(PayloadTypeError, match="object"):
-        unseal(Sealed(pickle.dumps(lifted, 5), [], True), arena)
+        unseal(SerializedPayload(pickle.dumps(lifted, 5), [], True), arena)
     arena.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import RequestOp
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import DeadlineError, OverloadedError
 
 ANSWERED, REFUSED, TOO_LATE = "answered", "refused", "too late"
@@ -205,7 +205,7 @@ def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait_elsew
             load = Load(engine)
             await load.offer(5.0, 50, 1.0)
             assert engine.executor.inside > 1
-            route = Route(op=idle, payload={"@DAGExecutor": {"path": "x"}}, packs=False)
+            route = RequestTarget(op=idle, payload={"@DAGExecutor": {"path": "x"}}, packs=False)
             answer = await engine.executor.handle(None, 0.2, route)
             assert answer.payload == {"path": "x>idle"}
             with pytest.raises(

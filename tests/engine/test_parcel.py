@@ -21,7 +21,14 @@ from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
-from pipeline.workers.shm.payload import THRESHOLD, Parcel, Sealed, opened, seal, unseal
+from pipeline.workers.shm.payload import (
+    THRESHOLD,
+    SerializedPayload,
+    SharedPayload,
+    opened,
+    seal,
+    unseal,
+)
 
 LARGE = 2 * THRESHOLD
 
@@ -41,10 +48,10 @@ class Shared:
     def free(self, block: Block) -> None:
         self.region.free(block)
 
-    def seal(self, payload: Any, threshold: int = THRESHOLD) -> Sealed:
+    def seal(self, payload: Any, threshold: int = THRESHOLD) -> SerializedPayload:
         return seal(payload, self, self.arena, threshold)
 
-    def give_back(self, sealed: Sealed) -> None:
+    def give_back(self, sealed: SerializedPayload) -> None:
         for block in sealed.buffers:
             self.region.free(block)
 
@@ -57,8 +64,8 @@ def shared() -> Iterator[Shared]:
     shared.arena.close()
 
 
-def over_the_wire(sealed: Sealed) -> Sealed:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(sealed), type=Sealed)
+def over_the_wire(sealed: SerializedPayload) -> SerializedPayload:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(sealed), type=SerializedPayload)
 
 
 def travel(shared: Shared, payload: Any, threshold: int = THRESHOLD) -> Any:
@@ -213,7 +220,7 @@ def test_an_array_far_down_travels_in_shared_memory(shared):
 
 def test_a_short_payload_is_pickled_as_it_is(shared):
     payload = {"a": "text", "b": b"bytes", "c": [1, 2.5], "d": None}
-    assert shared.seal(payload) == Sealed(pickle.dumps(payload, 5))
+    assert shared.seal(payload) == SerializedPayload(pickle.dumps(payload, 5))
 
 
 def test_without_room_everything_travels_in_the_pickle():
@@ -437,7 +444,9 @@ def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
     if not pid:
         status = 1
         try:
-            payload = unseal(msgspec.msgpack.decode(os.read(question[0], 9999), type=Sealed), arena)
+            payload = unseal(
+                msgspec.msgpack.decode(os.read(question[0], 9999), type=SerializedPayload), arena
+            )
             payload["x"] *= 2
             payload["picture"] = payload["picture"][::-1]
             memory = RegionAllocator(arena.view(workers), workers)
@@ -449,7 +458,7 @@ def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
     sealed = seal(payload, memory, arena)
     os.write(question[1], msgspec.msgpack.encode(sealed))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    answered = msgspec.msgpack.decode(os.read(answer[0], 9999), type=Sealed)
+    answered = msgspec.msgpack.decode(os.read(answer[0], 9999), type=SerializedPayload)
     assert [block.region for block in sealed.buffers] == [own, own]
     assert [block.region for block in answered.buffers] == [workers, workers]
     expected = {"x": payload["x"] * 2, "picture": payload["picture"][::-1], "n": 3}
@@ -465,7 +474,7 @@ def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
 def test_a_parcel_gives_its_blocks_back_once_when_the_last_reference_goes(shared):
     released: list[Block] = []
     sealed = shared.seal({"x": b"x" * LARGE, "y": np.arange(LARGE)})
-    parcel: Parcel | None = Parcel(sealed, shared.arena, released.extend)
+    parcel: SharedPayload | None = SharedPayload(sealed, shared.arena, released.extend)
     another = parcel
     del parcel
     assert released == []
@@ -481,7 +490,7 @@ def test_a_parcel_may_go_in_any_thread(shared):
     sealed = shared.seal({"x": b"x" * LARGE})
     holders = [
         [
-            Parcel(
+            SharedPayload(
                 sealed,
                 shared.arena,
                 lambda blocks: released.append((threading.get_ident(), blocks)),
@@ -497,14 +506,14 @@ def test_a_parcel_may_go_in_any_thread(shared):
 
 def test_a_parcel_without_blocks_has_nothing_to_give_back(shared):
     released: list[list[Block]] = []
-    parcel = Parcel(shared.seal({"x": "short"}), shared.arena, released.append)
+    parcel = SharedPayload(shared.seal({"x": "short"}), shared.arena, released.append)
     assert parcel.open() == {"x": "short"}
     del parcel
     assert released == []
 
 
 def test_every_opening_is_private(shared):
-    parcel = Parcel(shared.seal({"x": np.zeros(LARGE), "y": []}), shared.arena, len)
+    parcel = SharedPayload(shared.seal({"x": np.zeros(LARGE), "y": []}), shared.arena, len)
     first = parcel.open()
     first["x"][:] = 1
     first["y"].append(1)
@@ -514,8 +523,8 @@ def test_every_opening_is_private(shared):
 def test_opened_leaves_what_is_no_parcel_and_turns_failures_to_errors(shared):
     payload = {"x": 1}
     assert opened(payload) is payload
-    assert opened(Parcel(shared.seal(payload), shared.arena, len)) == payload
-    broken = Parcel(shared.seal({"error": NeedsTwo(1, 2)}), shared.arena, len)
+    assert opened(SharedPayload(shared.seal(payload), shared.arena, len)) == payload
+    broken = SharedPayload(shared.seal({"error": NeedsTwo(1, 2)}), shared.arena, len)
     assert isinstance(opened(broken), PayloadTypeError)
 
 

@@ -13,7 +13,7 @@ from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
-from pipeline.workers.loop_inbox import Mailbox
+from pipeline.workers.loop_inbox import LoopInbox
 from pipeline.workers.thread import ThreadWorkers
 
 
@@ -54,7 +54,7 @@ class Pool:
             op,
             count,
             loop,
-            Mailbox(loop, after=lambda: None),
+            LoopInbox(loop, after=lambda: None),
             set_up,
             self.owner,
         )
@@ -274,7 +274,7 @@ def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
     async def main():
         loop = asyncio.get_running_loop()
         wakes = []
-        box = Mailbox(loop, after=lambda: wakes.append(1))
+        box = LoopInbox(loop, after=lambda: wakes.append(1))
         got = []
         # The loop is busy here, so all of these are ready before it can wake.
         threads = [
@@ -294,7 +294,7 @@ def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
 
 def test_a_post_after_the_loop_is_closed_is_dropped():
     loop = asyncio.new_event_loop()
-    box = Mailbox(loop, after=lambda: None)
+    box = LoopInbox(loop, after=lambda: None)
     loop.close()
     box.post(lambda *_: pytest.fail("must not run"), None, None)
 

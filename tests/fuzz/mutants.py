@@ -13,7 +13,7 @@ from unittest import mock
 
 from pipeline.engine import batch_run as stages
 from pipeline.engine import collate
-from pipeline.engine.admission import Gate
+from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
 from pipeline.engine.dispatcher import OpDispatcher
@@ -138,11 +138,11 @@ def losers_stay() -> Iterator[None]:
 def nobody_is_let_in() -> Iterator[None]:
     """Who leaves does not make room for who waits at the gate."""
 
-    def leave(self: Gate, request: Any, is_served: bool) -> None:
+    def leave(self: AdmissionController, request: Any, is_served: bool) -> None:
         self.inside.discard(request)
         self._waiting.pop(request, None)
 
-    with mock.patch.object(Gate, "leave", leave):
+    with mock.patch.object(AdmissionController, "leave", leave):
         yield
 
 

@@ -34,7 +34,7 @@ from fuzz.generator import Features
 from fuzz.model import bound_s
 from pipeline import PipelineServer
 from pipeline.data import ChannelData
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import OverloadedError
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 from pipeline.system.event_loop import loop_factory
@@ -122,7 +122,7 @@ class RealEngine:
         route, raw = None, _raw(spec)
         if spec.alone_at:
             payload = {REQUEST: {"id": str(spec.number)}}
-            route = Route(op=self.by_name[spec.alone_at], payload=payload, packs=False)
+            route = RequestTarget(op=self.by_name[spec.alone_at], payload=payload, packs=False)
         try:
             answer = await self.executor.handle(raw, spec.deadline_s, route)
         except OverloadedError as error:

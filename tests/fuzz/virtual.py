@@ -22,15 +22,15 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import Journal
-from pipeline.engine.observers import Watchers
-from pipeline.engine.pack_jobs import Edge
-from pipeline.engine.request import Route
+from pipeline.engine.observers import EngineObservers
+from pipeline.engine.pack_jobs import PackRunner
+from pipeline.engine.request import RequestTarget
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
-from pipeline.workers.process.main import OpenedSample
+from pipeline.workers.process.main import OpenedItem
 
 _RESTART_S = 0.03  # a process that is started in the place of another one
 _EDGE_WORKERS = 4
@@ -69,7 +69,9 @@ class VirtualWorkers:
         self.op = op
         self.owner = owner
         self.loop = engine.loop
-        self.is_process = not isinstance(owner, Edge) and op.pipeline_config.workers == "process"
+        self.is_process = (
+            not isinstance(owner, PackRunner) and op.pipeline_config.workers == "process"
+        )
         self._engine = engine
         self._wanted = count
         self._workers: list[VirtualWorker] = []
@@ -226,7 +228,7 @@ def _sent(job: BatchRun) -> BatchRun:
     """What another process gets of a job: copies of the samples that are not over."""
     return BatchRun(
         [
-            OpenedSample(
+            OpenedItem(
                 item.data_id,
                 item.log_id,
                 {name: dict(part) for name, part in item.inputs.items()},
@@ -271,7 +273,11 @@ class VirtualEngine:
             configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
         self.journal = Journal([self.outlook])
         self.executor = DAGExecutor(
-            graph, settings, self._factory, loop, Watchers(self.journal, clock_ns=self.clock_ns)
+            graph,
+            settings,
+            self._factory,
+            loop,
+            EngineObservers(self.journal, clock_ns=self.clock_ns),
         )
 
     def clock_ns(self) -> int:
@@ -309,7 +315,7 @@ class VirtualEngine:
 
     async def _handle(self, spec: RequestSpec) -> Ending:
         if spec.alone_at:
-            route = Route(
+            route = RequestTarget(
                 op=self.by_name[spec.alone_at],
                 payload={REQUEST: {"id": str(spec.number)}},
                 packs=False,

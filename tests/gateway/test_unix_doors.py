@@ -18,10 +18,10 @@ import pytest
 from linked import ask_once
 
 from pipeline.errors import ErrorCode, InitError, OverloadedError
-from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT, GrpcDoor, pipeline_service
-from pipeline.frontends.http.server import HttpDoor
-from pipeline.frontends.link.server import LinkDoor
-from pipeline.frontends.link.sockets import InnerDoors
+from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT, GrpcFrontend, pipeline_service
+from pipeline.frontends.http.server import HttpFrontend
+from pipeline.frontends.link.server import LinkFrontend
+from pipeline.frontends.link.sockets import InternalFrontends
 from pipeline.frontends.listen import bind, check_unix_path, placed, port_of
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
@@ -46,12 +46,12 @@ def answers(text: str) -> Any:
     return handle
 
 
-def http_door(path: Path, text: str = "it") -> HttpDoor:
-    return HttpDoor(answers(text), f"unix:{path}", 0, LIMIT)
+def http_door(path: Path, text: str = "it") -> HttpFrontend:
+    return HttpFrontend(answers(text), f"unix:{path}", 0, LIMIT)
 
 
-def link_door(path: Path, text: str = "it") -> LinkDoor:
-    return LinkDoor(answers(text), path)
+def link_door(path: Path, text: str = "it") -> LinkFrontend:
+    return LinkFrontend(answers(text), path)
 
 
 async def ask_http(path: Path) -> str:
@@ -172,7 +172,7 @@ def test_inner_doors_stay_open_until_they_are_stopped(folder):
     paths = folder / "a", folder / "b"
 
     async def test():
-        doors = InnerDoors([http_door(paths[0]), link_door(paths[1])])
+        doors = InternalFrontends([http_door(paths[0]), link_door(paths[1])])
         await doors.start(True)
         await doors.close(0.0)
         assert (await ask_http(paths[0]), await ask_link(paths[1])) == ("it", "it")
@@ -187,7 +187,7 @@ def test_a_grpc_door_may_be_closed_and_stopped_at_the_same_moment():
     """gRPC dies of two grace periods of a server that end at the same time."""
 
     async def test():
-        door = GrpcDoor([pipeline_service(answers("it"))], "127.0.0.1", 0, LIMIT)
+        door = GrpcFrontend([pipeline_service(answers("it"))], "127.0.0.1", 0, LIMIT)
         await door.start(True)
         async with to(f"127.0.0.1:{door.port}") as channel:
             await channel.unary_unary(METHOD, None, Response.FromString)(b"", timeout=30)
@@ -224,7 +224,7 @@ def call(handle: Any, message: bytes = b"", **how: Any) -> Any:
     """A call of a door on TCP; every PipelineService has what is told here."""
 
     async def test() -> Any:
-        door = GrpcDoor([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
+        door = GrpcFrontend([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
         async with opened(door), to(f"127.0.0.1:{door.port}") as channel:
             return await channel.unary_unary(METHOD, None, Response.FromString)(message, **how)
 

@@ -10,8 +10,8 @@ from v2_doubles import Double, Server, bytes_of, double, floats, served
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import Tensor
 from pipeline.errors import ConfigError
-from pipeline.frontends.v2 import Kind, V2Error
-from pipeline.predictors.metadata import ModelNote, NotedTensor
+from pipeline.frontends.v2 import V2Error, V2Status
+from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
 
 
 class Show(Op):
@@ -30,10 +30,10 @@ class Client:
         return {"score": feed["ids"].sum(axis=1, keepdims=True)}
 
 
-NOTE = ModelNote(
+NOTE = ModelMetadata(
     "onnxruntime_onnx",
-    [NotedTensor("ids", "int64", [-1, -1])],
-    [NotedTensor("score", "int64", [-1, 1])],
+    [TensorMetadata("ids", "int64", [-1, -1])],
+    [TensorMetadata("score", "int64", [-1, 1])],
 )
 
 
@@ -60,7 +60,7 @@ def test_a_pipeline_that_declares_nothing_takes_and_gives_what_there_is():
         only = await server.infer(a=floats(1), t=bytes_of("é"), outputs=["t"])
         assert list(only.outputs) == ["t"]
         kind, text = await server.refused(a=floats(1), outputs=["z"])
-        assert kind is Kind.INVALID
+        assert kind is V2Status.INVALID
         assert "unexpected inference output 'z' for model 'svc'" in text
 
     served(Op("echo", RequestOp()), ask)
@@ -76,7 +76,7 @@ def test_a_pipeline_that_declares_is_held_to_it():
         assert response.outputs["y"].dtype == np.float32
         assert response.outputs["y"].tolist() == [2.0, 4.0]
         kind, text = await server.refused(x=np.array([1]), id="r1")
-        assert kind is Kind.INVALID
+        assert kind is V2Status.INVALID
         assert text.startswith("[request id: r1] inference input 'x' data-type is 'INT64'")
         _, text = await server.refused()
         assert text.startswith("[request id: <id_unknown>] expected 1 inputs but got 0")
@@ -106,7 +106,7 @@ def test_a_request_op_of_the_users_own_is_asked_with_a_request():
         assert "'n': array([1., 2.], dtype=float32)" in seen
         assert response.outputs["log_id"].tolist() == [17]
         assert await server.refused(n=floats(1)) == (
-            Kind.INVALID,
+            V2Status.INVALID,
             "in ensemble 'svc', [51] no words",
         )
 
@@ -140,7 +140,7 @@ def test_an_error_in_the_graph_is_told():
 
     async def ask(server):
         kind, text = await server.refused(a=floats(1))
-        assert kind is Kind.INTERNAL
+        assert kind is V2Status.INTERNAL
         assert "boom" in text
 
     served(Breaks("breaks", RequestOp()), ask)
@@ -152,7 +152,7 @@ def test_an_overloaded_server_is_unavailable():
         first = server.engine.ask(x="1")
         await settle()
         kind, text = await server.refused(x=floats(1))
-        assert kind is Kind.UNAVAILABLE
+        assert kind is V2Status.UNAVAILABLE
         assert "overloaded" in text
         server.engine.pools["double"].release()
         await first
@@ -167,7 +167,7 @@ def test_a_request_that_is_late_is_unavailable(limits):
     async def ask(server):
         server.engine.pools["double"].service_s = 2.0
         kind, text = await server.refused(x=floats(1), **limits)
-        assert kind is Kind.UNAVAILABLE
+        assert kind is V2Status.UNAVAILABLE
         assert "deadline" in text
         assert (await server.infer(x=floats(1), parameters={"timeout": 0})).outputs
 
@@ -200,7 +200,7 @@ def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
 def test_parameters_of_the_protocols_own_have_their_kinds(parameters, reason):
     async def ask(server):
         kind, text = await server.refused(x=floats(1), parameters=parameters)
-        assert kind is Kind.INVALID
+        assert kind is V2Status.INVALID
         assert reason in text
 
     served(double(), ask)
@@ -326,7 +326,7 @@ def test_an_op_that_declares_nothing_is_asked_for_its_model_alone():
 def test_an_op_that_tells_nothing_of_itself_cannot_be_asked_alone():
     async def ask(server):
         kind, text = await server.refused("bow", ids=np.array([[1]]))
-        assert kind is Kind.INVALID
+        assert kind is V2Status.INVALID
         assert "the Op 'bow' declare input_tensors" in text
         assert server.models.metadata("bow")["inputs"] == []
 
@@ -339,10 +339,10 @@ def test_an_op_that_tells_nothing_of_itself_cannot_be_asked_alone():
 @pytest.mark.parametrize(
     ("name", "version", "kind", "reason"),
     [
-        ("nope", "", Kind.NOT_FOUND, "Request for unknown model: 'nope' is not found"),
-        ("svc", "9", Kind.NOT_FOUND, "Request for unknown model: 'svc' version 9 is not found"),
-        ("svc", "abc", Kind.INVALID, "specified version string 'abc' (details: stol)"),
-        ("svc", "-1", Kind.INVALID, "invalid model version specified '-1' ,"),
+        ("nope", "", V2Status.NOT_FOUND, "Request for unknown model: 'nope' is not found"),
+        ("svc", "9", V2Status.NOT_FOUND, "Request for unknown model: 'svc' version 9 is not found"),
+        ("svc", "abc", V2Status.INVALID, "specified version string 'abc' (details: stol)"),
+        ("svc", "-1", V2Status.INVALID, "invalid model version specified '-1' ,"),
     ],
 )
 def test_who_is_not_there_is_refused_alike_everywhere(name, version, kind, reason):
@@ -419,7 +419,7 @@ def test_the_statistics_are_those_of_all_copies():
         assert [model.name for model in await server.models.statistics()] == ["double", "svc"]
         with pytest.raises(V2Error, match="requested model 'nope' is not available") as caught:
             await server.models.statistics("nope")
-        assert caught.value.kind is Kind.INVALID
+        assert caught.value.kind is V2Status.INVALID
 
     served(double(), ask)
 
@@ -429,7 +429,7 @@ def test_statistics_that_are_switched_off_are_not_claimed():
         assert "statistics" not in server.models.server_metadata()["extensions"]
         with pytest.raises(V2Error) as caught:
             await server.models.statistics()
-        assert caught.value.kind is Kind.UNSUPPORTED
+        assert caught.value.kind is V2Status.UNSUPPORTED
 
     served(double(), ask, has_statistics=False)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.frontends.v2 import Kind, V2Error
-from pipeline.frontends.v2.interface import Interface, Slot, fits, interface_of
-from pipeline.predictors.metadata import ModelNote, NotedTensor
+from pipeline.frontends.v2 import V2Error, V2Status
+from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, interface_of
+from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
 
-PLAIN = Interface(
+PLAIN = ModelInterface(
     (Slot("a", "FP32", (2, -1)), Slot("b", "INT64", (1,))), (Slot("y", "FP32", (1,)),)
 )
-BATCHED = Interface((Slot("a", "FP32", (2,)), Slot("b", "INT64", (1,))), None, max_batch_size=4)
+BATCHED = ModelInterface(
+    (Slot("a", "FP32", (2,)), Slot("b", "INT64", (1,))), None, max_batch_size=4
+)
 
 
 def floats(*shape):
@@ -26,7 +28,7 @@ def ints(*shape):
 def refusal(interface, **inputs):
     with pytest.raises(V2Error) as caught:
         interface.check_inputs("m", inputs)
-    assert caught.value.kind is Kind.INVALID
+    assert caught.value.kind is V2Status.INVALID
     return str(caught.value)
 
 
@@ -39,12 +41,12 @@ def test_the_first_dimension_is_the_number_of_samples_with_one():
 
 
 def test_a_model_that_says_nothing_takes_everything():
-    assert Interface().check_inputs("m", {"x": floats(9, 9)}) == 1
-    Interface().check_outputs("m", ["whatever"])
+    assert ModelInterface().check_inputs("m", {"x": floats(9, 9)}) == 1
+    ModelInterface().check_outputs("m", ["whatever"])
 
 
 def test_an_input_of_any_rank_takes_any_shape():
-    any_rank = Interface((Slot("a", "FP32", None),))
+    any_rank = ModelInterface((Slot("a", "FP32", None),))
     assert any_rank.check_inputs("m", {"a": floats(1, 2, 3)}) == 1
     assert any_rank.inputs is not None
     assert any_rank.inputs[0].full_shape(batches=False) == [-1]
@@ -107,14 +109,14 @@ def test_a_shape_fits_where_every_dimension_does(shape, expected, answer):
 
 
 def note(*shapes, dtype="float32"):
-    inputs = [NotedTensor(f"x{i}", dtype, shape) for i, shape in enumerate(shapes)]
-    outputs = [NotedTensor("y", "float32", [-1, 2]), NotedTensor("z", "", [-1])]
-    return ModelNote("onnxruntime_onnx", inputs, outputs)
+    inputs = [TensorMetadata(f"x{i}", dtype, shape) for i, shape in enumerate(shapes)]
+    outputs = [TensorMetadata("y", "float32", [-1, 2]), TensorMetadata("z", "", [-1])]
+    return ModelMetadata("onnxruntime_onnx", inputs, outputs)
 
 
 def test_a_model_whose_first_dimensions_are_free_takes_batches():
     interface = interface_of(note([-1, 3], [-1]), batch_size=1)
-    assert interface == Interface(
+    assert interface == ModelInterface(
         (Slot("x0", "FP32", (3,)), Slot("x1", "FP32", ())),
         (Slot("y", "FP32", (2,)), Slot("z", "BYTES", ())),
         max_batch_size=4,

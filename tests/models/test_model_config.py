@@ -9,7 +9,7 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
-from pipeline.frontends.v2.interface import Interface, Slot
+from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model_config import (
     OpConfigForm,
     config_message,
@@ -22,7 +22,7 @@ from pipeline.frontends.v2.model_config import (
 from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
 from pipeline.proto.v2.codec import DATATYPES
 
-INTERFACE = Interface(
+INTERFACE = ModelInterface(
     (Slot("ids", "INT64", (-1,)), Slot("t", "BYTES", (1,))), (Slot("y", "FP32", None),), 8
 )
 
@@ -79,7 +79,7 @@ def test_both_forms_of_a_configuration_say_the_same():
 
 @pytest.mark.parametrize("datatype", sorted(DATATYPES))
 def test_every_datatype_has_its_form_in_a_configuration(datatype):
-    config = config_of_pipeline("svc", Interface((Slot("x", datatype, (1,)),)), [])
+    config = config_of_pipeline("svc", ModelInterface((Slot("x", datatype, (1,)),)), [])
     name = DataType.Name(config_message(config).input[0].data_type)
     assert name == ("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
 
@@ -117,6 +117,6 @@ def test_the_steps_of_a_pipeline_are_wired_by_names():
             "output_map": {"y": "y"},
         },
     ]
-    message = config_message(config_of_pipeline("svc", Interface(), steps))
+    message = config_message(config_of_pipeline("svc", ModelInterface(), steps))
     assert message.ensemble_scheduling.step[1].model_version == -1
     assert dict(message.ensemble_scheduling.step[1].output_map) == {"y": "y"}

@@ -21,13 +21,13 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
-from pipeline.frontends.v2 import Kind, V2Error, v2_error
+from pipeline.frontends.v2 import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.convert import array_of, arrays_of, payload_of, request_of, values_of
-from pipeline.frontends.v2.interface import Interface, Slot
+from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Response
 
-ANYTHING = Interface()
+ANYTHING = ModelInterface()
 
 
 def text(*elements, shape=None):
@@ -76,7 +76,7 @@ def test_text_in_more_dimensions_is_an_array_of_it():
     [((1,), 0, "a"), ((), 0, "a"), ((-1,), 0, ["a"]), (None, 0, ["a"]), ((), 4, ["a"])],
 )
 def test_the_form_of_text_depends_on_what_is_declared_and_not_on_how_much_came(shape, batch, value):
-    interface = Interface((Slot("x", "BYTES", shape),), None, batch)
+    interface = ModelInterface((Slot("x", "BYTES", shape),), None, batch)
     came = text("a", shape=() if shape == () and not batch else (1,))
     assert values_of({"x": came}, interface) == {"x": value}
 
@@ -152,7 +152,7 @@ def test_values_become_arrays(value, array):
 def test_what_the_protocol_has_no_form_for_is_refused(value):
     with pytest.raises(V2Error, match="output 'y' of model 'm'") as caught:
         arrays_of({"y": value}, ANYTHING, "m", [])
-    assert caught.value.kind is Kind.INTERNAL
+    assert caught.value.kind is V2Status.INTERNAL
 
 
 def test_a_long_text_among_short_ones_costs_its_own_length_only():
@@ -179,14 +179,14 @@ def test_all_values_are_answered_or_those_that_were_asked_for_in_that_order():
 def test_an_output_that_nobody_declared_and_nobody_gave_is_refused():
     with pytest.raises(V2Error, match="unexpected inference output 'z' for model 'm'") as caught:
         arrays_of({"a": 1}, ANYTHING, "m", ["z"])
-    assert caught.value.kind is Kind.INVALID
+    assert caught.value.kind is V2Status.INVALID
 
 
 # Declared -----------------------------------------------------------------------------------
 
 
 def fitted(value, datatype, shape, batch=0):
-    interface = Interface(None, (Slot("y", datatype, shape),), batch)
+    interface = ModelInterface(None, (Slot("y", datatype, shape),), batch)
     return arrays_of({"y": value, "more": 1}, interface, "m", [])["y"]
 
 
@@ -221,7 +221,7 @@ def test_an_answer_becomes_what_its_op_declares(value, datatype, shape, array):
 def test_an_answer_that_is_not_what_its_op_declares_is_an_error(value, datatype, shape, reason):
     with pytest.raises(V2Error, match=reason) as caught:
         fitted(value, datatype, shape)
-    assert caught.value.kind is Kind.INTERNAL
+    assert caught.value.kind is V2Status.INTERNAL
 
 
 def test_declared_shapes_are_without_the_batch():
@@ -232,8 +232,8 @@ def test_declared_shapes_are_without_the_batch():
 
 def test_a_declared_output_that_is_missing_is_an_error_of_the_servers():
     with pytest.raises(V2Error, match="did not answer with its output 'y'") as caught:
-        arrays_of({}, Interface(None, (Slot("y", "FP32", (1,)),)), "m", [])
-    assert caught.value.kind is Kind.INTERNAL
+        arrays_of({}, ModelInterface(None, (Slot("y", "FP32", (1,)),)), "m", [])
+    assert caught.value.kind is V2Status.INTERNAL
 
 
 # Answers ------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_declared_output_that_is_missing_is_an_error_of_the_servers():
 def test_an_answer_that_was_packed_is_unpacked():
     response = Response(key=["t", "f", "pipeline.profile"], value=["a", "[0.5]", "..."])
     response.tensors.append(numpy_to_tensor("n", np.arange(2)))
-    interface = Interface(None, (Slot("f", "FP32", (1,)), Slot("t", "BYTES", (1,))))
+    interface = ModelInterface(None, (Slot("f", "FP32", (1,)), Slot("t", "BYTES", (1,))))
     values = payload_of(response, interface)
     assert list(values) == ["t", "f", "n"]
     assert (values["t"], values["f"]) == ("a", [0.5])
@@ -250,7 +250,7 @@ def test_an_answer_that_was_packed_is_unpacked():
 
 
 def test_text_where_numbers_are_declared_is_reported():
-    interface = Interface(None, (Slot("f", "FP32", (1,)),))
+    interface = ModelInterface(None, (Slot("f", "FP32", (1,)),))
     values = payload_of(Response(key=["f"], value=["none"]), interface)
     with pytest.raises(V2Error, match="it is BYTES, but FP32"):
         arrays_of(values, interface, "m", [])
@@ -259,12 +259,12 @@ def test_text_where_numbers_are_declared_is_reported():
 @pytest.mark.parametrize(
     ("answer", "kind", "reason"),
     [
-        (Response(err_no=51, err_msg="no face"), Kind.INVALID, r"\[51\] no face"),
-        (Response(err_no=6000, err_msg="late"), Kind.UNAVAILABLE, "late"),
-        (ChannelData(1, error=InputError("shape")), Kind.INVALID, "shape"),
-        (ChannelData(1, payload=[1]), Kind.INTERNAL, "a list"),
-        ("a str", Kind.INTERNAL, "a str, not a Response"),
-        (Response(tensors=[{"name": "x", "elem_type": 99}]), Kind.INTERNAL, "99"),
+        (Response(err_no=51, err_msg="no face"), V2Status.INVALID, r"\[51\] no face"),
+        (Response(err_no=6000, err_msg="late"), V2Status.UNAVAILABLE, "late"),
+        (ChannelData(1, error=InputError("shape")), V2Status.INVALID, "shape"),
+        (ChannelData(1, payload=[1]), V2Status.INTERNAL, "a list"),
+        ("a str", V2Status.INTERNAL, "a str, not a Response"),
+        (Response(tensors=[{"name": "x", "elem_type": 99}]), V2Status.INTERNAL, "99"),
     ],
 )
 def test_an_answer_that_is_an_error_or_none_raises(answer, kind, reason):
@@ -276,15 +276,15 @@ def test_an_answer_that_is_an_error_or_none_raises(answer, kind, reason):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ClosedError("x"), Kind.UNAVAILABLE),
-        (DeadlineError("x"), Kind.UNAVAILABLE),
-        (NoServiceError("x"), Kind.NOT_FOUND),
-        (InputError("x"), Kind.INVALID),
-        (PredictorError("x"), Kind.INTERNAL),
-        (PredictorUnavailableError("x"), Kind.UNAVAILABLE),
-        (PayloadTypeError("x"), Kind.INTERNAL),
-        (PipelineError("x"), Kind.INTERNAL),
-        (ProductError(6000, "x"), Kind.INVALID),
+        (ClosedError("x"), V2Status.UNAVAILABLE),
+        (DeadlineError("x"), V2Status.UNAVAILABLE),
+        (NoServiceError("x"), V2Status.NOT_FOUND),
+        (InputError("x"), V2Status.INVALID),
+        (PredictorError("x"), V2Status.INTERNAL),
+        (PredictorUnavailableError("x"), V2Status.UNAVAILABLE),
+        (PayloadTypeError("x"), V2Status.INTERNAL),
+        (PipelineError("x"), V2Status.INTERNAL),
+        (ProductError(6000, "x"), V2Status.INVALID),
     ],
 )
 def test_errors_have_a_kind(error, kind):
@@ -317,6 +317,6 @@ def test_an_output_that_is_wanted_many_times_is_made_once():
             made.append(self)
             return b"x"
 
-    outputs = arrays_of({"y": Counted(), "z": 1}, Interface(), "m", ["y", "z"] * 1000)
+    outputs = arrays_of({"y": Counted(), "z": 1}, ModelInterface(), "m", ["y", "z"] * 1000)
     assert list(outputs) == ["y", "z"]
     assert len(made) == 1

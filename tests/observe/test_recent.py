@@ -20,9 +20,9 @@ from pipeline.frontends.dashboard.recent import (
     MOST_SLOW,
     PACK,
     UNPACK,
-    Recent,
     Recorded,
     Recording,
+    SlowRequestLog,
     read_recording,
 )
 
@@ -46,11 +46,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def recent(clock: Clock) -> Recent:
-    return Recent(["a", "b"], clock_ns=clock, wall_ns=lambda: clock.now_ns + 5000 * S)
+def recent(clock: Clock) -> SlowRequestLog:
+    return SlowRequestLog(["a", "b"], clock_ns=clock, wall_ns=lambda: clock.now_ns + 5000 * S)
 
 
-def fold(recent: Recent, turns=(), requests=()) -> None:
+def fold(recent: SlowRequestLog, turns=(), requests=()) -> None:
     recent.fold(rows(TURN, *turns), rows(REQUEST, *requests))
 
 
@@ -94,7 +94,7 @@ def test_the_slowest_are_kept_and_no_more_than_there_is_room_for(recent, clock):
 
 @given(st.lists(st.lists(st.integers(0, 10**6), max_size=30), max_size=8))
 def test_whatever_comes_in_whatever_folds_the_slowest_are_found(folds):
-    recent = Recent([], clock_ns=lambda: S)
+    recent = SlowRequestLog([], clock_ns=lambda: S)
     for took in folds:
         if took:
             fold(recent, requests=[request(0, at=S, took=ns) for ns in took])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline import Op, ProductError, RequestOp
 from pipeline.engine.journal import PIPELINE, Outcome
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import OverloadedError
 from pipeline.observe.snapshot import ModelCounters
 from pipeline.observe.statistics import Statistics
@@ -72,7 +72,9 @@ class Traffic:
         if action == "ask":
             self.asked.append(self.engine.ask(refused_by=how))
         elif action == "ask b alone":
-            route = Route(op=self.b, payload={"a": {"refused_by": how}}, packs=False, rows=3)
+            route = RequestTarget(
+                op=self.b, payload={"a": {"refused_by": how}}, packs=False, rows=3
+            )
             asking = self.engine.executor.handle(None, None, route)
             self.alone.append(asyncio.ensure_future(asking))
         elif action == "leave":

@@ -32,7 +32,7 @@ from pipeline.tracing.context import (
     parse_traceparent,
 )
 from pipeline.tracing.sink import Telemetry
-from pipeline.tracing.spans import RequestRow, SpanRecord, TurnRow
+from pipeline.tracing.spans import OpSpanRow, RequestRow, SpanRecord
 
 WALL_NS = 10**18
 CALLER = TraceContext(0xABC, 0xDEF, True)
@@ -96,7 +96,7 @@ class Bench:
         return self.telemetry.begin(data_id, format_traceparent(parent) if parent else "")
 
     def turn(self, data_id: int, op: int = 0, batch: int = 1, **fields: int) -> None:
-        row = TurnRow(op, 0, batch, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
+        row = OpSpanRow(op, 0, batch, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
         self.journal.turns.append(packed_turn(*row._replace(**fields)))
 
     def request(self, data_id: int, **fields: int) -> None:
@@ -124,7 +124,7 @@ def times(span: SpanRecord) -> tuple[int, int]:
 
 
 def test_rows_are_read_by_the_names_that_they_have_in_the_journal():
-    assert TurnRow._fields == TURN.names
+    assert OpSpanRow._fields == TURN.names
     assert RequestRow._fields == REQUEST.names
 
 

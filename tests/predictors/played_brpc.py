@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from pipeline.proto.brpc.frames import (
-    Frame,
+    BrpcFrame,
     FrameReader,
     compress,
     pack,
@@ -28,10 +28,10 @@ class Peer:
         with contextlib.suppress(OSError):  # the client may have gone: then nobody misses it
             self.socket.sendall(data)
 
-    def answer(self, frame: Frame, body: bytes | None = None, compression: int = 0) -> None:
+    def answer(self, frame: BrpcFrame, body: bytes | None = None, compression: int = 0) -> None:
         self.send(answer_to(frame, body, compression))
 
-    def fail(self, frame: Frame, code: int, text: str = "as told") -> None:
+    def fail(self, frame: BrpcFrame, code: int, text: str = "as told") -> None:
         self.send(pack(response_meta(frame.meta.correlation_id, code, text), b""))
 
     def close(self) -> None:
@@ -39,17 +39,17 @@ class Peer:
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
-def answer_to(frame: Frame, body: bytes | None = None, compression: int = 0) -> bytes:
+def answer_to(frame: BrpcFrame, body: bytes | None = None, compression: int = 0) -> bytes:
     """The frame that answers `frame`; no body: what was asked comes back."""
     meta = response_meta(frame.meta.correlation_id)
     meta.compress_type = compression
     return pack(meta, compress(compression, frame.body if body is None else body))
 
 
-Behaviour = Callable[[Peer, Frame], None]
+Behaviour = Callable[[Peer, BrpcFrame], None]
 
 
-def echo(peer: Peer, frame: Frame) -> None:
+def echo(peer: Peer, frame: BrpcFrame) -> None:
     peer.answer(frame)
 
 
@@ -64,7 +64,7 @@ class PlayedServer:
 
     def __init__(self, behaviour: Behaviour = echo, port: int = 0, reads: bool = True) -> None:
         self.behaviour = behaviour
-        self.requests: list[Frame] = []
+        self.requests: list[BrpcFrame] = []
         self.peers: list[Peer] = []
         self._reads = reads
         self._threads: list[threading.Thread] = []
@@ -123,14 +123,14 @@ class Collecting:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.waiting: list[tuple[Peer, Frame]] = []
+        self.waiting: list[tuple[Peer, BrpcFrame]] = []
 
-    def __call__(self, peer: Peer, frame: Frame) -> None:
+    def __call__(self, peer: Peer, frame: BrpcFrame) -> None:
         with self._changed:
             self.waiting.append((peer, frame))
             self._changed.notify_all()
 
-    def wait_for(self, count: int) -> list[tuple[Peer, Frame]]:
+    def wait_for(self, count: int) -> list[tuple[Peer, BrpcFrame]]:
         """The requests so far, as soon as there are `count`."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.waiting) >= count, WAIT_S)

@@ -13,8 +13,8 @@ from pipeline.predictors.base import (
     ENGINES,
     Device,
     DeviceType,
-    Engine,
     LocalModel,
+    PredictorEngine,
     load_local_predictor,
 )
 
@@ -28,8 +28,8 @@ def engines():
         module.load = lambda model, device, name=name: (name, model, device)
         modules[name] = sys.modules[module.__name__] = module
     yield {
-        "onnx": Engine(modules["onnx"].__name__, (".onnx",)),
-        "paddle": Engine(modules["paddle"].__name__, (".pdmodel",)),
+        "onnx": PredictorEngine(modules["onnx"].__name__, (".onnx",)),
+        "paddle": PredictorEngine(modules["paddle"].__name__, (".pdmodel",)),
     }
     for module in modules.values():
         del sys.modules[module.__name__]
@@ -114,7 +114,7 @@ def test_an_engine_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     with pytest.raises(InitError, match=r"engine: 'paddle' is not there; there is onnx"):
         load_local_predictor(
             LocalModel(tmp_path, engine="paddle"),
-            engines={"onnx": Engine("nothing", (".onnx",))},
+            engines={"onnx": PredictorEngine("nothing", (".onnx",))},
         )
 
 

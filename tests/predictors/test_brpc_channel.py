@@ -27,7 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
 from pipeline.predictors.remote.endpoints import MAX_TIMEOUTS
-from pipeline.proto.brpc.frames import SERVICE, BrpcCode, Frame, pack, request_meta
+from pipeline.proto.brpc.frames import SERVICE, BrpcCode, BrpcFrame, pack, request_meta
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SOON_S = 0.05
@@ -47,11 +47,11 @@ def ask(channel: BrpcChannel, body: bytes = b"", time_s: float = WAIT_S) -> byte
     return channel.ask(body, 7, time_s, bytes)
 
 
-def close(peer: Peer, _: Frame) -> None:
+def close(peer: Peer, _: BrpcFrame) -> None:
     peer.close()
 
 
-def refuse_with(code: int) -> Callable[[Peer, Frame], None]:
+def refuse_with(code: int) -> Callable[[Peer, BrpcFrame], None]:
     return lambda peer, frame: peer.fail(frame, code, "because")
 
 
@@ -121,7 +121,7 @@ def test_the_error_names_every_server_and_its_reason(dead_address: tuple[str, in
 
 
 def test_a_call_whose_connection_breaks_is_made_again_on_another_server() -> None:
-    def half_an_answer(peer: Peer, frame: Frame) -> None:
+    def half_an_answer(peer: Peer, frame: BrpcFrame) -> None:
         peer.send(answer_to(frame)[:-1])
         peer.close()
 
@@ -136,7 +136,7 @@ def test_a_call_whose_connection_breaks_is_made_again_on_another_server() -> Non
 def test_a_call_whose_connection_breaks_is_made_again_on_the_only_server() -> None:
     closed = threading.Event()
 
-    def close_once(peer: Peer, frame: Frame) -> None:
+    def close_once(peer: Peer, frame: BrpcFrame) -> None:
         if not closed.is_set():
             closed.set()
             peer.close()
@@ -178,7 +178,7 @@ def test_an_answer_of_another_message_is_garbage() -> None:
 
 
 def test_a_peer_that_sends_requests_back_is_no_server() -> None:
-    def mirror(peer: Peer, frame: Frame) -> None:
+    def mirror(peer: Peer, frame: BrpcFrame) -> None:
         peer.send(pack(request_meta("inference", frame.meta.correlation_id), frame.body))
 
     with (
@@ -200,7 +200,7 @@ def test_answers_may_be_compressed(compression: int) -> None:
 
 
 def test_a_compression_that_is_unknown_is_garbage() -> None:
-    def answer(peer: Peer, frame: Frame) -> None:
+    def answer(peer: Peer, frame: BrpcFrame) -> None:
         frame.meta.compress_type = 9
         frame.meta.ClearField("request")
         peer.send(pack(frame.meta, b"?"))
@@ -389,7 +389,7 @@ def test_many_threads_get_their_own_answers_while_servers_break_connections() ->
     seen = threading.Lock()
     count = 0
 
-    def unreliable(peer: Peer, frame: Frame) -> None:
+    def unreliable(peer: Peer, frame: BrpcFrame) -> None:
         nonlocal count
         with seen:
             count += 1
@@ -444,7 +444,7 @@ def test_parent_and_forked_child_use_connections_of_their_own() -> None:
 @given(st.binary(max_size=64), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_whatever_a_peer_sends_ends_the_call(data: bytes, is_framed: bool) -> None:
-    def send(peer: Peer, frame: Frame) -> None:
+    def send(peer: Peer, frame: BrpcFrame) -> None:
         peer.send(b"PRPC\0\0\0\x40\0\0\0\x10" + data if is_framed else data)
         peer.close()
 

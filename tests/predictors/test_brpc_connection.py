@@ -20,7 +20,7 @@ from pipeline.predictors.remote.brpc_connection import (
     ConnectionLostError,
     OutOfTimeError,
 )
-from pipeline.proto.brpc.frames import Frame, pack, request_meta, response_meta
+from pipeline.proto.brpc.frames import BrpcFrame, pack, request_meta, response_meta
 
 SOON_S = 0.05  # of calls that are meant to run out of time
 BIG = bytes(32 * 2**20)  # more than the kernel keeps for a peer that does not read
@@ -80,7 +80,7 @@ def test_answers_in_any_order_find_their_callers(callers: ThreadPoolExecutor) ->
 
 
 def test_an_answer_may_come_in_pieces() -> None:
-    def byte_by_byte(peer: Peer, frame: Frame) -> None:
+    def byte_by_byte(peer: Peer, frame: BrpcFrame) -> None:
         for byte in answer_to(frame):
             peer.send(bytes([byte]))
 
@@ -211,7 +211,7 @@ def test_calls_before_a_request_that_was_not_sent_whole_still_get_their_answers(
     held = Collecting()
     stuck = threading.Event()
 
-    def then_stop_reading(peer: Peer, frame: Frame) -> None:
+    def then_stop_reading(peer: Peer, frame: BrpcFrame) -> None:
         held(peer, frame)
         assert stuck.wait(WAIT_S)
 
@@ -251,7 +251,7 @@ def test_a_peer_that_first_wants_to_get_rid_of_a_late_answer_is_read_while_sendi
     late_answer = bytes(64 * 2**20)
     given_up = threading.Event()
 
-    def answer_when_given_up(peer: Peer, frame: Frame) -> None:
+    def answer_when_given_up(peer: Peer, frame: BrpcFrame) -> None:
         if frame.body == b"late":
             assert given_up.wait(WAIT_S)
             peer.answer(frame, late_answer)  # and reads nothing before that is gone

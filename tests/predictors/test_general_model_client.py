@@ -11,12 +11,14 @@ from golden import FRAMES
 from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.remote.general_model import GeneralModel
-from pipeline.proto.brpc.frames import Frame, FrameReader, decompress, request_meta
-from pipeline.proto.brpc.general_model import ElemType, tensor_to_array, value_to_tensor
+from pipeline.proto.brpc.frames import BrpcFrame, FrameReader, decompress, request_meta
+from pipeline.proto.brpc.general_model import BrpcElemType, tensor_to_array, value_to_tensor
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 
 
-def var(alias: str, elem_type: int = ElemType.FP32, name: str = "", is_lod: bool = False) -> Var:
+def var(
+    alias: str, elem_type: int = BrpcElemType.FP32, name: str = "", is_lod: bool = False
+) -> Var:
     return Var(name or f"{alias}_0", alias, is_lod, elem_type, (13,))
 
 
@@ -28,11 +30,12 @@ def model_of(
 
 HOUSING = model_of([var("x", name="x")], [var("price", name="fc_0.tmp_1")])
 WORDS = model_of(
-    [var("words", ElemType.INT64, is_lod=True), var("side", ElemType.FP32)], [var("prediction")]
+    [var("words", BrpcElemType.INT64, is_lod=True), var("side", BrpcElemType.FP32)],
+    [var("prediction")],
 )
 
 
-def frame_of(name: str, way: str) -> Frame:
+def frame_of(name: str, way: str) -> BrpcFrame:
     (frame,) = FrameReader().feed(FRAMES[name, way])
     return frame
 
@@ -101,24 +104,24 @@ def test_any_size_is_sent_whatever_the_configuration_states():
 
 def test_numbers_are_cast_to_the_configured_type():
     tensor = only(HOUSING.request({"x": np.arange(3)}))
-    assert tensor.elem_type == ElemType.FP32
+    assert tensor.elem_type == BrpcElemType.FP32
     assert tensor_to_array(tensor).tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("elem_type", "value"),
     [
-        (ElemType.INT64, np.array([[1, -2]])),
-        (ElemType.FP32, np.array([[1.5]], np.float32)),
-        (ElemType.INT32, np.array([[3]], np.int32)),
-        (ElemType.FP16, np.array([[0.5]], np.float16)),
-        (ElemType.UINT8, np.array([[255]], np.uint8)),
-        (ElemType.INT8, np.array([[-128]], np.int8)),
-        (ElemType.BOOL, np.array([[True, False]])),
-        (ElemType.STRING, np.array([["a", "失败"]], dtype=object)),
+        (BrpcElemType.INT64, np.array([[1, -2]])),
+        (BrpcElemType.FP32, np.array([[1.5]], np.float32)),
+        (BrpcElemType.INT32, np.array([[3]], np.int32)),
+        (BrpcElemType.FP16, np.array([[0.5]], np.float16)),
+        (BrpcElemType.UINT8, np.array([[255]], np.uint8)),
+        (BrpcElemType.INT8, np.array([[-128]], np.int8)),
+        (BrpcElemType.BOOL, np.array([[True, False]])),
+        (BrpcElemType.STRING, np.array([["a", "失败"]], dtype=object)),
     ],
 )
-def test_every_configured_type_is_sent(elem_type: ElemType, value: np.ndarray):
+def test_every_configured_type_is_sent(elem_type: BrpcElemType, value: np.ndarray):
     tensor = only(model_of([var("x", elem_type)], [var("y")]).request({"x": value}))
     assert tensor.elem_type == elem_type
     back = tensor_to_array(tensor)
@@ -127,7 +130,7 @@ def test_every_configured_type_is_sent(elem_type: ElemType, value: np.ndarray):
 
 
 def test_text_may_be_a_list():
-    model = model_of([var("x", ElemType.STRING)], [var("y")])
+    model = model_of([var("x", BrpcElemType.STRING)], [var("y")])
     assert list(only(model.request({"x": ["a", "b"]})).data) == ["a", "b"]
     request = model.request([{"x": ["a", "b"]}], batch=False)
     assert list(only(request).shape) == [1, 2]
@@ -200,7 +203,7 @@ def test_offsets_of_a_single_sample_say_what_batch_does():
 
 
 def test_text_that_is_not_unicode_is_refused():
-    model = model_of([var("x", ElemType.STRING)], [var("y")])
+    model = model_of([var("x", BrpcElemType.STRING)], [var("y")])
     with pytest.raises(PayloadTypeError, match=r"\[uci\] tensor 'x'"):
         model.request({"x": ["\ud800"]})
 

@@ -24,7 +24,7 @@ from pipeline.predictors.model_conf import (
     write_client_conf,
 )
 from pipeline.predictors.signature import ModelSignature
-from pipeline.proto.brpc.general_model import ElemType
+from pipeline.proto.brpc.general_model import BrpcElemType
 from pipeline.proto.general_model_config_pb2 import FeedVar, FetchVar, GeneralModelConfig
 
 IMDB = """\
@@ -183,7 +183,7 @@ def variables(elem_types: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[Var
     return st.lists(var, min_size=1, max_size=4, unique_by=lambda var: var.alias).map(tuple)
 
 
-@given(st.builds(ModelConf, variables(st.sampled_from(ElemType)), variables(INT32S)))
+@given(st.builds(ModelConf, variables(st.sampled_from(BrpcElemType)), variables(INT32S)))
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, conf: ModelConf):
     file = tmp_path_factory.getbasetemp() / "written_by_us.prototxt"
     file.write_text(model_conf_text(conf), encoding="utf-8")
@@ -202,13 +202,13 @@ def test_a_model_without_a_configuration_is_described_by_its_signature():
     )
     assert conf_of(signature) == ModelConf(
         feeds=(
-            Var("image", "image", False, ElemType.FP32, (3, -1, -1)),
-            Var("text", "text", False, ElemType.STRING, ()),
-            Var("any", "any", False, ElemType.BOOL, ()),
+            Var("image", "image", False, BrpcElemType.FP32, (3, -1, -1)),
+            Var("text", "text", False, BrpcElemType.STRING, ()),
+            Var("any", "any", False, BrpcElemType.BOOL, ()),
         ),
         fetches=(
-            Var("ids", "ids", False, ElemType.INT64, (5,)),
-            Var("half", "half", False, ElemType.BF16, ()),
+            Var("ids", "ids", False, BrpcElemType.INT64, (5,)),
+            Var("half", "half", False, BrpcElemType.BF16, ()),
         ),
     )
 
@@ -216,7 +216,7 @@ def test_a_model_without_a_configuration_is_described_by_its_signature():
 @pytest.mark.parametrize("own", [True, False], ids=["the model's own names", "aliases"])
 def test_names_and_lod_are_the_configuration_s_types_and_shapes_the_model_s(own: bool):
     given = ModelConf(
-        feeds=(Var("words", "ids", True, ElemType.FP32, (7,)), Var("b", "bb", False, 0, (9,))),
+        feeds=(Var("words", "ids", True, BrpcElemType.FP32, (7,)), Var("b", "bb", False, 0, (9,))),
         fetches=(PREDICTION, Var("other", "another", False, 1, ())),
     )
     word, result = ("words", "fc_2.tmp_2") if own else ("ids", "prediction")
@@ -225,10 +225,10 @@ def test_names_and_lod_are_the_configuration_s_types_and_shapes_the_model_s(own:
     )
     assert conf_of(signature, given) == ModelConf(
         feeds=(
-            Var("b", "bb", False, ElemType.INT32, (9,)),
-            Var("words", "ids", True, ElemType.INT64, (1,)),
+            Var("b", "bb", False, BrpcElemType.INT32, (9,)),
+            Var("words", "ids", True, BrpcElemType.INT64, (1,)),
         ),
-        fetches=(Var("fc_2.tmp_2", "prediction", False, ElemType.FP64, (4,)),),
+        fetches=(Var("fc_2.tmp_2", "prediction", False, BrpcElemType.FP64, (4,)),),
     )
 
 
@@ -243,9 +243,9 @@ def test_an_answer_s_type_is_the_one_it_travels_in():
     outputs = [spec("u2", "u2"), spec("u4", "u4"), spec("u8", "u8")]
     conf = conf_of(ModelSignature("m", [spec("x", "f4")], outputs))
     assert [var.elem_type for var in conf.fetches] == [
-        ElemType.INT32,
-        ElemType.INT64,
-        ElemType.INT64,
+        BrpcElemType.INT32,
+        BrpcElemType.INT64,
+        BrpcElemType.INT64,
     ]
 
 

@@ -14,10 +14,10 @@ from onnx_doubles import FLOAT, FakeSession, build, value_info
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import TensorSpec
-from pipeline.predictors.onnx.binding import BoundRunner, Memory, ValueRunner, session_runner
+from pipeline.predictors.onnx.binding import BoundRunner, DeviceMemory, ValueRunner, session_runner
 from pipeline.predictors.signature import ModelSignature
 
-HERE = Memory("cpu", 0)  # the memory that a binding can have on a machine without a card
+HERE = DeviceMemory("cpu", 0)  # the memory that a binding can have on a machine without a card
 TEXT, FLOAT32, BFLOAT16 = object, np.float32, ml_dtypes.bfloat16
 
 
@@ -103,7 +103,7 @@ def test_threads_bind_side_by_side():
 
 def test_inputs_are_bound_from_the_host_and_outputs_to_the_card():
     session = FakeSession({}, [], None, {"x": "tensor(float)", "shift": "tensor(float)"})
-    (x,) = BoundRunner(session, Memory("cuda", 3))(["x"], {"x": rows(1), "shift": scalar(1)})
+    (x,) = BoundRunner(session, DeviceMemory("cuda", 3))(["x"], {"x": rows(1), "shift": scalar(1)})
     (binding,) = session.bindings
     assert list(binding.inputs) == ["x", "shift"]
     assert binding.inputs["shift"].shape == ()
@@ -116,10 +116,10 @@ def test_inputs_are_bound_from_the_host_and_outputs_to_the_card():
     [
         (None, FLOAT32, FLOAT32, None),
         (None, TEXT, TEXT, None),
-        (Memory("cuda", 0), FLOAT32, FLOAT32, BoundRunner),
-        (Memory("cuda", 0), TEXT, FLOAT32, None),
-        (Memory("cuda", 0), FLOAT32, TEXT, None),
-        (Memory("cuda", 0), BFLOAT16, FLOAT32, ValueRunner),
+        (DeviceMemory("cuda", 0), FLOAT32, FLOAT32, BoundRunner),
+        (DeviceMemory("cuda", 0), TEXT, FLOAT32, None),
+        (DeviceMemory("cuda", 0), FLOAT32, TEXT, None),
+        (DeviceMemory("cuda", 0), BFLOAT16, FLOAT32, ValueRunner),
         (None, FLOAT32, BFLOAT16, ValueRunner),
     ],
 )

@@ -28,7 +28,7 @@ from pipeline.errors import (
 from pipeline.predictors.base import Predictor
 from pipeline.predictors.remote.general_model import GeneralModelPredictor
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-from pipeline.proto.brpc.frames import Frame
+from pipeline.proto.brpc.frames import BrpcFrame
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.system.deadline import set_call_deadline
 
@@ -46,7 +46,7 @@ FEED = {
 }
 
 
-def echo_outputs(peer: Peer, frame: Frame) -> None:
+def echo_outputs(peer: Peer, frame: BrpcFrame) -> None:
     """What was fed comes back as the outputs of one model."""
     request = Request.FromString(frame.body)
     response = Response()
@@ -130,7 +130,7 @@ def test_an_unknown_argument_is_a_mistake_of_the_caller(conf: Path) -> None:
 
 
 def test_the_models_own_error_is_told(conf: Path) -> None:
-    def fail(peer: Peer, frame: Frame) -> None:
+    def fail(peer: Peer, frame: BrpcFrame) -> None:
         peer.answer(frame, Response(err_no=5, err_msg="no memory").SerializeToString())
 
     with (

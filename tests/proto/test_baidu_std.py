@@ -18,11 +18,11 @@ from pipeline.proto.brpc.frames import (
     HEADER_BYTES,
     SERVICE,
     BrpcCode,
+    BrpcFrame,
     Compression,
-    Frame,
+    FrameError,
     FrameReader,
     Trace,
-    WireError,
     compress,
     decompress,
     error_of,
@@ -38,12 +38,12 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 READABLE = (Compression.NONE, Compression.SNAPPY, Compression.GZIP, Compression.ZLIB)
 
 
-def frame_of(data: bytes) -> Frame:
+def frame_of(data: bytes) -> BrpcFrame:
     (frame,) = FrameReader().feed(data)
     return frame
 
 
-def golden(name: str, way: str) -> Frame:
+def golden(name: str, way: str) -> BrpcFrame:
     return frame_of(FRAMES[name, way])
 
 
@@ -106,7 +106,7 @@ def test_a_buffer_may_be_used_again_after_it_was_fed(length: int):
     rest = bytes(buffer[50:])
     buffer[:] = bytes(len(buffer))
     tail[:] = bytes(50)
-    assert frame == Frame(frame.meta, b"a" * length, b"tail")
+    assert frame == BrpcFrame(frame.meta, b"a" * length, b"tail")
     assert reader.feed(rest) == [frame]
 
 
@@ -166,7 +166,7 @@ def test_what_is_packed_is_read(
     reader = FrameReader()
     parts = data.draw(pieces(pack(meta, body, attachment)))
     (frame,) = [frame for part in parts for frame in reader.feed(part)]
-    assert frame == Frame(meta, body, attachment)
+    assert frame == BrpcFrame(meta, body, attachment)
     assert frame.meta.request.log_id == log_id
     assert frame.meta.correlation_id == correlation_id
 
@@ -203,7 +203,7 @@ def test_an_error_text_in_another_encoding_is_still_told():
 def test_packing_again_without_the_attachment_forgets_its_size():
     meta = request_meta("m", 1)
     pack(meta, b"body", b"tail")
-    assert frame_of(pack(meta, b"body")) == Frame(request_meta("m", 1), b"body", b"")
+    assert frame_of(pack(meta, b"body")) == BrpcFrame(request_meta("m", 1), b"body", b"")
 
 
 def test_codes_are_named_for_people():
@@ -262,14 +262,14 @@ def test_the_meta_has_the_released_numbers():
 )
 def test_what_is_no_frame_is_refused_at_once_and_for_good(data: bytes, why: str):
     reader = FrameReader(max_bytes=1000)
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(FrameError, match=why):
         reader.feed(data)
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(FrameError, match=why):
         reader.feed(FRAMES["brpc SetFailed(123)", "c2s"])
 
 
 def test_garbage_after_a_frame_is_found():
-    with pytest.raises(WireError, match="no baidu_std"):
+    with pytest.raises(FrameError, match="no baidu_std"):
         FrameReader().feed(FRAMES["brpc SetFailed(123)", "c2s"] + b"X")
 
 
@@ -277,7 +277,7 @@ def test_a_frame_of_the_largest_size_is_taken():
     meta = request_meta("m", 1)
     body = bytes(1000 - len(meta.SerializeToString()))
     assert FrameReader(max_bytes=1000).feed(pack(meta, body))[0].body == body
-    with pytest.raises(WireError, match="1001 bytes is larger"):
+    with pytest.raises(FrameError, match="1001 bytes is larger"):
         FrameReader(max_bytes=1000).feed(pack(meta, body + b"1"))
 
 
@@ -329,7 +329,7 @@ def test_whatever_arrives_is_frames_or_a_wire_error(stream: bytes, data: st.Data
     for piece in data.draw(pieces(stream)):
         try:
             read_all(reader, piece)
-        except WireError:
+        except FrameError:
             return
 
 
@@ -340,7 +340,7 @@ def test_whatever_sizes_are_stated_nothing_but_a_wire_error_comes(
 ):
     try:
         frames = FrameReader(max_bytes=200).feed(header(size, meta_size) + rest)
-    except WireError:
+    except FrameError:
         return
     assert all(len(frame.body) + len(frame.attachment) <= size for frame in frames)
 
@@ -354,7 +354,7 @@ def test_what_is_compressed_comes_back(kind: Compression, data: bytes):
     assert decompress(kind, packed, len(data)) == data
     assert decompress(kind, memoryview(packed), len(data)) == data
     if data:
-        with pytest.raises(WireError, match=r"larger than|more than"):
+        with pytest.raises(FrameError, match=r"larger than|more than"):
             decompress(kind, packed, len(data) - 1)
 
 
@@ -368,7 +368,7 @@ def test_a_decompression_bomb_takes_no_memory(kind: Compression):
     bomb = compress(kind, bytes(64 * MIB))
     tracemalloc.start()
     try:
-        with pytest.raises(WireError, match="larger than 1048576 bytes when decompressed"):
+        with pytest.raises(FrameError, match="larger than 1048576 bytes when decompressed"):
             decompress(kind, bomb, MIB)
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
@@ -391,16 +391,16 @@ def test_a_decompression_bomb_takes_no_memory(kind: Compression):
     ],
 )
 def test_a_body_that_is_not_what_it_should_be_is_refused(kind: int, body: bytes, why: str):
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(FrameError, match=why):
         decompress(kind, body, MIB)
 
 
 @pytest.mark.parametrize("kind", [Compression.LZ4, 9])
 def test_nothing_is_compressed_in_a_way_that_is_not_there(kind: int):
-    with pytest.raises(WireError, match=f"compress_type {kind}"):
+    with pytest.raises(FrameError, match=f"compress_type {kind}"):
         compress(kind, b"abc")
 
 
 def test_the_header_is_that_of_the_frames():
     assert len(header(0, 0)) == HEADER_BYTES
-    assert FrameReader().feed(header(0, 0)) == [Frame(RpcMeta(), b"", b"")]
+    assert FrameReader().feed(header(0, 0)) == [BrpcFrame(RpcMeta(), b"", b"")]

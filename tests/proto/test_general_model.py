@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PayloadTypeError
 from pipeline.proto import pipeline_service_pb2
-from pipeline.proto.brpc.frames import FrameReader, WireError, decompress
+from pipeline.proto.brpc.frames import FrameError, FrameReader, decompress
 from pipeline.proto.brpc.general_model import (
-    ElemType,
+    BrpcElemType,
     dtype_of,
     elem_type_of,
     lod_of,
@@ -29,18 +29,18 @@ from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Ten
 from pipeline.proto.pipeline.packed import PACKED_DTYPES
 
 NUMERIC = {
-    ElemType.INT64: (np.int64, "int64_data"),
-    ElemType.FP32: (np.float32, "float_data"),
-    ElemType.INT32: (np.int32, "int_data"),
-    ElemType.FP64: (np.float64, "float64_data"),
-    ElemType.INT16: (np.int16, "tensor_content"),
-    ElemType.FP16: (np.float16, "tensor_content"),
-    ElemType.BF16: (ml_dtypes.bfloat16, "tensor_content"),
-    ElemType.UINT8: (np.uint8, "tensor_content"),
-    ElemType.INT8: (np.int8, "tensor_content"),
-    ElemType.BOOL: (np.bool_, "bool_data"),
-    ElemType.COMPLEX64: (np.complex64, "complex64_data"),
-    ElemType.COMPLEX128: (np.complex128, "complex128_data"),
+    BrpcElemType.INT64: (np.int64, "int64_data"),
+    BrpcElemType.FP32: (np.float32, "float_data"),
+    BrpcElemType.INT32: (np.int32, "int_data"),
+    BrpcElemType.FP64: (np.float64, "float64_data"),
+    BrpcElemType.INT16: (np.int16, "tensor_content"),
+    BrpcElemType.FP16: (np.float16, "tensor_content"),
+    BrpcElemType.BF16: (ml_dtypes.bfloat16, "tensor_content"),
+    BrpcElemType.UINT8: (np.uint8, "tensor_content"),
+    BrpcElemType.INT8: (np.int8, "tensor_content"),
+    BrpcElemType.BOOL: (np.bool_, "bool_data"),
+    BrpcElemType.COMPLEX64: (np.complex64, "complex64_data"),
+    BrpcElemType.COMPLEX128: (np.complex128, "complex128_data"),
 }
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 TEXTS = hnp.arrays(np.object_, SHAPES, elements=st.text(max_size=5))
@@ -82,7 +82,7 @@ def test_an_array_comes_back_as_it_went(array: np.ndarray, name: str, alias: str
 def test_text_of_any_shape_comes_back_as_it_went(texts: np.ndarray):
     tensor = sent(value_to_tensor("x", "x", texts))
     back = tensor_to_array(tensor)
-    assert tensor.elem_type == ElemType.STRING
+    assert tensor.elem_type == BrpcElemType.STRING
     assert (back.dtype, back.shape) == (np.dtype(object), texts.shape)
     assert back.tolist() == texts.tolist()
 
@@ -106,7 +106,7 @@ def test_offsets_come_back_as_they_went(lod: list[int], as_array: bool):
 
 
 @pytest.mark.parametrize("elem_type", NUMERIC)
-def test_an_array_travels_in_the_field_of_its_elem_type(elem_type: ElemType):
+def test_an_array_travels_in_the_field_of_its_elem_type(elem_type: BrpcElemType):
     dtype, field = NUMERIC[elem_type]
     tensor = value_to_tensor("x", "y", np.ones((2, 3), dtype))
     assert tensor.elem_type == elem_type
@@ -119,7 +119,7 @@ def test_an_array_travels_in_the_field_of_its_elem_type(elem_type: ElemType):
 
 def test_text_has_an_elem_type_and_object_for_a_dtype():
     assert dtype_of(20) == np.dtype(object)
-    assert elem_type_of(np.dtype(object)) is ElemType.STRING
+    assert elem_type_of(np.dtype(object)) is BrpcElemType.STRING
 
 
 def test_what_has_no_elem_type_is_said():
@@ -206,7 +206,7 @@ def test_offsets_that_are_no_int32_are_refused(lod: Any):
 )
 def test_data_that_do_not_fit_are_refused_by_name(tensor: Tensor, why: str):
     tensor.alias_name = "price"
-    with pytest.raises(WireError, match="tensor 'price': .*" + re.escape(why)):
+    with pytest.raises(FrameError, match="tensor 'price': .*" + re.escape(why)):
         tensor_to_array(tensor)
 
 
@@ -232,7 +232,7 @@ TENSORS = st.builds(
     complex64_data=st.lists(SMALL, max_size=3),
     data=st.lists(st.text(max_size=2), max_size=3),
     tensor_content=st.binary(max_size=8),
-    elem_type=st.sampled_from([*ElemType, 12, -1]),
+    elem_type=st.sampled_from([*BrpcElemType, 12, -1]),
     shape=st.lists(SMALL | st.sampled_from([2**31 - 1, -(2**31)]), max_size=4),
 )
 
@@ -242,7 +242,7 @@ TENSORS = st.builds(
 def test_whatever_arrives_is_an_array_or_a_wire_error(tensor: Tensor):
     try:
         array = tensor_to_array(tensor)
-    except WireError:
+    except FrameError:
         return
     assert array.dtype == dtype_of(tensor.elem_type)
     if tensor.shape:

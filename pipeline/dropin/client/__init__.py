@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 
 from pipeline.dropin.client.httpclient import HttpClient
 from pipeline.dropin.server.version import version_tag as __version__
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 from pipeline.errors import ClosedError, InitError, NotImplementedByOpError
 from pipeline.predictors.base import Predictor
 from pipeline.predictors.model_conf import ModelConf, read_model_conf
@@ -178,4 +178,4 @@ def _refuse(what: str) -> NoReturn:
     raise NotImplementedByOpError(f"paddle_serving_client.Client: not supported: {what}.")
 
 
-SDKConfig: Any = absent("SDKConfig", __name__, "name the endpoints in Client.connect")
+SDKConfig: Any = stub("SDKConfig", __name__, "name the endpoints in Client.connect")

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 
 _ADVICE = (
     "name the folder of the inference model (.pdmodel or .json, and .pdiparams; or .onnx) as "
     "model_config; to write a serving_server folder use Paddle Serving's own tool"
 )
 
-inference_model_to_serving: Any = absent("inference_model_to_serving", __name__, _ADVICE)
+inference_model_to_serving: Any = stub("inference_model_to_serving", __name__, _ADVICE)
 
 __all__ = ["inference_model_to_serving"]
 

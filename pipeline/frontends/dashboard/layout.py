@@ -29,7 +29,7 @@ class Box(msgspec.Struct, frozen=True):
     row: float
 
 
-class Wire(msgspec.Struct, frozen=True):
+class DrawnEdge(msgspec.Struct, frozen=True):
     """One Op read by another; with `is_jump` only if the first jumps (`jump_to_ops`).
 
     `through` has (column, row) of the places between both.
@@ -45,7 +45,7 @@ class Layout(msgspec.Struct, frozen=True):
     """A graph, ready to be drawn."""
 
     boxes: list[Box]
-    wires: list[Wire]
+    wires: list[DrawnEdge]
 
 
 def layout_of(graph: Graph) -> Layout:
@@ -67,7 +67,7 @@ def layout_of(graph: Graph) -> Layout:
     kinds = {name: type(op).__name__ for op, name in names.items()}
     return Layout(
         boxes=[Box(name, kinds[name], *places[name]) for name in ordered],
-        wires=[Wire(*edge, through[edge], edge in jumps) for edge in (*edges, *jumps)],
+        wires=[DrawnEdge(*edge, through[edge], edge in jumps) for edge in (*edges, *jumps)],
     )
 
 

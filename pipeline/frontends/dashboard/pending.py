@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.engine.journal import TURN, Rows
 from pipeline.observe.tables import Integers, Positions, batches, joined
 
-__all__ = ["Found", "OpenTurns"]
+__all__ = ["FoundSpans", "PendingSpans"]
 
 _LEAST_KEPT = 8 * 1024  # turns, or ended requests, before the one is looked for in the other
 _MOST_PIECES = 32  # of which each is looked through for a request
@@ -19,7 +19,7 @@ _MOST_KEPT = 64 * 1024  # turns of requests that have not ended
 _TOO_OLD_NS = 600 * 10**9
 
 
-class Found(NamedTuple):
+class FoundSpans(NamedTuple):
     """Turns, and for each the number of requests in its batch: 0 if it never ran."""
 
     turns: Rows
@@ -33,18 +33,18 @@ class _Piece:
     turns: Rows
     sizes: Integers | None = None
 
-    def only(self, which: Positions) -> Found:
+    def only(self, which: Positions) -> FoundSpans:
         turns = self.turns.take(which)
         if self.sizes is not None:
-            return Found(turns, self.sizes.take(which))
+            return FoundSpans(turns, self.sizes.take(which))
         if not len(which):
-            return Found(turns, np.zeros(0, np.int64))
+            return FoundSpans(turns, np.zeros(0, np.int64))
         found = batches(self.turns)
         sizes = found.sizes.take(found.of(which))
-        return Found(turns, np.where(turns["batch"] < 0, 0, sizes))
+        return FoundSpans(turns, np.where(turns["batch"] < 0, 0, sizes))
 
 
-class OpenTurns:
+class PendingSpans:
     """Turns until their requests end. Those of ended ones are thrown out many at a time: per row
     that costs nothing to speak of, however many requests are open."""
 
@@ -63,7 +63,7 @@ class OpenTurns:
             self._pieces.append(_Piece(turns))
             self._count += len(turns)
 
-    def of(self, data_ids: Sequence[int]) -> Found:
+    def of(self, data_ids: Sequence[int]) -> FoundSpans:
         """All turns of a few requests that have not been thrown out."""
         wanted = np.array(data_ids, np.int64)
         return _together(
@@ -109,10 +109,10 @@ class OpenTurns:
         self._pieces = [piece] if self._count else []
 
 
-def _together(found: Sequence[Found]) -> Found:
+def _together(found: Sequence[FoundSpans]) -> FoundSpans:
     found = [each for each in found if len(each.turns)]
     if not found:
-        return Found(np.empty(0, TURN), np.zeros(0, np.int64))
-    return Found(
+        return FoundSpans(np.empty(0, TURN), np.zeros(0, np.int64))
+    return FoundSpans(
         joined([each.turns for each in found]), np.concatenate([each.sizes for each in found])
     )

@@ -1,4 +1,4 @@
-"""Recent: the slowest requests of the last minute and the last failed ones; Recording: raw rows."""
+"""SlowRequestLog: the slowest requests of the last minute and the last failed ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from pipeline.engine.journal import BY_CALLERS, REQUEST, TURN, Outcome, Rows
 from pipeline.errors import utf8_text
-from pipeline.frontends.dashboard.pending import Found, OpenTurns
-from pipeline.observe.snapshot import RecentRequest, RecentTurn
+from pipeline.frontends.dashboard.pending import FoundSpans, PendingSpans
+from pipeline.observe.snapshot import RecentRequest, RecentSpan
 from pipeline.observe.tables import Positions
 
 UNPACK, PACK = "@unpack", "@pack"
@@ -50,7 +50,7 @@ class _Kept:
         return self.row["end_ns"] - self.row["start_ns"]
 
 
-class Recent:
+class SlowRequestLog:
     """A Sink that keeps requests worth looking at, with all their turns.
 
     Args:
@@ -68,7 +68,7 @@ class Recent:
         self._names = list(names)
         self._clock_ns = clock_ns
         self._wall_ns = wall_ns
-        self._turns = OpenTurns()
+        self._turns = PendingSpans()
         self._slots: dict[int, list[_Kept]] = {}
         self._failures: deque[_Kept] = deque(maxlen=MOST_FAILED)
         self._callers: deque[_Kept] = deque(maxlen=MOST_FAILED)  # failures by callers
@@ -142,7 +142,7 @@ class Recent:
                 kept.shown = self._shown(kept, found)
         return [kept.shown for kept in wanted if kept.shown is not None]
 
-    def _shown(self, kept: _Kept, found: Found) -> RecentRequest:
+    def _shown(self, kept: _Kept, found: FoundSpans) -> RecentRequest:
         row, to_wall_ns = kept.row, self._wall_ns() - self._clock_ns()
         data_id, start_ns = row["data_id"], row["start_ns"]
         turns = self._turns_of(data_id, start_ns, found)
@@ -157,12 +157,12 @@ class Recent:
             turns=[*_unpacking(row), *turns, *_packing(row)],
         )
 
-    def _turns_of(self, data_id: int, start_ns: int, found: Found) -> Iterator[RecentTurn]:
+    def _turns_of(self, data_id: int, start_ns: int, found: FoundSpans) -> Iterator[RecentSpan]:
         mine = np.flatnonzero(found.turns["data_id"] == data_id)
         order = np.argsort(found.turns["ready_ns"][mine], kind="stable")
         for index in mine[order][:_MOST_TURNS]:
             turn = found.turns[index]
-            yield RecentTurn(
+            yield RecentSpan(
                 op=self._names[turn["op"]],
                 outcome=int(turn["outcome"]),
                 rows=int(turn["rows"]),
@@ -196,7 +196,7 @@ def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
     return slow
 
 
-def _unpacking(request: dict[str, int]) -> Iterator[RecentTurn]:
+def _unpacking(request: dict[str, int]) -> Iterator[RecentSpan]:
     start_ns = request["start_ns"]
     entered_ns = request["entered_ns"] or request["end_ns"]  # 0: it never was let in
     begun_ns = request["begun_ns"] or request["end_ns"]
@@ -205,7 +205,7 @@ def _unpacking(request: dict[str, int]) -> Iterator[RecentTurn]:
     yield _edge_turn(UNPACK, outcome, request, (0, entered_ns - start_ns, begun_ns - start_ns))
 
 
-def _packing(request: dict[str, int]) -> Iterator[RecentTurn]:
+def _packing(request: dict[str, int]) -> Iterator[RecentSpan]:
     start_ns, packing_ns = request["start_ns"], request["packing_ns"]
     if request["begun_ns"] > 0 and packing_ns < request["end_ns"]:
         begun, ended = packing_ns - start_ns, request["end_ns"] - start_ns
@@ -214,9 +214,9 @@ def _packing(request: dict[str, int]) -> Iterator[RecentTurn]:
 
 def _edge_turn(
     op: str, outcome: int, request: dict[str, int], times_ns: tuple[int, int, int]
-) -> RecentTurn:
+) -> RecentSpan:
     ready_ns, start_ns, end_ns = times_ns
-    return RecentTurn(
+    return RecentSpan(
         op=op,
         outcome=int(outcome),
         rows=request["rows"],

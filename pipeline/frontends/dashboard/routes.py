@@ -1,4 +1,4 @@
-"""Page: `GET /` shows a server at work; the figures behind it and a trace to take home."""
+"""Dashboard: `GET /` shows a server at work; the figures behind it and a trace to take home."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.frontends.dashboard.recent import read_recording
 from pipeline.frontends.dashboard.status import Title, status_of
 from pipeline.frontends.http.connection import HttpError, not_allowed
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
-from pipeline.frontends.http.routes import Endpoint, Reply, WebRequest
+from pipeline.frontends.http.routes import Endpoint, WebRequest, WebResponse
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll
 
@@ -54,7 +54,7 @@ _SAFE = (
 _ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
-class Page:
+class Dashboard:
     """A Site: `/`, its files, `/status.json` and `/trace.json?seconds=3`.
 
     Args:
@@ -103,7 +103,7 @@ class Page:
             return _not_allowed
         return functools.partial(self._for_own_pages, found)
 
-    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> Reply:
+    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse:
         try:
             await self._hosts.check(request.headers)
         except ForeignPageError as error:
@@ -112,14 +112,14 @@ class Page:
 
     # Status -----------------------------------------------------------------------------
 
-    async def _status(self, request: WebRequest) -> Reply:
+    async def _status(self, request: WebRequest) -> WebResponse:
         async with self._asking:
             if self._clock() - self._status_from_s > _FRESH_S:
                 snapshots = await self._whole()
                 status = status_of(self._title, snapshots, time.time_ns() // 10**6)
                 self._status_body = msgspec.json.encode(status)
                 self._status_from_s = self._clock()
-        return Reply(body=self._status_body, headers=_ALWAYS_NEW)
+        return WebResponse(body=self._status_body, headers=_ALWAYS_NEW)
 
     @functools.cached_property
     def _title(self) -> Title:
@@ -127,13 +127,13 @@ class Page:
 
     # Trace ------------------------------------------------------------------------------
 
-    async def _trace(self, request: WebRequest) -> Reply:
+    async def _trace(self, request: WebRequest) -> WebResponse:
         if self._record is None:
             off = NoServiceError("nothing is recorded here: set `statistics: True`")
             raise HttpError(404, off)
         seconds = _seconds(request.query)
         if request.method == "HEAD":
-            return Reply(headers=_ALWAYS_NEW)
+            return WebResponse(headers=_ALWAYS_NEW)
         if len(self._recordings) >= _MOST_RECORDINGS:
             busy = OverloadedError(f"{_MOST_RECORDINGS} recordings are being made: try again later")
             raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
@@ -145,7 +145,7 @@ class Page:
         name = b'attachment; filename="pipeline_trace.json"'
         cut = ((b"x-trace-cut", b"true"),) if is_cut else ()
         headers = ((b"content-disposition", name), *cut, *_ALWAYS_NEW)
-        return Reply(body=body, headers=headers)
+        return WebResponse(body=body, headers=headers)
 
     async def _recorded(self, recordings: Awaitable[list[bytes]]) -> tuple[bytes, bool]:
         return await asyncio.to_thread(_to_trace, await recordings, self._op_names)
@@ -201,14 +201,14 @@ def _read(path: Path) -> _File:
     return _File(body, _TYPES[path.suffix], headers, tag)
 
 
-async def _file(request: WebRequest) -> Reply:
+async def _file(request: WebRequest) -> WebResponse:
     file = _files()[request.path]
     if request.headers.get(b"if-none-match") == file.tag:
-        return Reply(304, b"", file.content_type, file.headers)
-    return Reply(200, file.body, file.content_type, file.headers)
+        return WebResponse(304, b"", file.content_type, file.headers)
+    return WebResponse(200, file.body, file.content_type, file.headers)
 
 
-async def _not_allowed(request: WebRequest) -> Reply:
+async def _not_allowed(request: WebRequest) -> WebResponse:
     raise not_allowed(request.method, b"GET, HEAD")
 
 

@@ -11,7 +11,7 @@ from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.frontends.dashboard.layout import Layout
 from pipeline.frontends.dashboard.minute import merged
 from pipeline.frontends.dashboard.recent import MOST_FAILED, MOST_SLOW
-from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentTurn, Snapshot
+from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentSpan, Snapshot
 from pipeline.observe.statistics import merge
 
 _FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.OK]
@@ -40,7 +40,7 @@ class Counters(msgspec.Struct, frozen=True):
     queue_latency: list[int]
 
 
-class Workers(msgspec.Struct, frozen=True):
+class WorkersView(msgspec.Struct, frozen=True):
     """See WorkersState."""
 
     kind: str
@@ -58,11 +58,11 @@ class OpStatus(msgspec.Struct, frozen=True):
     joining: int
     queued: int
     running: int
-    workers: Workers
+    workers: WorkersView
     counters: Counters
 
 
-class Turn(msgspec.Struct, frozen=True):
+class SpanView(msgspec.Struct, frozen=True):
     """See RecentTurn. Times in ns from the request's start."""
 
     op: str
@@ -77,7 +77,7 @@ class Turn(msgspec.Struct, frozen=True):
     taken_ns: int
 
 
-class Minute(msgspec.Struct, frozen=True):
+class MinuteView(msgspec.Struct, frozen=True):
     """The last 60 seconds of the whole pipeline, oldest first; empty: nothing is known."""
 
     succeeded: list[int]
@@ -85,7 +85,7 @@ class Minute(msgspec.Struct, frozen=True):
     inside: list[int]
 
 
-class Request(msgspec.Struct, frozen=True):
+class RequestView(msgspec.Struct, frozen=True):
     """See RecentRequest. `data_id` and `log_id` are text: JavaScript's numbers are too small."""
 
     copy: int
@@ -96,7 +96,7 @@ class Request(msgspec.Struct, frozen=True):
     outcome: str
     code: int
     error: str
-    turns: list[Turn]
+    turns: list[SpanView]
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -120,9 +120,9 @@ class Status(msgspec.Struct, frozen=True):
     graph: Layout
     pipeline: Counters
     ops: list[OpStatus]
-    minute: Minute
-    slowest: list[Request]
-    failed: list[Request]
+    minute: MinuteView
+    slowest: list[RequestView]
+    failed: list[RequestView]
 
 
 class Title(msgspec.Struct, frozen=True):
@@ -164,12 +164,12 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Stat
     )
 
 
-def _minute(living: Sequence[Snapshot]) -> Minute:
+def _minute(living: Sequence[Snapshot]) -> MinuteView:
     series = merged([snapshot.minute for snapshot in living])
-    return Minute(series.succeeded, series.p99_ns, series.inside)
+    return MinuteView(series.succeeded, series.p99_ns, series.inside)
 
 
-def _gravity(request: Request) -> tuple[bool, int]:
+def _gravity(request: RequestView) -> tuple[bool, int]:
     """What callers are to blame for must not push the server's own failures out of sight."""
     return request.outcome in _BY_CALLERS, -request.ended_ms
 
@@ -209,7 +209,7 @@ def _added_workers(workers: Sequence[WorkersState]) -> WorkersState:
 
 
 def _op(state: OpState, counters: Counters) -> OpStatus:
-    workers = Workers(**msgspec.structs.asdict(state.workers))
+    workers = WorkersView(**msgspec.structs.asdict(state.workers))
     return OpStatus(state.name, state.joining, state.queued, state.running, workers, counters)
 
 
@@ -237,8 +237,8 @@ def _without_end(histogram: Iterable[int]) -> list[int]:
     return counts
 
 
-def _request(copy: int, request: RecentRequest) -> Request:
-    return Request(
+def _request(copy: int, request: RecentRequest) -> RequestView:
+    return RequestView(
         copy=copy,
         data_id=str(request.data_id),
         log_id=str(request.log_id),
@@ -251,6 +251,6 @@ def _request(copy: int, request: RecentRequest) -> Request:
     )
 
 
-def _turn(turn: RecentTurn) -> Turn:
+def _turn(turn: RecentSpan) -> SpanView:
     fields = msgspec.structs.asdict(turn)
-    return Turn(**fields | {"outcome": Outcome(turn.outcome).name.lower()})
+    return SpanView(**fields | {"outcome": Outcome(turn.outcome).name.lower()})

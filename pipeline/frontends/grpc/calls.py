@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from pipeline.frontends.grpc.sockets import Found, GrpcSockets, Peer, peer_named, send_away
+from pipeline.frontends.grpc.sockets import FoundSocket, GrpcSockets, Peer, peer_named, send_away
 from pipeline.system.event_loop import waited
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -23,7 +23,7 @@ class RunningCalls:
         self._calls: set[_Context] = set()
         self._streams: set[Messages] = set()
         self._idle: asyncio.Event | None = None  # once somebody waits for it
-        self._open: dict[Peer, list[Found]] = {}
+        self._open: dict[Peer, list[FoundSocket]] = {}
         self._per_peer: Counter[Peer] = Counter()  # of the calls, while there is something open
 
     def begins(self, context: _Context) -> None:

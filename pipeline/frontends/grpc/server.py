@@ -1,4 +1,4 @@
-"""GrpcDoor: a service on `grpc.aio`, with the standard health service and reflection."""
+"""GrpcFrontend: a service on `grpc.aio`, with the standard health service and reflection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -32,7 +32,7 @@ from pipeline.frontends.grpc.health import GrpcHealth
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.grpc.timeout import seconds_of
 from pipeline.frontends.listen import address_of, check_free
-from pipeline.frontends.wire import Wire
+from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
@@ -106,7 +106,7 @@ Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[bytes, None]]
 
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """What a GrpcDoor serves: the full name, package and service, and the methods by theirs."""
+    """What a GrpcFrontend serves: the full name, package and service, and the methods by theirs."""
 
     name: str
     methods: Mapping[str, Unary]
@@ -114,13 +114,13 @@ class GrpcService:
 
 
 def pipeline_service(
-    handle: Handle, takes_trace: bool = False, wire: Wire | None = None
+    handle: Handle, takes_trace: bool = False, wire: PipelineWire | None = None
 ) -> GrpcService:
     """`PipelineService`, for a handle that answers a Request with a Response.
 
     With `takes_trace` it is told the caller's traceparent. `wire` reads and writes the messages.
     """
-    wire = wire or Wire()
+    wire = wire or PipelineWire()
 
     async def inference(message: bytes, call: GrpcCall) -> bytes:
         told = call.header("traceparent") if takes_trace else ""
@@ -128,10 +128,10 @@ def pipeline_service(
         try:
             if len(message) <= SHORT_BYTES:
                 request: Any = wire.read(message)
-                route = Route(traceparent=told) if told else None
+                route = RequestTarget(traceparent=told) if told else None
             else:
                 request, left_s = await wire.read_large([message], left_s)
-                route = Route(traceparent=told, is_large=True)
+                route = RequestTarget(traceparent=told, is_large=True)
             del message
             response = await (
                 handle(request, left_s) if route is None else handle(request, left_s, route)
@@ -180,7 +180,7 @@ def grpc_error(error: PipelineError) -> GrpcError:
     return GrpcError(status, str(error), error.code, retry_after_s)
 
 
-class GrpcDoor:
+class GrpcFrontend:
     """Serves `services` at `host:port`.
 
     Args:

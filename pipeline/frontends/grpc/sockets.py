@@ -33,7 +33,7 @@ _INET = (socket.AF_INET, socket.AF_INET6)
 _open_at: Counter[object] = Counter()  # servers of this process, by where they listen
 
 
-class Found(NamedTuple):
+class FoundSocket(NamedTuple):
     """A socket of this process; its inode tells it from another one that gets its descriptor."""
 
     descriptor: int
@@ -44,7 +44,7 @@ class GrpcSockets:
     """Finds, and closes, what a gRPC server has opened."""
 
     def __init__(self) -> None:
-        self._listeners: list[Found] = []
+        self._listeners: list[FoundSocket] = []
         self._place: object = None
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class GrpcSockets:
                     await take_last(sock)
                     _make_unreachable(found, sock.family)
 
-    def connections(self) -> list[tuple[Peer, Found]]:
+    def connections(self) -> list[tuple[Peer, FoundSocket]]:
         """All that are open. None if they cannot be told from those of another server."""
         if not self._listeners or _open_at[self._place] > 1:
             return []
@@ -91,13 +91,13 @@ class GrpcSockets:
             _open_at[self._place] -= 1
 
 
-def _make_unreachable(listener: Found, family: int) -> None:
+def _make_unreachable(listener: FoundSocket, family: int) -> None:
     with _taken(listener) as sock, socket.socket(family) as unreachable:
         if sock is not None:  # else gRPC has closed it meanwhile, and it may be anybody's
             os.dup2(unreachable.fileno(), listener.descriptor, inheritable=False)
 
 
-def send_away(connection: Found) -> None:
+def send_away(connection: FoundSocket) -> None:
     """Say GOAWAY: its peer makes its next calls elsewhere, and closes it when it has no more.
 
     Nothing may run on the connection: of what gRPC sends by itself then, each send is whole frames.
@@ -108,7 +108,7 @@ def send_away(connection: Found) -> None:
                 sock.send(_GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-def end(connection: Found) -> None:
+def end(connection: FoundSocket) -> None:
     """Say no more on a connection: its peer, told so, closes it; gRPC sees that."""
     with _taken(connection) as sock:
         if sock is not None:
@@ -141,20 +141,20 @@ def _peer_of(sock: socket.socket) -> Peer:
     return None
 
 
-def _sockets() -> Iterator[tuple[Found, socket.socket]]:
+def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
     """All stream sockets of this process that have a name, each open until the next one."""
     with contextlib.suppress(FileNotFoundError):  # no /proc: gRPC stops in its own way
         for name in os.listdir(_FOLDER):
             with _opened(int(name)) as sock:
                 if sock is not None and _is_stream(sock):
-                    yield Found(int(name), os.fstat(sock.fileno()).st_ino), sock
+                    yield FoundSocket(int(name), os.fstat(sock.fileno()).st_ino), sock
 
 
 def _is_stream(sock: socket.socket) -> bool:
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
 
 
-def _listening() -> list[tuple[Found, object]]:
+def _listening() -> list[tuple[FoundSocket, object]]:
     return [
         (found, _place_of(sock))
         for found, sock in _sockets()
@@ -175,7 +175,7 @@ def _is_at(sock: socket.socket, place: object) -> bool:
 
 
 @contextlib.contextmanager
-def _taken(found: Found) -> Iterator[socket.socket | None]:
+def _taken(found: FoundSocket) -> Iterator[socket.socket | None]:
     """The socket, if the descriptor is still that one's."""
     with _opened(found.descriptor) as sock:
         is_it = sock is not None and os.fstat(sock.fileno()).st_ino == found.inode

@@ -89,7 +89,7 @@ def _check_codings(headers: list[Header]) -> None:
 
 
 @dataclass(slots=True)
-class Manners:
+class ConnectionLimits:
     """How a door treats its connections.
 
     `patience_s` is for a request to arrive, from its first byte to its last. When the door
@@ -124,7 +124,7 @@ class HttpConnection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *args: Any, manners: Manners, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, manners: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _LOGGER  # uvicorn's own goes to stderr
         self._manners = manners

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pipeline.errors import NoServiceError
 from pipeline.frontends.http.connection import HttpError, not_allowed
-from pipeline.frontends.http.routes import Endpoint, Reply, WebRequest
-from pipeline.frontends.http.server import HttpDoor
+from pipeline.frontends.http.routes import Endpoint, WebRequest, WebResponse
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.observe.metrics import CONTENT_TYPE, render, render_predecessor
 from pipeline.observe.snapshot import AskAll, Snapshot
 
@@ -16,7 +16,7 @@ _PATHS = ("/metrics", "/metrics/")
 _MAX_BODY_BYTES = 65536  # nobody has reason to send any
 
 
-class MetricsSite:
+class MetricsRoutes:
     """`GET /metrics` in Prometheus' text format.
 
     Args:
@@ -33,18 +33,18 @@ class MetricsSite:
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         return self._answer if request.path in _PATHS else None
 
-    async def _answer(self, request: WebRequest) -> Reply:
+    async def _answer(self, request: WebRequest) -> WebResponse:
         if request.method not in ("GET", "HEAD"):
             raise not_allowed(request.method, b"GET, HEAD")
         snapshots = await self._whole()
         body = await asyncio.to_thread(self._text, snapshots)  # 9 ms for 10 Ops, a copy
-        return Reply(200, body, CONTENT_TYPE, ((b"cache-control", b"no-store"),))
+        return WebResponse(200, body, CONTENT_TYPE, ((b"cache-control", b"no-store"),))
 
     def _text(self, snapshots: Sequence[Snapshot]) -> bytes:
         return b"".join(render(snapshots, self._by_copy) for render in self._renders)
 
 
-class MetricsServer(HttpDoor):
+class MetricsServer(HttpFrontend):
     """`dag.prometheus_port`: `/metrics` and nothing else.
 
     Args:
@@ -54,7 +54,7 @@ class MetricsServer(HttpDoor):
         is_shared: whether other processes may listen on the port too.
     """
 
-    def __init__(self, site: MetricsSite, host: str, port: int, is_shared: bool = False) -> None:
+    def __init__(self, site: MetricsRoutes, host: str, port: int, is_shared: bool = False) -> None:
         super().__init__(
             None,
             host,
@@ -72,6 +72,6 @@ class _Elsewhere:
     def endpoint(self, request: WebRequest) -> Endpoint:
         return self._answer
 
-    async def _answer(self, request: WebRequest) -> Reply:
+    async def _answer(self, request: WebRequest) -> WebResponse:
         text = f"no such path: {request.path}; this port has metrics only: GET /metrics"
         raise HttpError(404, NoServiceError(text))

@@ -29,7 +29,7 @@ class WebRequest(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
 
 
-class Reply(msgspec.Struct, frozen=True):
+class WebResponse(msgspec.Struct, frozen=True):
     """The answer to a WebRequest."""
 
     status: int = 200
@@ -38,15 +38,15 @@ class Reply(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-Endpoint = Callable[[WebRequest], Awaitable[Reply]]
+Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 """Answers a request; it is cancelled if the caller goes away."""
 
 
-class Site(Protocol):
+class Routes(Protocol):
     """Some paths of the HTTP port; those of three parts, `/<name>/<method>`, are not asked for."""
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Who answers it; None: the path is not this site's."""
 
 
-Sites = Sequence[Site]
+Sites = Sequence[Routes]

@@ -1,4 +1,4 @@
-"""HttpDoor: `POST /<name>/<method>` in proto3 JSON, health and sites; raw ASGI on uvicorn."""
+"""HttpFrontend: `POST /<name>/<method>` in proto3 JSON, health and sites; raw ASGI on uvicorn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -30,15 +30,15 @@ from pipeline.frontends.grpc.timeout import seconds_of
 from pipeline.frontends.http.connection import (
     CLOSE,
     CONNECTION,
+    ConnectionLimits,
     Header,
     HttpConnection,
     HttpError,
-    Manners,
     error_body,
     not_allowed,
 )
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
-from pipeline.frontends.http.routes import JSON, Reply, Sites, WebRequest
+from pipeline.frontends.http.routes import JSON, Sites, WebRequest, WebResponse
 from pipeline.frontends.listen import BACKLOG, bind, port_of, take_last
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.pipeline import json as jsonpb
@@ -67,7 +67,7 @@ _WINDOW_BITS = {
 }
 
 
-class HttpDoor:
+class HttpFrontend:
     """Serves `handle` at `host:port`, and beside it whatever sites there are.
 
     Args:
@@ -114,7 +114,7 @@ class HttpDoor:
         self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
         if self._limits.json_bytes < max_message_bytes:
             self._json_limit = _Limit("max_json_bytes", self._limits.json_bytes)
-        self._manners = Manners(patience_s)
+        self._manners = ConnectionLimits(patience_s)
         self._closed_at: float | None = None
         self._last: asyncio.TimerHandle | None = None
         self._server: _Server | None = None
@@ -253,7 +253,7 @@ class HttpDoor:
 
     async def _visit(
         self, scope: Message, said: Headers, connection: HttpConnection, receive: Receive
-    ) -> Reply:
+    ) -> WebResponse:
         """The answer of one of the sites."""
         encoding, timeout_s, length, _ = _relevant(said)
 
@@ -309,7 +309,7 @@ class HttpDoor:
             except PipelineError as error:
                 raise HttpError(400, error) from error
             del body
-            route = Route(traceparent=told) if told else None
+            route = RequestTarget(traceparent=told) if told else None
             response = await self._answer(request, timeout_s, route)
             if type(response) is Response:
                 return 200, jsonpb.response_to_json(response)
@@ -328,7 +328,7 @@ class HttpDoor:
             raise HttpError(413, error) from error
         except PipelineError as error:
             raise HttpError(400, error) from error
-        route = Route(traceparent=traceparent, is_large=True)
+        route = RequestTarget(traceparent=traceparent, is_large=True)
         return await self._json_of(await self._answer(request, left_s, route))
 
     async def _json_of(self, response: Response | LargeResponse) -> bytes:
@@ -362,7 +362,7 @@ class HttpDoor:
         return await self._decompressed(body, encoding, limit) if encoding else body
 
     async def _answer(
-        self, request: Any, timeout_s: float | None, route: Route | None
+        self, request: Any, timeout_s: float | None, route: RequestTarget | None
     ) -> Response | LargeResponse:
         assert self._handle is not None
         try:

@@ -56,7 +56,7 @@ class BrokenError(Exception):
     """What a peer sent is no frame."""
 
 
-class Frame(NamedTuple):
+class LinkFrame(NamedTuple):
     """One from a gateway."""
 
     kind: int
@@ -73,7 +73,7 @@ class Inbox:
         self._rest = bytearray()  # of a frame that has not arrived in whole
         self._needed = 0  # bytes that it has to have
 
-    def take(self, data: bytes, use: Callable[[Frame], None]) -> None:
+    def take(self, data: bytes, use: Callable[[LinkFrame], None]) -> None:
         """Hand on the frames that are there in whole. Raises BrokenError."""
         if self._rest:
             self._rest += data
@@ -84,7 +84,7 @@ class Inbox:
         if taken < len(data) or self._rest:
             self._rest = bytearray(data[taken:])
 
-    def _take(self, data: bytes, use: Callable[[Frame], None]) -> int:
+    def _take(self, data: bytes, use: Callable[[LinkFrame], None]) -> int:
         """How many bytes the frames have that are there."""
         start, there = 0, len(data)
         while there - start >= HEAD.size:
@@ -96,7 +96,7 @@ class Inbox:
             if end > there:
                 self._needed = end - start
                 return start
-            use(Frame(kind, number, data[body:end]))
+            use(LinkFrame(kind, number, data[body:end]))
             start = end
         self._needed = HEAD.size
         return start

@@ -1,4 +1,4 @@
-"""LinkDoor: our own gateway's requests on a Unix socket, many in flight on one connection."""
+"""LinkFrontend: our own gateway's requests on a Unix socket, many in flight on one connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -35,12 +35,12 @@ from pipeline.frontends.link.frames import (
     STATE,
     VERSION,
     BrokenError,
-    Frame,
     Inbox,
+    LinkFrame,
     Outbox,
 )
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
-from pipeline.frontends.wire import Wire
+from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
@@ -55,7 +55,7 @@ _LOOK_S = 5.0  # between two looks whether a gateway says anything
 _LOOKS = 3  # in a row that find nothing: it is gone
 
 
-class LinkDoor:
+class LinkFrontend:
     """Serves `handle` to gateways on a Unix socket.
 
     Args:
@@ -76,9 +76,9 @@ class LinkDoor:
         takes_trace: bool = False,
         max_message_bytes: int = _LARGEST,
         key: str = "http_server",
-        wire: Wire | None = None,
+        wire: PipelineWire | None = None,
     ) -> None:
-        self._service = _Service(handle, takes_trace, wire or Wire())
+        self._service = _Service(handle, takes_trace, wire or PipelineWire())
         self._path = path
         self._key = key
         self._max_bytes = max_message_bytes + _OVERHEAD
@@ -151,7 +151,7 @@ class _Service:
 
     __slots__ = ("_handle", "_wire", "takes_trace")
 
-    def __init__(self, handle: Handle, takes_trace: bool, wire: Wire) -> None:
+    def __init__(self, handle: Handle, takes_trace: bool, wire: PipelineWire) -> None:
         self._handle = handle
         self._wire = wire
         self.takes_trace = takes_trace
@@ -161,10 +161,10 @@ class _Service:
         try:
             if len(pieces) == 1 and len(pieces[0]) <= SHORT_BYTES:
                 request: Any = self._wire.read(pieces.pop())
-                route = Route(traceparent=traceparent) if traceparent else None
+                route = RequestTarget(traceparent=traceparent) if traceparent else None
             else:
                 request, timeout_s = await self._wire.read_large(pieces, timeout_s)
-                route = Route(traceparent=traceparent, is_large=True)
+                route = RequestTarget(traceparent=traceparent, is_large=True)
             pieces.clear()
             if route is None:
                 response = await self._handle(request, timeout_s)
@@ -271,7 +271,7 @@ class _Connection(asyncio.Protocol):
 
     # Frames -----------------------------------------------------------------------------------
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: LinkFrame) -> None:
         kind, number, body = frame
         if kind == ASK:
             pieces = self._pieces.pop(number, [])

@@ -1,4 +1,4 @@
-"""InnerDoors: the doors of a server that only its front knows, on Unix sockets."""
+"""InternalFrontends: the doors of a server that only its front knows, on Unix sockets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.frontends.base import Door
+from pipeline.frontends.base import Frontend
 
 
 class SocketPaths(NamedTuple):
@@ -21,7 +21,7 @@ def socket_paths(folder: Path, copy: int) -> SocketPaths:
     return SocketPaths(folder / f"{copy}.link", folder / f"{copy}.http")
 
 
-class InnerDoors:
+class InternalFrontends:
     """Several doors as one, which stay open when the others close.
 
     Their front may still have requests that it has to bring in: it is gone before `stop`.
@@ -32,7 +32,7 @@ class InnerDoors:
 
     port = 0
 
-    def __init__(self, doors: Sequence[Door]) -> None:
+    def __init__(self, doors: Sequence[Frontend]) -> None:
         self._doors = doors
 
     async def start(self, is_ready: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
-from pipeline.frontends.v2.repository import Models
+from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
+from pipeline.frontends.v2.repository import ModelRepository
 
-__all__ = ["Kind", "Models", "V2Error", "v2_error"]
+__all__ = ["ModelRepository", "V2Error", "V2Status", "v2_error"]

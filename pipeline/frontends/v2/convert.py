@@ -17,8 +17,8 @@ from pipeline.errors import (
     error_from_wire,
     utf8_text,
 )
-from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
-from pipeline.frontends.v2.interface import Interface, Slot, fits, no_such_output
+from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
+from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline.array_text import text_to_numpy
@@ -36,7 +36,7 @@ _OF_THE_SERVER = (ErrorCode.CLOSED_ERROR, ErrorCode.OVERLOADED, ErrorCode.NO_SER
 # --- in -------------------------------------------------------------------------------------
 
 
-def values_of(inputs: Mapping[str, Array], interface: Interface) -> dict[str, Any]:
+def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[str, Any]:
     """What an Op, or the first Ops of a pipeline, read: one value an input.
 
     Numbers stay arrays. Text that is one element, and could not be more, is a `str`, or `bytes`
@@ -91,7 +91,7 @@ def _log_id(request_id: str) -> int:
 # --- out ------------------------------------------------------------------------------------
 
 
-def payload_of(answer: object, interface: Interface, ensemble: str = "") -> Mapping[str, Any]:
+def payload_of(answer: object, interface: ModelInterface, ensemble: str = "") -> Mapping[str, Any]:
     """The values in what the engine answered: a ChannelData, or what a ResponseOp made of it.
 
     Raises V2Error for the error in its place, and for what is no answer. The error of a request
@@ -135,7 +135,7 @@ def _number(text: str) -> Any:
 
 
 def arrays_of(
-    payload: Mapping[str, Any], interface: Interface, model: str, wanted: Sequence[str]
+    payload: Mapping[str, Any], interface: ModelInterface, model: str, wanted: Sequence[str]
 ) -> dict[str, Array]:
     """The outputs: those that are `wanted`, or all.
 
@@ -205,7 +205,7 @@ def _objects(elements: Sequence[str | bytes]) -> Array:
     return array
 
 
-def _as_declared(array: Array, slot: Slot, interface: Interface) -> Array:
+def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
     """`array` in the datatype and shape that its Op declares. Raises PayloadTypeError."""
     if slot.shape is not None and array.size == 1 and _is_single(slot, interface.batches):
         array = array.reshape(slot.shape)
@@ -237,4 +237,4 @@ def _kind(value: object) -> str:
 
 
 def _broken(text: str) -> V2Error:
-    return V2Error(Kind.INTERNAL, text)
+    return V2Error(V2Status.INTERNAL, text)

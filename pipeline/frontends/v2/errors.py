@@ -16,7 +16,7 @@ from pipeline.errors import (
 )
 
 
-class Kind(enum.Enum):
+class V2Status(enum.Enum):
     """Why: (HTTP status, name of the gRPC status), by Triton's table."""
 
     INVALID = (400, "INVALID_ARGUMENT")
@@ -41,21 +41,21 @@ class V2Error(Exception):
     `retry_after_s`: when it may be different, for what is `UNAVAILABLE`.
     """
 
-    def __init__(self, kind: Kind, text: str, retry_after_s: int = 1) -> None:
+    def __init__(self, kind: V2Status, text: str, retry_after_s: int = 1) -> None:
         super().__init__(utf8_text(shortened(text)))
         self.kind = kind
         self.retry_after_s = retry_after_s
 
 
 # Triton knows no deadline that passed: to it, too late is unavailable.
-_KINDS: dict[int, Kind] = {
-    ErrorCode.CLOSED_ERROR: Kind.UNAVAILABLE,
-    ErrorCode.OVERLOADED: Kind.UNAVAILABLE,
-    ErrorCode.TIMEOUT: Kind.UNAVAILABLE,
-    ErrorCode.NO_SERVICE: Kind.NOT_FOUND,
-    ErrorCode.NOT_IMPLEMENTED: Kind.UNSUPPORTED,
-    ErrorCode.INPUT_PARAMS_ERROR: Kind.INVALID,
-    ErrorCode.RPC_PACKAGE_ERROR: Kind.INVALID,
+_KINDS: dict[int, V2Status] = {
+    ErrorCode.CLOSED_ERROR: V2Status.UNAVAILABLE,
+    ErrorCode.OVERLOADED: V2Status.UNAVAILABLE,
+    ErrorCode.TIMEOUT: V2Status.UNAVAILABLE,
+    ErrorCode.NO_SERVICE: V2Status.NOT_FOUND,
+    ErrorCode.NOT_IMPLEMENTED: V2Status.UNSUPPORTED,
+    ErrorCode.INPUT_PARAMS_ERROR: V2Status.INVALID,
+    ErrorCode.RPC_PACKAGE_ERROR: V2Status.INVALID,
 }
 
 
@@ -66,10 +66,10 @@ def v2_error(error: PipelineError) -> V2Error:
     stands before its text.
     """
     if isinstance(error, ProductError):
-        return V2Error(Kind.INVALID, f"[{error.code}] {error}")
+        return V2Error(V2Status.INVALID, f"[{error.code}] {error}")
     if isinstance(error, PredictorUnavailableError):
-        return V2Error(Kind.UNAVAILABLE, str(error))
+        return V2Error(V2Status.UNAVAILABLE, str(error))
     if isinstance(error, TooLargeError):
-        return V2Error(Kind.TOO_LARGE, str(error))
+        return V2Error(V2Status.TOO_LARGE, str(error))
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
-    return V2Error(_KINDS.get(error.code, Kind.INTERNAL), str(error), retry_after_s)
+    return V2Error(_KINDS.get(error.code, V2Status.INTERNAL), str(error), retry_after_s)

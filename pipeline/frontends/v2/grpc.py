@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from pipeline.engine.offload import Offload
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
-from pipeline.frontends.v2 import Kind, Models, V2Error, v2_error
+from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.model_config import config_message, metadata_message
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
 from pipeline.observe.statistics import fill_statistics
@@ -40,7 +40,7 @@ _LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
 def inference_service(
-    models: Models, offload: Offload | None = None, limits: Limits | None = None
+    models: ModelRepository, offload: Offload | None = None, limits: Limits | None = None
 ) -> GrpcService:
     """The service for a GrpcDoor; `offload` reads and writes the large messages."""
     calls = _Calls(models, offload or Offload(threads=0), limits or Limits())
@@ -65,7 +65,7 @@ def inference_service(
 class _Calls:
     """The methods, message in and message out. They raise V2Error and PipelineError."""
 
-    def __init__(self, models: Models, offload: Offload, limits: Limits) -> None:
+    def __init__(self, models: ModelRepository, offload: Offload, limits: Limits) -> None:
         self._models = models
         self._offload = offload
         self._limits = limits
@@ -115,7 +115,7 @@ class _Calls:
         try:
             response = await self._models.infer(request, left_s, traceparent)
         except V2Error as error:
-            if error.kind is Kind.UNAVAILABLE and _is_over(call):
+            if error.kind is V2Status.UNAVAILABLE and _is_over(call):
                 # What the caller's own library tells, if it is the first to look at the clock.
                 text = f"Deadline Exceeded: {error}"
                 raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
@@ -189,7 +189,7 @@ def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:
     try:
         return large_request_from_message(messages.pop(), limits)
     except DecodeError as error:
-        raise V2Error(Kind.INVALID, f"the message is no ModelInferRequest: {error}") from error
+        raise V2Error(V2Status.INVALID, f"the message is no ModelInferRequest: {error}") from error
 
 
 def _id_of(message: bytes) -> str:
@@ -240,8 +240,8 @@ def _refusing(text: str) -> Unary:
 
 async def _refuse_loading(request: _LoadRequest, call: GrpcCall) -> Message:
     if request.repository_name:
-        raise V2Error(Kind.UNSUPPORTED, NO_REPOSITORY_NAME)
-    raise V2Error(Kind.UNAVAILABLE, NO_LOADING)
+        raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
+    raise V2Error(V2Status.UNAVAILABLE, NO_LOADING)
 
 
 def _parsed(kind: type[_Request], message: bytes) -> _Request:
@@ -249,12 +249,12 @@ def _parsed(kind: type[_Request], message: bytes) -> _Request:
         return kind.FromString(message)
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
-        raise V2Error(Kind.INVALID, f"the message is no {name}: {error}") from error
+        raise V2Error(V2Status.INVALID, f"the message is no {name}: {error}") from error
 
 
 def _failure(error: V2Error | PipelineError) -> GrpcError:
     failure = _v2(error)
-    is_unavailable = failure.kind is Kind.UNAVAILABLE
+    is_unavailable = failure.kind is V2Status.UNAVAILABLE
     retry_after_s = failure.retry_after_s if is_unavailable else None
     return GrpcError(_status_of(failure.kind), str(failure), retry_after_s=retry_after_s)
 
@@ -263,6 +263,6 @@ def _v2(error: V2Error | PipelineError) -> V2Error:
     return error if isinstance(error, V2Error) else v2_error(error)
 
 
-def _status_of(kind: Kind) -> grpc.StatusCode:
+def _status_of(kind: V2Status) -> grpc.StatusCode:
     status: grpc.StatusCode = grpc.StatusCode[kind.grpc_status]
     return status

@@ -14,8 +14,8 @@ import orjson
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError, PipelineError, TooLargeError
 from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, Reply, WebRequest
-from pipeline.frontends.v2 import Kind, Models, V2Error, v2_error
+from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, WebRequest, WebResponse
+from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
@@ -43,10 +43,10 @@ class _Asked(NamedTuple):
     version: str
 
 
-_Answer = Callable[[_Asked], Awaitable[Reply]]
+_Answer = Callable[[_Asked], Awaitable[WebResponse]]
 
 
-class InferenceSite:
+class InferenceRoutes:
     """`/v2` and all that is below it.
 
     Args:
@@ -56,7 +56,7 @@ class InferenceSite:
     """
 
     def __init__(
-        self, models: Models, offload: Offload | None = None, limits: Limits | None = None
+        self, models: ModelRepository, offload: Offload | None = None, limits: Limits | None = None
     ) -> None:
         self._models = models
         self._offload = offload or Offload(threads=0)
@@ -99,45 +99,45 @@ class InferenceSite:
 
     # Descriptions and states ------------------------------------------------------------
 
-    async def _server(self, asked: _Asked) -> Reply:
+    async def _server(self, asked: _Asked) -> WebResponse:
         return _json(self._models.server_metadata())
 
     # Triton's answers to these have no body: KServe's clients want one, and Triton's read none.
 
-    async def _live(self, asked: _Asked) -> Reply:
+    async def _live(self, asked: _Asked) -> WebResponse:
         return _json({"live": True})
 
-    async def _ready(self, asked: _Asked) -> Reply:
+    async def _ready(self, asked: _Asked) -> WebResponse:
         is_ready = await self._models.is_ready()
         return _json({"ready": is_ready}, 200 if is_ready else 400)
 
-    async def _model_ready(self, asked: _Asked) -> Reply:
+    async def _model_ready(self, asked: _Asked) -> WebResponse:
         if await self._models.is_model_ready(asked.name, asked.version):
             return _json({"name": asked.name, "ready": True})
         return _failed(400, "Model version not ready", content_type=TEXT)
 
-    async def _metadata(self, asked: _Asked) -> Reply:
+    async def _metadata(self, asked: _Asked) -> WebResponse:
         return _json(self._models.metadata(asked.name, asked.version))
 
-    async def _config(self, asked: _Asked) -> Reply:
+    async def _config(self, asked: _Asked) -> WebResponse:
         return _json(self._models.config(asked.name, asked.version))
 
-    async def _statistics(self, asked: _Asked) -> Reply:
+    async def _statistics(self, asked: _Asked) -> WebResponse:
         counters = await self._models.statistics(asked.name, asked.version)
-        return Reply(body=stats_json(counters))
+        return WebResponse(body=stats_json(counters))
 
-    async def _index(self, asked: _Asked) -> Reply:
+    async def _index(self, asked: _Asked) -> WebResponse:
         return _json(await self._models.index(_wants_ready(await asked.web.read())))
 
-    async def _load(self, asked: _Asked) -> Reply:
+    async def _load(self, asked: _Asked) -> WebResponse:
         return _failed(503, NO_LOADING)  # and no Retry-After: it stays so
 
-    async def _load_from_repository(self, asked: _Asked) -> Reply:
-        raise V2Error(Kind.UNSUPPORTED, NO_REPOSITORY_NAME)
+    async def _load_from_repository(self, asked: _Asked) -> WebResponse:
+        raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
 
     # Inference --------------------------------------------------------------------------
 
-    async def _infer(self, asked: _Asked) -> Reply:
+    async def _infer(self, asked: _Asked) -> WebResponse:
         web = asked.web
         try:
             raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 without reading
@@ -176,7 +176,7 @@ class InferenceSite:
 def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
     """`answer` in whose replies errors have the protocol's form."""
 
-    async def endpoint(request: WebRequest) -> Reply:
+    async def endpoint(request: WebRequest) -> WebResponse:
         asked = _Asked(request, names.get("name", ""), names.get("version", ""))
         try:
             return await answer(asked)
@@ -195,12 +195,12 @@ class _EarlyError(Exception):
         self.error = error
 
 
-def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> Reply:
+def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> WebResponse:
     if isinstance(error, HttpError):  # of reading the body
         status = 501 if error.status == 415 else error.status  # as Triton says it
         return _failed(status, str(error), error.headers, content_type)
     failure = error if isinstance(error, V2Error) else v2_error(error)
-    is_unavailable = failure.kind is Kind.UNAVAILABLE
+    is_unavailable = failure.kind is V2Status.UNAVAILABLE
     headers = ((b"retry-after", b"%d" % failure.retry_after_s),) if is_unavailable else ()
     return _failed(failure.kind.http_status, str(failure), headers, content_type)
 
@@ -208,22 +208,22 @@ def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = J
 def _refusing(method: str, is_plain: bool) -> _Answer:
     """Answers requests by other methods than `method`."""
 
-    async def answer(asked: _Asked) -> Reply:
+    async def answer(asked: _Asked) -> WebResponse:
         allow = ((b"allow", method.encode()),)
         return _failed(405, "Method Not Allowed", allow, TEXT if is_plain else JSON)
 
     return answer
 
 
-async def _refuse_path(asked: _Asked) -> Reply:
+async def _refuse_path(asked: _Asked) -> WebResponse:
     text = unserved_path(asked.web.raw_path)
     if text:
-        raise V2Error(Kind.UNSUPPORTED, text)
-    return Reply(404, orjson.dumps({"error": "Not Found"}), TEXT)
+        raise V2Error(V2Status.UNSUPPORTED, text)
+    return WebResponse(404, orjson.dumps({"error": "Not Found"}), TEXT)
 
 
-def _json(value: Any, status: int = 200) -> Reply:
-    return Reply(status, orjson.dumps(value))
+def _json(value: Any, status: int = 200) -> WebResponse:
+    return WebResponse(status, orjson.dumps(value))
 
 
 def _failed(
@@ -231,8 +231,8 @@ def _failed(
     text: str,
     headers: tuple[tuple[bytes, bytes], ...] = (),
     content_type: bytes = JSON,
-) -> Reply:
-    return Reply(status, orjson.dumps({"error": text}), content_type, headers)
+) -> WebResponse:
+    return WebResponse(status, orjson.dumps({"error": text}), content_type, headers)
 
 
 def _wants_ready(body: bytes) -> bool:
@@ -280,7 +280,7 @@ def _weight(text: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-def _reply(response: InferResponse, binary: set[str], encoding: str, limits: Limits) -> Reply:
+def _reply(response: InferResponse, binary: set[str], encoding: str, limits: Limits) -> WebResponse:
     body, length = write_response(response, binary, limits)
     headers, content_type = [], b"application/json"
     if length is not None:
@@ -289,7 +289,7 @@ def _reply(response: InferResponse, binary: set[str], encoding: str, limits: Lim
     if encoding:
         body = _compress(body, encoding)
         headers.append((b"content-encoding", encoding.encode()))
-    return Reply(200, body, content_type, tuple(headers))
+    return WebResponse(200, body, content_type, tuple(headers))
 
 
 def _compress(body: bytes, encoding: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Interface: the inputs and outputs of a model, and whether what comes and goes fits them."""
+"""ModelInterface: the inputs and outputs of a model, and whether what comes and goes fits them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
-from pipeline.frontends.v2.errors import Kind, V2Error
-from pipeline.predictors.metadata import ModelNote, NotedTensor
+from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
 from pipeline.proto.v2.codec import datatype_of
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ class Slot(msgspec.Struct, frozen=True):
         return [ANY, *shape] if batches else shape
 
 
-class Interface(msgspec.Struct, frozen=True):
+class ModelInterface(msgspec.Struct, frozen=True):
     """A model's side that callers see.
 
     Args:
@@ -135,8 +135,8 @@ def slots_of(tensors: Sequence[Tensor]) -> tuple[Slot, ...] | None:
 
 
 def interface_of(
-    note: ModelNote, batch_size: int, fetch: Sequence[str] | None = None, most: int = 0
-) -> Interface | None:
+    note: ModelMetadata, batch_size: int, fetch: Sequence[str] | None = None, most: int = 0
+) -> ModelInterface | None:
     """The interface of a model that a worker has loaded.
 
     It takes batches if the first dimension of all its inputs and outputs may be of any size.
@@ -152,7 +152,7 @@ def interface_of(
     outputs = [noted for noted in note.outputs if not fetch or noted.name in fetch]
     batches = bool(note.inputs) and all(map(_is_batched, (*note.inputs, *outputs)))
     try:
-        return Interface(
+        return ModelInterface(
             tuple(_slot(noted, batches) for noted in note.inputs),
             tuple(_slot(noted, batches) for noted in outputs),
             announced_batch(most, batch_size) if batches else 0,
@@ -161,18 +161,18 @@ def interface_of(
         return None
 
 
-def _is_batched(noted: NotedTensor) -> bool:
+def _is_batched(noted: TensorMetadata) -> bool:
     return noted.shape is not None and noted.shape[:1] == [ANY]
 
 
-def _slot(noted: NotedTensor, batches: bool) -> Slot:
+def _slot(noted: TensorMetadata, batches: bool) -> Slot:
     datatype = datatype_of(np.dtype(noted.dtype)) if noted.dtype else "BYTES"
     shape = None if noted.shape is None else tuple(noted.shape[1:] if batches else noted.shape)
     return Slot(noted.name, datatype, shape)
 
 
 def _refused(text: str) -> V2Error:
-    return V2Error(Kind.INVALID, text)
+    return V2Error(V2Status.INVALID, text)
 
 
 def _listed(names: Iterable[str]) -> str:

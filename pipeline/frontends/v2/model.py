@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from pipeline.data import Tensor, declared, max_batch_size_of
 from pipeline.engine.graph import Graph
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.convert import request_of, values_of
-from pipeline.frontends.v2.errors import Kind, V2Error
-from pipeline.frontends.v2.interface import Interface, interface_of, slots_of
+from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.interface import ModelInterface, interface_of, slots_of
 from pipeline.frontends.v2.model_config import (
     OpConfigForm,
     config_of_op,
@@ -19,11 +19,11 @@ from pipeline.frontends.v2.model_config import (
     step_of,
 )
 from pipeline.op import Op, overrides
-from pipeline.predictors.metadata import ModelNote
+from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.v2.codec import InferRequest, with_text
 
-NoteOf = Callable[[Op], ModelNote | None]
+NoteOf = Callable[[Op], ModelMetadata | None]
 """`DAGExecutor.note`: of the model that an Op's workers have loaded."""
 
 _EMPTY = Request()  # for what looks at a request that has not come as one
@@ -43,12 +43,14 @@ class Model(Protocol):
     def platform(self) -> str: ...
 
     @property
-    def interface(self) -> Interface: ...
+    def interface(self) -> ModelInterface: ...
 
     def config(self) -> dict[str, Any]:
         """Its configuration, in the words of ModelConfig."""
 
-    def routed(self, request: InferRequest, rows: int, traceparent: str) -> tuple[Request, Route]:
+    def routed(
+        self, request: InferRequest, rows: int, traceparent: str
+    ) -> tuple[Request, RequestTarget]:
         """How a request comes to the engine whose inputs fit. Raises V2Error, PipelineError."""
 
 
@@ -68,7 +70,7 @@ class PipelineModel:
         self._steps = steps
         read, write = graph.request_op, graph.response_op
         outputs = declared(write, "output_tensors") or declared(graph.last_op, "output_tensors")
-        self.interface: Interface = Interface(
+        self.interface: ModelInterface = ModelInterface(
             slots_of(declared(read, "input_tensors")), slots_of(outputs), max_batch_size_of(read)
         )
         self._unpacks = overrides(read, "unpack_request_package")
@@ -82,14 +84,18 @@ class PipelineModel:
         ]
         return config_of_pipeline(self.name, self.interface, steps)
 
-    def routed(self, request: InferRequest, rows: int, traceparent: str) -> tuple[Request, Route]:
+    def routed(
+        self, request: InferRequest, rows: int, traceparent: str
+    ) -> tuple[Request, RequestTarget]:
         values = values_of(request.inputs, self.interface)
         raw, payload = _EMPTY, None
         if self._unpacks:
             raw = request_of(values, request.id)
         else:
             payload = values
-        return raw, Route(payload=payload, packs=self._packs, rows=rows, traceparent=traceparent)
+        return raw, RequestTarget(
+            payload=payload, packs=self._packs, rows=rows, traceparent=traceparent
+        )
 
 
 class OpModel:
@@ -109,12 +115,12 @@ class OpModel:
         self._inputs = declared(op, "input_tensors")
         self._producers = [producer.name for producer in op.get_input_ops()]
         _check_sources(op, self._inputs, self._producers)
-        self._noted: ModelNote | None = None
-        self._of_note: Interface | None = None
-        self._declared: Interface | None = None
+        self._noted: ModelMetadata | None = None
+        self._of_note: ModelInterface | None = None
+        self._declared: ModelInterface | None = None
         if self._inputs:
             outputs = slots_of(declared(op, "output_tensors"))
-            self._declared = Interface(slots_of(self._inputs), outputs, max_batch_size_of(op))
+            self._declared = ModelInterface(slots_of(self._inputs), outputs, max_batch_size_of(op))
 
     @property
     def platform(self) -> str:
@@ -122,18 +128,18 @@ class OpModel:
         return (note.platform if note else "") or "python"
 
     @property
-    def interface(self) -> Interface:
-        return self._declared or self._own or Interface()
+    def interface(self) -> ModelInterface:
+        return self._declared or self._own or ModelInterface()
 
     @property
-    def _own(self) -> Interface | None:
+    def _own(self) -> ModelInterface | None:
         """That of the model that its workers have loaded."""
         note = self._note_of(self.op)
         if note is not self._noted:
             self._noted, self._of_note = note, None if note is None else self._read(note)
         return self._of_note
 
-    def _read(self, note: ModelNote) -> Interface | None:
+    def _read(self, note: ModelMetadata) -> ModelInterface | None:
         config = self.op.pipeline_config
         fetch = config.fetch_list or config.local_service_conf.fetch_list
         return interface_of(note, config.batch_size, fetch, max_batch_size_of(self.op))
@@ -142,21 +148,25 @@ class OpModel:
         form = OpConfigForm(self.name, self.platform, self.interface, self.op.pipeline_config)
         return config_of_op(form)
 
-    def routed(self, request: InferRequest, rows: int, traceparent: str) -> tuple[Request, Route]:
+    def routed(
+        self, request: InferRequest, rows: int, traceparent: str
+    ) -> tuple[Request, RequestTarget]:
         if self._declared is not None:
             payload: Any = self._input_dicts(values_of(request.inputs, self._declared))
         elif self._own is not None:
             payload = {name: with_text(array) for name, array in request.inputs.items()}
         else:
             raise V2Error(
-                Kind.INVALID,
+                V2Status.INVALID,
                 f"model '{self.name}' cannot be asked by itself: neither does the Op "
                 f"{self.op.name!r} declare input_tensors, nor have its workers loaded a model "
                 "that tells its inputs. Give its class "
                 "input_tensors = [Tensor(name, datatype, shape)], or ask the pipeline",
             )
         feeds = self._declared is None
-        route = Route(self.op, payload, feeds, packs=False, rows=rows, traceparent=traceparent)
+        route = RequestTarget(
+            self.op, payload, feeds, packs=False, rows=rows, traceparent=traceparent
+        )
         return _EMPTY, route
 
     def _input_dicts(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

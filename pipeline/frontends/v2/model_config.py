@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from pipeline.config.schema import OpConfig
 from pipeline.data import ANY, declared
 from pipeline.engine.graph import Graph
-from pipeline.frontends.v2.interface import Interface, Slot
+from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig, ModelMetadataResponse
 
@@ -35,11 +35,11 @@ class OpConfigForm(NamedTuple):
 
     name: str
     platform: str
-    interface: Interface
+    interface: ModelInterface
     settings: OpConfig
 
 
-def metadata_of(name: str, platform: str, interface: Interface) -> dict[str, Any]:
+def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str, Any]:
     """The metadata of a model, in the words of ModelMetadataResponse."""
     return {
         "name": name,
@@ -75,7 +75,7 @@ def config_of_op(form: OpConfigForm) -> dict[str, Any]:
 
 
 def config_of_pipeline(
-    name: str, interface: Interface, steps: Sequence[Mapping[str, Any]]
+    name: str, interface: ModelInterface, steps: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The configuration of the whole graph, an ensemble of its Ops."""
     config = _config_of(name, "ensemble", interface)
@@ -108,7 +108,7 @@ def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
     }
 
 
-def _config_of(name: str, platform: str, interface: Interface) -> dict[str, Any]:
+def _config_of(name: str, platform: str, interface: ModelInterface) -> dict[str, Any]:
     return {
         "name": name,
         # As in Triton's configurations; the metadata of such a model do say "python".

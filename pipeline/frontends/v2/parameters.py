@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.frontends.v2.errors import Kind, V2Error
+from pipeline.frontends.v2.errors import V2Error, V2Status
 
 _MICROS = 1e-6
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -31,7 +31,7 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
             _check_kind(name, value)
         elif name.startswith("triton_"):
             raise V2Error(
-                Kind.INVALID,
+                V2Status.INVALID,
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "
                 f"not be specified. Found '{name}'",
             )
@@ -46,4 +46,4 @@ def _check_kind(name: str, value: object) -> None:
     # In a message a number of 64 bits may come in the field of the signed ones.
     is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
     if not fits or is_negative:
-        raise V2Error(Kind.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")
+        raise V2Error(V2Status.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")

@@ -1,4 +1,4 @@
-"""Models: everything that the v2 protocol asks of a server, whatever the door."""
+"""ModelRepository: everything that the v2 protocol asks of a server, whatever the door."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from pipeline.data import ChannelData
 from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import Route
+from pipeline.engine.request import RequestTarget
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.convert import arrays_of, payload_of
-from pipeline.frontends.v2.errors import Kind, V2Error, v2_error
-from pipeline.frontends.v2.interface import Interface, Slot
+from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
+from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
 from pipeline.frontends.v2.model_config import VERSION
 from pipeline.frontends.v2.parameters import timeout_of
@@ -27,7 +27,7 @@ from pipeline.observe.statistics import (
     version_number,
 )
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelNote
+from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
 from pipeline.proto.v2.codec import Array, InferRequest, InferResponse, about_request
@@ -38,17 +38,17 @@ _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
 
 
-class Engine(Protocol):
+class ModelExecutor(Protocol):
     """The part of `DAGExecutor` that is asked here."""
 
     async def handle(
-        self, raw: Any, timeout_s: float | None = None, route: Route | None = None
+        self, raw: Any, timeout_s: float | None = None, route: RequestTarget | None = None
     ) -> Any: ...
 
-    def note(self, op: Op) -> ModelNote | None: ...
+    def note(self, op: Op) -> ModelMetadata | None: ...
 
 
-class Models:
+class ModelRepository:
     """The pipeline and its Ops as models of version "1".
 
     The methods that take a model's name, and a version that may be "", raise V2Error for those
@@ -72,7 +72,7 @@ class Models:
         self,
         graph: Graph,
         service_name: str | None,
-        engine: Engine,
+        engine: ModelExecutor,
         whole: AskAll,
         has_statistics: bool = True,
         has_deadline: bool = False,
@@ -143,12 +143,14 @@ class Models:
     async def statistics(self, name: str = "", version: str = "") -> list[ModelCounters]:
         """The counters of one model, or ("") of all, sorted by name."""
         if not self._has_statistics:
-            raise V2Error(Kind.UNSUPPORTED, "the statistics are switched off: statistics: False")
+            raise V2Error(
+                V2Status.UNSUPPORTED, "the statistics are switched off: statistics: False"
+            )
         counters = merge(snapshot.models for snapshot in await self._whole())
         try:
             return select(counters, name, version)
         except StatisticsError as error:
-            raise V2Error(Kind.INVALID, str(error)) from error
+            raise V2Error(V2Status.INVALID, str(error)) from error
 
     # Inference --------------------------------------------------------------------------
 
@@ -195,18 +197,18 @@ class Models:
         unknown = f"Request for unknown model: '{name}'"
         model = self._models.get(name)
         if model is None:
-            raise V2Error(Kind.NOT_FOUND, f"{unknown} is not found")
+            raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
         try:
             number = version_number(version)
         except StatisticsError as error:
-            raise V2Error(Kind.INVALID, str(error)) from error
+            raise V2Error(V2Status.INVALID, str(error)) from error
         if number is not None and str(number) != VERSION:
-            raise V2Error(Kind.NOT_FOUND, f"{unknown} version {number} is not found")
+            raise V2Error(V2Status.NOT_FOUND, f"{unknown} version {number} is not found")
         return model
 
 
 def _checked(
-    request: InferRequest, model: str, interface: Interface, wanted: list[str]
+    request: InferRequest, model: str, interface: ModelInterface, wanted: list[str]
 ) -> tuple[int, float | None]:
     """(samples, seconds of its own) of a request that fits the model; else raises V2Error."""
     try:
@@ -225,7 +227,7 @@ def _is_short(answer: Any) -> bool:
 
 
 def _outputs(
-    answer: Any, model: Model, interface: Interface, wanted: list[str]
+    answer: Any, model: Model, interface: ModelInterface, wanted: list[str]
 ) -> dict[str, Array]:
     message = answer.message if isinstance(answer, LargeResponse) else answer
     ensemble = model.name if model.op is None else ""

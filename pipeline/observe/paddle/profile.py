@@ -253,7 +253,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 def parse_profile(lines: Iterable[str]) -> Profile:
     """As `read_profile`, from lines, with or without their line breaks."""
-    reader = _Reader()
+    reader = _LineReader()
     for line in lines:
         reader.read(line)
     return reader.profile()
@@ -273,7 +273,7 @@ Stamps = list[int]
 """Begin and end of three spans, in ns; -1: unknown."""
 
 
-class _Reader:
+class _LineReader:
     """Collects the rows of lines."""
 
     def __init__(self) -> None:

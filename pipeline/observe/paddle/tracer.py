@@ -13,9 +13,9 @@ from pipeline.engine.state import EngineState
 from pipeline.observe.background import Background
 from pipeline.observe.paddle.batch_times import BatchTimes
 from pipeline.observe.paddle.tracer_block import (
-    Block,
     Interval,
     TracedGraph,
+    TracerBlock,
     TracerFiles,
     TracerOutput,
 )
@@ -120,4 +120,4 @@ class _Author:
         interval, self._interval = self._interval, None
         if interval is not None and not interval.is_idle:
             length_s = max(ended_s - interval.started_s, 1e-9)
-            self._output.write(Block(interval, length_s, self._graph, sizes))
+            self._output.write(TracerBlock(interval, length_s, self._graph, sizes))

@@ -153,7 +153,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TracerBlock:
     """One interval of `length_s` seconds, and how many requests wait at each Op at its end."""
 
     interval: Interval
@@ -256,7 +256,7 @@ class TracerOutput:
             ) from error
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
-    def write(self, block: Block) -> None:
+    def write(self, block: TracerBlock) -> None:
         if self._handler is not None:
             now = time.time()
             for line in block.lines():

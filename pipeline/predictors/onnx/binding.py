@@ -17,7 +17,7 @@ Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 """Output names and input arrays in, the outputs in the order of their names out."""
 
 
-class Memory(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Memory of a card by onnxruntime's name for its kind, such as "cuda"."""
 
     kind: str
@@ -25,7 +25,7 @@ class Memory(NamedTuple):
 
 
 def session_runner(
-    runtime: Any, session: Any, signature: ModelSignature, memory: Memory | None = None
+    runtime: Any, session: Any, signature: ModelSignature, memory: DeviceMemory | None = None
 ) -> Run:
     """What runs `session` for a model of this signature; safe to call from many threads.
 
@@ -52,7 +52,7 @@ class BoundRunner:
     has a binding of its own, so that calls may overlap.
     """
 
-    def __init__(self, session: Any, memory: Memory) -> None:
+    def __init__(self, session: Any, memory: DeviceMemory) -> None:
         self._session = session
         self._memory = memory
 

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.errors import ClosedError, InitError, PredictorError
 from pipeline.predictors.base import Device, LocalModel
 from pipeline.predictors.memory import LoadMeter, MemoryUse
-from pipeline.predictors.onnx.binding import Memory, Run, session_runner
+from pipeline.predictors.onnx.binding import DeviceMemory, Run, session_runner
 from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
 from pipeline.predictors.onnx.placement import RECORD_PLACEMENT, check_session
 from pipeline.predictors.onnx.providers import TENSORRT, Plan, plan_providers
@@ -55,7 +55,7 @@ class OnnxPredictor:
         session: Any,
         name: str,
         fetch_list: Sequence[str] | None = None,
-        memory: Memory | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         inputs = [tensor_spec(name, node) for node in session.get_inputs()]
         outputs = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType, LocalModel
-from pipeline.predictors.onnx.binding import Memory
+from pipeline.predictors.onnx.binding import DeviceMemory
 from pipeline.predictors.onnx.tensorrt import Options, tensorrt_options
 
 CPU = "CPUExecutionProvider"
@@ -64,7 +64,7 @@ class Plan:
     otherwise: str = ""
     providers: tuple[tuple[str, Options], ...] = ((CPU, {}),)
     main: str | None = None
-    memory: Memory | None = None
+    memory: DeviceMemory | None = None
     needs_scales: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -157,7 +157,7 @@ def _on_gpu(model: LocalModel, card: int) -> Plan:
         _USE_CPU,
         (_cuda(card), (CPU, {})),
         main=CUDA,
-        memory=Memory("cuda", card),
+        memory=DeviceMemory("cuda", card),
         warnings=_precision_warnings(model),
     )
 
@@ -171,7 +171,7 @@ def _on_tensorrt(model: LocalModel, card: int) -> Plan:
         _USE_CUDA,
         ((TENSORRT, tensorrt_options(model, card)), _cuda(card), (CPU, {})),
         main=TENSORRT,
-        memory=Memory("cuda", card),
+        memory=DeviceMemory("cuda", card),
         needs_scales=model.precision == "int8" and not model.use_calib,
     )
 
@@ -190,7 +190,7 @@ def _on_ascend(model: LocalModel, card: int) -> Plan:
         _USE_CPU,
         ((ASCEND, {"device_id": card, "precision_mode": mode}), (CPU, {})),
         main=ASCEND,
-        memory=Memory("cann", card),
+        memory=DeviceMemory("cann", card),
     )
 
 

@@ -29,7 +29,7 @@ _FED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class PaddleInterface:
     """The names that callers use, with the model's own; `fetches` has the own ones as keys too.
 
     `wants_lod`: an input is a batch of sequences, which the model may not run without offsets.
@@ -62,7 +62,7 @@ def interface(
     outputs: Sequence[str],
     conf: ModelConf | None = None,
     fetch_list: Sequence[str] | None = None,
-) -> Interface:
+) -> PaddleInterface:
     """Put together what the program, the loaded model and the prototxt say.
 
     Args:
@@ -89,7 +89,7 @@ def interface(
         for alias, name in known.items()
         if name in program.row_counts
     }
-    return Interface(signature, feeds, known, _wants_lod(program, inputs, conf), counts)
+    return PaddleInterface(signature, feeds, known, _wants_lod(program, inputs, conf), counts)
 
 
 def _aliases(

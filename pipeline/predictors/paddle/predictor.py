@@ -20,7 +20,7 @@ from pipeline.predictors.model_conf import conf_beside
 from pipeline.predictors.paddle.config import check_device, check_quantized, configure
 from pipeline.predictors.paddle.files import ModelFiles, find_weights
 from pipeline.predictors.paddle.import_guard import undisturbed
-from pipeline.predictors.paddle.interface import Interface, interface, offsets
+from pipeline.predictors.paddle.interface import PaddleInterface, interface, offsets
 from pipeline.predictors.paddle.program import read_program
 from pipeline.predictors.signature import LOD, ModelSignature, only_feed, refuse_unknown_arguments
 
@@ -49,7 +49,7 @@ class PaddlePredictor:
     holds_gil = True
     """Paddle keeps the GIL for the whole run: in a thread no other Python code runs meanwhile."""
 
-    def __init__(self, root: Any, face: Interface) -> None:
+    def __init__(self, root: Any, face: PaddleInterface) -> None:
         self.memory_usage: Sequence[MemoryUse] = ()
         self.signature: ModelSignature = face.signature
         self.feed_names: tuple[str, ...] = face.signature.feed_names
@@ -156,7 +156,7 @@ class PaddlePredictor:
 class _Runner:
     """One predictor of Paddle's with its inputs and outputs at hand. For one call at a time."""
 
-    def __init__(self, predictor: Any, face: Interface) -> None:
+    def __init__(self, predictor: Any, face: PaddleInterface) -> None:
         self._predictor = predictor
         self._inputs = {
             alias: predictor.get_input_handle(name) for alias, name in face.feeds.items()

@@ -27,9 +27,9 @@ from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError
 from pipeline.predictors.remote.endpoints import EndpointPolicy
 from pipeline.proto.brpc.frames import (
     BrpcCode,
-    Frame,
+    BrpcFrame,
+    FrameError,
     Trace,
-    WireError,
     code_name,
     decompress,
     error_of,
@@ -194,12 +194,12 @@ class BrpcChannel:
         try:
             body = decompress(frame.meta.compress_type, frame.body, MAX_ANSWER_BYTES)
             answer = question.read(body)
-        except (WireError, DecodeError) as error:
+        except (FrameError, DecodeError) as error:
             raise _ServerFailedError(f"it answers garbage: {error}") from error
         self._note_answer(servers, index)
         return answer
 
-    def _call(self, pool: BrpcPool, question: _Question[_Answer]) -> Frame:
+    def _call(self, pool: BrpcPool, question: _Question[_Answer]) -> BrpcFrame:
         try:
             call = pool.take(question.deadline)
         except CannotConnectError as error:
@@ -217,7 +217,7 @@ class BrpcChannel:
             return call.run(meta, question.body, question.deadline)
         except ConnectionLostError as error:
             raise _ServerFailedError(str(error), is_healthy=was_idle) from error
-        except WireError as error:
+        except FrameError as error:
             raise InputError(f"[{self._name}] the request is too large: {error}") from error
 
     def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import NoReturn
 
-from pipeline.proto.brpc.frames import Frame, FrameReader, WireError, code_name, error_of, pack
+from pipeline.proto.brpc.frames import BrpcFrame, FrameError, FrameReader, code_name, error_of, pack
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 
 MAX_ANSWER_BYTES = 512 * 2**20
@@ -57,7 +57,7 @@ class BrpcCall:
         self._wake: threading.Lock | None = None
         # The connection's lock guards these.
         self.number: int = number
-        self.frame: Frame | None = None
+        self.frame: BrpcFrame | None = None
         self.leads: bool = False
         self.waits: bool = False
 
@@ -66,7 +66,7 @@ class BrpcCall:
         """Whether the connection has been idle: a server may end such a one at any time."""
         return self._connection.has_answered
 
-    def run(self, meta: RpcMeta, body: bytes, deadline: float) -> Frame:
+    def run(self, meta: RpcMeta, body: bytes, deadline: float) -> BrpcFrame:
         """Ask and wait for the answer, until `time.monotonic()` is `deadline`.
 
         Args:
@@ -215,7 +215,7 @@ class BrpcConnection:
         finally:
             lock.release()
 
-    def answer(self, call: BrpcCall, deadline: float) -> Frame:
+    def answer(self, call: BrpcCall, deadline: float) -> BrpcFrame:
         """The answer to a request that was sent; see `BrpcCall.run`."""
         wake = None
         with self._lock:
@@ -322,7 +322,7 @@ class BrpcConnection:
             return True  # woken for nothing
         except OSError as error:
             self._lose(f"the connection broke: {error.strerror or error}")
-        except WireError as error:
+        except FrameError as error:
             self._lose(f"it answers garbage: {error}")
         is_full = len(data) == self._receive_bytes
         self._receive_bytes = (
@@ -330,7 +330,7 @@ class BrpcConnection:
         )
         return True
 
-    def _give_out(self, frames: list[Frame]) -> None:
+    def _give_out(self, frames: list[BrpcFrame]) -> None:
         with self._lock:
             for frame in frames:
                 number = frame.meta.correlation_id
@@ -359,12 +359,12 @@ def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.0)
 
 
-def _answer_to_nobody(frame: Frame) -> WireError:
+def _answer_to_nobody(frame: BrpcFrame) -> FrameError:
     """Some servers (brpc-java) answer like this when they could not make sense of a request."""
     code, text = error_of(frame.meta)
     said = f": error {code_name(code)}: {text}" if code else ""
     number = frame.meta.correlation_id
-    return WireError(f"an answer to call {number}, which was never made{said}")
+    return FrameError(f"an answer to call {number}, which was never made{said}")
 
 
 def _why_not_sent(error: OSError, size: int) -> str:

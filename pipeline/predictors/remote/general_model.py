@@ -22,7 +22,7 @@ from pipeline.predictors.signature import (
     only_feed,
     refuse_unknown_arguments,
 )
-from pipeline.proto.brpc.frames import WireError
+from pipeline.proto.brpc.frames import FrameError
 from pipeline.proto.brpc.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 
@@ -171,7 +171,7 @@ class GeneralModel:
             raise self._bad_answer(f"no output {missing}, only {list(tensors)[:_SHOWN]}")
         try:
             return {key: value for name in names for key, value in _values(name, tensors[name])}
-        except WireError as error:
+        except FrameError as error:
             raise self._bad_answer(str(error)) from error
 
     def _alias(self, tensor: Tensor) -> str:

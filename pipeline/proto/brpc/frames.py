@@ -63,7 +63,7 @@ class Compression(enum.IntEnum):
 _WBITS = {Compression.GZIP: 31, Compression.ZLIB: 15}
 
 
-class WireError(ValueError):
+class FrameError(ValueError):
     """The bytes are not what the format allows; the text says what is wrong with them."""
 
 
@@ -76,7 +76,7 @@ class Trace(NamedTuple):
     parent_span_id: int
 
 
-class Frame(NamedTuple):
+class BrpcFrame(NamedTuple):
     """One message as it travelled: `body` is still compressed where `meta.compress_type` says so.
 
     The answer of a failed call has no body, whatever its `compress_type`. A body that is large is
@@ -163,7 +163,7 @@ def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
     """What `pack` puts before the body."""
     if attachment:
         if len(attachment) >= 2**31:
-            raise WireError(
+            raise FrameError(
                 f"an attachment of {len(attachment)} bytes; 2 GiB and more have no place"
             )
         meta.attachment_size = len(attachment)
@@ -172,7 +172,7 @@ def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
     head = meta.SerializeToString()
     size = len(head) + body_bytes + len(attachment)
     if size > _MAX_UINT32:
-        raise WireError(f"a frame of {size} bytes; 4 GiB and more have no place")
+        raise FrameError(f"a frame of {size} bytes; 4 GiB and more have no place")
     return _HEADER.pack(MAGIC, size, len(head)) + head
 
 
@@ -190,9 +190,9 @@ class FrameReader:
         self._max_bytes = max_bytes
         self._rest = bytearray()
         self._wanted = HEADER_BYTES
-        self._error: WireError | None = None
+        self._error: FrameError | None = None
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
         """The frames that `data` completes, in the order in which they came; `data` is copied.
 
         Raises:
@@ -211,12 +211,12 @@ class FrameReader:
                 return []
             arrived, self._rest = self._rest, bytearray()
             return self._cut(memoryview(arrived).toreadonly())
-        except WireError as error:
+        except FrameError as error:
             self._rest = bytearray()
             self._error = error
             raise
 
-    def _cut(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+    def _cut(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
         """The whole frames of `data`; what is left over is kept."""
         frames = []
         at, end = 0, len(data)
@@ -240,9 +240,9 @@ class FrameReader:
         if magic != MAGIC:
             raise _not_baidu_std(bytes(data[at : at + HEADER_BYTES]))
         if size > self._max_bytes:
-            raise WireError(f"a frame of {size} bytes is larger than {self._max_bytes}")
+            raise FrameError(f"a frame of {size} bytes is larger than {self._max_bytes}")
         if meta_size > size:
-            raise WireError(f"a meta of {meta_size} bytes in a frame of {size}")
+            raise FrameError(f"a meta of {meta_size} bytes in a frame of {size}")
         return size, meta_size
 
     @staticmethod
@@ -252,23 +252,23 @@ class FrameReader:
             raise _not_baidu_std(bytes(start[:HEADER_BYTES]))
 
 
-def _not_baidu_std(start: bytes) -> WireError:
-    return WireError(f"no baidu_std: a frame begins with {MAGIC!r}, but this with {start!r}")
+def _not_baidu_std(start: bytes) -> FrameError:
+    return FrameError(f"no baidu_std: a frame begins with {MAGIC!r}, but this with {start!r}")
 
 
-def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> Frame:
+def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFrame:
     """The frame whose meta, body and attachment are `data`."""
     try:
         meta = RpcMeta.FromString(bytes(data[:meta_size]))
     except DecodeError as error:
-        raise WireError("the meta of a frame is no RpcMeta") from error
+        raise FrameError("the meta of a frame is no RpcMeta") from error
     attached = meta.attachment_size
     if not attached:
-        return Frame(meta, _body(data[meta_size:]), b"")
+        return BrpcFrame(meta, _body(data[meta_size:]), b"")
     end = len(data) - attached
     if not meta_size <= end <= len(data):
-        raise WireError(f"an attachment of {attached} bytes in {len(data) - meta_size}")
-    return Frame(meta, _body(data[meta_size:end]), bytes(data[end:]))
+        raise FrameError(f"an attachment of {attached} bytes in {len(data) - meta_size}")
+    return BrpcFrame(meta, _body(data[meta_size:end]), bytes(data[end:]))
 
 
 def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
@@ -302,13 +302,13 @@ def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
     """
     if kind == Compression.NONE:
         if len(data) > max_bytes:
-            raise WireError(f"a body of {len(data)} bytes is larger than {max_bytes}")
+            raise FrameError(f"a body of {len(data)} bytes is larger than {max_bytes}")
         return bytes(data)
     if kind == Compression.SNAPPY:
         try:
             return snappy.decode(data, max_bytes)
         except ValueError as error:
-            raise WireError(f"a body as snappy: {error}") from None
+            raise FrameError(f"a body as snappy: {error}") from None
     return _inflate(data, _wbits(kind), max_bytes)
 
 
@@ -316,13 +316,15 @@ def _inflate(data: bytes | memoryview, wbits: int, max_bytes: int) -> bytes:
     try:
         return inflated(data, wbits, max_bytes)
     except zlib.error as error:
-        raise WireError(f"a body that is neither gzip nor zlib, as it should be: {error}") from None
+        raise FrameError(
+            f"a body that is neither gzip nor zlib, as it should be: {error}"
+        ) from None
     except OverflowError:
-        raise WireError(f"a body is larger than {max_bytes} bytes when decompressed") from None
+        raise FrameError(f"a body is larger than {max_bytes} bytes when decompressed") from None
     except EOFError:
-        raise WireError("a compressed body ends too early") from None
+        raise FrameError("a compressed body ends too early") from None
     except ValueError as error:
-        raise WireError(f"{error} bytes follow a compressed body") from None
+        raise FrameError(f"{error} bytes follow a compressed body") from None
 
 
 def _wbits(kind: int) -> int:
@@ -331,6 +333,6 @@ def _wbits(kind: int) -> int:
         return _WBITS[Compression(kind)]
     except KeyError:
         name = Compression(kind).name.lower()
-        raise WireError(f"compress_type {kind} ({name}) is not supported: use gzip") from None
+        raise FrameError(f"compress_type {kind} ({name}) is not supported: use gzip") from None
     except ValueError:
-        raise WireError(f"compress_type {kind} is unknown (0 to {max(Compression)} are)") from None
+        raise FrameError(f"compress_type {kind} is unknown (0 to {max(Compression)} are)") from None

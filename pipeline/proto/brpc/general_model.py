@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PayloadTypeError
-from pipeline.proto.brpc.frames import WireError
+from pipeline.proto.brpc.frames import FrameError
 from pipeline.proto.codec import sendable
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
@@ -26,7 +26,7 @@ from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 Array = npt.NDArray[Any]
 
 
-class ElemType(IntEnum):
+class BrpcElemType(IntEnum):
     """Values of `Tensor.elem_type`, and of feed_type and fetch_type in a model's configuration.
 
     The numbers are Paddle Serving's. Its C++ server takes INT64, FP32, INT32, FP16, UINT8, INT8
@@ -61,19 +61,19 @@ _REQUEST_SHAPE = Shape(
 )
 _TEXT = np.dtype(object)
 _LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
-    ElemType.INT64: (np.dtype(np.int64), "int64_data"),
-    ElemType.FP32: (np.dtype(np.float32), "float_data"),
-    ElemType.INT32: (np.dtype(np.int32), "int_data"),
-    ElemType.FP64: (np.dtype(np.float64), "float64_data"),
-    ElemType.INT16: (np.dtype(np.int16), _CONTENT),
-    ElemType.FP16: (np.dtype(np.float16), _CONTENT),
-    ElemType.BF16: (np.dtype(ml_dtypes.bfloat16), _CONTENT),
-    ElemType.UINT8: (np.dtype(np.uint8), _CONTENT),
-    ElemType.INT8: (np.dtype(np.int8), _CONTENT),
-    ElemType.BOOL: (np.dtype(np.bool_), "bool_data"),
-    ElemType.COMPLEX64: (np.dtype(np.complex64), "complex64_data"),
-    ElemType.COMPLEX128: (np.dtype(np.complex128), "complex128_data"),
-    ElemType.STRING: (_TEXT, "data"),
+    BrpcElemType.INT64: (np.dtype(np.int64), "int64_data"),
+    BrpcElemType.FP32: (np.dtype(np.float32), "float_data"),
+    BrpcElemType.INT32: (np.dtype(np.int32), "int_data"),
+    BrpcElemType.FP64: (np.dtype(np.float64), "float64_data"),
+    BrpcElemType.INT16: (np.dtype(np.int16), _CONTENT),
+    BrpcElemType.FP16: (np.dtype(np.float16), _CONTENT),
+    BrpcElemType.BF16: (np.dtype(ml_dtypes.bfloat16), _CONTENT),
+    BrpcElemType.UINT8: (np.dtype(np.uint8), _CONTENT),
+    BrpcElemType.INT8: (np.dtype(np.int8), _CONTENT),
+    BrpcElemType.BOOL: (np.dtype(np.bool_), "bool_data"),
+    BrpcElemType.COMPLEX64: (np.dtype(np.complex64), "complex64_data"),
+    BrpcElemType.COMPLEX128: (np.dtype(np.complex128), "complex128_data"),
+    BrpcElemType.STRING: (_TEXT, "data"),
 }
 _ELEM_TYPES = {dtype: elem_type for elem_type, (dtype, _) in _LAYOUTS.items()}
 
@@ -83,14 +83,14 @@ def dtype_of(elem_type: int) -> np.dtype[Any]:
     try:
         return _LAYOUTS[elem_type][0]
     except KeyError:
-        known = ", ".join(f"{known.value} {known.name}" for known in ElemType)
+        known = ", ".join(f"{known.value} {known.name}" for known in BrpcElemType)
         raise ValueError(f"elem_type {elem_type} is unknown: there is {known}") from None
 
 
-def elem_type_of(dtype: np.dtype[Any]) -> ElemType:
+def elem_type_of(dtype: np.dtype[Any]) -> BrpcElemType:
     """How arrays of `dtype` travel; ValueError for one that has no elem_type of its own."""
     try:
-        return ElemType(_ELEM_TYPES[dtype])
+        return BrpcElemType(_ELEM_TYPES[dtype])
     except KeyError:
         raise ValueError(f"dtype {dtype} has no place in the general model service") from None
 
@@ -144,7 +144,7 @@ def _pack(tensor: Tensor, array: Array) -> None:
     if array.dtype.kind in "OU":
         strings = array.ravel().tolist()
         _check_text(strings)
-        tensor.elem_type = ElemType.STRING
+        tensor.elem_type = BrpcElemType.STRING
         tensor.data.extend(strings)
         return
     array = sendable(array)
@@ -263,5 +263,5 @@ def _content(content: bytes | memoryview, dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(content, dtype).copy()
 
 
-def _refused(tensor: Tensor | BlockMessage, why: str) -> WireError:
-    return WireError(f"tensor {tensor.alias_name or tensor.name!r}: {why}")
+def _refused(tensor: Tensor | BlockMessage, why: str) -> FrameError:
+    return FrameError(f"tensor {tensor.alias_name or tensor.name!r}: {why}")

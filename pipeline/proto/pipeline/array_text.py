@@ -98,7 +98,7 @@ def text_to_numpy(text: str) -> Any:
     when the text is anything else.
     """
     try:
-        return _Reader(text).whole()
+        return _TextReader(text).whole()
     except (ValueError, TypeError, OverflowError, SyntaxError, MemoryError) as error:
         raise PackageError(f"not the text of an array, list or number: {error}") from None
 
@@ -135,7 +135,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-class _Reader:
+class _TextReader:
     """A recursive descent over one text; `_at` is where it stands."""
 
     def __init__(self, text: str) -> None:

@@ -57,7 +57,7 @@ def hollow(data: bytes, kind: type[Message], shape: Shape, limits: Limits) -> Bl
         DecodeError: `data` are no such message.
         TooLargeError: it has more fields than text elements are allowed.
     """
-    walk = _Walk(limits)
+    walk = _BlockWalk(limits)
     view = memoryview(data)
     try:
         found = walk.message(view, shape)
@@ -88,7 +88,7 @@ def _paired(message: Any, found: _Found, limits: Limits) -> BlockMessage:
     return BlockMessage(message, names, nested, limits)
 
 
-class _Walk:
+class _BlockWalk:
     """Finds the fields of a message; counts them over all of it."""
 
     def __init__(self, limits: Limits) -> None:

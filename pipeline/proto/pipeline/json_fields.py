@@ -26,7 +26,7 @@ _MAX_SHOWN = 40  # characters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class FieldKind:
     """A type of fields.
 
     Attributes:
@@ -55,7 +55,7 @@ class JsonField:
     """A field of a message that is no message itself; `name` is the original one."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     is_repeated: bool
 
 
@@ -142,27 +142,29 @@ def _bytes(value: Any) -> bytes:
 _INTEGER, _FLOAT = frozenset({int}), frozenset({int, float})
 _OR_SPECIAL = 'or "NaN", "Infinity", "-Infinity"'
 _KINDS = {
-    FieldDescriptor.TYPE_INT32: Kind(
+    FieldDescriptor.TYPE_INT32: FieldKind(
         "an integer of 32 bits", _INTEGER, _integers(-(2**31), 2**31 - 1)
     ),
-    FieldDescriptor.TYPE_UINT32: Kind(
+    FieldDescriptor.TYPE_UINT32: FieldKind(
         "an integer of 32 bits without a sign", _INTEGER, _integers(0, 2**32 - 1)
     ),
-    FieldDescriptor.TYPE_INT64: Kind(
+    FieldDescriptor.TYPE_INT64: FieldKind(
         "an integer of 64 bits, from 2^53 on without point and exponent",
         _INTEGER,
         _integers(-(2**63), 2**63 - 1),
     ),
-    FieldDescriptor.TYPE_UINT64: Kind(
+    FieldDescriptor.TYPE_UINT64: FieldKind(
         "an integer of 64 bits without a sign, from 2^53 on without point and exponent",
         _INTEGER,
         _integers(0, 2**64 - 1),
     ),
-    FieldDescriptor.TYPE_FLOAT: Kind(
+    FieldDescriptor.TYPE_FLOAT: FieldKind(
         f"a number in the range of float32 {_OR_SPECIAL}", _FLOAT, _floats(_FLOAT32_END)
     ),
-    FieldDescriptor.TYPE_DOUBLE: Kind(f"a number {_OR_SPECIAL}", _FLOAT, _floats(math.inf)),
-    FieldDescriptor.TYPE_BOOL: Kind("true or false", frozenset({bool}), _exactly(bool)),
-    FieldDescriptor.TYPE_STRING: Kind("a string", frozenset({str}), _exactly(str), is_checked=True),
-    FieldDescriptor.TYPE_BYTES: Kind("a string of base64", frozenset(), _bytes),
+    FieldDescriptor.TYPE_DOUBLE: FieldKind(f"a number {_OR_SPECIAL}", _FLOAT, _floats(math.inf)),
+    FieldDescriptor.TYPE_BOOL: FieldKind("true or false", frozenset({bool}), _exactly(bool)),
+    FieldDescriptor.TYPE_STRING: FieldKind(
+        "a string", frozenset({str}), _exactly(str), is_checked=True
+    ),
+    FieldDescriptor.TYPE_BYTES: FieldKind("a string of base64", frozenset(), _bytes),
 }

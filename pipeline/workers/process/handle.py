@@ -18,21 +18,21 @@ from pipeline.errors import (
     error_from_fields,
 )
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelNote
+from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.main import StatusPage
 from pipeline.workers.process.wire import (
-    Hello,
+    Init,
+    ItemOutcome,
+    Jobs,
     Link,
-    Outcome,
-    Report,
     Result,
-    Sample,
+    WireItem,
     WireJob,
-    Work,
+    WorkerReport,
     framed,
 )
-from pipeline.workers.restart_policy import Place
-from pipeline.workers.shm.payload import Parcel, Sealed
+from pipeline.workers.restart_policy import RestartSlot
+from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.zygote.controller import Child, Zygotes
 
@@ -41,7 +41,7 @@ _LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1  # of msgpack
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ProcessContext:
     """What all process workers of a server have in common. `mains`: which one runs an Op."""
 
     zygotes: Zygotes
@@ -84,7 +84,7 @@ class _Sent:
 
     run: BatchRun
     indexes: list[int]
-    parcels: list[Parcel]
+    parcels: list[SharedPayload]
 
 
 class ProcessWorker:
@@ -105,13 +105,15 @@ class ProcessWorker:
         OSError: its memory cannot be mapped.
     """
 
-    def __init__(self, pool: Supervisor, place: Place, family: Family, op: Op) -> None:
+    def __init__(
+        self, pool: Supervisor, place: RestartSlot, family: ProcessContext, op: Op
+    ) -> None:
         self.number: int = place.number
         self.place = place
         self.sent: dict[int, _Sent] = {}
         self.is_up: bool = False
         self.is_leaving: bool = False
-        self.note: ModelNote | None = None
+        self.note: ModelMetadata | None = None
         self.failure: str = ""
         self.cause: str = ""
         self.hung_at: BatchRun | None = None
@@ -130,8 +132,8 @@ class ProcessWorker:
         except BaseException:
             family.memory.close_region(self._region)
             raise
-        self._link = Link(self.child.sock, pool.loop, Report, self._reported, self._parted)
-        self._link.send(framed(Hello(self._region)))
+        self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, self._parted)
+        self._link.send(framed(Init(self._region)))
 
     # How it stands ------------------------------------------------------------------------
 
@@ -169,9 +171,9 @@ class ProcessWorker:
     def give(self, run: BatchRun) -> bool:
         """Queue a run for the next `flush`; False if no sample of it can, or need, be sent."""
         run.outcomes = [None] * len(run.samples)
-        parcels: list[Parcel] = []
+        parcels: list[SharedPayload] = []
         indexes: list[int] = []
-        samples: list[Sample] = []
+        samples: list[WireItem] = []
         for index, item in enumerate(run.samples):
             if item.is_over:
                 continue
@@ -192,17 +194,17 @@ class ProcessWorker:
         self._unsent.append(WireJob(self._last_number, samples))
         return True
 
-    def _sample(self, item: Item, parcels: list[Parcel]) -> Sample:
+    def _sample(self, item: Item, parcels: list[SharedPayload]) -> WireItem:
         if not _LEAST_INT <= item.log_id <= _MOST_INT:
             raise PayloadTypeError(
                 f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
                 "another process: return a smaller one from unpack_request_package"
             )
         inputs = {n: self._sealed(n, part, parcels) for n, part in item.inputs.items()}
-        return Sample(item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed)
+        return WireItem(item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed)
 
-    def _sealed(self, maker: str, part: Any, parcels: list[Parcel]) -> Sealed:
-        if isinstance(part, Parcel):
+    def _sealed(self, maker: str, part: Any, parcels: list[SharedPayload]) -> SerializedPayload:
+        if isinstance(part, SharedPayload):
             return part.sealed
         try:
             parcel = self._memory.seal(part)
@@ -214,7 +216,7 @@ class ProcessWorker:
     def flush(self) -> None:
         """Send what was given: one frame."""
         if self._unsent:
-            work = Work(self._unsent, self._memory.take_freed(self._region))
+            work = Jobs(self._unsent, self._memory.take_freed(self._region))
             self._unsent = []
             self._link.send(framed(work))
 
@@ -246,7 +248,7 @@ class ProcessWorker:
 
     # What it tells ------------------------------------------------------------------------
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: WorkerReport) -> None:
         for record in report.records:
             self._on_record(record)
         if report.is_ready:
@@ -283,7 +285,7 @@ class ProcessWorker:
             run.execution_ends_ns = result.execution_ends_ns
         self._pool.done(self, run)
 
-    def _taken(self, outcome: Outcome) -> Parcel | PipelineError | None:
+    def _taken(self, outcome: ItemOutcome) -> SharedPayload | PipelineError | None:
         if outcome.payload is not None:
             return self._memory.parcel(outcome.payload, self._op_name)
         error = outcome.error

@@ -29,13 +29,13 @@ from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import note_of
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.wire import (
-    Outcome,
-    Report,
+    ErrorFields,
+    ItemOutcome,
     Result,
-    Sample,
-    WireError,
+    WireItem,
     WireJob,
     WorkerLink,
+    WorkerReport,
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
 from pipeline.workers.shm.payload import seal, unseal
@@ -103,7 +103,7 @@ class StatusPage:
         self._cells[2] = 0.0
 
 
-class OpenedSample(msgspec.Struct, eq=False):
+class OpenedItem(msgspec.Struct, eq=False):
     """What `BatchRun` needs of a sample; `failure` if its inputs could not be opened."""
 
     data_id: int
@@ -138,9 +138,9 @@ class WorkerMain:
                 try:
                     bound = self._initialise(number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
-                    link.send(Report(failure=_told(error)))
+                    link.send(WorkerReport(failure=_told(error)))
                     return
-                link.send(Report(is_ready=True, note=note_of(predictor_of(bound.op))))
+                link.send(WorkerReport(is_ready=True, note=note_of(predictor_of(bound.op))))
                 _Worker(link, bound, self.arena, region).run()
 
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
@@ -213,7 +213,7 @@ class _Worker:
 
     def _report(self) -> None:
         if self._results or self._skipped:
-            self._link.send(Report(results=self._results, skipped=self._skipped))
+            self._link.send(WorkerReport(results=self._results, skipped=self._skipped))
             self._results, self._skipped = [], []
 
     def _work_on(self, job: WireJob) -> Result:
@@ -241,19 +241,19 @@ class _Worker:
             run.execution_ends_ns,
         )
 
-    def _open(self, sample: Sample) -> OpenedSample:
+    def _open(self, sample: WireItem) -> OpenedItem:
         data_id, log_id = sample.data_id, sample.log_id
         try:
             inputs = {name: unseal(part, self._arena) for name, part in sample.inputs.items()}
         except PayloadTypeError as error:  # of users' classes: fails its own sample only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
-            return OpenedSample(data_id, log_id, {}, is_over=True, failure=failure)
-        return OpenedSample(data_id, log_id, inputs, sample.deadline, sample.trace, sample.is_feed)
+            return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure)
+        return OpenedItem(data_id, log_id, inputs, sample.deadline, sample.trace, sample.is_feed)
 
-    def _outcome(self, outcome: Any) -> Outcome:
+    def _outcome(self, outcome: Any) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):
             try:
-                return Outcome(seal(outcome, self._memory, self._arena))
+                return ItemOutcome(seal(outcome, self._memory, self._arena))
             except (PayloadTypeError, OverloadedError) as error:
                 outcome = type(error)(f"[{self._op.name}] {error}")
-        return Outcome(error=WireError(*error_to_fields(outcome)))
+        return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)))

@@ -18,9 +18,9 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelNote
-from pipeline.workers.process.handle import Family, ProcessWorker
-from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, Place
+from pipeline.predictors.metadata import ModelMetadata
+from pipeline.workers.process.handle import ProcessContext, ProcessWorker
+from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ProcessWorkers:
         op: Op,
         count: int,
         loop: asyncio.AbstractEventLoop,
-        family: Family,
+        family: ProcessContext,
         owner: Owner,
         pump: Callable[[], None] = lambda: None,
     ) -> None:
@@ -54,7 +54,7 @@ class ProcessWorkers:
         self._op = op
         self._owner = owner
         self._pump = pump
-        self._places = [Place(number) for number in range(count)]
+        self._places = [RestartSlot(number) for number in range(count)]
         self._up: list[ProcessWorker] = []
         self._alive: set[ProcessWorker] = set()
         self._backlog: deque[BatchRun] = deque()
@@ -62,7 +62,7 @@ class ProcessWorkers:
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
         self._launched = 0
-        self._note: ModelNote | None = None
+        self._note: ModelMetadata | None = None
         self._all_ended = asyncio.Event()
         self._is_stopped = False
 
@@ -78,7 +78,7 @@ class ProcessWorkers:
         return self._is_started and bool(self._up) and not is_looping
 
     @property
-    def note(self) -> ModelNote | None:
+    def note(self) -> ModelMetadata | None:
         return self._note
 
     def state(self) -> WorkersState:
@@ -222,7 +222,7 @@ class ProcessWorkers:
 
     # Supervision ----------------------------------------------------------------------------
 
-    def _launch(self, place: Place) -> None:
+    def _launch(self, place: RestartSlot) -> None:
         place.set_timer(None)
         try:
             worker = ProcessWorker(self, place, self._family, self._op)
@@ -256,12 +256,12 @@ class ProcessWorkers:
             self._started.set_exception(InitError(f"Op {self.name!r} failed to start: {reason}"))
             self._started.exception()  # seen, so far as asyncio is concerned: nobody may wait
 
-    def _watch_steadiness(self, place: Place) -> None:
+    def _watch_steadiness(self, place: RestartSlot) -> None:
         is_failing = place.failures > 0
         timer = self.loop.call_later(_STEADY_S, self._is_steady, place) if is_failing else None
         place.set_timer(timer)
 
-    def _is_steady(self, place: Place) -> None:
+    def _is_steady(self, place: RestartSlot) -> None:
         place.is_steady()
         self._owner.workers_changed()
 
@@ -318,7 +318,7 @@ class ProcessWorkers:
             self._owner.lost(culprit, error)
         self._start_anew(place, worker.child.pid, worker.failure)
 
-    def _start_anew(self, place: Place, pid: int | None, failure: str) -> None:
+    def _start_anew(self, place: RestartSlot, pid: int | None, failure: str) -> None:
         _LOGGER.log(
             logging.ERROR if place.is_looping else logging.WARNING,
             "[%s] worker %d (pid %s) %s: %s%s",

@@ -1,7 +1,7 @@
 """What the server and a worker process say to each other, and how it goes over their socket.
 
-A frame is the length of its body, 8 bytes little-endian, and the body: msgpack of one `Hello` or
-`Work` (to the worker) or `Report` (from it). A frame holds everything that was ready at once.
+A frame is the length of its body, 8 bytes little-endian, and the body: msgpack of one `Init` or
+`Jobs` (to the worker) or `WorkerReport` (from it). A frame holds everything that was ready at once.
 Payloads travel in it sealed: neither side opens what it only passes on.
 """
 
@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from pipeline.predictors.metadata import ModelNote
+from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.shm.arena import Block
-from pipeline.workers.shm.payload import Sealed
+from pipeline.workers.shm.payload import SerializedPayload
 
 _LENGTH = struct.Struct("<Q")
 # Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<Q")
 _RECEIVE_BYTES = 64 * 1024
 
 
-class Sample(msgspec.Struct, array_like=True):
+class WireItem(msgspec.Struct, array_like=True):
     """One request of a batch: `inputs` by the name of the Op that they come from.
 
     With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, array_like=True):
 
     data_id: int
     log_id: int
-    inputs: dict[str, Sealed]
+    inputs: dict[str, SerializedPayload]
     deadline: float | None = None
     trace: str = ""
     is_feed: bool = False
@@ -47,23 +47,23 @@ class WireJob(msgspec.Struct, array_like=True):
     """One batch. `number` is the job's, rising from 1, for this worker."""
 
     number: int
-    samples: list[Sample]
+    samples: list[WireItem]
 
 
-class Hello(msgspec.Struct, array_like=True):
+class Init(msgspec.Struct, array_like=True):
     """The first frame to a worker. `region` of the arena is the one that it writes to."""
 
     region: int
 
 
-class Work(msgspec.Struct, array_like=True):
+class Jobs(msgspec.Struct, array_like=True):
     """`freed` are blocks of the worker's own region that nobody reads any more."""
 
     jobs: list[WireJob]
     freed: list[Block]
 
 
-class WireError(msgspec.Struct, array_like=True):
+class ErrorFields(msgspec.Struct, array_like=True):
     """See `errors.error_to_fields`."""
 
     name: str
@@ -71,18 +71,18 @@ class WireError(msgspec.Struct, array_like=True):
     text: str
 
 
-class Outcome(msgspec.Struct, array_like=True):
+class ItemOutcome(msgspec.Struct, array_like=True):
     """What became of a sample: one of both."""
 
-    payload: Sealed | None = None
-    error: WireError | None = None
+    payload: SerializedPayload | None = None
+    error: ErrorFields | None = None
 
 
 class Result(msgspec.Struct, array_like=True):
     """What became of a job, sample by sample; see `BatchRun`."""
 
     number: int
-    outcomes: list[Outcome]
+    outcomes: list[ItemOutcome]
     jumped: bool
     start_ns: int
     prepared_ns: int
@@ -93,7 +93,7 @@ class Result(msgspec.Struct, array_like=True):
     execution_ends_ns: list[int] = []
 
 
-class Report(msgspec.Struct, array_like=True):
+class WorkerReport(msgspec.Struct, array_like=True):
     """From a worker.
 
     `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
@@ -105,7 +105,7 @@ class Report(msgspec.Struct, array_like=True):
     results: list[Result] = []
     records: list[bytes] = []
     skipped: list[int] = []
-    note: ModelNote | None = None
+    note: ModelMetadata | None = None
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -252,20 +252,20 @@ class WorkerLink:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._unframer = Unframer()
-        self._decode = msgspec.msgpack.Decoder(Work).decode
+        self._decode = msgspec.msgpack.Decoder(Jobs).decode
         self._bodies: deque[memoryview] = deque()  # of frames that have arrived
         self._records: deque[bytes] = deque()
         self._sending = threading.Lock()  # the user's threads may log while a result is sent
 
-    def hello(self) -> Hello:
+    def hello(self) -> Init:
         """The first frame, which the server sends at once."""
-        return msgspec.msgpack.decode(self._next(), type=Hello)
+        return msgspec.msgpack.decode(self._next(), type=Init)
 
-    def next(self) -> Work:
+    def next(self) -> Jobs:
         """The next frame, waited for. EOFError: the server parted."""
         return self._decode(self._next())
 
-    def next_if_there(self) -> Work | None:
+    def next_if_there(self) -> Jobs | None:
         """The next frame if it has arrived."""
         try:
             return self._decode(self._next(socket.MSG_DONTWAIT))
@@ -280,7 +280,7 @@ class WorkerLink:
             self._bodies.extend(self._unframer.feed(data))
         return self._bodies.popleft()
 
-    def send(self, report: Report) -> None:
+    def send(self, report: WorkerReport) -> None:
         """Send a report; OSError when the server is gone."""
         frame = framed(report)
         with self._sending:
@@ -299,6 +299,6 @@ class WorkerLink:
         while self._records and self._sending.acquire(blocking=False):
             try:
                 records = [self._records.popleft() for _ in range(len(self._records))]
-                self._socket.sendall(framed(Report(records=records)))
+                self._socket.sendall(framed(WorkerReport(records=records)))
             finally:
                 self._sending.release()

@@ -45,7 +45,7 @@ _ONLY_KEY = "payload"  # of the dict that stands for a payload that is no dict
 _Lifted = tuple[Any, Any, Any, tuple[int, ...] | None, str, bytes | None]
 
 
-class Sealed(msgspec.Struct, array_like=True, gc=False):
+class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
     """A payload on its way, as it goes over the wire.
 
     `data` is pickled: the payload itself or, if `is_lifted`, the payload with holes and what goes
@@ -58,7 +58,7 @@ class Sealed(msgspec.Struct, array_like=True, gc=False):
     is_lifted: bool = False
 
 
-class Memory(Protocol):
+class PayloadMemory(Protocol):
     """Where `seal` puts what is large; `RegionAllocator` is one."""
 
     def alloc(self, size: int) -> Block | None: ...
@@ -66,7 +66,9 @@ class Memory(Protocol):
     def free(self, block: Block) -> None: ...
 
 
-def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD) -> Sealed:
+def seal(
+    payload: Any, memory: PayloadMemory, arena: Arena, threshold: int = THRESHOLD
+) -> SerializedPayload:
     """Pickle `payload`; what has `threshold` bytes or more goes into blocks of `memory`.
 
     Arrays do wherever they are; bytes, bytearrays and strings if they are values of the payload,
@@ -93,11 +95,11 @@ def seal(payload: Any, memory: Memory, arena: Arena, threshold: int = THRESHOLD)
     return sealed
 
 
-def _seal(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sealed:
+def _seal(payload: Any, memory: PayloadMemory, arena: Arena, threshold: int) -> SerializedPayload:
     try:
         if type(payload) is dict and _is_plain(payload, threshold):
-            return Sealed(pickle.dumps(payload, PROTOCOL))
-        return _Sealer(memory, arena, threshold).seal(payload)
+            return SerializedPayload(pickle.dumps(payload, PROTOCOL))
+        return _Serializer(memory, arena, threshold).seal(payload)
     except MemoryError:
         raise
     except Exception:  # pickle raises what it likes, and so do the methods of users' classes
@@ -119,7 +121,7 @@ def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
     return True
 
 
-class _Sealer:
+class _Serializer:
     """Seals one payload.
 
     Arrays and large texts are lifted out before the rest is pickled, because pickle has no way to
@@ -127,7 +129,7 @@ class _Sealer:
     to pickle, which offers their memory to `_stays`.
     """
 
-    def __init__(self, memory: Memory, arena: Arena, threshold: int) -> None:
+    def __init__(self, memory: PayloadMemory, arena: Arena, threshold: int) -> None:
         self._memory = memory
         self._arena = arena
         self._threshold = threshold
@@ -137,7 +139,7 @@ class _Sealer:
         self._is_rest_plain = True  # nothing in it that only a Pickler of our own does well
         self._tuples: list[tuple[Any, Any]] = []  # holder and key of lists that stand for tuples
 
-    def seal(self, payload: Any) -> Sealed:
+    def seal(self, payload: Any) -> SerializedPayload:
         try:
             return self._seal(payload)
         except BaseException:
@@ -145,13 +147,13 @@ class _Sealer:
                 self._memory.free(block)
             raise
 
-    def _seal(self, payload: Any) -> Sealed:
+    def _seal(self, payload: Any) -> SerializedPayload:
         is_dict = type(payload) is dict
         rest = self._without_large(payload if is_dict else {_ONLY_KEY: payload}, goes_deeper=True)
         if not self._lifted:
-            return Sealed(self._pickle(payload), self._blocks_of_pickle)
+            return SerializedPayload(self._pickle(payload), self._blocks_of_pickle)
         data = self._pickle((rest, self._lifted, self._tuples, is_dict))
-        return Sealed(data, self._blocks_of_pickle + self._blocks_of_lifted, True)
+        return SerializedPayload(data, self._blocks_of_pickle + self._blocks_of_lifted, True)
 
     def _pickle(self, content: Any) -> bytes:
         if self._is_rest_plain:
@@ -244,7 +246,9 @@ def _may_hold_large(value: Any) -> bool:
     return kind is dict
 
 
-def unseal(sealed: Sealed, arena: Arena, copy: bool = True, loads: Loads = pickle.loads) -> Any:
+def unseal(
+    sealed: SerializedPayload, arena: Arena, copy: bool = True, loads: Loads = pickle.loads
+) -> Any:
     """The payload: a new one with each call, which shares nothing with any other.
 
     Args:
@@ -276,7 +280,7 @@ def unseal(sealed: Sealed, arena: Arena, copy: bool = True, loads: Loads = pickl
         ) from error
 
 
-def _filled(sealed: Sealed, arena: Arena, copy: bool, loads: Loads) -> Any:
+def _filled(sealed: SerializedPayload, arena: Arena, copy: bool, loads: Loads) -> Any:
     """Unpickle, and put back what had been lifted out."""
     views = map(arena.read, sealed.buffers)
     rest, lifted, tuples, is_dict = loads(sealed.data, buffers=_for_pickle(views, copy))
@@ -301,7 +305,7 @@ def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray |
     return map(bytearray if copy else memoryview.toreadonly, views)
 
 
-class Parcel:
+class SharedPayload:
     """The server's handle of a sealed payload, which stands for it in the graph.
 
     It keeps the blocks alive: when the last reference to it goes, `release` is called with them,
@@ -319,7 +323,7 @@ class Parcel:
 
     def __init__(
         self,
-        sealed: Sealed,
+        sealed: SerializedPayload,
         arena: Arena,
         release: Callable[[list[Block]], object],
         loads: Loads = pickle.loads,
@@ -327,10 +331,10 @@ class Parcel:
     ) -> None:
         self._loads = loads
         self._maker = maker
-        self.sealed: Sealed = sealed
+        self.sealed: SerializedPayload = sealed
         self._arena = arena
         # Most parcels hold nothing, and have no finaliser to pay for.
-        self._hold = _Hold(sealed.buffers, release) if sealed.buffers else None
+        self._hold = _BlockLease(sealed.buffers, release) if sealed.buffers else None
 
     def open(self, copy: bool = True) -> Any:
         """The payload, anew with each call: private and writable, or with `copy` False as
@@ -344,7 +348,7 @@ class Parcel:
 
 def opened(answer: Any, copy: bool = True) -> Any:
     """What is in a Parcel, or the error that it could not be opened with; else `answer` itself."""
-    if type(answer) is not Parcel:
+    if type(answer) is not SharedPayload:
         return answer
     try:
         return answer.open(copy)
@@ -352,7 +356,7 @@ def opened(answer: Any, copy: bool = True) -> Any:
         return error
 
 
-class _Hold:
+class _BlockLease:
     """Gives blocks back when nobody needs them any more."""
 
     __slots__ = ("_blocks", "_release")
@@ -365,7 +369,9 @@ class _Hold:
         self._release(self._blocks)
 
 
-def _seal_odd(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sealed:
+def _seal_odd(
+    payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
+) -> SerializedPayload:
     """Seal a payload that pickle refused: those of its values that it refuses go by dill."""
     if type(payload) is dict:
         passable: Any = {
@@ -375,7 +381,7 @@ def _seal_odd(payload: Any, memory: Memory, arena: Arena, threshold: int) -> Sea
     else:
         passable = _with_dill(payload, "the payload")
     try:
-        return _Sealer(memory, arena, threshold).seal(passable)
+        return _Serializer(memory, arena, threshold).seal(passable)
     except MemoryError:
         raise
     except Exception as error:  # a key, or a class that changes its mind

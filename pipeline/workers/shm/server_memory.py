@@ -6,7 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
-from pipeline.workers.shm.payload import Loads, Parcel, Sealed, seal
+from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, seal
 from pipeline.workers.shm.unpickling import anything_of, data_of
 
 
@@ -42,18 +42,18 @@ class ServerMemory:
         """Give back a block that came to nothing."""
         self._own.free(block)
 
-    def seal(self, payload: Any) -> Parcel:
+    def seal(self, payload: Any) -> SharedPayload:
         """Seal a payload that is to leave this process. Raises as `parcel.seal` does."""
         return self._parcel(seal(payload, self, self.arena), anything_of, "")
 
-    def parcel(self, sealed: Sealed, maker: str = "") -> Parcel:
+    def parcel(self, sealed: SerializedPayload, maker: str = "") -> SharedPayload:
         """Take charge of what was sealed by a worker of the Op `maker`."""
         return self._parcel(sealed, self._loads, maker)
 
-    def _parcel(self, sealed: Sealed, loads: Loads, maker: str) -> Parcel:
+    def _parcel(self, sealed: SerializedPayload, loads: Loads, maker: str) -> SharedPayload:
         for block in sealed.buffers:
             self._used[block.region] += 1
-        return Parcel(sealed, self.arena, self._released.extend, loads, maker)
+        return SharedPayload(sealed, self.arena, self._released.extend, loads, maker)
 
     def open_region(self) -> int:
         """A region for a new worker."""

@@ -16,15 +16,15 @@ from doubles import RecordingOwner, run_virtual, settle
 from pipeline import Op
 from pipeline.engine.batch_run import BatchRun
 from pipeline.workers.process.main import StatusPage
-from pipeline.workers.process.pool import Family, ProcessWorkers
+from pipeline.workers.process.pool import ProcessContext, ProcessWorkers
 from pipeline.workers.process.wire import (
-    Hello,
-    Outcome,
-    Report,
+    ErrorFields,
+    Init,
+    ItemOutcome,
+    Jobs,
     Result,
     Unframer,
-    WireError,
-    Work,
+    WorkerReport,
     framed,
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
@@ -71,7 +71,7 @@ class PlayedChild:
         self.state = "running"
         self.ending = ""
         self.is_killed = False
-        self.works: list[Work] = []
+        self.works: list[Jobs] = []
         self._arena = arena
         self._on_change = on_change
         self._unframer = Unframer()
@@ -95,9 +95,9 @@ class PlayedChild:
         jobs: list[Any] = []
         for body in self._unframer.feed(data):
             if self._region is None:
-                self._region = msgspec.msgpack.decode(body, type=Hello).region
+                self._region = msgspec.msgpack.decode(body, type=Init).region
                 continue
-            work = msgspec.msgpack.decode(body, type=Work)
+            work = msgspec.msgpack.decode(body, type=Jobs)
             self.works.append(work)
             jobs += work.jobs
             for block in work.freed:
@@ -127,7 +127,7 @@ class PlayedChild:
         return self._memory
 
     def says(self, **report: Any) -> None:
-        self.end.sendall(framed(Report(**report)))
+        self.end.sendall(framed(WorkerReport(**report)))
 
     def is_ready(self) -> None:
         self.says(is_ready=True)
@@ -146,10 +146,10 @@ class PlayedChild:
         self.status.ends()
         return Result(job.number, outcomes, False, 1, 2, 3, 4)
 
-    def _outcome(self, payload: Any) -> Outcome:
-        if isinstance(payload, WireError):
-            return Outcome(error=payload)
-        return Outcome(seal(payload, self.memory, self._arena))
+    def _outcome(self, payload: Any) -> ItemOutcome:
+        if isinstance(payload, ErrorFields):
+            return ItemOutcome(error=payload)
+        return ItemOutcome(seal(payload, self.memory, self._arena))
 
     def answers(self, *jobs: Any, payload: Any = None) -> None:
         self.says(results=[self.result(job, payload) for job in jobs])
@@ -203,7 +203,9 @@ class PlayedPool:
         self.owner = RecordingOwner()
         self.records: list[bytes] = []
         op = Op("op")
-        family = Family(self.zygotes, self.memory, {op: 7}, on_record or self.records.append)
+        family = ProcessContext(
+            self.zygotes, self.memory, {op: 7}, on_record or self.records.append
+        )
         self.loop = asyncio.get_running_loop()
         self.workers = ProcessWorkers(op, count, self.loop, family, self.owner)
         self.starting: asyncio.Task[None] | None = None

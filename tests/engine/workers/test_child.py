@@ -20,12 +20,12 @@ from pipeline.op import configure_op
 from pipeline.system.deadline import call_deadline
 from pipeline.workers.process.main import StatusPage, WorkerMain
 from pipeline.workers.process.wire import (
-    Hello,
-    Report,
-    Sample,
+    Init,
+    Jobs,
     Unframer,
+    WireItem,
     WireJob,
-    Work,
+    WorkerReport,
     framed,
 )
 from pipeline.workers.shm.arena import Arena
@@ -86,7 +86,7 @@ class Home:
 
     def __enter__(self):
         self.thread.start()
-        self.sock.sendall(framed(Hello(self.region)))
+        self.sock.sendall(framed(Init(self.region)))
         return self
 
     def __exit__(self, *_):
@@ -98,23 +98,23 @@ class Home:
         self.thread.join(20)
         assert not self.thread.is_alive()
 
-    def report(self) -> Report | None:
+    def report(self) -> WorkerReport | None:
         """The next report; None if the worker has parted."""
         while not self.bodies:
             data = self.sock.recv(MIB)
             if not data:
                 return None
             self.bodies += [bytes(body) for body in self.unframer.feed(data)]
-        return msgspec.msgpack.decode(self.bodies.pop(0), type=Report)
+        return msgspec.msgpack.decode(self.bodies.pop(0), type=WorkerReport)
 
     def ready(self) -> Home:
-        assert self.report() == Report(is_ready=True)
+        assert self.report() == WorkerReport(is_ready=True)
         return self
 
     def job(self, *payloads, log_id=0) -> WireJob:
         number = next(self.numbers)
         samples = [
-            Sample(number * 100 + place, log_id, {"read": self.sealed(payload)})
+            WireItem(number * 100 + place, log_id, {"read": self.sealed(payload)})
             for place, payload in enumerate(payloads)
         ]
         return WireJob(number, samples)
@@ -123,7 +123,7 @@ class Home:
         return seal(payload, self.memory, self.arena)
 
     def send(self, *jobs, freed=()):
-        self.sock.sendall(framed(Work(list(jobs), list(freed))))
+        self.sock.sendall(framed(Jobs(list(jobs), list(freed))))
 
     def results(self, count=1):
         """The results that come next, and in how many reports they came."""
@@ -220,7 +220,7 @@ def test_a_worker_whose_server_is_gone_before_it_began_ends_quietly():
 
 def test_log_records_go_home():
     with Home(begin=lambda send: send(b"a record")) as home:
-        assert home.report() == Report(records=[b"a record"])
+        assert home.report() == WorkerReport(records=[b"a record"])
         home.ready()
 
 
@@ -290,7 +290,7 @@ def test_blocks_that_the_server_has_freed_are_used_again():
         seen = set()
         for _ in range(50):  # 3 MiB through a region of 1 MiB
             parcel = home.memory.parcel(home.sealed({"x": BIG}))
-            job = WireJob(next(home.numbers), [Sample(1, 0, {"read": parcel.sealed})])
+            job = WireJob(next(home.numbers), [WireItem(1, 0, {"read": parcel.sealed})])
             home.send(job, freed=freed)
             (result,), _ = home.results()
             freed = result.outcomes[0].payload.buffers
@@ -305,7 +305,7 @@ def test_without_room_it_goes_in_band():
         lengths = []
         for _ in range(20):
             parcel = home.memory.parcel(home.sealed({"x": BIG}))
-            home.send(WireJob(next(home.numbers), [Sample(1, 0, {"read": parcel.sealed})]))
+            home.send(WireJob(next(home.numbers), [WireItem(1, 0, {"read": parcel.sealed})]))
             (result,), _ = home.results()
             assert (home.opened(result)[0]["x"] == BIG).all()
             lengths.append(len(result.outcomes[0].payload.buffers))
@@ -518,6 +518,6 @@ def test_the_deadline_of_a_request_comes_along():
 
     with Home(Deadline("op")) as home:
         sealed = home.ready().sealed({"x": [1]})
-        home.send(WireJob(1, [Sample(1, 0, {"read": sealed}, 1234.5)]))
+        home.send(WireJob(1, [WireItem(1, 0, {"read": sealed}, 1234.5)]))
         (result,), _ = home.results()
         assert home.opened(result)[0] == {"ends": [1234.5]}

@@ -15,47 +15,49 @@ from hypothesis import strategies as st
 from played import virtual
 
 from pipeline.workers.process.wire import (
-    Hello,
+    ErrorFields,
+    Init,
+    ItemOutcome,
+    Jobs,
     Link,
-    Outcome,
-    Report,
     Result,
-    Sample,
     Unframer,
-    WireError,
+    WireItem,
     WireJob,
-    Work,
     WorkerLink,
+    WorkerReport,
     framed,
 )
 from pipeline.workers.shm.arena import Block
-from pipeline.workers.shm.payload import Sealed
+from pipeline.workers.shm.payload import SerializedPayload
 
 MIB = 2**20
 
 numbers = st.integers(0, 2**32)
 blocks = st.builds(Block, numbers, numbers, numbers)
-sealed = st.builds(Sealed, st.binary(max_size=50), st.lists(blocks, max_size=3), st.booleans())
+sealed = st.builds(
+    SerializedPayload, st.binary(max_size=50), st.lists(blocks, max_size=3), st.booleans()
+)
 samples = st.builds(
-    Sample,
+    WireItem,
     st.integers(0, 10**18),
     st.integers(-(2**63), 2**64 - 1),
     st.dictionaries(st.text(max_size=5), sealed, max_size=3),
 )
 jobs = st.builds(WireJob, numbers, st.lists(samples, max_size=3))
-works = st.builds(Work, st.lists(jobs, max_size=3), st.lists(blocks, max_size=3))
-errors = st.builds(WireError, st.text(), st.integers(-(2**63), 2**63 - 1), st.text())
-outcomes = st.builds(Outcome, sealed) | st.builds(Outcome, error=errors)
+works = st.builds(Jobs, st.lists(jobs, max_size=3), st.lists(blocks, max_size=3))
+errors = st.builds(ErrorFields, st.text(), st.integers(-(2**63), 2**63 - 1), st.text())
+outcomes = st.builds(ItemOutcome, sealed) | st.builds(ItemOutcome, error=errors)
 results = st.builds(Result, numbers, st.lists(outcomes, max_size=3), st.booleans(), *[numbers] * 4)
 reports = st.builds(
-    Report,
+    WorkerReport,
     st.booleans(),
     st.text(),
     st.lists(results, max_size=3),
     st.lists(st.binary(max_size=50), max_size=3),
     st.lists(numbers, max_size=3),
 )
-messages = works | reports | st.builds(Hello, numbers)
+messages = works | reports | st.builds(Init, numbers)
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -80,7 +82,7 @@ def test_every_message_arrives_however_the_stream_is_cut(sent, cuts):
 
 
 def test_every_message_arrives_byte_by_byte():
-    sent = [Hello(7), Report(is_ready=True), Work([], [Block(1, 2, 3)])]
+    sent = [Init(7), WorkerReport(is_ready=True), Jobs([], [Block(1, 2, 3)])]
     unframer = Unframer()
     got = [
         bytes(body)
@@ -97,12 +99,12 @@ def test_a_frame_without_a_body_is_one():
 @given(st.lists(st.integers(0, 10**6), max_size=10), st.integers(0, 3))
 def test_frames_that_are_kept_for_later_stay_what_they_were(cuts, count):
     """The views that are given out do not hinder, or follow, what comes after."""
-    sent = [Report(failure=str(number) * 30) for number in range(4)]
+    sent = [WorkerReport(failure=str(number) * 30) for number in range(4)]
     unframer = Unframer()
     kept = []
     for piece in pieces(b"".join(map(framed, sent)), cuts):
         kept += unframer.feed(piece)
-    assert [msgspec.msgpack.decode(body, type=Report) for body in kept] == sent
+    assert [msgspec.msgpack.decode(body, type=WorkerReport) for body in kept] == sent
     assert len(kept[count]) == len(msgspec.msgpack.encode(sent[count]))
 
 
@@ -115,11 +117,13 @@ class Ends:
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
-        self.reports: list[Report] = []
+        self.reports: list[WorkerReport] = []
         self.ends = 0
-        self.link = Link(ours, asyncio.get_running_loop(), Report, self.on_report, self.on_end)
+        self.link = Link(
+            ours, asyncio.get_running_loop(), WorkerReport, self.on_report, self.on_end
+        )
 
-    def on_report(self, report: Report) -> None:
+    def on_report(self, report: WorkerReport) -> None:
         self.reports.append(report)
 
     def on_end(self) -> None:
@@ -145,7 +149,11 @@ class Ends:
 @virtual
 async def test_reports_arrive_whole_from_any_pieces():
     with Ends() as ends:
-        sent = [Report(failure="x" * 300), Report(is_ready=True), Report(records=[b"r"])]
+        sent = [
+            WorkerReport(failure="x" * 300),
+            WorkerReport(is_ready=True),
+            WorkerReport(records=[b"r"]),
+        ]
         for piece in pieces(b"".join(map(framed, sent)), [1, 3, 100, 310, 311, 320]):
             ends.theirs.send(piece)
             await settle(3)
@@ -155,7 +163,7 @@ async def test_reports_arrive_whole_from_any_pieces():
 @virtual
 async def test_a_report_that_is_longer_than_any_buffer_arrives():
     with Ends() as ends:
-        frame = memoryview(framed(Report(records=[b"x" * 5 * MIB]))).toreadonly()
+        frame = memoryview(framed(WorkerReport(records=[b"x" * 5 * MIB]))).toreadonly()
         while frame:
             try:
                 frame = frame[ends.theirs.send(frame) :]
@@ -168,7 +176,7 @@ async def test_a_report_that_is_longer_than_any_buffer_arrives():
 @virtual
 async def test_what_the_socket_does_not_take_is_sent_in_order_when_it_does():
     with Ends() as ends:
-        frames = [framed(Report(records=[bytes([number]) * MIB])) for number in range(5)]
+        frames = [framed(WorkerReport(records=[bytes([number]) * MIB])) for number in range(5)]
         for frame in frames:
             ends.link.send(frame)
         received = b""
@@ -176,8 +184,8 @@ async def test_what_the_socket_does_not_take_is_sent_in_order_when_it_does():
             received += ends.received()
             await settle(2)
         assert received == b"".join(frames)
-        ends.link.send(framed(Hello(1)))
-        assert ends.received() == framed(Hello(1)), "at once again"
+        ends.link.send(framed(Init(1)))
+        assert ends.received() == framed(Init(1)), "at once again"
 
 
 @virtual
@@ -197,10 +205,10 @@ async def test_what_a_worker_that_is_gone_misses_is_dropped():
 async def test_the_end_is_told_once_after_all_that_was_said():
     with Ends() as ends:
         ends.link.send(b"what the worker does not read")
-        ends.theirs.send(framed(Report(is_ready=True)) + b"\x09")
+        ends.theirs.send(framed(WorkerReport(is_ready=True)) + b"\x09")
         ends.theirs.close()
         await settle()
-        assert ends.reports == [Report(is_ready=True)]
+        assert ends.reports == [WorkerReport(is_ready=True)]
         assert ends.ends == 1
 
 
@@ -218,7 +226,7 @@ async def test_to_part_is_no_end_of_the_other_side():
 @virtual
 async def test_drain_reads_what_is_there_and_parts():
     with Ends() as ends:
-        sent = [Report(failure="x" * 30_000)] * 5 + [Report(is_ready=True)]
+        sent = [WorkerReport(failure="x" * 30_000)] * 5 + [WorkerReport(is_ready=True)]
         for report in sent:
             ends.theirs.send(framed(report))
         ends.link.drain()  # the other end is open, by a process that the worker forked
@@ -232,7 +240,7 @@ async def test_drain_reads_what_is_there_and_parts():
 @virtual
 async def test_a_receiver_that_raises_gets_the_next_message():
     class Raises(Ends):
-        def on_report(self, report: Report) -> None:
+        def on_report(self, report: WorkerReport) -> None:
             super().on_report(report)
             raise ValueError("not this one")
 
@@ -240,9 +248,9 @@ async def test_a_receiver_that_raises_gets_the_next_message():
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: told.append(what))
     with Raises() as ends:
         for _ in range(2):
-            ends.theirs.send(framed(Report()) * 2 + framed(Report())[:1])
+            ends.theirs.send(framed(WorkerReport()) * 2 + framed(WorkerReport())[:1])
             await settle()
-            ends.theirs.send(framed(Report())[1:])
+            ends.theirs.send(framed(WorkerReport())[1:])
             await settle()
         assert len(ends.reports) == len(told) == 6
         assert {type(what["exception"]) for what in told} == {ValueError}
@@ -251,12 +259,12 @@ async def test_a_receiver_that_raises_gets_the_next_message():
 @virtual
 async def test_a_receiver_may_part_amidst_the_messages():
     class Parts(Ends):
-        def on_report(self, report: Report) -> None:
+        def on_report(self, report: WorkerReport) -> None:
             super().on_report(report)
             self.link.close()
 
     with Parts() as ends:
-        ends.theirs.send(framed(Report()))
+        ends.theirs.send(framed(WorkerReport()))
         ends.theirs.close()
         await settle()
         assert len(ends.reports) == 1
@@ -276,20 +284,20 @@ def pair():
     worker.close()
 
 
-def read_reports(server: socket.socket, count: int) -> list[Report]:
+def read_reports(server: socket.socket, count: int) -> list[WorkerReport]:
     unframer, got = Unframer(), []
     while len(got) < count:
         data = server.recv(MIB)
         assert data, "the worker has parted"
-        got += [msgspec.msgpack.decode(body, type=Report) for body in unframer.feed(data)]
+        got += [msgspec.msgpack.decode(body, type=WorkerReport) for body in unframer.feed(data)]
     return got
 
 
 def test_a_worker_reads_its_hello_and_then_what_is_there(pair):
     server, link = pair
-    work = Work([WireJob(1, [])], [])
-    server.sendall(framed(Hello(3)) + framed(work) + framed(work)[:7])
-    assert link.hello() == Hello(3)
+    work = Jobs([WireJob(1, [])], [])
+    server.sendall(framed(Init(3)) + framed(work) + framed(work)[:7])
+    assert link.hello() == Init(3)
     assert link.next() == work
     assert link.next_if_there() is None
     server.sendall(framed(work)[7:] + framed(work))
@@ -298,7 +306,7 @@ def test_a_worker_reads_its_hello_and_then_what_is_there(pair):
     assert link.next_if_there() is None
 
 
-@pytest.mark.parametrize("half", [b"", b"\x09", framed(Work([], []))[:-1]])
+@pytest.mark.parametrize("half", [b"", b"\x09", framed(Jobs([], []))[:-1]])
 def test_a_worker_learns_that_the_server_has_parted(pair, half):
     server, link = pair
     server.sendall(half)
@@ -309,7 +317,7 @@ def test_a_worker_learns_that_the_server_has_parted(pair, half):
 
 def test_a_worker_whose_server_is_gone_before_the_hello_learns_it(pair):
     server, link = pair
-    server.sendall(framed(Hello(3))[:-1])
+    server.sendall(framed(Init(3))[:-1])
     server.close()
     with pytest.raises(EOFError):
         link.hello()
@@ -327,12 +335,12 @@ def test_records_of_all_threads_arrive_in_whole_frames(pair):
         thread.start()
     unframer, records, results = Unframer(), [], 0
     sending = threading.Thread(
-        target=lambda: [link.send(Report(failure="y" * 1000)) for _ in range(200)]
+        target=lambda: [link.send(WorkerReport(failure="y" * 1000)) for _ in range(200)]
     )
     sending.start()
     while len(records) < 800 or results < 200:
         for body in unframer.feed(server.recv(MIB)):
-            report = msgspec.msgpack.decode(body, type=Report)
+            report = msgspec.msgpack.decode(body, type=WorkerReport)
             results += bool(report.failure)
             records += report.records
     for thread in (*threads, sending):
@@ -347,5 +355,5 @@ def test_a_record_that_is_logged_amidst_a_send_goes_right_after_it(pair):
     server, link = pair
     with link._sending:
         link.send_record(b"late")
-    link.send(Report(is_ready=True))
-    assert read_reports(server, 2) == [Report(is_ready=True), Report(records=[b"late"])]
+    link.send(WorkerReport(is_ready=True))
+    assert read_reports(server, 2) == [WorkerReport(is_ready=True), WorkerReport(records=[b"late"])]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import Sealed, seal
+from pipeline.workers.shm.payload import SerializedPayload, seal
 from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
@@ -133,7 +133,7 @@ def test_parcels_that_outlive_the_memory_do_no_harm(memory):
 
 
 def test_a_parcel_without_blocks_is_no_concern_of_the_memory(memory):
-    parcel = memory.parcel(Sealed(b"x"))
+    parcel = memory.parcel(SerializedPayload(b"x"))
     assert memory.used == 0
     del parcel
     assert memory.used == 0

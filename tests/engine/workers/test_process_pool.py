@@ -12,8 +12,8 @@ from played import KILLED, PlayedPool, Sample, run_of, virtual
 
 from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
-from pipeline.workers.process.wire import WireError
-from pipeline.workers.shm.payload import Parcel
+from pipeline.workers.process.wire import ErrorFields
+from pipeline.workers.shm.payload import SharedPayload
 
 BIG = np.zeros(64 * 1024, np.uint8)
 
@@ -180,7 +180,7 @@ async def test_an_error_comes_home_as_what_it_is():
         (child,) = await pool.up()
         run = run_of(1)
         pool.workers.submit([run])
-        child.answers(*child.take(), payload=WireError("ProductError", 51, "no face"))
+        child.answers(*child.take(), payload=ErrorFields("ProductError", 51, "no face"))
         await settle()
         (error,) = run.outcomes
         assert isinstance(error, ProductError)
@@ -265,7 +265,7 @@ async def test_what_no_pickle_takes_fails_alone():
         refused, answer = run.outcomes
         assert isinstance(refused, PayloadTypeError)
         assert str(refused).startswith("[read] payload['odd']"), "who made it, and what it is"
-        assert isinstance(answer, Parcel)
+        assert isinstance(answer, SharedPayload)
 
 
 @virtual

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played import virtual
 
-from pipeline.workers.restart_policy import Place, restart_pause_s
+from pipeline.workers.restart_policy import RestartSlot, restart_pause_s
 
 
 def test_the_first_end_is_made_good_at_once():
@@ -25,7 +25,7 @@ def test_the_pause_never_shrinks_and_has_a_limit(failures):
 
 
 def test_three_ends_without_progress_are_a_crash_loop():
-    place = Place(0)
+    place = RestartSlot(0)
     looping = []
     for _ in range(4):
         place.ended("died", got_somewhere=False)
@@ -34,13 +34,13 @@ def test_three_ends_without_progress_are_a_crash_loop():
 
 
 def test_an_end_after_some_progress_counts_as_the_first():
-    place = Place(0, failures=7)
+    place = RestartSlot(0, failures=7)
     place.ended("died", got_somewhere=True)
     assert (place.failures, place.is_looping, place.pause_s) == (1, False, 0)
 
 
 def test_the_last_cause_is_the_one_that_is_told():
-    place = Place(0)
+    place = RestartSlot(0)
     for cause in ("one", "other"):
         place.ended(cause, got_somewhere=False)
     assert place.last_cause == "other"
@@ -55,11 +55,11 @@ def test_the_last_cause_is_the_one_that_is_told():
     ],
 )
 def test_what_follows_is_said_in_words(failures, text):
-    assert Place(0, failures, unprovoked=failures).describe_restart() == text
+    assert RestartSlot(0, failures, unprovoked=failures).describe_restart() == text
 
 
 def test_ends_that_jobs_are_to_blame_for_delay_nobody():
-    place = Place(0)
+    place = RestartSlot(0)
     for _ in range(5):
         place.ended("was killed by SIGSEGV", got_somewhere=False, is_blamed=True)
     assert place.pause_s == 0.0
@@ -72,7 +72,7 @@ def test_ends_that_jobs_are_to_blame_for_delay_nobody():
 
 
 def test_the_attempts_of_one_request_count_as_one_end():
-    place = Place(0)
+    place = RestartSlot(0)
     for attempt in range(5):
         place.ended("hung", got_somewhere=False, is_blamed=True, is_again=attempt > 0)
     assert not place.is_looping
@@ -80,7 +80,7 @@ def test_the_attempts_of_one_request_count_as_one_end():
 
 @virtual
 async def test_a_place_has_one_timer():
-    place, rung = Place(0), []
+    place, rung = RestartSlot(0), []
     loop = asyncio.get_running_loop()
     place.set_timer(loop.call_later(1, rung.append, "first"))
     place.set_timer(loop.call_later(2, rung.append, "second"))

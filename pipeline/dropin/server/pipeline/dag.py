@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 
 _ADVICE = "`PipelineServer.set_response_op` builds the graph, `server.executor` runs it"
 
-DAG = absent("DAG", __name__, _ADVICE)
-DAGExecutor: Any = absent("DAGExecutor", __name__, _ADVICE)
+DAG = stub("DAG", __name__, _ADVICE)
+DAGExecutor: Any = stub("DAGExecutor", __name__, _ADVICE)
 
 __all__ = ["DAG", "DAGExecutor"]

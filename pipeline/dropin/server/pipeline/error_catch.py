@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 from pipeline.error_catch import (
     CustomException,
     CustomExceptionCode,
@@ -11,7 +11,7 @@ from pipeline.error_catch import (
     ProductErrCode,
 )
 
-ParamVerify: Any = absent("ParamVerify", __name__, "the library checks its own parameters")
+ParamVerify: Any = stub("ParamVerify", __name__, "the library checks its own parameters")
 
 __all__ = [
     "CustomException",

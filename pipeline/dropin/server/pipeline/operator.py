@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 from pipeline.op import Op, RequestOp, ResponseOp
 
-VirtualOp: Any = absent("VirtualOp", __name__, "edges may skip levels without it")
+VirtualOp: Any = stub("VirtualOp", __name__, "edges may skip levels without it")
 
 __all__ = ["Op", "RequestOp", "ResponseOp", "VirtualOp"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import server
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 from pipeline.engine.graph import Graph, build_graph, names_of
 from pipeline.op import Op, ResponseOp
 
@@ -15,7 +15,7 @@ __all__ = ["PipelineServer", "ServerYamlConfChecker"]
 
 _LOGGER = logging.getLogger(__name__)
 
-ServerYamlConfChecker: Any = absent(
+ServerYamlConfChecker: Any = stub(
     "ServerYamlConfChecker", __name__, "`prepare_server` checks the configuration"
 )
 

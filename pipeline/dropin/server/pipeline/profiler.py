@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 
 __all__ = ["PerformanceTracer", "TimeProfiler", "UnsafeTimeProfiler"]
 
@@ -69,7 +69,7 @@ class TimeProfiler:
 
 UnsafeTimeProfiler = TimeProfiler  # which spared itself the lock
 
-PerformanceTracer: Any = absent(
+PerformanceTracer: Any = stub(
     "PerformanceTracer",
     __name__,
     "the server makes its own: `dag.tracer.interval_s` has it write pipeline.tracer",

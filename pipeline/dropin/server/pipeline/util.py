@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from pipeline.dropin.server.web_service import port_is_available
-from pipeline.dropin.stubs import absent
+from pipeline.dropin.stubs import stub
 
 __all__ = [
     "AvailablePortGenerator",
@@ -71,6 +71,6 @@ class ThreadIdGenerator:
             return number
 
 
-PipelineProcSyncManager: Any = absent(
+PipelineProcSyncManager: Any = stub(
     "PipelineProcSyncManager", __name__, "process workers share nothing; use `multiprocessing`"
 )
