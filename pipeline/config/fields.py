@@ -7,17 +7,17 @@ gives the check, the words "int >= 1" of the error, and the line in config.yml.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, inspect
 
+from pipeline.config.registry import did_you_mean
 from pipeline.config.yaml import KeyPath, Source, shown
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
@@ -220,12 +220,6 @@ class Reader:
 def found(value: object) -> str:
     """`'abc' (str)`, cut to a line."""
     return f"{shown(value)} ({type(value).__name__})"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean batch_size?`, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 _NUMBER = (inspect.IntType, inspect.FloatType)

@@ -16,10 +16,10 @@ from pipeline.config.fields import (
     Mismatch,
     Reader,
     Rule,
-    did_you_mean,
     found,
     settings_of,
 )
+from pipeline.config.registry import did_you_mean
 from pipeline.config.yaml import Source, read_yaml
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits

@@ -1,0 +1,131 @@
+"""Registry of what config.yml names: engines, client types, worker kinds and other open sets.
+
+Three sources: what is built in, listed here by its place and imported when it is asked for; entry
+points of installed distributions, group `pipeline.<kind>`; and `register`, from a script.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any, Literal
+
+import msgspec
+
+from pipeline.errors import ConfigError
+
+Kind = Literal["engines", "clients", "workers", "schedulers", "frontends", "sinks", "filters"]
+
+BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
+    "engines": {},
+    "clients": {},
+    "workers": {},
+    "schedulers": {},
+    "frontends": {},
+    "sinks": {},
+    "filters": {},
+}
+"""The place "module:attribute" of each implementation of ours."""
+
+_registered: dict[tuple[Kind, str], Any] = {}
+
+
+def register(kind: Kind, name: str, implementation: Any) -> None:
+    """Let config.yml name `implementation`; call it where the script is imported.
+
+    Args:
+        implementation: what the kind's Protocol says, or its place as text: "module:attribute".
+
+    Raises:
+        ConfigError: there is no such kind, or another implementation has the name.
+    """
+    if kind not in BUILT_IN:
+        raise ConfigError(f"register: expected {' or '.join(BUILT_IN)}, found {kind!r}")
+    known = BUILT_IN[kind].get(name) or _registered.get((kind, name), implementation)
+    if known != implementation:
+        raise ConfigError(f"register: the name {name!r} is taken among {kind}: {known!r}")
+    _registered[kind, name] = implementation
+
+
+def find(kind: Kind, name: str) -> Any:
+    """Return the implementation, imported if need be.
+
+    Raises:
+        ConfigError: the name is unknown, or its plug-in is broken.
+    """
+    found = BUILT_IN[kind].get(name) or _registered.get((kind, name))
+    if found is None:
+        return _load(_plug_in(kind, name))
+    if not isinstance(found, str):
+        return found
+    module, _, attribute = found.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
+    """Return the Struct of an implementation's options, its attribute `Options`; None: it has none.
+
+    Raises:
+        ConfigError: as `find`.
+    """
+    options: type[msgspec.Struct] | None = getattr(find(kind, name), "Options", None)
+    return options
+
+
+def is_known(kind: Kind, name: str) -> bool:
+    """Return whether there is such an implementation; for one of ours no plug-in is looked for."""
+    return name in BUILT_IN[kind] or name in names(kind)
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Return all names of a kind: ours, the script's, and those of installed plug-ins."""
+    scripts = (name for registered, name in _registered if registered == kind)
+    return tuple(dict.fromkeys((*BUILT_IN[kind], *scripts, *_plug_ins(kind))))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean batch_size?`, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+@functools.cache
+def _plug_ins(kind: Kind) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+    """Return the entry points of a kind by name; there may be several of one name."""
+    found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
+    for point in metadata.entry_points(group=f"pipeline.{kind}"):
+        if point.name in BUILT_IN[kind]:
+            raise ConfigError(f"{_described(point)} has the name of one that is built in")
+        found[point.name] = (*found.get(point.name, ()), point)
+    return found
+
+
+def _plug_in(kind: Kind, name: str) -> metadata.EntryPoint:
+    points = _plug_ins(kind).get(name)
+    if points is None:
+        known = names(kind)
+        there = " or ".join(known) or "none, as no plug-in is installed"
+        raise ConfigError(f"{kind}: expected {there}, found {name!r}{did_you_mean(name, known)}")
+    if len(points) > 1:
+        raise ConfigError(
+            f"{kind}: several plug-ins are called {name!r}: uninstall all but one of "
+            f"{', '.join(map(_described, points))}"
+        )
+    return points[0]
+
+
+def _load(point: metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # a plug-in raises what it likes
+        raise ConfigError(
+            f"{_described(point)} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _described(point: metadata.EntryPoint) -> str:
+    owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    return f"the plug-in {point.name} = {point.value} of {owner} (entry point {point.group})"
