@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.graph import Graph
+from pipeline.frontends.dashboard.layout import arrows_of
 from pipeline.op import Op, RequestOp, ResponseOp
 
 
@@ -36,21 +37,8 @@ class Drawing(Struct, frozen=True):
 
 def drawing_of(graph: Graph, title: str) -> Drawing:
     """What there is to draw of a graph; settings are shown if its Ops have been configured."""
-    ops = (graph.request_op, *graph.ops, graph.response_op)
-    places = {op: place for place, op in enumerate(ops)}
-    edges = [(places[source], places[op]) for op in ops for source in _inputs(op)]
-    jumps = [
-        (places[op], places[reader], target.name)
-        for op in graph.ops
-        for target in op.get_jump_to_ops()
-        for reader in ops
-        if target in reader.get_input_ops()
-    ]
+    ops, edges, jumps = arrows_of(graph)
     return Drawing(title, [_node(op) for op in ops], edges, jumps)
-
-
-def _inputs(op: Op) -> list[Op]:
-    return list(dict.fromkeys(op.get_input_ops()))
 
 
 def _node(op: Op) -> Node:

@@ -423,7 +423,7 @@ def test_a_recording_ends_when_the_server_stops_and_is_answered(caplog):
         with server:
             post(server, {"key": [], "value": []})
             trace = caller.submit(http, server, "GET", "/trace.json?seconds=30")
-            wait_until(lambda: bool(server._service.observation._recording._tapes))
+            wait_until(lambda: bool(server._service.observation._recording._running))
             post(server, {"key": [], "value": []})
         status, _, events = trace.result(10)
     assert status == 200

@@ -15,9 +15,9 @@ from played_page import MS, never_ran, request, rows, turn
 
 from pipeline.engine.journal import REQUEST, TURN, Outcome
 from pipeline.frontends.dashboard.recent import (
-    MOST_FAILED,
-    MOST_RECORDED,
-    MOST_SLOW,
+    MAX_FAILED,
+    MAX_RECORDED,
+    MAX_SLOW,
     PACK,
     UNPACK,
     Recorded,
@@ -89,7 +89,7 @@ def test_the_slowest_are_kept_and_no_more_than_there_is_room_for(recent, clock):
     for first in range(0, 100, 25):
         took = range(first, first + 25)
         fold(recent, requests=[request(ms, at=clock.now_ns, took=ms * MS) for ms in took])
-    assert ids(recent.slowest()) == list(range(99, 99 - MOST_SLOW, -1))
+    assert ids(recent.slowest()) == list(range(99, 99 - MAX_SLOW, -1))
 
 
 @given(st.lists(st.lists(st.integers(0, 10**6), max_size=30), max_size=8))
@@ -98,7 +98,7 @@ def test_whatever_comes_in_whatever_folds_the_slowest_are_found(folds):
     for took in folds:
         if took:
             fold(recent, requests=[request(0, at=S, took=ns) for ns in took])
-    slowest = sorted((ns for took in folds for ns in took), reverse=True)[:MOST_SLOW]
+    slowest = sorted((ns for took in folds for ns in took), reverse=True)[:MAX_SLOW]
     assert [kept.took_ns for kept in recent.slowest()] == slowest
 
 
@@ -106,9 +106,9 @@ def test_a_slow_request_is_forgotten_after_a_minute_and_the_next_slowest_is_ther
     fold(recent, requests=[request(1, at=clock.now_ns - 9 * S, took=9 * S)])
     clock.now_ns += 30 * S
     fold(recent, requests=[request(n, at=clock.now_ns - n * MS, took=n * MS) for n in range(2, 14)])
-    assert ids(recent.slowest()) == [1, *range(13, 13 - MOST_SLOW + 1, -1)]
+    assert ids(recent.slowest()) == [1, *range(13, 13 - MAX_SLOW + 1, -1)]
     clock.now_ns += 31 * S
-    assert ids(recent.slowest()) == list(range(13, 13 - MOST_SLOW, -1))
+    assert ids(recent.slowest()) == list(range(13, 13 - MAX_SLOW, -1))
     clock.now_ns += 60 * S
     assert recent.slowest() == []
 
@@ -149,7 +149,7 @@ def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(r
     fold(recent, requests=[request(0, at=clock.now_ns, took=S)])
     slowest = recent.slowest()[0]
     assert [t.op for t in slowest.turns] == [UNPACK, "a"]
-    assert len(recent._turns) < 20_000
+    assert len(recent._pending) < 20_000
 
 
 def test_failures_of_callers_do_not_push_those_of_the_service_out(recent, clock):
@@ -255,11 +255,11 @@ def test_a_failed_request_says_why_whether_that_is_known_before_or_after_its_row
 
 
 def test_the_last_failures_are_kept_for_as_long_as_it_takes(recent, clock):
-    for number in range(2 * MOST_FAILED):
+    for number in range(2 * MAX_FAILED):
         failed = request(number, at=clock.now_ns, took=MS, outcome=Outcome.OTHER)
         fold(recent, requests=[failed])
     clock.now_ns += 10_000 * S
-    assert ids(recent.failures()) == list(range(2 * MOST_FAILED - 1, MOST_FAILED - 1, -1))
+    assert ids(recent.failures()) == list(range(2 * MAX_FAILED - 1, MAX_FAILED - 1, -1))
 
 
 def test_texts_of_errors_are_cut_and_do_not_pile_up(recent, clock):
@@ -297,7 +297,7 @@ def test_a_request_that_failed_on_its_way_has_no_packing(recent, clock, begun):
 
 def test_a_recording_has_what_ends_while_it_runs():
     async def main() -> None:
-        recording = Recording(copy=3)
+        recording = Recording(replica=3)
         pending = [[turn(1, 0, at=0)]]
 
         def fold() -> None:
@@ -311,7 +311,7 @@ def test_a_recording_has_what_ends_while_it_runs():
         pending.append([turn(3, 0, at=0)])
         found = read_recording(await recorded)
         recording.fold(rows(TURN, turn(4, 0, at=0)), rows(REQUEST))
-        assert (found.copy, found.is_cut) == (3, False)
+        assert (found.replica, found.is_cut) == (3, False)
         assert found.turns["data_id"].tolist() == [2, 3]
         assert found.requests["data_id"].tolist() == [2]
 
@@ -357,13 +357,13 @@ def test_a_recording_is_cut_where_no_viewer_could_show_more(copies):
     """However many copies of a server there are: they come in one file."""
 
     async def main() -> None:
-        recording = Recording(copies=copies)
+        recording = Recording(replicas=copies)
         recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
         await asyncio.sleep(0.5)
         for _ in range(3):
-            recording.fold(np.zeros(MOST_RECORDED // 2, TURN), rows(REQUEST))
+            recording.fold(np.zeros(MAX_RECORDED // 2, TURN), rows(REQUEST))
         found = read_recording(await recorded)
-        assert (len(found.turns), found.is_cut) == (MOST_RECORDED // copies, True)
+        assert (len(found.turns), found.is_cut) == (MAX_RECORDED // copies, True)
 
     run_virtual(main())
 
@@ -374,10 +374,10 @@ def test_what_is_recorded_is_read_again(copy, is_cut, turns, requests):
         recording = Recording(copy)
         recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
         await asyncio.sleep(0.5)
-        size = MOST_RECORDED + 1 if is_cut else len(turns)
+        size = MAX_RECORDED + 1 if is_cut else len(turns)
         recording.fold(np.ones(size, TURN), np.ones(len(requests), REQUEST))
         return read_recording(await recorded)
 
     found = run_virtual(main())
-    assert (found.copy, found.is_cut, len(found.requests)) == (copy, is_cut, len(requests))
+    assert (found.replica, found.is_cut, len(found.requests)) == (copy, is_cut, len(requests))
     assert (found.turns == np.ones(len(found.turns), TURN)).all()

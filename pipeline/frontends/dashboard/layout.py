@@ -1,8 +1,9 @@
-"""Where the Ops of a graph stand when it is drawn: columns by depth, few crossing lines."""
+"""The arrows of a graph, and its layout: columns by depth, few crossing lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,37 +49,53 @@ class Layout(msgspec.Struct, frozen=True):
     wires: list[DrawnEdge]
 
 
-def layout_of(graph: Graph) -> Layout:
-    """A pipeline from its RequestOp on the left to its ResponseOp."""
-    names: dict[Op, str] = {op: op.name for op in graph.ops}
-    names |= {graph.request_op: REQUEST_BOX, graph.response_op: RESPONSE_BOX}
-    readers = (*graph.ops, graph.response_op)
-    edges = _unique((names[source], names[op]) for op in readers for source in op.get_input_ops())
-    jumps = _unique(
-        (names[op], names[reader])  # where the answers of the jump's target go
+class Arrows(NamedTuple):
+    """All Ops of a graph, each behind those that it reads, and arrows between their places in it.
+
+    `jumps` are (from, to, the name of the Op in whose place the first answers).
+    """
+
+    ops: tuple[Op, ...]
+    edges: list[tuple[int, int]]
+    jumps: list[tuple[int, int, str]]
+
+
+def arrows_of(graph: Graph) -> Arrows:
+    """Return the arrows of a graph, from its RequestOp to its ResponseOp."""
+    ops = (graph.request_op, *graph.ops, graph.response_op)
+    places = {op: place for place, op in enumerate(ops)}
+    read = {op: list(dict.fromkeys(op.get_input_ops())) for op in ops}
+    edges = [(places[source], places[op]) for op in ops for source in read[op]]
+    jumps = [
+        (places[op], places[reader], target.name)  # where the answers of the jump's target go
         for op in graph.ops
         for target in op.get_jump_to_ops()
-        for reader in readers
-        if target in reader.get_input_ops()
-    )
-    jumps = [jump for jump in jumps if jump not in edges]
-    ordered = [names[op] for op in (graph.request_op, *readers)]
-    places, through = lay_out(ordered, edges, jumps)
-    kinds = {name: type(op).__name__ for op, name in names.items()}
+        for reader in ops
+        if target in read[reader]
+    ]
+    return Arrows(ops, edges, jumps)
+
+
+def layout_of(graph: Graph) -> Layout:
+    """Lay a pipeline out from its RequestOp on the left to its ResponseOp."""
+    ops, to_draw, jumping = arrows_of(graph)
+    names = [REQUEST_BOX, *(op.name for op in graph.ops), RESPONSE_BOX]
+    edges = [(names[source], names[reader]) for source, reader in to_draw]
+    jumps = dict.fromkeys((names[source], names[reader]) for source, reader, _ in jumping)
+    new_jumps = [jump for jump in jumps if jump not in edges]
+    places, through = lay_out(names, edges, new_jumps)
     return Layout(
-        boxes=[Box(name, kinds[name], *places[name]) for name in ordered],
-        wires=[DrawnEdge(*edge, through[edge], edge in jumps) for edge in (*edges, *jumps)],
+        boxes=[
+            Box(name, type(op).__name__, *places[name]) for name, op in zip(names, ops, strict=True)
+        ],
+        wires=[DrawnEdge(*edge, through[edge], edge not in edges) for edge in (*edges, *new_jumps)],
     )
-
-
-def _unique(edges: Iterable[Edge]) -> list[Edge]:
-    return list(dict.fromkeys(edges))
 
 
 def lay_out(
     names: Sequence[str], edges: Sequence[Edge], jumps: Sequence[Edge] = ()
 ) -> tuple[dict[str, Place], dict[Edge, list[Place]]]:
-    """(column, row) of each node, and those that each edge and jump passes on its way.
+    """Return (column, row) of each node, and those that each edge and jump passes on its way.
 
     Args:
         names: of the nodes, each after all that it is reached from.
@@ -105,7 +122,7 @@ def lay_out(
 
 
 def _depths(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """The longest way to each node."""
+    """Return the length of the longest way to each node."""
     depth = dict.fromkeys(names, 0)
     for name in names:
         before = [depth[source] + 1 for source, target in edges if target == name]
@@ -130,7 +147,7 @@ def _columns(
 
 
 def _untangled(columns: _Columns, steps: Sequence[_Step]) -> _Columns:
-    """The best of a few orders in which each point stands amid those that it is linked with."""
+    """Return the best of a few orders in which points stand amid those they are linked with."""
     before: dict[_Point, list[_Point]] = {}
     after: dict[_Point, list[_Point]] = {}
     for source, target in steps:
@@ -174,7 +191,7 @@ def _crossings(columns: _Columns, after: dict[_Point, list[_Point]]) -> int:
 
 
 def _places(columns: _Columns) -> dict[_Point, Place]:
-    """Every column is centred around row 0; a wire needs less room than an Op."""
+    """Centre every column around row 0; a wire needs less room than an Op."""
     places: dict[_Point, Place] = {}
     for number, column in enumerate(columns):
         sizes = [1.0 if isinstance(point, str) else _WIRE_ROWS for point in column]

@@ -1,4 +1,4 @@
-"""The last minute second by second, for the small lines of a page that has just been opened."""
+"""LastMinute: the last minute second by second, for the small lines of a dashboard just opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NS = 1_000_000_000
 
 
 class _Second:
-    """What happened in one second; its percentile is looked for once, when somebody asks."""
+    """The requests of one second; their percentile is looked for once, when somebody asks."""
 
     __slots__ = ("_latency", "_p99_ns", "inside", "succeeded")
 
@@ -44,7 +44,7 @@ _NOTHING = _Second()
 
 
 class LastMinute:
-    """A Sink that counts requests of the whole pipeline by the second in which they ended."""
+    """A sink that counts requests of the whole pipeline by the second in which they ended."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
@@ -61,12 +61,12 @@ class LastMinute:
             self._at(second).add(took[ended == second])
 
     def sample(self, inside: int) -> None:
-        """Note how many requests are inside now, or wait to be."""
+        """Note how many requests are active or queued now."""
         now = self._at(self._clock_ns() // _NS)
         now.inside = max(now.inside, inside)
 
     def series(self) -> MinuteSeries:
-        """The last 60 seconds that are over."""
+        """Return the last 60 seconds that are over."""
         end = self._clock_ns() // _NS
         known = [self._seconds.get(second, _NOTHING) for second in range(end - SECONDS, end)]
         return MinuteSeries(
@@ -85,10 +85,10 @@ class LastMinute:
         return found
 
 
-def merged(copies: Sequence[MinuteSeries]) -> MinuteSeries:
-    """The minute of all copies: sums, but of the 99th percentiles the highest."""
-    end_s = max((each.end_s for each in copies), default=0)
-    aligned = [_until(each, end_s) for each in copies if each.end_s]
+def merged(replicas: Sequence[MinuteSeries]) -> MinuteSeries:
+    """Merge the minutes of all replicas: sums, but of the 99th percentiles the highest."""
+    end_s = max((each.end_s for each in replicas), default=0)
+    aligned = [_until(each, end_s) for each in replicas if each.end_s]
     if not aligned:
         return MinuteSeries()
     return MinuteSeries(
@@ -100,7 +100,7 @@ def merged(copies: Sequence[MinuteSeries]) -> MinuteSeries:
 
 
 def _until(series: MinuteSeries, end_s: int) -> MinuteSeries:
-    """A series that ends at `end_s`: 0 where nothing is known."""
+    """Return the series as it ends at `end_s`: 0 where nothing is known."""
     missing = min(SECONDS, end_s - series.end_s)
 
     def moved(values: list[int]) -> list[int]:

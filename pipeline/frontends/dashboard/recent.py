@@ -20,25 +20,26 @@ from pipeline.observe.snapshot import RecentRequest, RecentSpan
 from pipeline.observe.tables import Positions
 
 UNPACK, PACK = "@unpack", "@pack"
-"""`op` of the two turns that every recent request has besides those of its Ops: what the
-RequestOp and the ResponseOp did. Its wait to be let in is the queueing time of the first."""
+"""`op` of the two spans that every recent request has besides those of its Ops: the work of the
+RequestOp and of the ResponseOp. The wait for admission is the queueing time of the first."""
 
-MOST_SLOW = 10
+MAX_SLOW = 10
 """Slowest requests that are kept."""
 
-MOST_FAILED = 10
+MAX_FAILED = 10
 """Failed requests that are kept."""
 
 _SLOT_NS = 5 * 10**9  # the window moves on by that much
 _SLOTS = 12  # of which there are that many: a minute
-_MOST_TURNS = 100  # of one request: an Op may jump back any number of times
-_MOST_ERRORS = 256  # whose texts are kept until the fold brings their rows
+_TIMES_OF_SPAN = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
+_MAX_SPANS = 100  # of one request: an Op may jump back any number of times
+_MAX_ERRORS = 256  # whose texts are kept until the fold brings their rows
 _ERROR_CHARS = 500
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A request that is worth looking at: its row, and what is shown of it, once that is known."""
+    """A request that is worth looking at: its row, and how it is shown, once that is known."""
 
     row: dict[str, int]
     log_id: int = 0
@@ -51,7 +52,7 @@ class _Kept:
 
 
 class SlowRequestLog:
-    """A Sink that keeps requests worth looking at, with all their turns.
+    """A sink that keeps requests worth looking at, with all their spans.
 
     Args:
         names: of the Ops, in graph order.
@@ -68,40 +69,40 @@ class SlowRequestLog:
         self._names = list(names)
         self._clock_ns = clock_ns
         self._wall_ns = wall_ns
-        self._turns = PendingSpans()
+        self._pending = PendingSpans()
         self._slots: dict[int, list[_Kept]] = {}
-        self._failures: deque[_Kept] = deque(maxlen=MOST_FAILED)
-        self._callers: deque[_Kept] = deque(maxlen=MOST_FAILED)  # failures by callers
+        self._failures: deque[_Kept] = deque(maxlen=MAX_FAILED)
+        self._callers: deque[_Kept] = deque(maxlen=MAX_FAILED)  # failures by callers
         self._errors: dict[int, tuple[int, str]] = {}
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
-        """The text of a request's error, which its row does not have; before or after its end."""
+        """Take down a request's error, which its row does not have; before or after its end."""
         self._errors[data_id] = (log_id, utf8_text(str(error)[:_ERROR_CHARS]))
-        if len(self._errors) > _MOST_ERRORS:
+        if len(self._errors) > _MAX_ERRORS:
             del self._errors[next(iter(self._errors))]
 
     def fold(self, turns: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
-        self._turns.add(turns)
+        self._pending.add(turns)
         if not len(requests):
             return
         self._keep_slow(requests)
         self._keep_failed(requests)
-        self._turns.end(requests["data_id"])
-        if self._turns.are_many:  # most requests are outdone by then, and not looked up at all
+        self._pending.end(requests["data_id"])
+        if self._pending.is_full:  # most requests are outdone by then, and not looked up at all
             kept = itertools.chain.from_iterable(self._slots.values())
             self._look_up([*kept, *self._failures, *self._callers])
-            self._turns.throw_out()
+            self._pending.compact()
         self._forget()
 
     def slowest(self) -> list[RecentRequest]:
-        """The slowest requests of the last minute that were answered well, slowest first."""
+        """Return the slowest requests of the last minute that succeeded, slowest first."""
         self._forget()
         kept = itertools.chain.from_iterable(self._slots.values())
-        return self._look_up(sorted(kept, key=_took, reverse=True)[:MOST_SLOW])
+        return self._look_up(sorted(kept, key=_took, reverse=True)[:MAX_SLOW])
 
     def failures(self) -> list[RecentRequest]:
-        """The last requests that failed, and the last that callers are to blame for."""
+        """Return the last requests that failed, and the last that callers are to blame for."""
         kept = [*reversed(self._failures), *reversed(self._callers)]
         return [self._with_text(shown) for shown in self._look_up(kept)]
 
@@ -112,12 +113,12 @@ class SlowRequestLog:
         if len(slow):
             kept += [_Kept(row) for row in _dicts(requests.take(slow))]
             kept.sort(key=_took, reverse=True)
-            del kept[MOST_SLOW:]
+            del kept[MAX_SLOW:]
 
     def _keep_failed(self, requests: Rows) -> None:
         is_failed, is_callers = requests["outcome"] > 0, np.isin(requests["outcome"], BY_CALLERS)
         for kept, which in ((self._failures, ~is_callers), (self._callers, is_callers)):
-            failed = np.flatnonzero(is_failed & which)[-MOST_FAILED:]
+            failed = np.flatnonzero(is_failed & which)[-MAX_FAILED:]
             for row in _dicts(requests.take(failed)):
                 kept.append(_Kept(row, *self._errors.get(row["data_id"], (0, ""))))
 
@@ -127,16 +128,16 @@ class SlowRequestLog:
             del self._slots[slot]
 
     def _with_text(self, request: RecentRequest) -> RecentRequest:
-        """`failed` may be told of a request after its row has been folded."""
+        """Add the text of an error that `failed` was told of after the row had been folded."""
         if request.error or request.data_id not in self._errors:
             return request
         log_id, text = self._errors[request.data_id]
         return msgspec.structs.replace(request, log_id=log_id, error=text)
 
     def _look_up(self, wanted: Sequence[_Kept]) -> list[RecentRequest]:
-        """What is shown of these requests, with the turns that there were at the first look."""
+        """Return how these requests are shown, with the spans that there were at the first look."""
         unknown = [kept.row["data_id"] for kept in wanted if kept.shown is None]
-        found = self._turns.of(unknown) if unknown else None
+        found = self._pending.find(unknown) if unknown else None
         for kept in wanted:
             if kept.shown is None and found is not None:
                 kept.shown = self._shown(kept, found)
@@ -145,7 +146,7 @@ class SlowRequestLog:
     def _shown(self, kept: _Kept, found: FoundSpans) -> RecentRequest:
         row, to_wall_ns = kept.row, self._wall_ns() - self._clock_ns()
         data_id, start_ns = row["data_id"], row["start_ns"]
-        turns = self._turns_of(data_id, start_ns, found)
+        spans = self._spans_of(data_id, start_ns, found)
         return RecentRequest(
             data_id=data_id,
             log_id=kept.log_id,
@@ -154,25 +155,21 @@ class SlowRequestLog:
             outcome=row["outcome"],
             code=row["code"],
             error=kept.error,
-            turns=[*_unpacking(row), *turns, *_packing(row)],
+            turns=[*_unpacking(row), *spans, *_packing(row)],
         )
 
-    def _turns_of(self, data_id: int, start_ns: int, found: FoundSpans) -> Iterator[RecentSpan]:
-        mine = np.flatnonzero(found.turns["data_id"] == data_id)
-        order = np.argsort(found.turns["ready_ns"][mine], kind="stable")
-        for index in mine[order][:_MOST_TURNS]:
-            turn = found.turns[index]
+    def _spans_of(self, data_id: int, start_ns: int, found: FoundSpans) -> Iterator[RecentSpan]:
+        mine = np.flatnonzero(found.spans["data_id"] == data_id)
+        order = np.argsort(found.spans["ready_ns"][mine], kind="stable")
+        for index in mine[order][:_MAX_SPANS]:
+            span = found.spans[index]
+            times_ns = {name: int(span[name]) - start_ns for name in _TIMES_OF_SPAN}
             yield RecentSpan(
-                op=self._names[turn["op"]],
-                outcome=int(turn["outcome"]),
-                rows=int(turn["rows"]),
+                op=self._names[span["op"]],
+                outcome=int(span["outcome"]),
+                rows=int(span["rows"]),
                 batch_requests=int(found.sizes[index]),
-                ready_ns=int(turn["ready_ns"]) - start_ns,
-                start_ns=int(turn["start_ns"]) - start_ns,
-                prepared_ns=int(turn["prepared_ns"]) - start_ns,
-                processed_ns=int(turn["processed_ns"]) - start_ns,
-                end_ns=int(turn["end_ns"]) - start_ns,
-                taken_ns=int(turn["taken_ns"]) - start_ns,
+                **times_ns,
             )
 
 
@@ -186,33 +183,33 @@ def _dicts(requests: Rows) -> Iterator[dict[str, int]]:
 
 
 def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
-    """Those that belong among the slowest, given who is there already."""
+    """Return the places of those that belong among the slowest, beside those in `kept`."""
     took_ns = requests["end_ns"] - requests["start_ns"]
-    floor_ns = kept[-1].took_ns if len(kept) >= MOST_SLOW else -1
+    floor_ns = kept[-1].took_ns if len(kept) >= MAX_SLOW else -1
     slow: Positions = np.flatnonzero(took_ns > floor_ns)
     slow = slow[requests["outcome"].take(slow) == Outcome.OK]
-    if len(slow) > MOST_SLOW:
-        slow = slow[np.argpartition(took_ns[slow], -MOST_SLOW)[-MOST_SLOW:]]
+    if len(slow) > MAX_SLOW:
+        slow = slow[np.argpartition(took_ns[slow], -MAX_SLOW)[-MAX_SLOW:]]
     return slow
 
 
 def _unpacking(request: dict[str, int]) -> Iterator[RecentSpan]:
     start_ns = request["start_ns"]
-    entered_ns = request["entered_ns"] or request["end_ns"]  # 0: it never was let in
+    entered_ns = request["entered_ns"] or request["end_ns"]  # 0: it never was admitted
     begun_ns = request["begun_ns"] or request["end_ns"]
     is_well = request["begun_ns"] > 0
     outcome = Outcome.OK if is_well else request["outcome"]
-    yield _edge_turn(UNPACK, outcome, request, (0, entered_ns - start_ns, begun_ns - start_ns))
+    yield _hook_span(UNPACK, outcome, request, (0, entered_ns - start_ns, begun_ns - start_ns))
 
 
 def _packing(request: dict[str, int]) -> Iterator[RecentSpan]:
     start_ns, packing_ns = request["start_ns"], request["packing_ns"]
     if request["begun_ns"] > 0 and packing_ns < request["end_ns"]:
         begun, ended = packing_ns - start_ns, request["end_ns"] - start_ns
-        yield _edge_turn(PACK, Outcome.OK, request, (begun, begun, ended))
+        yield _hook_span(PACK, Outcome.OK, request, (begun, begun, ended))
 
 
-def _edge_turn(
+def _hook_span(
     op: str, outcome: int, request: dict[str, int], times_ns: tuple[int, int, int]
 ) -> RecentSpan:
     ready_ns, start_ns, end_ns = times_ns
@@ -232,103 +229,103 @@ def _edge_turn(
 
 # Recording ------------------------------------------------------------------------------------
 
-MOST_RECORDED = 20_000
-"""Turns, and requests, in a recording of the whole server: what a browser can still show."""
+MAX_RECORDED = 20_000
+"""Spans, and requests, in a recording of the whole server: as many as a browser can show."""
 
 
 class Recorded(msgspec.Struct, array_like=True):
-    """What one copy recorded. `is_cut`: there was more than its part of MOST_RECORDED."""
+    """The rows that one replica recorded. `is_cut`: there were more than its part allows."""
 
-    copy: int
+    replica: int
     is_cut: bool
     turn_bytes: bytes
     request_bytes: bytes
 
     @property
     def turns(self) -> Rows:
-        """Rows of TURN."""
+        """Return the rows of TURN."""
         return np.frombuffer(self.turn_bytes, TURN)
 
     @property
     def requests(self) -> Rows:
-        """Rows of REQUEST."""
+        """Return the rows of REQUEST."""
         return np.frombuffer(self.request_bytes, REQUEST)
 
 
 def read_recording(packed: bytes) -> Recorded:
-    """What `Recording.record` returned."""
+    """Unpack the bytes that `Recording.record` returned."""
     return msgspec.msgpack.decode(packed, type=Recorded)
 
 
 class Recording:
-    """A Sink that keeps raw rows for as long as somebody records.
+    """A sink that keeps raw rows for as long as somebody records.
 
     Args:
-        copy: number of this copy of the server.
-        copies: how many there are, which share in what a recording may hold.
+        replica: number of this replica of the server.
+        replicas: how many there are, which share in what a recording may hold.
     """
 
-    def __init__(self, copy: int = 0, copies: int = 1) -> None:
-        self._copy = copy
-        self._most = MOST_RECORDED // copies
-        self._tapes: list[_Tape] = []
+    def __init__(self, replica: int = 0, replicas: int = 1) -> None:
+        self._replica = replica
+        self._max_rows = MAX_RECORDED // replicas
+        self._running: list[_RecordingBuffers] = []
         self._ending = asyncio.Event()
 
     def fold(self, turns: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
-        for tape in self._tapes:
-            tape.turns.add(turns)
-            tape.requests.add(requests)
+        for buffers in self._running:
+            buffers.turns.add(turns)
+            buffers.requests.add(requests)
 
     async def record(self, seconds: float, fold: Callable[[], None]) -> bytes:
-        """Everything that ends in the next `seconds`, or before `end`, for `read_recording`.
+        """Record what ends in the next `seconds`, or before `end`, for `read_recording`.
 
         Args:
             seconds: how long.
             fold: `Journal.fold`, so that the recording begins and ends on time.
         """
         fold()
-        tape = _Tape(_Reel(self._most), _Reel(self._most))
-        self._tapes.append(tape)
+        buffers = _RecordingBuffers(_RowBuffer(self._max_rows), _RowBuffer(self._max_rows))
+        self._running.append(buffers)
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), seconds)
             fold()
         finally:
-            self._tapes = [other for other in self._tapes if other is not tape]
+            self._running = [other for other in self._running if other is not buffers]
         recorded = Recorded(
-            copy=self._copy,
-            is_cut=tape.turns.is_cut or tape.requests.is_cut,
-            turn_bytes=tape.turns.taken(),
-            request_bytes=tape.requests.taken(),
+            replica=self._replica,
+            is_cut=buffers.turns.is_cut or buffers.requests.is_cut,
+            turn_bytes=buffers.turns.to_bytes(),
+            request_bytes=buffers.requests.to_bytes(),
         )
         return msgspec.msgpack.encode(recorded)
 
     def end(self) -> None:
-        """The server stops: all recordings end now, with what they have."""
+        """End all recordings now, with what they have: the server stops."""
         self._ending.set()
 
 
-class _Reel:
-    """Rows, up to `most`."""
+class _RowBuffer:
+    """Up to `max_rows` rows."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_rows: int) -> None:
         self.is_cut = False
         self._pieces: list[Rows] = []
-        self._left = most
+        self._left = max_rows
 
     def add(self, rows: Rows) -> None:
         self.is_cut |= len(rows) > self._left
-        taken = rows[: self._left]
-        if len(taken):  # an empty piece would hold on to all rows of the fold
-            self._pieces.append(taken)
-            self._left -= len(taken)
+        to_bytes = rows[: self._left]
+        if len(to_bytes):  # an empty piece would hold on to all rows of the fold
+            self._pieces.append(to_bytes)
+            self._left -= len(to_bytes)
 
-    def taken(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return b"".join(piece.tobytes() for piece in self._pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tape:
-    turns: _Reel
-    requests: _Reel
+class _RecordingBuffers:
+    turns: _RowBuffer
+    requests: _RowBuffer

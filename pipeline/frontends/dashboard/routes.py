@@ -30,9 +30,9 @@ from pipeline.observe.snapshot import AskAll
 
 Record = Callable[[float], Awaitable[list[bytes]]]
 
-_SECONDS, _LEAST_SECONDS, _MOST_SECONDS = "3", 0.1, 30.0
-_MOST_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
-_FRESH_S = 0.4  # pages that are open at the same time share a status: they ask once a second
+_DEFAULT_SECONDS, _MIN_SECONDS, _MAX_SECONDS = "3", 0.1, 30.0
+_MAX_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
+_CACHE_S = 0.4  # pages that are open at the same time share a status: they ask once a second
 _STATIC = Path(__file__).with_name("static")
 _TYPES = {
     ".html": b"text/html; charset=utf-8",
@@ -55,14 +55,14 @@ _ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
 class Dashboard:
-    """A Site: `/`, its files, `/status.json` and `/trace.json?seconds=3`.
+    """Routes `/`, the files of the page, `/status.json` and `/trace.json?seconds=3`.
 
     Args:
         name: of the service; None shows it as "pipeline".
-        graph: what is drawn.
-        whole: asks all copies of the server for their snapshots.
-        record: records seconds of turns in all copies, see `Recording.record`; None: there are
-            no turns to record.
+        graph: is drawn.
+        whole: asks all replicas of the server for their snapshots.
+        record: records seconds of spans in all replicas, see `Recording.record`; None: there are
+            no spans to record.
         hosts: the names that the server goes by: pages elsewhere must not look on.
         clock: `time.monotonic`.
     """
@@ -93,7 +93,7 @@ class Dashboard:
         }
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Who answers it; None: the path is not the page's."""
+        """Return the endpoint of a path; None for paths of others."""
         found = self._paths.get(request.path)
         if found is None and request.path in _files():
             found = _file
@@ -114,7 +114,7 @@ class Dashboard:
 
     async def _status(self, request: WebRequest) -> WebResponse:
         async with self._asking:
-            if self._clock() - self._status_from_s > _FRESH_S:
+            if self._clock() - self._status_from_s > _CACHE_S:
                 snapshots = await self._whole()
                 status = status_of(self._title, snapshots, time.time_ns() // 10**6)
                 self._status_body = msgspec.json.encode(status)
@@ -134,8 +134,8 @@ class Dashboard:
         seconds = _seconds(request.query)
         if request.method == "HEAD":
             return WebResponse(headers=_ALWAYS_NEW)
-        if len(self._recordings) >= _MOST_RECORDINGS:
-            busy = OverloadedError(f"{_MOST_RECORDINGS} recordings are being made: try again later")
+        if len(self._recordings) >= _MAX_RECORDINGS:
+            busy = OverloadedError(f"{_MAX_RECORDINGS} recordings are being made: try again later")
             raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
         # It counts to its end, whether or not its caller waits: the other copies go on with it.
         recording = asyncio.ensure_future(self._recorded(self._record(seconds)))
@@ -152,26 +152,28 @@ class Dashboard:
 
 
 def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes, bool]:
-    """(the file that the viewers open, whether there was more than it has)."""
+    """Return (the file that the viewers open, whether there was more than it has)."""
     found: list[Event] = []
     is_cut = False
     for packed in recordings:
         recorded = read_recording(packed)
-        copy = recorded.copy if len(recordings) > 1 else None
-        found += events(recorded.turns, recorded.requests, names, copy)
+        replica = recorded.replica if len(recordings) > 1 else None
+        found += events(recorded.turns, recorded.requests, names, replica)
         is_cut |= recorded.is_cut
     return trace_json(found), is_cut
 
 
 def _seconds(query: str) -> float:
-    """`seconds` of the query."""
-    text = urllib.parse.parse_qs(query, keep_blank_values=True).get("seconds", [_SECONDS])[-1]
+    """Return `seconds` of the query."""
+    text = urllib.parse.parse_qs(query, keep_blank_values=True).get("seconds", [_DEFAULT_SECONDS])[
+        -1
+    ]
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-        allowed = f"from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}"
+    if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
+        allowed = f"from {_MIN_SECONDS:g} to {_MAX_SECONDS:g}"
         raise HttpError(400, PackageError(f"seconds={text[:40]!r}: send a number {allowed}"))
     return seconds
 
@@ -188,7 +190,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """The page's files by path. They are small, and read once: at the first question."""
+    """Return the page's files by path. They are small, and read once: at the first request."""
     found = {f"/{path.name}": _read(path) for path in _STATIC.iterdir() if path.suffix in _TYPES}
     found["/"] = found.pop("/page.html")
     return found

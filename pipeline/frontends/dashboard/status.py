@@ -1,4 +1,4 @@
-"""What `GET /status.json` says: the snapshots of all copies added up, under readable names."""
+"""The body of `GET /status.json`: the snapshots of all replicas merged, under readable names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.engine.journal import BY_CALLERS, Outcome
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.frontends.dashboard.layout import Layout
 from pipeline.frontends.dashboard.minute import merged
-from pipeline.frontends.dashboard.recent import MOST_FAILED, MOST_SLOW
+from pipeline.frontends.dashboard.recent import MAX_FAILED, MAX_SLOW
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentSpan, Snapshot
 from pipeline.observe.statistics import merge
 
@@ -19,10 +19,10 @@ _BY_CALLERS = [outcome.name.lower() for outcome in BY_CALLERS]
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What an Op or the pipeline did since the start; see ModelCounters. Times in ns.
+    """Counts of an Op or the pipeline since the start; see ModelCounters. Times in ns.
 
     `failed` is by outcome, `batches` the executions by batch size. The stages' times are of each
-    request; `busy_ns` is what the executions took, however many requests were in one. The
+    request; `busy_ns` is the executions' own time, however many requests were in one. The
     histograms are without the empty buckets at their end.
     """
 
@@ -63,7 +63,7 @@ class OpStatus(msgspec.Struct, frozen=True):
 
 
 class SpanView(msgspec.Struct, frozen=True):
-    """See RecentTurn. Times in ns from the request's start."""
+    """See RecentSpan. Times in ns from the request's start."""
 
     op: str
     outcome: str
@@ -100,11 +100,11 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Everything that the page shows.
+    """Everything that the dashboard shows.
 
-    `time_ms` is since the epoch. `copies` are those that answered; 1 if there are none. The
-    totals `accepted` and `rejected` are of these, `pipeline` and `ops` also have what copies
-    counted that have been replaced.
+    `time_ms` is since the epoch. `copies` is the number of replicas that answered; 1 if there are
+    none. The totals `accepted` and `rejected` are of these, `pipeline` and `ops` also have the
+    counts of replicas that have been replaced.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Title(msgspec.Struct, frozen=True):
-    """What does not change from one status to the next."""
+    """The fields that do not change from one status to the next."""
 
     name: str
     version: str
@@ -135,15 +135,15 @@ class Title(msgspec.Struct, frozen=True):
 
 
 def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Status:
-    """The whole server, of which each copy that answered gave a snapshot."""
+    """Return the status of the whole server, from a snapshot of each replica that answered."""
     names = [box.name for box in title.graph.boxes[1:-1]]
     living = [snapshot for snapshot in snapshots if snapshot.copy != NO_COPY]
-    engine = _added([snapshot.engine for snapshot in living], names)
+    engine = _merged([snapshot.engine for snapshot in living], names)
     uncounted = [ModelCounters("") for _ in range(1 + len(names))]  # with `statistics: False`
     merged = merge(snapshot.models for snapshot in snapshots) or uncounted
     pipeline, *models = [_counters(model) for model in merged]
-    slowest = [_request(s.copy, request) for s in living for request in s.slowest]
-    failed = [_request(s.copy, request) for s in living for request in s.failed]
+    slowest = [_request_view(s.copy, request) for s in living for request in s.slowest]
+    failed = [_request_view(s.copy, request) for s in living for request in s.failed]
     return Status(
         name=title.name,
         version=title.version,
@@ -157,10 +157,10 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Stat
         rejected=engine.rejected,
         graph=title.graph,
         pipeline=pipeline,
-        ops=[_op(state, counted) for state, counted in zip(engine.ops, models, strict=True)],
+        ops=[_op_status(state, counted) for state, counted in zip(engine.ops, models, strict=True)],
         minute=_minute(living),
-        slowest=sorted(slowest, key=lambda request: -request.took_ns)[:MOST_SLOW],
-        failed=sorted(failed, key=_gravity)[:MOST_FAILED],
+        slowest=sorted(slowest, key=lambda request: -request.took_ns)[:MAX_SLOW],
+        failed=sorted(failed, key=_by_gravity)[:MAX_FAILED],
     )
 
 
@@ -169,35 +169,35 @@ def _minute(living: Sequence[Snapshot]) -> MinuteView:
     return MinuteView(series.succeeded, series.p99_ns, series.inside)
 
 
-def _gravity(request: RequestView) -> tuple[bool, int]:
-    """What callers are to blame for must not push the server's own failures out of sight."""
+def _by_gravity(request: RequestView) -> tuple[bool, int]:
+    """Sort failures by callers last: they must not push the server's own out of sight."""
     return request.outcome in _BY_CALLERS, -request.ended_ms
 
 
-def _added(engines: Sequence[EngineState], names: Sequence[str]) -> EngineState:
-    nobody = [OpState(name, 0, 0, 0, WorkersState("", 0, 0, 0)) for name in names]
+def _merged(engines: Sequence[EngineState], names: Sequence[str]) -> EngineState:
+    unknown = [OpState(name, 0, 0, 0, WorkersState("", 0, 0, 0)) for name in names]
     return EngineState(
         is_ready=bool(engines) and all(engine.is_ready for engine in engines),
         inside=sum(engine.inside for engine in engines),
         waiting=sum(engine.waiting for engine in engines),
         accepted=sum(engine.accepted for engine in engines),
         rejected=sum(engine.rejected for engine in engines),
-        ops=[_added_op(ops) for ops in zip(*(engine.ops for engine in engines), strict=True)]
-        or nobody,
+        ops=[_merged_op(ops) for ops in zip(*(engine.ops for engine in engines), strict=True)]
+        or unknown,
     )
 
 
-def _added_op(ops: Sequence[OpState]) -> OpState:
+def _merged_op(ops: Sequence[OpState]) -> OpState:
     return OpState(
         name=ops[0].name,
         joining=sum(op.joining for op in ops),
         queued=sum(op.queued for op in ops),
         running=sum(op.running for op in ops),
-        workers=_added_workers([op.workers for op in ops]),
+        workers=_merged_workers([op.workers for op in ops]),
     )
 
 
-def _added_workers(workers: Sequence[WorkersState]) -> WorkersState:
+def _merged_workers(workers: Sequence[WorkersState]) -> WorkersState:
     return WorkersState(
         kind=workers[0].kind,
         wanted=sum(each.wanted for each in workers),
@@ -208,7 +208,7 @@ def _added_workers(workers: Sequence[WorkersState]) -> WorkersState:
     )
 
 
-def _op(state: OpState, counters: Counters) -> OpStatus:
+def _op_status(state: OpState, counters: Counters) -> OpStatus:
     workers = WorkersView(**msgspec.structs.asdict(state.workers))
     return OpStatus(state.name, state.joining, state.queued, state.running, workers, counters)
 
@@ -237,7 +237,7 @@ def _without_end(histogram: Iterable[int]) -> list[int]:
     return counts
 
 
-def _request(copy: int, request: RecentRequest) -> RequestView:
+def _request_view(copy: int, request: RecentRequest) -> RequestView:
     return RequestView(
         copy=copy,
         data_id=str(request.data_id),
@@ -247,10 +247,10 @@ def _request(copy: int, request: RecentRequest) -> RequestView:
         outcome=Outcome(request.outcome).name.lower(),
         code=request.code,
         error=request.error,
-        turns=[_turn(turn) for turn in request.turns],
+        turns=[_span_view(span) for span in request.turns],
     )
 
 
-def _turn(turn: RecentSpan) -> SpanView:
-    fields = msgspec.structs.asdict(turn)
-    return SpanView(**fields | {"outcome": Outcome(turn.outcome).name.lower()})
+def _span_view(span: RecentSpan) -> SpanView:
+    fields = msgspec.structs.asdict(span)
+    return SpanView(**fields | {"outcome": Outcome(span.outcome).name.lower()})
