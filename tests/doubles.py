@@ -21,6 +21,7 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import Journal, Rows
 from pipeline.engine.observers import EngineObservers
+from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError
@@ -115,7 +116,11 @@ class ScriptedWorkers:
         op: Op,
         owner: Owner,
         service_s: float | None = 0.0,
+        memory_domain: MemoryDomain = LOCAL,
     ) -> None:
+        self.memory_domain = memory_domain
+        self.keeps_progress = True
+        self.addressable = False
         self.op = op
         self.service_s = service_s
         self.owner = owner
@@ -228,7 +233,7 @@ class Engine:
         last_op: the last Op of the graph.
         config: as in config.yml; ports are added.
         service_s: seconds that a batch takes, by Op name; None: until it is released.
-        seal: as for DAGExecutor; the workers are scripted ones all the same.
+        seal: of the memory that Ops with `workers: process` share; they are scripted all the same.
     """
 
     def __init__(
@@ -249,10 +254,15 @@ class Engine:
         self.requests: list[dict[str, int]] = []
         self.pools: dict[str, ScriptedWorkers] = {}
         times = service_s or {}
+        elsewhere = MemoryDomain()
+        if seal is not None:
+            elsewhere.seal = seal  # type: ignore[method-assign]
 
         def make_workers(pump: Callable[[], None]) -> Any:
             def make(op: Op, owner: Owner) -> ScriptedWorkers:
-                pool = ScriptedWorkers(op, owner, times.get(op.name, 0.0))
+                is_apart = seal is not None and op.pipeline_config.workers == "process"
+                domain = elsewhere if is_apart else LOCAL
+                pool = ScriptedWorkers(op, owner, times.get(op.name, 0.0), domain)
                 self.pools[type(op).__name__ if op.name.startswith("@") else op.name] = pool
                 return pool
 
@@ -266,7 +276,6 @@ class Engine:
             loop,
             EngineObservers(self.journal, clock_ns=lambda: int(loop.time() * 1e9)),
             on_readiness=self.readiness.append,
-            seal=seal,
         )
 
     def watch(self, **told: Any) -> None:

@@ -138,14 +138,13 @@ def test_an_encrypted_model_is_refused(tmp_path, settings):
         PredictorLoader(tmp_path)(op, 0)
 
 
-@pytest.mark.parametrize(("workers", "warnings"), [("thread", 1), ("process", 0)])
-def test_a_model_that_holds_the_gil_in_threads_is_warned_about(tmp_path, caplog, workers, warnings):
+def test_a_model_that_holds_the_gil_in_a_process_is_not_warned_about(tmp_path, caplog):
     def load(model, worker):
         return SimpleNamespace(feed_names=["x"], fetch_names=["y"], holds_gil=True)
 
-    op = op_with(workers=workers, local_service_conf={"model_config": "m"})
+    op = op_with(workers="process", local_service_conf={"model_config": "m"})
     PredictorLoader(tmp_path, load=load)(op, 0)
-    assert caplog.text.count("set op.a.workers: process") == warnings
+    assert "workers: process" not in caplog.text
 
 
 def test_every_key_of_the_local_service_reaches_the_engine(tmp_path):

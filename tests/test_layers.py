@@ -21,7 +21,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("client",),  # what a client's install needs: see ONLY
     ("config",),
     ("op", "predictors"),
-    ("workers.shm",),
     ("engine",),
     ("workers",),
     ("observe", "tracing.sink", "tracing.recorder", "tracing.spans"),
@@ -286,3 +285,21 @@ def test_nothing_is_unpickled_but_what_our_own_processes_send():
         str(i) for i in ALL if i.target in unsafe and i.module not in PICKLES.get(i.target, ())
     ]
     assert found == []
+
+
+# Where the worker kinds are made, and where a stage of an Op has the same name.
+NAMES_KINDS = {"workers.thread", "workers.process.pool", "runtime.service", "tracing.spans"}
+KINDS = {"thread", "process"}
+
+
+def test_nobody_asks_workers_for_the_name_of_their_kind():
+    """What a kind can do is an attribute of `Workers`: `memory_domain`, `keeps_progress` ..."""
+    asks = [
+        f"{module}:{node.lineno} compares with a worker kind's name"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        and module not in NAMES_KINDS
+        and any(isinstance(n, ast.Constant) and n.value in KINDS for n in ast.walk(node))
+    ]
+    assert asks == []

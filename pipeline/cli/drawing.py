@@ -52,8 +52,9 @@ def _node(op: Op) -> Node:
 
 def _settings(config: OpConfig) -> Iterator[str]:
     """What differs from the default, and the number of workers."""
-    several = "" if config.concurrency == 1 else "es" if config.workers == "process" else "s"
-    yield f"{config.concurrency} {config.workers or 'worker'}{several}"
+    kind = config.workers or "worker"
+    several = "" if config.concurrency == 1 else "es" if kind.endswith("s") else "s"
+    yield f"{config.concurrency} {kind}{several}"
     if config.batch_size > 1:
         wait = config.auto_batching_timeout_s
         yield f"batch up to {config.batch_size}" + (f" within {_ms(wait)}" if wait else "")

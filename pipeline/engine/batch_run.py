@@ -61,8 +61,8 @@ class BatchRun(msgspec.Struct, eq=False):
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
     stuck in a call can be taken up by another worker, see `resumed`: the dispatcher then sets
-    `is_superseded`. Where a worker process ran it, what it got to is known there only: `calls`
-    stays None here, and `attempts` counts the workers that it was lost with, see `again`.
+    `is_superseded`. `calls` is None until they are planned, which is not seen where the workers
+    keep no progress; `attempts` then counts the workers that it was lost with, see `again`.
 
     Where its samples did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
@@ -107,6 +107,11 @@ class BatchRun(msgspec.Struct, eq=False):
         if op.jumps:
             self.jumped = self._check_jumping(op)
         self.end_ns = clock_ns()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its calls of `process` are planned, as far as this process knows."""
+        return self.calls is not None
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
         """The first stage: preprocess each sample and plan the calls of `process`."""

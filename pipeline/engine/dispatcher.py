@@ -12,13 +12,13 @@ from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Channel, Item, Room, first_error
 from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
 from pipeline.engine.observers import EngineObservers
+from pipeline.engine.payload import LOCAL, opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.dynamic import BatchPolicy, Load, batches_ahead
 from pipeline.engine.state import OpState
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
-from pipeline.workers.shm.payload import opened
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ class OpDispatcher:
         self.is_target = False
         self.held_back: tuple[OpDispatcher, ...] = ()  # who waits for a place in its channel
         self.is_touched: bool = False
-        self.opens_parcels = False
-        self.runs_in_processes: bool = config.workers == "process"
+        self.opens_payloads = False
         self.running: int = 0
         self.load: Load = Load()
         self.workers: Workers = make_workers(op, self)
@@ -119,7 +118,7 @@ class OpDispatcher:
         inputs = self.channel.join(request, slot, part, stand_in)
         if inputs is None:
             return
-        if self.opens_parcels:
+        if self.opens_payloads:
             inputs = {name: opened(part) for name, part in inputs.items()}
         error = first_error(inputs)
         if error is not None:
@@ -460,7 +459,7 @@ class OpDispatcher:
 
     def _give_up(self, worker: Worker, run: BatchRun) -> None:
         run.is_superseded = True
-        if run.calls is None:  # nobody waits for it, or it runs in another process
+        if not (self.workers.keeps_progress and run.is_prepared):  # nothing to go on with
             self.workers.replace(worker, None)
             self._start_over(run, run.timed_out(self.name, worker.number))
             return
@@ -491,11 +490,11 @@ def _wants_turns(run: BatchRun) -> bool:
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:
     """Tell every dispatcher of its neighbours. `nodes` are in the order of the graph."""
-    has_processes = any(node.runs_in_processes for node in nodes.values())
+    domains = {node.workers.memory_domain for node in nodes.values()}
     for op, node in reversed(nodes.items()):
         node.successors = tuple(nodes[successor] for successor in successors_of(op))
         node.below = frozenset(node.successors).union(*(after.below for after in node.successors))
-        node.opens_parcels = has_processes and not node.runs_in_processes
+        node.opens_payloads = bool(domains - {LOCAL, node.workers.memory_domain})
     for op, node in nodes.items():
         node.targets = tuple(nodes[target] for target in op.get_jump_to_ops())
         back = [target.below for target in node.targets if node in target.below]

@@ -15,6 +15,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.pack_jobs import PackJob, PackRunner
+from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.router import Router, own_dict
 from pipeline.engine.startup_log import told_if_slow
@@ -46,7 +47,6 @@ from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError
-from pipeline.workers.shm.payload import SharedPayload, opened
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
@@ -65,7 +65,6 @@ class DAGExecutor:
         screen: refuses a request before it is unpacked (a wrong service name, say).
         on_readiness: told on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.
-        seal: makes a Parcel of a payload, where there are worker processes.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class DAGExecutor:
         screen: Callable[[Any], PipelineError | None] = lambda raw: None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
         numbering: tuple[int, int] = (0, 1),
-        seal: Callable[[Any], SharedPayload] | None = None,
     ) -> None:
         self._config = config
         self._loop = loop
@@ -99,7 +97,7 @@ class DAGExecutor:
         self._index_of = {op: index for index, op in enumerate(graph.ops)}
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
-        self._router = Router(self.nodes, graph.last_op, self._finish, seal)
+        self._router = Router(self.nodes, graph.last_op, self._finish)
         self.deliver: Callable[[OpDispatcher, RequestState, Any, bool], None] = self._router.deliver
         self.strand: Callable[[RequestState], None] = self._router.strand
         self._unpacks_inline = runs_on_the_loop(self._request_op, "unpack_request_package")

@@ -7,10 +7,10 @@ from typing import Any
 
 from pipeline.engine.channel import PassedOver
 from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
 from pipeline.errors import GraphError, PipelineError
 from pipeline.op import Op
-from pipeline.workers.shm.payload import SharedPayload
 
 
 class Router:
@@ -25,7 +25,6 @@ class Router:
         nodes: of the graph, linked.
         last: the Op whose answer is the graph's.
         finish: takes the answer of a request, or the error in its place.
-        seal: makes a Parcel of a payload, where there are worker processes.
     """
 
     def __init__(
@@ -33,12 +32,11 @@ class Router:
         nodes: Mapping[Op, OpDispatcher],
         last: Op,
         finish: Callable[[RequestState, Any], None],
-        seal: Callable[[Any], SharedPayload] | None = None,
     ) -> None:
         self._joins = tuple(n for n in nodes.values() if len(n.channel.producers) > 1)
         self._last = nodes[last]
         self._finish = finish
-        self._seal = seal
+        self._is_shared = any(n.workers.memory_domain is not LOCAL for n in nodes.values())
 
     def deliver(
         self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool
@@ -68,22 +66,12 @@ class Router:
         """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
         generation = request.generation
         first, *others = readers
-        if others and self._seal is not None and isinstance(answer, dict):
-            answer = self._sealed_once(readers, answer)
+        if others and self._is_shared and isinstance(answer, dict):
+            answer = _sealed_once(readers, answer)
         first.offer(request, producer, answer, stand_in)
         for reader in others:
             if request.generation == generation:  # neither over nor started anew
                 reader.offer(request, producer, own_dict(answer), stand_in)
-
-    def _sealed_once(self, readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
-        """One Parcel for several readers in other processes: what is large is copied only once."""
-        assert self._seal is not None
-        if not all(reader.runs_in_processes for reader in readers):
-            return answer
-        try:
-            return self._seal(answer)
-        except PipelineError as error:
-            return error
 
     def _jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
         if self._last in source.targets:
@@ -127,6 +115,17 @@ class Router:
         """Drop the parts that wait in joins for a request that is over."""
         for node in self._joins:
             node.channel.discard_parts(request)
+
+
+def _sealed_once(readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
+    """Return one Payload for several readers of one domain: what is large is copied only once."""
+    domain = readers[0].workers.memory_domain
+    if any(reader.workers.memory_domain is not domain for reader in readers):
+        return answer
+    try:
+        return domain.seal(answer)
+    except PipelineError as error:
+        return error
 
 
 def own_dict(payload: Any) -> Any:

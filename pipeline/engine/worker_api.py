@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
@@ -41,7 +42,23 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """All workers of one Op. Called on the event loop only."""
+    """All workers of one Op. Called on the event loop only.
+
+    Attributes:
+        memory_domain: what their payloads are read from; LOCAL: plain objects of this process.
+        keeps_progress: whether what a job has got to is seen in the job itself, so that another
+            worker can go on with it; else a job that hangs is started over.
+        addressable: whether a job goes to the worker that its `worker` names.
+    """
+
+    @property
+    def memory_domain(self) -> MemoryDomain: ...
+
+    @property
+    def keeps_progress(self) -> bool: ...
+
+    @property
+    def addressable(self) -> bool: ...
 
     @property
     def count(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,6 @@ from pipeline.errors import InitError
 from pipeline.op import Op, connect_op
 from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
 from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
-
-_LOGGER = logging.getLogger(__name__)
 
 _DEFAULT_CLIENT = "brpc"  # what scripts of the predecessor mean that name endpoints only
 _LOCAL = "local_predictor"
@@ -57,13 +54,6 @@ class PredictorLoader:
         if predictor is None:
             return
         connect_op(op, predictor, predictor.feed_names, predictor.fetch_names)
-        if getattr(predictor, "holds_gil", False) and op.pipeline_config.workers == "thread":
-            _LOGGER.warning(
-                "op.%s: its model keeps all other Python code of this process waiting while it "
-                "runs: set op.%s.workers: process",
-                op.name,
-                op.name,
-            )
 
     def _predictor(self, op: Op, worker: int) -> Predictor | None:
         config = op.pipeline_config

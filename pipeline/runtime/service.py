@@ -192,7 +192,6 @@ class Service:
             screen=self._screen,
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
-            seal=self._family.memory.seal if self._family else None,
         )
         self.observation.attach(self._executor)
         opens_late = self._copy is not None and self._copy.opens_late

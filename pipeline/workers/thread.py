@@ -22,6 +22,7 @@ from typing import cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp, run_init_op
+from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
@@ -126,6 +127,9 @@ class ThreadWorkers:
     ) -> None:
         self.name: str = op.name
         self.post: Callable[..., None] = mailbox.post
+        self.memory_domain: MemoryDomain = LOCAL
+        self.keeps_progress: bool = True
+        self.addressable: bool = False
         self.replaced: int = 0
         self.note: ModelMetadata | None = None
         self._op = op
@@ -191,6 +195,7 @@ class ThreadWorkers:
         op = self._op
         try:
             self._set_up(op, 0)
+            self._warn_of_gil(op)
             run_init_op(op, self._loop)
             self.context = contextvars.copy_context()  # with what `init_op` set
             worker.op = BoundOp(op, 0, self._loop)
@@ -202,6 +207,15 @@ class ThreadWorkers:
         # Others copy from an untouched copy: the first worker may be at work by then.
         self.post(self._settle, BoundOp(op, 0, self._loop), None)
         return True
+
+    def _warn_of_gil(self, op: Op) -> None:
+        if getattr(predictor_of(op), "holds_gil", False):
+            _LOGGER.warning(
+                "op.%s: its model keeps all other Python code of this process waiting while it "
+                "runs: set op.%s.workers: process",
+                op.name,
+                op.name,
+            )
 
     def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
         assert self._initialised is not None

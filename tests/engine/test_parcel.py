@@ -19,13 +19,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pipeline.engine.payload import opened
 from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import (
     THRESHOLD,
     SerializedPayload,
     SharedPayload,
-    opened,
     seal,
     unseal,
 )
@@ -395,7 +395,7 @@ def test_what_cannot_be_built_again_is_told(shared):
 SCRIPT = """
 import os, socket
 import numpy as np, msgspec
-from pipeline.workers.shm.payload import Sealed, seal, unseal
+from pipeline.workers.shm.payload import SerializedPayload, seal, unseal
 from pipeline.workers.shm.arena import Arena, RegionAllocator
 
 class Result:
@@ -415,7 +415,7 @@ if not os.fork():
     }
     there.sendall(msgspec.msgpack.encode(seal(answer, memory, arena)))
     os._exit(0)
-sealed = msgspec.msgpack.decode(here.recv(100000), type=Sealed)
+sealed = msgspec.msgpack.decode(here.recv(100000), type=SerializedPayload)
 os.wait()
 answer = unseal(sealed, arena)
 assert type(answer["plain"]) is Result and answer["plain"].value.sum() == 4999950000

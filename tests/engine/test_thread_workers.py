@@ -71,6 +71,28 @@ class Pool:
         await settle()
 
 
+class HoldsGil:
+    """A predictor that keeps the interpreter while it runs."""
+
+    holds_gil = True
+
+    def predict(self, feed):
+        return feed
+
+
+@pytest.mark.parametrize(("predictor", "warnings"), [(HoldsGil(), 1), (object(), 0)])
+def test_a_model_that_holds_the_gil_in_threads_is_warned_about(caplog, predictor, warnings):
+    def set_up(op, worker):
+        op.client = predictor
+
+    async def main():
+        async with Pool(Op("a"), 2, set_up):
+            pass
+
+    asyncio.run(main())
+    assert caplog.text.count("set op.a.workers: process") == warnings
+
+
 def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_there():
     class Loads(Op):
         def init_op(self):

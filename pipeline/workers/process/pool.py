@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import InitError, PipelineError
@@ -49,6 +50,9 @@ class ProcessWorkers:
         pump: Callable[[], None] = lambda: None,
     ) -> None:
         self.name: str = op.name
+        self.memory_domain: MemoryDomain = family.memory
+        self.keeps_progress: bool = False
+        self.addressable: bool = False
         self.loop = loop
         self._family = family
         self._op = op

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from pipeline.engine.payload import Payload
 from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Arena, Block
 from pipeline.workers.shm.pickling import (
@@ -305,7 +306,7 @@ def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray |
     return map(bytearray if copy else memoryview.toreadonly, views)
 
 
-class SharedPayload:
+class SharedPayload(Payload):
     """The server's handle of a sealed payload, which stands for it in the graph.
 
     It keeps the blocks alive: when the last reference to it goes, `release` is called with them,
@@ -337,23 +338,12 @@ class SharedPayload:
         self._hold = _BlockLease(sealed.buffers, release) if sealed.buffers else None
 
     def open(self, copy: bool = True) -> Any:
-        """The payload, anew with each call: private and writable, or with `copy` False as
-        `unseal` says. Raises as `unseal` does."""
+        """Return the payload, anew with each call: as `unseal` does, which may raise."""
         try:
             return unseal(self.sealed, self._arena, copy, self._loads)
         except PayloadTypeError as error:
             text = f"[{self._maker}] {error}" if self._maker else str(error)
             raise PayloadTypeError(text) from error
-
-
-def opened(answer: Any, copy: bool = True) -> Any:
-    """What is in a Parcel, or the error that it could not be opened with; else `answer` itself."""
-    if type(answer) is not SharedPayload:
-        return answer
-    try:
-        return answer.open(copy)
-    except PayloadTypeError as error:
-        return error
 
 
 class _BlockLease:

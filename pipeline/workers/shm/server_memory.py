@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+from pipeline.engine.payload import MemoryDomain
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, seal
 from pipeline.workers.shm.unpickling import anything_of, data_of
 
 
-class ServerMemory:
-    """The server's side of the arena.
+class ServerMemory(MemoryDomain):
+    """The server's side of the arena, the memory domain of worker processes.
 
     Each process writes to a region of its own and alone decides what of it is free; this one
     writes what comes from the doors and from thread Ops. A worker's block is in use as long as
