@@ -250,7 +250,7 @@ class Engine:
             configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
         self.readiness: list[bool] = []
         self.journal = Journal([self])
-        self.turns: list[dict[str, int]] = []
+        self.spans: list[dict[str, int]] = []
         self.requests: list[dict[str, int]] = []
         self.pools: dict[str, ScriptedWorkers] = {}
         times = service_s or {}
@@ -282,9 +282,9 @@ class Engine:
         """Add watchers, before the first request."""
         self.executor._watchers = dataclasses.replace(self.executor._watchers, **told)
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """The journal's sink."""
-        for rows, found in ((turns, self.turns), (requests, self.requests)):
+        for rows, found in ((spans, self.spans), (requests, self.requests)):
             found += [dict(zip(rows.dtype.names, row, strict=True)) for row in rows.tolist()]
 
     async def __aenter__(self) -> Engine:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import Graph, build_graph
-from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.frontends.dashboard.minute import LastMinute
 from pipeline.frontends.dashboard.recent import Recording, SlowRequestLog
@@ -25,7 +25,7 @@ MS = 10**6
 
 
 def rows(dtype: np.dtype, *listed: Sequence[int]) -> Rows:
-    """An array of TURN or REQUEST."""
+    """An array of SPAN or REQUEST."""
     return np.array([tuple(row) for row in listed], dtype)
 
 
@@ -42,7 +42,7 @@ def turn(
     worker: int = 0,
     late: int = 0,
 ) -> tuple[int, ...]:
-    """A row of TURN that was ready `at` ns; `batch` is the data id if it is not said.
+    """A row of SPAN that was ready `at` ns; `batch` is the data id if it is not said.
 
     The event loop is `late` to take the result.
     """
@@ -54,7 +54,7 @@ def turn(
 
 
 def never_ran(data_id: int, op: int, *, at: int, end: int, outcome: int) -> tuple[int, ...]:
-    """A row of TURN that ended while it waited."""
+    """A row of SPAN that ended while it waited."""
     return (op, NO_WORKER, -1, data_id, 1, outcome, at, end, end, end, end, end)
 
 
@@ -115,10 +115,10 @@ class Played:
         self, turns: Sequence[Sequence[int]] = (), requests: Sequence[Sequence[int]] = ()
     ) -> None:
         """These turns and requests happen."""
-        folded = rows(TURN, *turns), rows(REQUEST, *requests)
+        folded = rows(SPAN, *turns), rows(REQUEST, *requests)
         with self._lock:
             for sink in (self.statistics, self.recent, self.recording, self.minute):
-                sink.fold(*folded)
+                sink.notify(*folded)
             self.accepted += len(requests)
 
     def snapshot(self) -> Snapshot:

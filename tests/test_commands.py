@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main
-from pipeline.engine.journal import REQUEST, TURN
+from pipeline.engine.journal import REQUEST, SPAN
 
 US = 1_000
 OPS = ("words", "bow")
@@ -38,7 +38,7 @@ def profile(tmp_path):
             ready = end
         requests.append((number, -1, 1, 0, 0, begun, begun, begun, ready, ready, 0, 0, 0))
     path = tmp_path / "profile.txt"
-    lines = profile_lines(np.array(turns, TURN), np.array(requests, REQUEST), OPS)
+    lines = profile_lines(np.array(turns, SPAN), np.array(requests, REQUEST), OPS)
     path.write_text("".join(lines))
     return path
 

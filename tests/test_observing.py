@@ -37,7 +37,7 @@ def sinks_of(observation: ObservabilityStack) -> list[str]:
 @pytest.mark.parametrize(
     ("config", "sinks"),
     [
-        ({}, ["Statistics", "Recent", "Recording", "LastMinute"]),
+        ({}, ["Statistics", "SlowRequestLog", "Recording", "LastMinute"]),
         ({"statistics": False}, []),
         ({"statistics": False, "dag": {"tracer": {"interval_s": 1}}}, ["Tracer"]),
         ({"statistics": False, "dag": {"use_profile": True}}, ["ProfileWriter"]),

@@ -81,8 +81,8 @@ class BatchRun(msgspec.Struct, eq=False):
     is_superseded: bool = False
     attempts: int = 0
     start_ns: int = 0
-    prepared_ns: int = 0
-    processed_ns: int = 0
+    preprocess_end_ns: int = 0
+    process_end_ns: int = 0
     end_ns: int = 0
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
@@ -102,7 +102,7 @@ class BatchRun(msgspec.Struct, eq=False):
             self._tell_executions(self.calls)
         if self.is_superseded:  # another worker has it: what follows is for that one to do
             return
-        self.processed_ns = clock_ns()
+        self.process_end_ns = clock_ns()
         self._postprocess(op)
         if op.jumps:
             self.jumped = self._check_jumping(op)
@@ -118,7 +118,7 @@ class BatchRun(msgspec.Struct, eq=False):
         self.start_ns = clock_ns()
         self.outcomes = [None] * len(self.samples)
         self._preprocess(op)
-        self.prepared_ns = clock_ns()
+        self.preprocess_end_ns = clock_ns()
         self.calls = self._plan(op)
         if op.has_model or op.most_rows:
             self.rows = rows_brought(self.calls, len(self.samples))
@@ -377,7 +377,7 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
     is one by itself, which takes no time.
     """
     if not run.executions:
-        times = (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns)
+        times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
         return [(range(len(run.samples)), times)]
     found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
@@ -388,10 +388,10 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
         found.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
     last = len(run.execution_ends_ns) - 1
     for number, indexes in sorted(members.items()):
-        prepared_ns = max(start_ns, run.prepared_ns)
-        ended_ns = max(prepared_ns, run.execution_ends_ns[number])
-        ends_ns = (run.processed_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
-        found.append((indexes, (start_ns, prepared_ns, *ends_ns)))
+        preprocess_end_ns = max(start_ns, run.preprocess_end_ns)
+        ended_ns = max(preprocess_end_ns, run.execution_ends_ns[number])
+        ends_ns = (run.process_end_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
+        found.append((indexes, (start_ns, preprocess_end_ns, *ends_ns)))
         start_ns = ended_ns
     return found
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Channel, Item, Room, first_error
-from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, packed_turn
+from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, pack_span
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.payload import LOCAL, opened
 from pipeline.engine.request import RequestState, RequestTarget
@@ -136,7 +136,7 @@ class OpDispatcher:
 
     def _queue(self, request: RequestState, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now = self._loop.time()
-        is_told = self._journal is not None or request.turns is not None
+        is_told = self._journal is not None or request.spans is not None
         ready_ns = self._clock_ns() if is_told else 0
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
@@ -166,7 +166,7 @@ class OpDispatcher:
             self._watch_in(_STUCK_AFTER_S)
 
     def _drop(self, request: RequestState) -> int:
-        """Drop what waits here for parts, or is ready: so many turns, which come to nothing."""
+        """Drop what waits here for parts, or is ready: so many spans, which come to nothing."""
         dropped = self.channel.discard(request)
         if dropped:
             self._note_unfinished(dropped, Outcome.OTHER)
@@ -296,7 +296,7 @@ class OpDispatcher:
             return
         self._forget_run(job)
         self.load.served((job.end_ns - job.start_ns) / 1e9)
-        if self._journal is not None or _wants_turns(job):
+        if self._journal is not None or _wants_spans(job):
             self._note_batch(worker, job)
         for item, outcome in zip(job.samples, job.outcomes, strict=False):
             if outcome is not None:
@@ -350,19 +350,25 @@ class OpDispatcher:
     # What is told of it -----------------------------------------------------------------
 
     def _note_batch(self, worker: Worker, run: BatchRun) -> None:
-        """Take down the turns of a batch that a worker is done with; see `span.TURN`."""
-        taken_ns = self._clock_ns()
+        """Take down the spans of a batch that a worker is done with; see `journal.SPAN`."""
+        result_received_ns = self._clock_ns()
         if run.executions:
             missed = []
             for indexes, times in executions(run):
-                missed += self._note_execution(worker, run, indexes, (*times, taken_ns))
+                missed += self._note_execution(worker, run, indexes, (*times, result_received_ns))
         else:
-            whole = (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns, taken_ns)
+            whole = (
+                run.start_ns,
+                run.preprocess_end_ns,
+                run.process_end_ns,
+                run.end_ns,
+                result_received_ns,
+            )
             missed = self._note_execution(worker, run, range(len(run.samples)), whole)
         if missed:
             self._note_unfinished(missed, Outcome.OTHER)
         if self._journal is not None:
-            self._journal.fold_if_long()
+            self._journal.flush_if_long()
 
     def _note_execution(
         self,
@@ -371,10 +377,10 @@ class OpDispatcher:
         indexes: Iterable[int],
         times: tuple[int, int, int, int, int],
     ) -> list[Item]:
-        """Take down the turns of those that ran together; returns who was over before."""
+        """Take down the spans of those that ran together; returns who was over before."""
         self._batches += 1
         journal, rows, missed = self._journal, run.rows, []
-        start_ns, prepared_ns, processed_ns, end_ns, taken_ns = times
+        start_ns, preprocess_end_ns, process_end_ns, end_ns, result_received_ns = times
         for index in indexes:
             item, outcome = run.samples[index], run.outcomes[index]
             if outcome is None:
@@ -382,7 +388,7 @@ class OpDispatcher:
                 continue
             request, is_failed = item.request, isinstance(outcome, PipelineError)
             brought = rows[index] if rows else request.rows
-            turn = packed_turn(
+            span = pack_span(
                 self._index,
                 worker.number,
                 self._batches,
@@ -391,23 +397,23 @@ class OpDispatcher:
                 outcome_of(outcome) if is_failed else _OK,
                 item.ready_ns,
                 start_ns,
-                prepared_ns,
-                processed_ns,
+                preprocess_end_ns,
+                process_end_ns,
                 end_ns,
-                taken_ns,
+                result_received_ns,
             )
             if journal is not None:
-                journal.turns.append(turn)
-            if request.turns is not None:
-                request.turns.append(turn)
+                journal.spans.append(span)
+            if request.spans is not None:
+                request.spans.append(span)
             if not is_failed and item.generation == request.generation:
-                request.input_ns += prepared_ns - start_ns
-                request.infer_ns += processed_ns - prepared_ns
-                request.output_ns += end_ns - processed_ns
+                request.input_ns += preprocess_end_ns - start_ns
+                request.infer_ns += process_end_ns - preprocess_end_ns
+                request.output_ns += end_ns - process_end_ns
         return missed
 
     def _note_unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
-        """Take down turns that came to nothing: as their request ended, or else as `outcome`."""
+        """Take down spans that came to nothing: as their request ended, or else as `outcome`."""
         if self._journal is None:
             return
         now = self._clock_ns()
@@ -415,7 +421,7 @@ class OpDispatcher:
             ended = item.request.outcome
             reason = ended if ended in FROM_OUTSIDE else outcome
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
-            self._journal.turns.append(packed_turn(self._index, NO_WORKER, -1, *ends))
+            self._journal.spans.append(pack_span(self._index, NO_WORKER, -1, *ends))
 
     # Timeouts ---------------------------------------------------------------------------
 
@@ -483,9 +489,9 @@ class OpDispatcher:
                 timer.cancel()
 
 
-def _wants_turns(run: BatchRun) -> bool:
+def _wants_spans(run: BatchRun) -> bool:
     """Whether the caller of a request in it asked for a profile."""
-    return any(item.request.turns is not None for item in run.samples)
+    return any(item.request.spans is not None for item in run.samples)
 
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:

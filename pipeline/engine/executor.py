@@ -285,7 +285,7 @@ class DAGExecutor:
         request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
     def _enter(self, request: RequestState) -> None:
-        request.entered_ns = self._clock_ns()
+        request.admitted_ns = self._clock_ns()
         if request.route is not None and request.route.payload is not None:
             request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
             self._start(request, request.route.payload)
@@ -331,12 +331,12 @@ class DAGExecutor:
         request.log_id = int(log_id or 0)
         request.as_tensors = has_tensors(request.raw)
         if self._watchers.profile is not None and wants_profile(request.raw):
-            request.turns = []
+            request.spans = []
         self._start(request, payload)
 
     def _start(self, request: RequestState, payload: Any) -> None:
         """Send it into the graph, or to the only Op that it is for; also when it starts anew."""
-        request.begun_ns = self._clock_ns()
+        request.dispatched_ns = self._clock_ns()
         if self._config.dag.retry > 1:
             request.payload, payload = payload, own_dict(payload)
         route = request.route
@@ -418,7 +418,7 @@ class DAGExecutor:
             payload,
             error,
             as_tensors=request.as_tensors,
-            client_need_profile=request.turns is not None,
+            client_need_profile=request.spans is not None,
         )
 
     def _refusal(self, request: RequestState, error: PipelineError) -> Any:
@@ -487,7 +487,7 @@ class DAGExecutor:
         `outcome` is how it ends if there is an error.
         """
         request.generation = RequestState.OVER
-        request.packing_ns = self._clock_ns()
+        request.completed_ns = self._clock_ns()
         if error is not None:
             request.error, request.outcome = error, outcome
         self._router.forget_parts(request)
@@ -499,7 +499,7 @@ class DAGExecutor:
                 if message.err_no and request.error is None:
                     request.error = error_from_wire(message.err_no, message.err_msg)
                     request.outcome = outcome_of(request.error)
-                if request.turns is not None:
+                if request.spans is not None:
                     self._add_profile(request, message)
             request.answer.set_result(response)
         self._leave(request)

@@ -1,7 +1,7 @@
 """What happened, when, to whom: rows of integers that all who look into a server read.
 
-A turn is one request's pass through one Op. The hot path appends numbers to a `Journal` (0.3 us);
-statistics, tracer, profiles, metrics and traces fold its rows later, many at a time, in numpy.
+A span is one request's pass through one Op. The hot path appends numbers to a `Journal` (0.3 us);
+statistics, tracer, profiles, metrics and traces take in its rows later, many at a time, in numpy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pipeline.errors import PipelineError
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_TURNS = 2048  # before they are folded, which takes some 0.5 us each
+_MAX_SPANS = 2048  # before they are flushed, which takes some 0.5 us each
 
 
 class Outcome(enum.IntEnum):
-    """How a turn or a request ended. The failures are Triton's reasons for one, and PRODUCT."""
+    """How a span or a request ended. The failures are Triton's reasons for one, and PRODUCT."""
 
     OK = 0
     REJECTED = 1  # its time was over before it ran
@@ -39,7 +39,7 @@ BY_CALLERS = (Outcome.CANCELED, Outcome.PRODUCT)
 
 
 def outcome_of(error: PipelineError) -> Outcome:
-    """How a turn or a request ends that failed with `error` while it was worked on."""
+    """How a span or a request ends that failed with `error` while it was worked on."""
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 
@@ -50,9 +50,9 @@ PIPELINE = -1
 """`target` of a request that is for the whole graph."""
 
 NO_WORKER = -1
-"""`worker` of a turn that never ran; its `batch` is -1, its times are those of its end."""
+"""`worker` of a span that never ran; its `batch` is -1, its times are those of its end."""
 
-TURN = np.dtype(
+SPAN = np.dtype(
     [
         (name, np.int64)
         for name in (
@@ -64,10 +64,10 @@ TURN = np.dtype(
             "outcome",
             "ready_ns",  # could have started
             "start_ns",  # preprocess of the batch
-            "prepared_ns",  # process
-            "processed_ns",  # postprocess
+            "preprocess_end_ns",  # process
+            "process_end_ns",  # postprocess
             "end_ns",
-            "taken_ns",  # the event loop had the result
+            "result_received_ns",  # the event loop had the result
         )
     ]
 )
@@ -83,9 +83,9 @@ REQUEST = np.dtype(
             "outcome",
             "code",  # err_no; 0 is none
             "start_ns",  # admitted
-            "entered_ns",  # let into the graph; unpack
-            "begun_ns",  # at the first Ops; 0: never got there
-            "packing_ns",  # through the graph; pack
+            "admitted_ns",  # let into the graph; unpack
+            "dispatched_ns",  # at the first Ops; 0: never got there
+            "completed_ns",  # through the graph; pack
             "end_ns",  # answered
             "input_ns",  # sums over its turns that ended well: preprocess,
             "infer_ns",  # process,
@@ -96,7 +96,7 @@ REQUEST = np.dtype(
 """One request from its admission to its answer. Times are `time.monotonic_ns`."""
 
 Rows = npt.NDArray[Any]
-"""A one-dimensional structured array of TURN or REQUEST."""
+"""A one-dimensional structured array of SPAN or REQUEST."""
 
 
 def wall_offset_ns() -> int:
@@ -107,53 +107,53 @@ def wall_offset_ns() -> int:
 class Sink(Protocol):
     """A reader of what happened, called on the event loop: it must not block.
 
-    It may keep the arrays, which are its own to read and nobody's to write. Turns come before the
+    It may keep the arrays, which are its own to read and nobody's to write. Spans come before the
     end of their request, in the same call or an earlier one; but for those that outlive it.
     """
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """Take in what happened since the last call; at least one of both is not empty."""
 
 
 class Journal:
-    """The rows since the last fold. Written and folded on the event loop only.
+    """The rows since the last flush. Written and flushed on the event loop only.
 
     Attributes:
-        turns: a `packed_turn` each; rows of one batch are added together.
-        requests: a `packed_request` each.
-        folds: how many there were that had anything in them.
+        spans: a `pack_span` each; rows of one batch are added together.
+        requests: a `pack_request` each.
+        flushes: how many there were that had anything in them.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks: list[Sink] = list(sinks)
-        self.turns: list[bytes] = []
+        self.spans: list[bytes] = []
         self.requests: list[bytes] = []
-        self.folds: int = 0
+        self.flushes: int = 0
 
-    def fold_if_long(self) -> None:
-        """Fold if that is due; called between batches, so that none is torn."""
-        if len(self.turns) >= _MOST_TURNS:
-            self.fold()
+    def flush_if_long(self) -> None:
+        """Flush if that is due; called between batches, so that none is torn."""
+        if len(self.spans) >= _MAX_SPANS:
+            self.flush()
 
-    def fold(self) -> None:
+    def flush(self) -> None:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
-        if not self.turns and not self.requests:
+        if not self.spans and not self.requests:
             return
-        self.folds += 1
-        turns = np.frombuffer(b"".join(self.turns), TURN)
+        self.flushes += 1
+        spans = np.frombuffer(b"".join(self.spans), SPAN)
         requests = np.frombuffer(b"".join(self.requests), REQUEST)
-        self.turns.clear()
+        self.spans.clear()
         self.requests.clear()
         for sink in self.sinks:
             try:
-                sink.fold(turns, requests)
+                sink.notify(spans, requests)
             except Exception:  # who only looks on must not harm those who work
                 _LOGGER.exception("%s failed to take in what happened", type(sink).__name__)
 
 
 # Packed they take a quarter of the time of an object each.
-packed_turn: Callable[..., bytes] = struct.Struct(f"{TURN.itemsize // 8}q").pack
-"""One row of TURN: its fields, in order."""
+pack_span: Callable[..., bytes] = struct.Struct(f"{SPAN.itemsize // 8}q").pack
+"""One row of SPAN: its fields, in order."""
 
-packed_request: Callable[..., bytes] = struct.Struct(f"{REQUEST.itemsize // 8}q").pack
+pack_request: Callable[..., bytes] = struct.Struct(f"{REQUEST.itemsize // 8}q").pack
 """One row of REQUEST: its fields, in order."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.engine.journal import Journal, packed_request
+from pipeline.engine.journal import Journal, pack_request
 from pipeline.engine.request import RequestState
 from pipeline.errors import ErrorCode, PipelineError
 
@@ -18,7 +18,7 @@ _LOGGER = logging.getLogger(__name__)
 class EngineObservers:
     """All are called on the event loop, and must not block.
 
-    `journal` takes down turns and requests. `on_failure` and `on_success` are called when a
+    `journal` takes down spans and requests. `on_failure` and `on_success` are called when a
     request was answered; `profile` writes what a caller gets who asked for a profile;
     `begin_trace` makes of (data id, the caller's traceparent or "") the request's own, or "".
     """
@@ -33,7 +33,7 @@ class EngineObservers:
     # Who only looks on must not harm those who work: none of these raises.
 
     def tell(self, request: RequestState, target: int) -> None:
-        """Say how a request ended, which was for `target`, see `span.REQUEST`."""
+        """Say how a request ended, which was for `target`, see `journal.REQUEST`."""
         request.is_told = True
         try:
             self._tell(request, target)
@@ -71,16 +71,16 @@ def packed_request_of(request: RequestState, target: int) -> bytes:
     code = 0 if request.error is None else int(request.error.code)
     if code.bit_length() > 63:
         code = int(ErrorCode.PRODUCT_ERROR)
-    return packed_request(
+    return pack_request(
         request.data_id,
         target,
         request.rows,
         request.outcome,
         code,
         request.start_ns,
-        request.entered_ns or request.end_ns,  # it may have ended while it waited
-        request.begun_ns,
-        request.packing_ns or request.end_ns,
+        request.admitted_ns or request.end_ns,  # it may have ended while it waited
+        request.dispatched_ns,
+        request.completed_ns or request.end_ns,
         request.end_ns,
         request.input_ns,
         request.infer_ns,

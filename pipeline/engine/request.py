@@ -46,7 +46,7 @@ class RequestState(msgspec.Struct, eq=False):
     it is raised by a retry of the whole request and set to `OVER` by the answer, so that
     whatever still carries an older number is dropped. `asked_at`, which is known if there is a
     deadline, and `deadline` are in `time.monotonic`. The times are `time.monotonic_ns`, see
-    `engine.journal.REQUEST`; the last three are sums over its turns. `turns` has these, packed,
+    `engine.journal.REQUEST`; the last three are sums over its spans. `spans` has these, packed,
     where its caller asked for a profile. `trace` is its own traceparent; "" if it is not traced.
     `is_told`: it is over, and all know it who want to. `settled`: the targets of jumps that have
     answered, or for which a jump stood in. `laps`: how often jumps back have had an Op run again.
@@ -70,14 +70,14 @@ class RequestState(msgspec.Struct, eq=False):
     payload: Any = None
     outcome: int = Outcome.OK
     error: PipelineError | None = None
-    entered_ns: int = 0
-    begun_ns: int = 0
-    packing_ns: int = 0
+    admitted_ns: int = 0
+    dispatched_ns: int = 0
+    completed_ns: int = 0
     end_ns: int = 0
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    turns: list[bytes] | None = None
+    spans: list[bytes] | None = None
     trace: str = ""
     is_told: bool = False
     settled: frozenset[OpDispatcher] = frozenset()

@@ -69,7 +69,7 @@ class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecentSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One turn of a recent request. Times in ns from the request's start."""
+    """One span of a recent request. Times in ns from the request's start."""
 
     op: str
     outcome: int
@@ -77,10 +77,10 @@ class RecentSpan(msgspec.Struct, frozen=True, array_like=True):
     batch_requests: int
     ready_ns: int
     start_ns: int
-    prepared_ns: int
-    processed_ns: int
+    preprocess_end_ns: int
+    process_end_ns: int
     end_ns: int
-    taken_ns: int
+    result_received_ns: int
 
 
 class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +93,7 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
     outcome: int
     code: int
     error: str
-    turns: list[RecentSpan]
+    spans: list[RecentSpan]
 
 
 class Snapshot(msgspec.Struct, array_like=True):

@@ -41,7 +41,7 @@ _VALUES = ("inference_count", "success_ns", "queue_ns", "input_ns", "infer_ns", 
 _SUMS = (*_VALUES, "success_count", "fail_ns")
 _SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the stages' three are the last
 _SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
-_STEPS = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns")
+_STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
 _BATCH_SUMS = ("count", "input_ns", "infer_ns", "output_ns")
 _NS_IN_MS = 1_000_000
 _MOST_ROWS = 2**31  # an empty array may state any number of them
@@ -59,7 +59,7 @@ class StatisticsError(InputError):
 
 
 class Statistics:
-    """A Sink that counts. It is read on the event loop, where it is folded.
+    """A Sink that counts. It is read on the event loop, where it is notified.
 
     Args:
         pipeline_name: the pipeline's name as a model.
@@ -84,51 +84,51 @@ class Statistics:
         self._last_ns: Integers = np.zeros(models, np.int64)
         self._batches: list[dict[int, Counters]] = [{} for _ in self._names]
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """Count what happened; see `Sink`."""
         offset_ns = self._wall_offset_ns()
-        if len(turns):
-            self._fold_turns(turns, offset_ns)
+        if len(spans):
+            self._count_spans(spans, offset_ns)
         is_whole = requests["target"] == PIPELINE
         if not is_whole.all():
             requests = requests.compress(is_whole)
         if len(requests):
-            self._fold_requests(requests, offset_ns)
+            self._count_requests(requests, offset_ns)
 
     @property
     def models(self) -> list[ModelCounters]:
         """The counters as they stand: of the pipeline, then of the Ops. Theirs to change."""
         return [self._model(index) for index in range(len(self._names))]
 
-    def _fold_turns(self, turns: Rows, offset_ns: int) -> None:
-        values = np.empty((len(_VALUES), len(turns)), np.int64)
-        values[_SAMPLES] = turns["rows"]
-        np.subtract(turns["taken_ns"], turns["ready_ns"], out=values[_TOOK])
-        times = columns(turns, *_STEPS)
+    def _count_spans(self, spans: Rows, offset_ns: int) -> None:
+        values = np.empty((len(_VALUES), len(spans)), np.int64)
+        values[_SAMPLES] = spans["rows"]
+        np.subtract(spans["result_received_ns"], spans["ready_ns"], out=values[_TOOK])
+        times = columns(spans, *_STEPS)
         np.subtract(times[1:], times[:-1], out=values[_QUEUE:])
-        self._count(turns["op"] + 1, turns["outcome"], _sane(values))
-        ran = turns["batch"] >= 0
+        self._count(spans["op"] + 1, spans["outcome"], _sane(values))
+        ran = spans["batch"] >= 0
         if not ran.all():
-            turns, values = turns.compress(ran), values.compress(ran, axis=1)
-        if len(turns):
-            self._fold_batches(turns, values, offset_ns)
+            spans, values = spans.compress(ran), values.compress(ran, axis=1)
+        if len(spans):
+            self._count_batches(spans, values, offset_ns)
 
-    def _fold_batches(self, turns: Rows, values: Integers, offset_ns: int) -> None:
+    def _count_batches(self, spans: Rows, values: Integers, offset_ns: int) -> None:
         """Count the batches in which a request succeeded, as wide as they ran."""
-        first = batches(turns).first
+        first = batches(spans).first
         width = np.add.reduceat(values[_SAMPLES], first)
-        is_success = np.minimum.reduceat(turns["outcome"], first) == Outcome.OK
+        is_success = np.minimum.reduceat(spans["outcome"], first) == Outcome.OK
         if not is_success.all():
             first, width = first[is_success], width[is_success]
-        ended_ns = turns["end_ns"].take(first) + offset_ns
+        ended_ns = spans["end_ns"].take(first) + offset_ns
         stages = values[_STAGES:].take(first, axis=1)
-        self._execute(turns["op"].take(first) + 1, width, stages, ended_ns)
+        self._execute(spans["op"].take(first) + 1, width, stages, ended_ns)
 
-    def _fold_requests(self, requests: Rows, offset_ns: int) -> None:
+    def _count_requests(self, requests: Rows, offset_ns: int) -> None:
         values = np.empty((len(_VALUES), len(requests)), np.int64)
         values[_SAMPLES] = requests["rows"]
         np.subtract(requests["end_ns"], requests["start_ns"], out=values[_TOOK])
-        np.subtract(requests["entered_ns"], requests["start_ns"], out=values[_QUEUE])
+        np.subtract(requests["admitted_ns"], requests["start_ns"], out=values[_QUEUE])
         values[_STAGES:] = columns(requests, "input_ns", "infer_ns", "output_ns")
         model, outcome = np.zeros(len(requests), np.int64), requests["outcome"]
         self._count(model, outcome, _sane(values))
@@ -139,7 +139,7 @@ class Statistics:
         self._execute(model, values[_SAMPLES], values[_STAGES:], ends_ns)
 
     def _count(self, model: Integers, outcome: Integers, values: Integers) -> None:
-        """Count what each turn or request moves by itself."""
+        """Count what each span or request moves by itself."""
         is_success = outcome == Outcome.OK
         if not is_success.all():
             failed = ~is_success

@@ -35,23 +35,23 @@ _MOST_SHORT = 2**16
 
 
 class Batches(NamedTuple):
-    """Runs of turns: the position of each one's first turn, and how many turns it has."""
+    """Runs of spans: the position of each one's first span, and how many spans it has."""
 
     first: Positions
     sizes: Positions
 
-    def of(self, turns: Positions) -> Positions:
-        """The number of the batch that each of the turns is in."""
-        return np.searchsorted(self.first, turns, side="right") - 1
+    def of(self, spans: Positions) -> Positions:
+        """The number of the batch that each of the spans is in."""
+        return np.searchsorted(self.first, spans, side="right") - 1
 
 
-def batches(turns: Rows) -> Batches:
-    """The batches, whose turns are neighbours; a turn whose batch is not known is one."""
-    is_first = np.ones(len(turns), np.bool_)
-    begins, batch = is_first[1:], turns["batch"]
+def batches(spans: Rows) -> Batches:
+    """The batches, whose spans are neighbours; a span whose batch is not known is one."""
+    is_first = np.ones(len(spans), np.bool_)
+    begins, batch = is_first[1:], spans["batch"]
     np.less(batch[1:], 0, out=begins)
     for name in ("batch", "op", "worker"):
-        begins |= turns[name][1:] != turns[name][:-1]
+        begins |= spans[name][1:] != spans[name][:-1]
     return Batches(*_runs(is_first))
 
 

@@ -32,7 +32,7 @@ from pipeline.tracing.sink import Telemetry, connect_telemetry
 
 _LOGGER = logging.getLogger(__name__)
 
-_FOLD_S = 1.0  # what happened is told this soon; an idle second costs nothing
+_FLUSH_S = 1.0  # what happened is told this soon; an idle second costs nothing
 SNAPSHOT = "snapshot"
 _RECORD = "record "
 _ANSWER_S = 1.0  # for a copy of the server to answer; it may be busy, stopped or dying
@@ -109,7 +109,7 @@ class ObservabilityStack:
         self._minute: LastMinute | None = None
         self._telemetry: Telemetry | None = None
         self._on_figures: Callable[[bytes], object] | None = None
-        self._told_folds = 0
+        self._told_flushes = 0
 
     def watchers(self, log: RequestLog) -> EngineObservers:
         """Who is to be told what happens; after `start`."""
@@ -135,7 +135,7 @@ class ObservabilityStack:
 
     def _profile(self, request: RequestState) -> str:
         row = packed_request_of(request, PIPELINE)
-        return profile_text(row, request.turns or (), self._op_names)
+        return profile_text(row, request.spans or (), self._op_names)
 
     # Life -------------------------------------------------------------------------------
 
@@ -163,18 +163,18 @@ class ObservabilityStack:
         if config.dag.tracer.interval_s is not None:
             self._start_tracer(log_folder, config.dag.tracer.interval_s)
         if self.journal.sinks:
-            self._every("fold", _FOLD_S, self._fold)
+            self._every("flush", _FLUSH_S, self._flush)
 
     def on_figures(self, tell: Callable[[bytes], object]) -> None:
         """Have the Snapshot told whenever something happened."""
         self._on_figures = tell
 
-    def _fold(self) -> None:
-        self.journal.fold()
+    def _flush(self) -> None:
+        self.journal.flush()
         if self._minute is not None and self._executor is not None:
             self._minute.sample(self._executor.inside + self._executor.waiting)
-        if self._on_figures is not None and self._told_folds != self.journal.folds:
-            self._told_folds = self.journal.folds
+        if self._on_figures is not None and self._told_flushes != self.journal.flushes:
+            self._told_flushes = self.journal.flushes
             self._on_figures(msgspec.msgpack.encode(self.snapshot()))
 
     def attach(self, executor: DAGExecutor) -> None:
@@ -192,7 +192,7 @@ class ObservabilityStack:
         self._add(tracer, tracer.close)
 
         def tick() -> None:
-            self.journal.fold()
+            self.journal.flush()
             tracer.tick()
 
         self._every("tracer", interval_s, tick)
@@ -228,7 +228,7 @@ class ObservabilityStack:
         """Tell the last of it. May be called twice, and without `start`."""
         for timer in self._timers.values():
             timer.cancel()
-        self.journal.fold()
+        self.journal.flush()
         await asyncio.to_thread(self._closing.close)  # files, and collectors that may hang
 
     # Questions --------------------------------------------------------------------------
@@ -239,12 +239,12 @@ class ObservabilityStack:
             if self._recording is None:
                 raise InitError("statistics: False: there is nothing to record")
             seconds = float(question.removeprefix(_RECORD))
-            return await self._recording.record(seconds, self.journal.fold)
+            return await self._recording.record(seconds, self.journal.flush)
         return msgspec.msgpack.encode(self.snapshot())
 
     def snapshot(self) -> Snapshot:
         """How this process stands now."""
-        self.journal.fold()
+        self.journal.flush()
         models = self._statistics.models if self._statistics is not None else []
         for op, model in zip(self._graph.ops, models[1:], strict=False):
             note = self._engine.note(op)

@@ -28,7 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _MOST_OPEN = 10_000  # requests that are recorded at a time; they need some 500 bytes each
 _MOST_ENDED = 256  # requests that may still have turns to come: those of workers that are stuck
-_MOST_FOLDS = 16  # that wait for spans to be made of them, before nothing more is recorded
+_MAX_PENDING = 16  # that wait for spans to be made of them, before nothing more is recorded
 
 
 class Recorder(Protocol):
@@ -93,7 +93,7 @@ class Telemetry:
         self._wall_ns = wall_ns
         self._traced: dict[int, Traced] = {}
         self._ended: deque[int] = deque()
-        self._handed = 0  # folds; the loop counts these,
+        self._handed = 0  # flushes; the loop counts these,
         self._made = 0  # and the thread those
 
     def begin(self, data_id: int, traceparent: str = "") -> str:
@@ -116,17 +116,17 @@ class Telemetry:
         return text
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
-        """Note why a request failed; before its row is folded."""
+        """Note why a request failed; before its row is flushed."""
         traced = self._traced.get(data_id)
         if traced is not None:
             traced.error = one_line(str(error))
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """See `Sink`."""
         if not self._traced:
             return
         traced = np.fromiter(self._traced, np.int64, len(self._traced))
-        ours = self._traced_turns(turns, _among(traced, turns))
+        ours = self._traced_spans(spans, _among(traced, spans))
         ended = [RequestRow(*row) for row in requests.take(_among(traced, requests)).tolist()]
         if ours or ended:
             pairs = [(self._traced[row.data_id], row) for row in ended]
@@ -142,16 +142,16 @@ class Telemetry:
         self._recorder.close()
 
     def _has_room(self) -> bool:
-        is_behind = self._handed - self._made >= _MOST_FOLDS
+        is_behind = self._handed - self._made >= _MAX_PENDING
         return not is_behind and len(self._traced) < _MOST_OPEN + len(self._ended)
 
-    def _traced_turns(self, turns: Rows, which: Positions) -> list[TracedSpan]:
+    def _traced_spans(self, spans: Rows, which: Positions) -> list[TracedSpan]:
         if not len(which):
             return []
-        found = batches(turns)
+        found = batches(spans)
         runs = found.of(which)
         rows = zip(
-            runs.tolist(), found.sizes[runs].tolist(), turns.take(which).tolist(), strict=True
+            runs.tolist(), found.sizes[runs].tolist(), spans.take(which).tolist(), strict=True
         )
         return [
             TracedSpan(self._traced[row.data_id], run, size, row)

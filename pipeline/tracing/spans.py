@@ -22,7 +22,7 @@ Value = str | int
 
 
 class OpSpanRow(NamedTuple):
-    """A row of TURN."""
+    """A row of SPAN."""
 
     op: int
     worker: int
@@ -32,10 +32,10 @@ class OpSpanRow(NamedTuple):
     outcome: int
     ready_ns: int
     start_ns: int
-    prepared_ns: int
-    processed_ns: int
+    preprocess_end_ns: int
+    process_end_ns: int
     end_ns: int
-    taken_ns: int
+    result_received_ns: int
 
 
 class RequestRow(NamedTuple):
@@ -47,9 +47,9 @@ class RequestRow(NamedTuple):
     outcome: int
     code: int
     start_ns: int
-    entered_ns: int
-    begun_ns: int
-    packing_ns: int
+    admitted_ns: int
+    dispatched_ns: int
+    completed_ns: int
     end_ns: int
     input_ns: int
     infer_ns: int
@@ -143,7 +143,7 @@ class RequestSpans:
     ) -> Iterator[SpanRecord]:
         traced, row = turn.traced, turn.row
         op, wall_ns = self._names[row.op], traced.wall_ns
-        end_ns = max(row.taken_ns, row.end_ns)
+        end_ns = max(row.result_received_ns, row.end_ns)
         whole = traced.child(op, "missed" if row.worker == NO_WORKER else "", number)
         yield SpanRecord(
             name=op,
@@ -177,9 +177,9 @@ class RequestSpans:
         if row.target != PIPELINE:
             name = f"{name} {self._names[row.target]}"
         moments = (
-            ("let into the graph", row.entered_ns),
-            ("unpacked", row.begun_ns),
-            ("through the graph", row.packing_ns),
+            ("let into the graph", row.admitted_ns),
+            ("unpacked", row.dispatched_ns),
+            ("through the graph", row.completed_ns),
         )
         return SpanRecord(
             name=name,
@@ -202,7 +202,7 @@ def _stages(row: OpSpanRow) -> Iterator[tuple[str, int, int]]:
     """(stage, start, end) of those that took place; of a lost worker not all are known."""
     if row.worker == NO_WORKER:
         return
-    times = (row.ready_ns, row.start_ns, row.prepared_ns, row.processed_ns, row.end_ns)
+    times = (row.ready_ns, row.start_ns, row.preprocess_end_ns, row.process_end_ns, row.end_ns)
     for stage, start_ns, end_ns in zip(_STAGES, times, times[1:], strict=False):
         if 0 < start_ns <= end_ns:
             yield stage, start_ns, end_ns

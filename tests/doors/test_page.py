@@ -18,7 +18,7 @@ import pytest
 from doubles import chain, http, post, run_virtual, server_for, wait_until
 from played_page import MS, Played, graph_of, op_state, request, rows, served, turn
 
-from pipeline.engine.journal import REQUEST, TURN, Outcome
+from pipeline.engine.journal import REQUEST, SPAN, Outcome
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode
 from pipeline.frontends.dashboard import routes as page_module
@@ -299,8 +299,8 @@ def test_a_recording_of_all_copies_comes_as_one_trace(played):
             found = [group.create_task(each.record(0.01)) for each in (played, other)]
             await asyncio.sleep(0)
             for number, each in enumerate((played, other)):
-                each.recording.fold(
-                    rows(TURN, turn(number, 0, at=10**9)),
+                each.recording.notify(
+                    rows(SPAN, turn(number, 0, at=10**9)),
                     rows(REQUEST, request(number, at=10**9, took=5 * MS)),
                 )
         return [each.result()[0] for each in found]

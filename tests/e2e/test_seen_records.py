@@ -101,7 +101,7 @@ def test_profile_lines_on_stderr_are_what_the_statistics_counted(serve):
     assert outcomes == {Outcome.OK: 60 - failed, Outcome.PRODUCT: failed, Outcome.BACKEND: 1}
     for name, counted in seen.models.items():
         if name != "svc":
-            turns = profile.turns[profile.turns["op"] == profile.names.index(name)]
+            turns = profile.spans[profile.spans["op"] == profile.names.index(name)]
             ended = Counter(Outcome(each).name for each in turns["outcome"].tolist())
             assert ended.pop("OK", 0) == counted.success, name
             assert ended == counted.failed, name
@@ -145,12 +145,12 @@ def check_profile(text: str, ops: tuple[str, ...] = OPS) -> None:
     assert profile.damaged == 0
     (asked,) = profile.requests
     assert (asked["target"], asked["outcome"]) == (PIPELINE, Outcome.OK)
-    assert [profile.names[turn["op"]] for turn in profile.turns] == list(ops)
-    for turn in profile.turns:
+    assert [profile.names[turn["op"]] for turn in profile.spans] == list(ops)
+    for turn in profile.spans:
         assert turn["data_id"] == asked["data_id"]
         stages = [turn[f"{at}_ns"] for at in ("ready", "start", "prepared", "processed", "end")]
         assert stages == sorted(stages)
-        assert asked["start_ns"] <= stages[0] <= turn["taken_ns"] <= asked["end_ns"]
+        assert asked["start_ns"] <= stages[0] <= turn["result_received_ns"] <= asked["end_ns"]
 
 
 @pytest.mark.parametrize("statistics", [True, False])

@@ -615,8 +615,8 @@ def test_branches_that_lost_the_race_leave_nothing_behind_an_op_that_hangs():
             await asyncio.sleep(3)
             assert len(engine.pools["slow"].given_up) == 1
             assert [op.running for op in engine.executor.state().ops] == [0, 0, 0]
-            engine.journal.fold()
-            assert len(engine.turns) == 15, "each turn is told"
+            engine.journal.flush()
+            assert len(engine.spans) == 15, "each turn is told"
 
     run_virtual(main())
 
@@ -964,8 +964,8 @@ def test_a_jump_back_starts_races_anew_and_forgets_who_still_runs_in_the_old_one
             assert loop.time() - began == pytest.approx(0.02), "nobody waited for the slow one"
             await asyncio.sleep(2.0)
             assert [op.queued + op.running for op in engine.executor.state().ops] == [0] * 5
-            engine.journal.fold()
-            assert sum(turn["op"] == 1 for turn in engine.turns) == 2, "each turn is told"
+            engine.journal.flush()
+            assert sum(turn["op"] == 1 for turn in engine.spans) == 2, "each turn is told"
 
     run_virtual(main())
 

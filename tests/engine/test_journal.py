@@ -10,7 +10,7 @@ from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
-from pipeline.engine.journal import NO_WORKER, PIPELINE, TURN, Journal, Outcome, packed_turn
+from pipeline.engine.journal import NO_WORKER, PIPELINE, SPAN, Journal, Outcome, pack_span
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, WorkerDiedError
 from pipeline.op import PROFILE_KEY
@@ -47,8 +47,8 @@ class Feeds(Op):
 
 def told(engine):
     """Fold, and return what was taken down: (turns, requests)."""
-    engine.journal.fold()
-    return engine.turns, engine.requests
+    engine.journal.flush()
+    return engine.spans, engine.requests
 
 
 def test_a_request_leaves_a_row_and_a_turn_for_each_of_its_ops():
@@ -61,8 +61,8 @@ def test_a_request_leaves_a_row_and_a_turn_for_each_of_its_ops():
             (1, Outcome.OK, 1),
         ]
         assert turns[0]["end_ns"] - turns[0]["ready_ns"] == pytest.approx(5e8)
-        assert turns[0]["ready_ns"] <= turns[0]["start_ns"] <= turns[0]["prepared_ns"]
-        assert turns[0]["processed_ns"] <= turns[0]["end_ns"] <= turns[0]["taken_ns"]
+        assert turns[0]["ready_ns"] <= turns[0]["start_ns"] <= turns[0]["preprocess_end_ns"]
+        assert turns[0]["process_end_ns"] <= turns[0]["end_ns"] <= turns[0]["result_received_ns"]
         assert (request["target"], request["outcome"], request["code"]) == (PIPELINE, 0, 0)
         assert request["end_ns"] - request["start_ns"] == pytest.approx(7.5e8)
         spent = sum(request[name] for name in ("input_ns", "infer_ns", "output_ns"))
@@ -315,7 +315,7 @@ def test_who_asks_for_a_profile_gets_what_the_watcher_writes_of_its_turns():
     async def main():
         async with Engine(chain("a", "b")) as engine:
             written = []
-            engine.watch(profile=lambda request: written.append(request.turns) or "the profile")
+            engine.watch(profile=lambda request: written.append(request.spans) or "the profile")
             plain = await engine.ask()
             asked = await engine.ask(**{PROFILE_KEY: "1"})
         assert PROFILE_KEY not in plain.key
@@ -350,31 +350,31 @@ class Sink:
     def __init__(self):
         self.folds = []
 
-    def fold(self, turns, requests):
-        self.folds.append((len(turns), len(requests)))
+    def notify(self, spans, requests):
+        self.folds.append((len(spans), len(requests)))
 
 
 def test_a_journal_folds_by_itself_when_it_is_long_and_grows_until_then():
     sink = Sink()
     journal = Journal([sink])
     for _ in range(5000):  # one batch: it must not be torn
-        journal.turns.append(packed_turn(*range(len(TURN))))
+        journal.spans.append(pack_span(*range(len(SPAN))))
     assert sink.folds == []
-    journal.fold_if_long()
+    journal.flush_if_long()
     assert sink.folds == [(5000, 0)]
-    journal.fold()
+    journal.flush()
     assert len(sink.folds) == 1, "nothing happened since"
 
 
 def test_a_sink_that_fails_harms_nobody(caplog):
     class Breaks:
-        def fold(self, turns, requests):
+        def notify(self, spans, requests):
             raise ValueError("broken")
 
     sink = Sink()
     journal = Journal([Breaks(), sink])
-    journal.turns.append(packed_turn(*range(len(TURN))))
-    journal.fold()
+    journal.spans.append(pack_span(*range(len(SPAN))))
+    journal.flush()
     assert sink.folds == [(1, 0)]
     assert "Breaks failed" in caplog.text
 

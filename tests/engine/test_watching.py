@@ -26,7 +26,7 @@ def test_a_request_is_answered_and_its_place_free_whatever_a_watcher_does(watche
             answer = await engine.ask()
             assert answer.err_no == (51 if watcher == "on_failure" else 0)
             assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
-            engine.journal.fold()
+            engine.journal.flush()
             assert [row["data_id"] for row in engine.requests] == [0]
 
     run_virtual(main())

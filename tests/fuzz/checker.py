@@ -40,7 +40,7 @@ class Outlook:
         self.case = case
         self.findings: list[str] = []
         self.requests = 0
-        self.turns: Counter[int] = Counter()
+        self.spans: Counter[int] = Counter()
         self.ended: Counter[int] = Counter()
         self._board = board
         self._statistics = Statistics("fuzz", [op.name for op in case.ops])
@@ -49,14 +49,24 @@ class Outlook:
         if len(self.findings) < 20:
             self.findings.append(text)
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """A sink of the journal."""
-        self._statistics.fold(turns, requests)
-        self.turns.update(turns["op"].tolist())
+        self._statistics.notify(spans, requests)
+        self.spans.update(spans["op"].tolist())
         self.ended.update(requests["data_id"].tolist())
         for table, steps in (
-            (turns, ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")),
-            (requests, ("start_ns", "entered_ns", "packing_ns", "end_ns")),
+            (
+                spans,
+                (
+                    "ready_ns",
+                    "start_ns",
+                    "preprocess_end_ns",
+                    "process_end_ns",
+                    "end_ns",
+                    "result_received_ns",
+                ),
+            ),
+            (requests, ("start_ns", "admitted_ns", "completed_ns", "end_ns")),
         ):
             for before, after in itertools.pairwise(steps):
                 if (table[before] > table[after]).any():
@@ -88,7 +98,7 @@ class Outlook:
         self.check_counts(executor.state().accepted)
         for index, node in enumerate(executor.nodes.values()):
             begun = node.channel._pushed
-            if begun != self.turns[index]:
+            if begun != self.spans[index]:
                 self.complain(
                     f"turns begun but not told: {begun} and {self.turns[index]} at {node.name}"
                 )

@@ -149,7 +149,7 @@ class VirtualWorkers:
             if not worker.run.samples:  # nothing that it could be sent
                 now = self._engine.clock_ns()
                 job.outcomes = [None] * len(job.samples)
-                job.start_ns = job.prepared_ns = job.processed_ns = job.end_ns = now
+                job.start_ns = job.preprocess_end_ns = job.process_end_ns = job.end_ns = now
                 self.loop.call_soon(self._finish, worker, job)
                 return
         run = worker.run
@@ -252,8 +252,8 @@ def _take_result(job: BatchRun, run: BatchRun) -> None:
         job.rows = spread(run.rows, 1)
     if run.executions:
         job.executions, job.execution_ends_ns = spread(run.executions, -1), run.execution_ends_ns
-    job.start_ns, job.prepared_ns = run.start_ns, run.prepared_ns
-    job.processed_ns, job.end_ns = run.processed_ns, run.end_ns
+    job.start_ns, job.preprocess_end_ns = run.start_ns, run.preprocess_end_ns
+    job.process_end_ns, job.end_ns = run.process_end_ns, run.end_ns
 
 
 class VirtualEngine:
@@ -367,11 +367,11 @@ async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) ->
         for pool in engine.pools:
             pool.release()
         await asyncio.sleep(0.1)
-    engine.journal.fold()
+    engine.journal.flush()
     outlook.check_state(engine.executor.state())
     outlook.check_turns(engine.executor)
     await engine.executor.stop(0.0)
-    engine.journal.fold()
+    engine.journal.flush()
     outlook.check_complaint()
     return outlook.findings
 

@@ -237,7 +237,7 @@ def test_the_samples_of_a_request_are_its_batch():
         assert response.outputs["y"].shape == (2, 1)
         _, text = await server.refused(x=np.zeros((4, 1), np.float32))
         assert "batch-size must be <= 3 for 'svc'" in text
-        server.engine.journal.fold()
+        server.engine.journal.flush()
         assert [row["rows"] for row in server.engine.requests] == [2]
         assert server.models.metadata("svc")["inputs"][0]["shape"] == [-1, 1]
 
@@ -253,7 +253,7 @@ def test_an_op_that_declares_its_inputs_runs_as_a_whole():
         assert response.model_name == "double"
         assert response.outputs["y"].tolist() == [2.0, 4.0]
         assert server.engine.pools["show"].batches == [], "the others have nothing to do"
-        server.engine.journal.fold()
+        server.engine.journal.flush()
         assert [row["target"] for row in server.engine.requests] == [0]
 
     served(Show("show", double()), ask)
@@ -317,7 +317,7 @@ def test_an_op_that_declares_nothing_is_asked_for_its_model_alone():
         assert metadata["platform"] == "onnxruntime_onnx"
         assert metadata["inputs"] == [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]}]
         assert metadata["outputs"] == [{"name": "score", "datatype": "INT64", "shape": [-1, 1]}]
-        server.engine.journal.fold()
+        server.engine.journal.flush()
         assert [row["rows"] for row in server.engine.requests] == [2]
 
     served(loaded(), ask)

@@ -10,24 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 
 MS = 1_000_000
 START_NS = 1_000 * MS
 
 
 def turn(op: int = 0, data_id: int = 7, **other: int) -> tuple[int, ...]:
-    """A TURN row: ready at 1 ms, a ms in each stage from 2 ms on."""
+    """A SPAN row: ready at 1 ms, a ms in each stage from 2 ms on."""
     fields = {
         "op": op, "worker": 0, "batch": 1, "data_id": data_id, "rows": 1, "outcome": 0,
-        "ready_ns": 1 * MS, "start_ns": 2 * MS, "prepared_ns": 3 * MS, "processed_ns": 4 * MS,
-        "end_ns": 5 * MS, "taken_ns": 6 * MS,
+        "ready_ns": 1 * MS, "start_ns": 2 * MS, "preprocess_end_ns": 3 * MS,
+        "process_end_ns": 4 * MS, "end_ns": 5 * MS, "result_received_ns": 6 * MS,
     }  # fmt: skip
     return tuple((fields | other).values())
 
 
 def never_ran(op: int = 0, data_id: int = 7, at_ns: int = 3 * MS) -> tuple[int, ...]:
-    times = dict.fromkeys(("start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns"), at_ns)
+    times = dict.fromkeys(
+        ("start_ns", "preprocess_end_ns", "process_end_ns", "end_ns", "result_received_ns"), at_ns
+    )
     return turn(op, data_id, worker=NO_WORKER, batch=-1, outcome=int(Outcome.REJECTED), **times)
 
 
@@ -35,14 +37,14 @@ def request(data_id: int = 7, **other: int) -> tuple[int, ...]:
     """A REQUEST row: from 0.5 ms on, through the graph from 1 to 6 ms, answered at 7 ms."""
     fields = {
         "data_id": data_id, "target": PIPELINE, "rows": 1, "outcome": 0, "code": 0,
-        "start_ns": MS // 2, "entered_ns": MS * 3 // 4, "begun_ns": 1 * MS, "packing_ns": 6 * MS,
-        "end_ns": 7 * MS, "input_ns": 0, "infer_ns": 0, "output_ns": 0,
+        "start_ns": MS // 2, "admitted_ns": MS * 3 // 4, "dispatched_ns": 1 * MS,
+        "completed_ns": 6 * MS, "end_ns": 7 * MS, "input_ns": 0, "infer_ns": 0, "output_ns": 0,
     }  # fmt: skip
     return tuple((fields | other).values())
 
 
 def turns_of(*rows: Any) -> Rows:
-    return np.array(list(rows), TURN)
+    return np.array(list(rows), SPAN)
 
 
 def requests_of(*rows: Any) -> Rows:

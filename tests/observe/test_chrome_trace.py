@@ -22,7 +22,7 @@ from played_service import (
     turns_of,
 )
 
-from pipeline.engine.journal import REQUEST, TURN, Outcome
+from pipeline.engine.journal import REQUEST, SPAN, Outcome
 from pipeline.observe.analysis.chrome_trace import (
     depth,
     events,
@@ -192,7 +192,7 @@ def test_times_are_counted_from_where_it_is_said():
 
 
 def test_what_the_predecessors_lines_do_not_tell_is_left_out():
-    unknown = {"data_id": -1, "rows": -1, "ready_ns": -1, "taken_ns": -1, "outcome": 0}
+    unknown = {"data_id": -1, "rows": -1, "ready_ns": -1, "result_received_ns": -1, "outcome": 0}
     found = events(turns_of(turn(**unknown)), requests_of(), NAMES)
     assert [name for name, *_ in slices(found)] == ["preprocess", "process", "postprocess", "batch"]
     assert of_kind(found, "C", "s", "t", "f", "i") == []
@@ -233,7 +233,7 @@ times = st.integers(-1, 40)
 )
 def test_slices_are_nested_and_arrows_whole_whatever_the_rows_say(turns, requests):
     turns = [(*row[:5], abs(row[5]) % 5, *row[6:]) for row in turns]
-    found = events(np.array(turns, TURN), np.array(requests, REQUEST), NAMES)
+    found = events(np.array(turns, SPAN), np.array(requests, REQUEST), NAMES)
     slices(found)
     ends = defaultdict(list)
     for event in of_kind(found, "s", "t", "f"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, PlayedOp, never_ran, play, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import REQUEST, TURN, Outcome
+from pipeline.engine.journal import REQUEST, SPAN, Outcome
 from pipeline.observe.analysis.critical_path import service_avg_cost
 from pipeline.observe.analysis.figures import (
     avg_batch_cost,
@@ -37,8 +37,8 @@ def test_the_formulas_are_those_of_the_document():
 def test_times_of_an_op_are_means_of_its_batches_not_of_its_requests():
     rows = turns_of(
         *(turn(data_id=number, batch=1) for number in range(3)),
-        turn(data_id=9, batch=2, start_ns=10 * MS, prepared_ns=13 * MS, processed_ns=14 * MS,
-             end_ns=15 * MS, ready_ns=6 * MS, taken_ns=16 * MS),
+        turn(data_id=9, batch=2, start_ns=10 * MS, preprocess_end_ns=13 * MS,
+             process_end_ns=14 * MS, end_ns=15 * MS, ready_ns=6 * MS, result_received_ns=16 * MS),
     )  # fmt: skip
     (op,) = figures_of(rows, requests_of(), NAMES).ops
     assert (op.name, op.requests, op.batches, op.batch_size) == ("words", 4, 2, 2.0)
@@ -76,8 +76,8 @@ def test_a_full_op_is_busy_all_the_time_and_lets_through_what_its_workers_do():
 
 def test_idle_stretches_between_requests_do_not_count():
     times = {name: value + 10_000 * MS for name, value in {
-        "start_ns": MS // 2, "entered_ns": MS * 3 // 4, "begun_ns": MS, "packing_ns": 6 * MS,
-        "end_ns": 7 * MS}.items()}  # fmt: skip
+        "start_ns": MS // 2, "admitted_ns": MS * 3 // 4, "dispatched_ns": MS,
+        "completed_ns": 6 * MS, "end_ns": 7 * MS}.items()}  # fmt: skip
     found = figures_of(turns_of(), requests_of(request(1), request(2, **times)), NAMES)
     assert found.seconds == 0.013
     assert found.latency.mean == 6.5
@@ -101,7 +101,7 @@ def test_the_critical_path_is_what_was_waited_for():
         readies = [0, 1, 1, ready]
         rows += [
             turn(op, data_id, batch=data_id, ready_ns=(1 + at) * MS, start_ns=(1 + start) * MS,
-                 prepared_ns=0, processed_ns=0, end_ns=(1 + end) * MS)
+                 preprocess_end_ns=0, process_end_ns=0, end_ns=(1 + end) * MS)
             for (op, start, end), at in zip(spans, readies, strict=True)
         ]  # fmt: skip
     path = figures_of(turns_of(*rows), requests_of(), NAMES).path
@@ -166,6 +166,6 @@ times = st.integers(-1, 40)
     st.lists(st.tuples(*[st.integers(-1, 3)] * 5, *[times] * 8), max_size=20),
 )
 def test_any_rows_have_figures(turns, requests):
-    found = figures_of(np.array(turns, TURN), np.array(requests, REQUEST), NAMES)
+    found = figures_of(np.array(turns, SPAN), np.array(requests, REQUEST), NAMES)
     assert sum(op.requests + op.never_ran for op in found.ops) == len(turns)
     assert all(op.waiting >= 0 or math.isnan(op.waiting) for op in found.ops)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from played_page import MS, request, rows
 
-from pipeline.engine.journal import REQUEST, TURN, Outcome
+from pipeline.engine.journal import REQUEST, SPAN, Outcome
 from pipeline.frontends.dashboard.minute import SECONDS, LastMinute, merged
 from pipeline.observe.snapshot import MinuteSeries
 
@@ -23,7 +23,7 @@ class Played:
     def ended(self, *took, **how):
         """Requests end now."""
         rows_of = [request(i, at=self.now_ns - t, took=t, **how) for i, t in enumerate(took)]
-        self.minute.fold(rows(TURN), rows(REQUEST, *rows_of))
+        self.minute.notify(rows(SPAN), rows(REQUEST, *rows_of))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_what_is_told_late_counts_all_the_same(played):
     played.ended(1 * MS)
     played.now_ns += S
     assert played.minute.series().succeeded[-1] == 1
-    played.minute.fold(rows(TURN), rows(REQUEST, request(9, at=1000 * S, took=64 * MS)))
+    played.minute.notify(rows(SPAN), rows(REQUEST, request(9, at=1000 * S, took=64 * MS)))
     series = played.minute.series()
     assert series.succeeded[-1] == 2
     assert series.p99_ns[-1] == pytest.approx(64 * MS, rel=0.2)

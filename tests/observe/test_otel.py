@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pipeline.engine.journal import PIPELINE, Journal, Outcome, packed_request, packed_turn
+from pipeline.engine.journal import PIPELINE, Journal, Outcome, pack_request, pack_span
 from pipeline.errors import InitError
 from pipeline.tracing.context import TraceContext, format_traceparent
 from pipeline.tracing.recorder import BySampler, OtelRecorder, RateLimit, connect
@@ -43,10 +43,10 @@ def play(telemetry: Telemetry, data_id: int = 7, parent: TraceContext | None = N
     """A request that went through the first Op."""
     journal = Journal([telemetry])
     told = telemetry.begin(data_id, format_traceparent(parent) if parent else "")
-    journal.turns.append(packed_turn(0, 0, 1, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60))
-    row = packed_request(data_id, PIPELINE, 1, Outcome.OTHER, 3001, 1, 2, 3, 70, 80, 0, 0, 0)
+    journal.spans.append(pack_span(0, 0, 1, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60))
+    row = pack_request(data_id, PIPELINE, 1, Outcome.OTHER, 3001, 1, 2, 3, 70, 80, 0, 0, 0)
     journal.requests.append(row)
-    journal.fold()
+    journal.flush()
     return told
 
 

@@ -20,11 +20,11 @@ from pipeline.engine.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,
-    TURN,
+    SPAN,
     Outcome,
     Rows,
-    packed_request,
-    packed_turn,
+    pack_request,
+    pack_span,
 )
 from pipeline.engine.observers import packed_request_of
 from pipeline.observe.analysis.sampling import LOAD, Strides
@@ -38,7 +38,7 @@ from pipeline.observe.paddle.profile import (
 )
 from pipeline.op import PROFILE_KEY
 
-NO_TURNS = np.array([], TURN)
+NO_TURNS = np.array([], SPAN)
 NO_REQUESTS = np.array([], REQUEST)
 US = 1_000
 
@@ -46,8 +46,8 @@ US = 1_000
 def turn(op: int = 0, batch: int = 1, data_id: int = 7, outcome: int = 0, **other: int) -> Any:
     fields = {
         "op": op, "worker": 2, "batch": batch, "data_id": data_id, "rows": 1, "outcome": outcome,
-        "ready_ns": 500, "start_ns": 1_000, "prepared_ns": 2_000, "processed_ns": 30_999,
-        "end_ns": 31_500, "taken_ns": 32_000,
+        "ready_ns": 500, "start_ns": 1_000, "preprocess_end_ns": 2_000, "process_end_ns": 30_999,
+        "end_ns": 31_500, "result_received_ns": 32_000,
     }  # fmt: skip
     return tuple((fields | other).values())
 
@@ -59,14 +59,14 @@ def never_ran(op: int = 0, data_id: int = 7, at: int = 900) -> Any:
 def request(data_id: int = 7, target: int = PIPELINE, **other: int) -> Any:
     fields = {
         "data_id": data_id, "target": target, "rows": 3, "outcome": 0, "code": 0,
-        "start_ns": 100, "entered_ns": 1_000, "begun_ns": 2_000, "packing_ns": 40_000,
+        "start_ns": 100, "admitted_ns": 1_000, "dispatched_ns": 2_000, "completed_ns": 40_000,
         "end_ns": 41_000, "input_ns": 1_000, "infer_ns": 28_999, "output_ns": 501,
     }  # fmt: skip
     return tuple((fields | other).values())
 
 
 def turns_of(*rows: Any) -> Rows:
-    return np.array(list(rows), TURN)
+    return np.array(list(rows), SPAN)
 
 
 def requests_of(*rows: Any) -> Rows:
@@ -162,14 +162,14 @@ def test_what_is_written_is_read(made: tuple[Rows, Rows, list[str]], data: st.Da
     strides = data.draw(st.none() | strides_of(len(turns), len(requests)))
     text = "".join(profile_lines(turns, requests, names, strides=strides))
     found = parse_profile(text.split("\n"))
-    assert renamed(found.turns, "op", found.names) == renamed(turns, "op", names)
+    assert renamed(found.spans, "op", found.names) == renamed(turns, "op", names)
     assert renamed(found.requests, "target", found.names) == renamed(requests, "target", names)
-    assert set(found.turn_pids.tolist()) <= {os.getpid()}
-    assert (len(found.turn_pids), len(found.request_pids)) == (len(turns), len(requests))
+    assert set(found.span_pids.tolist()) <= {os.getpid()}
+    assert (len(found.span_pids), len(found.request_pids)) == (len(turns), len(requests))
     assert not found.damaged
     if strides is None:
         strides = Strides(np.ones(len(turns)), np.ones(len(requests)))
-    assert found.sample.turns.sum() == pytest.approx(strides.turns.sum())
+    assert found.sample.spans.sum() == pytest.approx(strides.spans.sum())
     assert found.sample.requests.tolist() == strides.requests.tolist()
 
 
@@ -190,17 +190,17 @@ def test_the_predecessors_reader_can_read_whatever_is_written(
 
 
 def test_times_that_are_known_are_moved_to_the_epoch():
-    turns = turns_of(turn(taken_ns=0))
-    requests = requests_of(request(begun_ns=0, packing_ns=-1))
+    turns = turns_of(turn(result_received_ns=0))
+    requests = requests_of(request(dispatched_ns=0, completed_ns=-1))
     found = parse_profile(profile_lines(turns, requests, ["bow"], offset_ns=10**18))
-    assert same(found.turns, turns_of(
-        turn(ready_ns=10**18 + 500, start_ns=10**18 + 1_000, prepared_ns=10**18 + 2_000,
-             processed_ns=10**18 + 30_999, end_ns=10**18 + 31_500, taken_ns=0)
+    assert same(found.spans, turns_of(
+        turn(ready_ns=10**18 + 500, start_ns=10**18 + 1_000, preprocess_end_ns=10**18 + 2_000,
+             process_end_ns=10**18 + 30_999, end_ns=10**18 + 31_500, result_received_ns=0)
     ))  # fmt: skip
-    assert found.requests[0][["start_ns", "begun_ns", "packing_ns", "end_ns"]].tolist() == (
+    assert found.requests[0][["start_ns", "dispatched_ns", "completed_ns", "end_ns"]].tolist() == (
         10**18 + 100, 0, -1, 10**18 + 41_000,
     )  # fmt: skip
-    assert turns.tolist() == [turn(taken_ns=0)], "the sinks share the rows"
+    assert turns.tolist() == [turn(result_received_ns=0)], "the sinks share the rows"
 
 
 def test_a_turn_that_never_ran_is_hidden_from_the_predecessor():
@@ -208,7 +208,7 @@ def test_a_turn_that_never_ran_is_hidden_from_the_predecessor():
     text = "".join(profile_lines(turns, NO_REQUESTS, ["bow"]))
     assert text.count("\n") == 2
     assert old_events(text) == []
-    assert same(parse_profile(text.split("\n")).turns, turns)
+    assert same(parse_profile(text.split("\n")).spans, turns)
 
 
 def test_the_requests_of_a_batch_share_what_its_line_stands_for():
@@ -216,7 +216,7 @@ def test_the_requests_of_a_batch_share_what_its_line_stands_for():
     strides = Strides(np.array([0, 16, 0, 8]), np.array([8]))
     text = "".join(profile_lines(turns, requests_of(request(4)), ["bow"], strides=strides))
     sample = parse_profile(text.split("\n")).sample
-    assert sample.turns.tolist() == [16 / 3] * 3 + [8.0]
+    assert sample.spans.tolist() == [16 / 3] * 3 + [8.0]
     assert sample.requests.tolist() == [8.0]
     assert len(old_events(text)) == 3 * 6, "the predecessor's reader sees nothing of it"
 
@@ -235,11 +235,13 @@ def test_what_is_not_told_of_a_stretch_of_time_is_hidden_from_the_predecessor():
     assert old_events(text) == []
     found = parse_profile(text.split("\n"))
     assert found.sample.loads.tolist() == [(10**18 + 10, 10**18 + 1_010, 400)]
-    assert (len(found.turns), len(found.requests), found.damaged) == (0, 0, 0)
+    assert (len(found.spans), len(found.requests), found.damaged) == (0, 0, 0)
 
 
 def test_a_request_that_never_got_in_has_no_events_and_is_read():
-    requests = requests_of(request(begun_ns=0, outcome=Outcome.REJECTED, code=6000, packing_ns=0))
+    requests = requests_of(
+        request(dispatched_ns=0, outcome=Outcome.REJECTED, code=6000, completed_ns=0)
+    )
     text = "".join(profile_lines(NO_TURNS, requests, []))
     assert old_events(text) == []
     assert same(parse_profile(text.split("\n")).requests, requests)
@@ -251,23 +253,25 @@ def test_a_request_that_never_got_in_has_no_events_and_is_read():
 def test_the_profile_of_one_request_has_its_turns_and_itself():
     before = time.time_ns()
     start = time.monotonic_ns()
-    own = request(start_ns=start, entered_ns=start, begun_ns=start, packing_ns=start, end_ns=0)
+    own = request(
+        start_ns=start, admitted_ns=start, dispatched_ns=start, completed_ns=start, end_ns=0
+    )
     text = profile_text(
-        packed_request(*own),
-        [packed_turn(*turn(op=1, start_ns=start)), packed_turn(*turn(op=0))],
+        pack_request(*own),
+        [pack_span(*turn(op=1, start_ns=start)), pack_span(*turn(op=0))],
         ["bow", "cnn"],
     )
     found = parse_profile(text.split("\n"))
     assert text.endswith("\n")
     assert found.names == ("cnn", "bow")
-    assert found.turns["data_id"].tolist() == [7, 7]
+    assert found.spans["data_id"].tolist() == [7, 7]
     assert before - 10**9 <= found.requests["start_ns"][0] <= time.time_ns() + 10**9
     assert found.requests["end_ns"].tolist() == [0]
 
 
 def test_the_profile_of_a_request_without_turns_is_its_own_line():
-    found = parse_profile(profile_text(packed_request(*request()), [], []).split("\n"))
-    assert (len(found.turns), len(found.requests)) == (0, 1)
+    found = parse_profile(profile_text(pack_request(*request()), [], []).split("\n"))
+    assert (len(found.spans), len(found.requests)) == (0, 1)
 
 
 # --- the predecessor's lines ----------------------------------------------------------------------
@@ -292,11 +296,11 @@ def old_profile(text: str) -> Profile:
 def test_an_op_line_of_the_predecessor_is_a_turn():
     found = old_profile(OLD_OP)
     second = 1_795_000_000_000_000 * US
-    assert found.turns.tolist() == [
+    assert found.spans.tolist() == [
         (0, 1, 0, -1, -1, Outcome.OK, -1, second + 100 * US, second + 203 * US, second + 700 * US,
          second + 750 * US, -1)
     ]  # fmt: skip
-    assert (found.names, found.turn_pids.tolist(), found.damaged) == (("uci",), [3187], 0)
+    assert (found.names, found.span_pids.tolist(), found.damaged) == (("uci",), [3187], 0)
 
 
 @pytest.mark.parametrize("dag", ["DAG", "DAG-5"])
@@ -322,10 +326,10 @@ def test_batches_of_the_predecessor_that_failed_stand_before_the_one_that_did_no
         "\tprep", "\tprep#[uci|1]_0:10 prep#[uci|1]_1:20 prep#[uci|1]_0:30 "
         "prep#[uci|1]_1:40 midp#[uci|1]_0:41 midp#[uci|1]_1:50 prep", 1,
     )  # fmt: skip
-    turns = old_profile(line).turns
+    turns = old_profile(line).spans
     assert turns["outcome"].tolist() == [Outcome.BACKEND, Outcome.BACKEND, Outcome.OK]
     assert turns["batch"].tolist() == [0, 1, 2]
-    assert turns[["start_ns", "prepared_ns", "processed_ns", "end_ns"]].tolist()[:2] == [
+    assert turns[["start_ns", "preprocess_end_ns", "process_end_ns", "end_ns"]].tolist()[:2] == [
         (10 * US, 20 * US, -1, 20 * US),
         (30 * US, 41 * US, 50 * US, 50 * US),
     ]
@@ -345,7 +349,7 @@ def test_other_lines_are_skipped_and_both_kinds_are_read(tmp_path: Path):
     file = tmp_path / "profile.txt"
     file.write_bytes(text.encode("latin-1") + b"\xfe\n")
     found = read_profile(file)
-    assert (found.names, len(found.turns), len(found.requests)) == (("uci", "bow"), 2, 1)
+    assert (found.names, len(found.spans), len(found.requests)) == (("uci", "bow"), 2, 1)
     assert found.damaged == 0
 
 
@@ -356,7 +360,7 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path):
 
 def test_lines_with_windows_breaks_are_read():
     (line,) = profile_lines(turns_of(turn()), NO_REQUESTS, ["bow"])
-    assert len(parse_profile([line.replace("\n", "\r\n")]).turns) == 1
+    assert len(parse_profile([line.replace("\n", "\r\n")]).spans) == 1
 
 
 @pytest.mark.parametrize(
@@ -382,13 +386,13 @@ def test_lines_with_windows_breaks_are_read():
 )
 def test_a_damaged_line_is_counted(line: str):
     found = parse_profile([line])
-    assert (len(found.turns), len(found.requests), found.damaged) == (0, 0, 1)
+    assert (len(found.spans), len(found.requests), found.damaged) == (0, 0, 1)
 
 
 def test_a_line_that_another_one_has_cut_into_is_counted_and_the_other_one_read():
     (line,) = profile_lines(turns_of(turn()), NO_REQUESTS, ["bow"])
     found = parse_profile([line[:40] + line])
-    assert (len(found.turns), found.damaged) == (1, 1)
+    assert (len(found.spans), found.damaged) == (1, 1)
 
 
 @given(st.text(alphabet=st.sampled_from('PROFILE\tpid:1#[]|_0{}",prmdoscalk n-9')))
@@ -398,7 +402,7 @@ def test_no_text_stops_the_reader(text: str):
 
 def test_times_beyond_what_a_row_holds_are_cut():
     line = "PROFILE\tpid:1\tprep#[a|0]_0:9999999999999999 prep#[a|0]_1:9999999999999999"
-    assert old_profile(line).turns["start_ns"][0] > 4e18
+    assert old_profile(line).spans["start_ns"][0] > 4e18
 
 
 # --- with an engine -------------------------------------------------------------------------------
@@ -409,7 +413,7 @@ def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
         async with Engine(chain("a", "b")) as engine:
             engine.watch(
                 profile=lambda request: profile_text(
-                    packed_request_of(request, PIPELINE), request.turns or [], ["a", "b"]
+                    packed_request_of(request, PIPELINE), request.spans or [], ["a", "b"]
                 )
             )
             others = [engine.ask() for _ in range(3)]
@@ -418,8 +422,8 @@ def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
         texts = [text for key, text in answers(answer).items() if key == PROFILE_KEY]
         (found,) = [parse_profile(text.split("\n")) for text in texts]
         (data_id,) = found.requests["data_id"].tolist()
-        assert found.turns["data_id"].tolist() == [data_id] * 2
-        assert [found.names[op] for op in found.turns["op"]] == ["a", "b"]
-        assert found.turns["outcome"].tolist() == [Outcome.OK] * 2
+        assert found.spans["data_id"].tolist() == [data_id] * 2
+        assert [found.names[op] for op in found.spans["op"]] == ["a", "b"]
+        assert found.spans["outcome"].tolist() == [Outcome.OK] * 2
 
     run_virtual(calls())

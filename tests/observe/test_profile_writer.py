@@ -14,14 +14,14 @@ import pytest
 from doubles import Engine, chain, run_virtual
 from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.observe.analysis.advice import advise
 from pipeline.observe.analysis.figures import Figures, figures_of
 from pipeline.observe.analysis.report import report_text
 from pipeline.observe.paddle.profile import Profile, parse_profile
 from pipeline.observe.paddle.profile_writer import ProfileWriter
 
-NO_TURNS = np.array([], TURN)
+NO_TURNS = np.array([], SPAN)
 NO_REQUESTS = np.array([], REQUEST)
 
 
@@ -29,21 +29,21 @@ def test_the_sink_writes_what_it_is_given_in_order():
     stream = io.StringIO()
     writer = ProfileWriter(["bow"], stream=stream)
     writer.start()
-    writer.fold(turns_of(turn(batch=1), turn(batch=2)), NO_REQUESTS)
-    writer.fold(NO_TURNS, requests_of(request()))
+    writer.notify(turns_of(turn(batch=1), turn(batch=2)), NO_REQUESTS)
+    writer.notify(NO_TURNS, requests_of(request()))
     writer.close()
     writer.close()
     found = parse_profile(stream.getvalue().split("\n"))
-    assert found.turns["batch"].tolist() == [1, 2]
+    assert found.spans["batch"].tolist() == [1, 2]
     assert found.requests["data_id"].tolist() == [7]
     now = time.time_ns() - time.monotonic_ns()
-    assert abs(int(found.turns["start_ns"][0]) - now) < 10**12, "ns since the epoch"
+    assert abs(int(found.spans["start_ns"][0]) - now) < 10**12, "ns since the epoch"
 
 
 def test_the_sink_writes_to_what_stderr_is_when_it_writes(capfd: pytest.CaptureFixture[str]):
     writer = ProfileWriter(["bow"])
     writer.start()
-    writer.fold(turns_of(turn()), NO_REQUESTS)
+    writer.notify(turns_of(turn()), NO_REQUESTS)
     writer.close()
     out, err = capfd.readouterr()
     assert out == ""
@@ -66,11 +66,11 @@ def test_lines_are_written_whole_in_pieces_that_a_pipe_takes_at_once():
     stream = Pieces()
     writer = ProfileWriter(["bow"], stream=stream)
     writer.start()
-    writer.fold(turns_of(*(turn(batch=n) for n in range(100))), NO_REQUESTS)
+    writer.notify(turns_of(*(turn(batch=n) for n in range(100))), NO_REQUESTS)
     writer.close()
     assert 2 < len(stream.pieces) < 50
     assert all(len(piece) <= 4096 and piece.endswith("\n") for piece in stream.pieces)
-    assert len(parse_profile("".join(stream.pieces).split("\n")).turns) == 100
+    assert len(parse_profile("".join(stream.pieces).split("\n")).spans) == 100
 
 
 def test_a_reader_that_is_slow_does_not_hold_up_who_folds():
@@ -84,10 +84,10 @@ def test_a_reader_that_is_slow_does_not_hold_up_who_folds():
     stream = Slow()
     writer = ProfileWriter(["bow"], stream=stream)
     writer.start()
-    writer.fold(turns_of(turn()), NO_REQUESTS)
+    writer.notify(turns_of(turn()), NO_REQUESTS)
     stopped.wait()
     for _ in range(1_000):
-        writer.fold(turns_of(turn()), NO_REQUESTS)
+        writer.notify(turns_of(turn()), NO_REQUESTS)
     go_on.set()
     writer.close()
     assert 1 < len(stream.pieces) < 1_000
@@ -99,7 +99,7 @@ def test_a_stream_that_is_closed_is_told_once(caplog: pytest.LogCaptureFixture):
     writer = ProfileWriter(["bow"], stream=stream)
     writer.start()
     for _ in range(3):
-        writer.fold(turns_of(turn()), NO_REQUESTS)
+        writer.notify(turns_of(turn()), NO_REQUESTS)
     writer.close()
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "no more PROFILE lines" in record.getMessage()
@@ -114,12 +114,12 @@ def test_what_an_engine_has_taken_down_is_written_and_read():
         async with Engine(chain("a", "b")) as engine:
             engine.journal.sinks.append(writer)
             await asyncio.gather(*(engine.ask() for _ in range(5)))
-            engine.journal.fold()
+            engine.journal.flush()
             writer.close()
             found = parse_profile(stream.getvalue().split("\n"))
-            assert len(engine.turns) == 10
+            assert len(engine.spans) == 10
             for field in ("op", "worker", "batch", "data_id", "rows", "outcome"):
-                assert found.turns[field].tolist() == [row[field] for row in engine.turns]
+                assert found.spans[field].tolist() == [row[field] for row in engine.spans]
             assert sorted(found.requests["data_id"]) == [0, 1, 2, 3, 4]
 
     run_virtual(calls())
@@ -148,13 +148,13 @@ def played_on(turns: Rows, requests: Rows, per_s: int, fold_ns: int = SECOND // 
             requests[of_requests[number] : of_requests[number + 1]],
         )
         if fold[0].size or fold[1].size:
-            writer.fold(*fold)
+            writer.notify(*fold)
     writer.close()
     return parse_profile(stream.getvalue().split("\n"))
 
 
 def figures(profile: Profile) -> Figures:
-    return figures_of(profile.turns, profile.requests, profile.names, profile.sample)
+    return figures_of(profile.spans, profile.requests, profile.names, profile.sample)
 
 
 def traffic(
@@ -175,7 +175,7 @@ def traffic(
     last = np.searchsorted(batch, leader[0], side="right")[leader[1]] - 1
     start = begun[last] + 1_000
     end = start + rng.exponential(took_ms * 1e6, count).astype(np.int64)[first]
-    turns, requests = np.zeros(count, TURN), np.zeros(count, REQUEST)
+    turns, requests = np.zeros(count, SPAN), np.zeros(count, REQUEST)
     turns["data_id"] = requests["data_id"] = first_id + np.arange(count)
     turns["batch"], turns["worker"] = first_id + batch, batch % 4
     turns["rows"] = requests["rows"] = 1
@@ -184,13 +184,13 @@ def traffic(
     )
     requests["target"] = PIPELINE
     turns["ready_ns"] = begun
-    for name in ("start_ns", "prepared_ns"):
+    for name in ("start_ns", "preprocess_end_ns"):
         turns[name] = start
-    for name in ("processed_ns", "end_ns", "taken_ns"):
+    for name in ("process_end_ns", "end_ns", "result_received_ns"):
         turns[name] = end
-    for name in ("start_ns", "entered_ns", "begun_ns"):
+    for name in ("start_ns", "admitted_ns", "dispatched_ns"):
         requests[name] = begun
-    for name in ("packing_ns", "end_ns"):
+    for name in ("completed_ns", "end_ns"):
         requests[name] = end
     return turns, requests
 
@@ -262,8 +262,8 @@ def test_few_requests_are_all_written_and_nothing_is_said_of_a_sample():
     turns, requests = traffic(150, 5, 1.0)
     found = played_on(turns, requests, 200)
     assert len(found.requests) == len(requests)
-    assert len(found.turns) == len(turns)
-    assert set(found.sample.requests) == set(found.sample.turns) == {1.0}
+    assert len(found.spans) == len(turns)
+    assert set(found.sample.requests) == set(found.sample.spans) == {1.0}
     assert not len(found.sample.loads)
 
 
@@ -279,10 +279,10 @@ def test_copies_of_a_server_are_there_at_the_same_time():
 
 
 def _together(*copies: Profile) -> Profile:
-    lists = zip(*((c.turns, c.requests, c.turn_pids, c.request_pids) for c in copies), strict=True)
+    lists = zip(*((c.spans, c.requests, c.span_pids, c.request_pids) for c in copies), strict=True)
     turns, requests, turn_pids, request_pids = map(np.concatenate, lists)
     sample = type(copies[0].sample)(
-        np.concatenate([copy.sample.turns for copy in copies]),
+        np.concatenate([copy.sample.spans for copy in copies]),
         np.concatenate([copy.sample.requests for copy in copies]),
         np.concatenate([copy.sample.loads for copy in copies]),
     )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_page import MS, never_ran, request, rows, turn
 
-from pipeline.engine.journal import REQUEST, TURN, Outcome
+from pipeline.engine.journal import REQUEST, SPAN, Outcome
 from pipeline.frontends.dashboard.recent import (
     MAX_FAILED,
     MAX_RECORDED,
@@ -27,7 +27,7 @@ from pipeline.frontends.dashboard.recent import (
 )
 
 S = 10**9
-EMPTY = rows(TURN), rows(REQUEST)
+EMPTY = rows(SPAN), rows(REQUEST)
 
 
 class Clock:
@@ -51,7 +51,7 @@ def recent(clock: Clock) -> SlowRequestLog:
 
 
 def fold(recent: SlowRequestLog, turns=(), requests=()) -> None:
-    recent.fold(rows(TURN, *turns), rows(REQUEST, *requests))
+    recent.notify(rows(SPAN, *turns), rows(REQUEST, *requests))
 
 
 def ids(requests) -> list[int]:
@@ -74,8 +74,8 @@ def test_a_slow_request_has_its_turns_in_the_order_they_began_between_unpacking_
     assert (kept.data_id, kept.took_ns, kept.outcome) == (7, 20 * MS, Outcome.OK)
     assert kept.ended_ms == (clock.now_ns + 20 * MS + 5000 * S) // MS
     times = [
-        (t.op, *(ns // MS for ns in (t.ready_ns, t.start_ns, t.processed_ns, t.end_ns)))
-        for t in kept.turns
+        (t.op, *(ns // MS for ns in (t.ready_ns, t.start_ns, t.process_end_ns, t.end_ns)))
+        for t in kept.spans
     ]
     assert times == [
         (UNPACK, 0, 1, 2, 2),
@@ -134,7 +134,7 @@ def test_turns_of_earlier_folds_are_found(recent, clock):
     fold(recent, [turn(2, 1, at=at + MS)], [request(2, at=at, took=3 * MS)])
     fold(recent, [turn(1, 1, at=at + MS)], [request(1, at=at, took=9 * MS)])
     for kept in recent.slowest():
-        assert [t.op for t in kept.turns] == [UNPACK, "a", "b"]
+        assert [t.op for t in kept.spans] == [UNPACK, "a", "b"]
 
 
 def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(recent, clock):
@@ -148,7 +148,7 @@ def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(r
         )
     fold(recent, requests=[request(0, at=clock.now_ns, took=S)])
     slowest = recent.slowest()[0]
-    assert [t.op for t in slowest.turns] == [UNPACK, "a"]
+    assert [t.op for t in slowest.spans] == [UNPACK, "a"]
     assert len(recent._pending) < 20_000
 
 
@@ -175,15 +175,15 @@ def test_requests_that_never_had_a_turn_leave_nothing_behind(recent, clock):
     finally:
         tracemalloc.stop()
     fold(recent, requests=[request(-1, at=clock.now_ns, took=MS)])
-    assert [t.op for t in recent.slowest()[0].turns] == [UNPACK, "a"]
+    assert [t.op for t in recent.slowest()[0].spans] == [UNPACK, "a"]
 
 
 def test_a_server_with_little_to_do_does_not_look_through_ever_more_pieces(recent, clock):
-    """Each fold brings a turn or two, and each request is among the slowest or the failed."""
+    """Each flush brings a turn or two, and each request is among the slowest or the failed."""
     for data_id in range(1000):
         at = clock.now_ns
         fold(recent, [turn(data_id, 0, at=at)], [request(data_id, at=at, took=data_id)])
-    assert len(recent._turns._pieces) < 100
+    assert len(recent._pending._pieces) < 100
 
 
 def test_the_requests_of_a_batch_are_counted(recent, clock):
@@ -192,7 +192,7 @@ def test_the_requests_of_a_batch_are_counted(recent, clock):
     other = [turn(n, 0, at=at, batch=6) for n in (3, 4)]
     lost = never_ran(5, 0, at=at, end=at + MS, outcome=Outcome.OTHER)
     fold(recent, [*batch, *other, lost], [request(n, at=at, took=MS) for n in range(6)])
-    sizes = {kept.data_id: kept.turns[1].batch_requests for kept in recent.slowest()}
+    sizes = {kept.data_id: kept.spans[1].batch_requests for kept in recent.slowest()}
     assert sizes == {0: 3, 1: 3, 2: 3, 3: 2, 4: 2, 5: 0}
 
 
@@ -208,7 +208,7 @@ def test_a_batch_is_as_large_as_it_was_when_the_turns_of_its_others_are_gone(rec
             [request(n, at=at, took=MS) for n in numbers],
         )
     fold(recent, requests=[request(0, at=at, took=S)])
-    assert [t.batch_requests for t in recent.slowest()[0].turns] == [1, 8, 0]
+    assert [t.batch_requests for t in recent.slowest()[0].spans] == [1, 8, 0]
 
 
 def test_a_request_has_its_turns_when_others_came_by_the_thousand_before_somebody_asks(
@@ -229,13 +229,13 @@ def test_a_request_has_its_turns_when_others_came_by_the_thousand_before_somebod
             [request(n, at=at, took=MS) for n in numbers],
         )
     for kept in (recent.slowest()[0], recent.failures()[0]):
-        assert [t.op for t in kept.turns] == [UNPACK, "a"]
+        assert [t.op for t in kept.spans] == [UNPACK, "a"]
 
 
 def test_an_op_that_runs_again_and_again_does_not_fill_the_memory(recent, clock):
     turns = [turn(1, 0, at=clock.now_ns + n) for n in range(500)]
     fold(recent, turns, [request(1, at=clock.now_ns, took=S)])
-    assert len(recent.slowest()[0].turns) < 110
+    assert len(recent.slowest()[0].spans) < 110
 
 
 # Failures ---------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_failed_request_says_why_whether_that_is_known_before_or_after_its_row
         (2, 22, "after", 3),
         (1, 11, "before", 3),
     ]
-    assert [t.outcome for t in recent.failures()[0].turns] == [Outcome.OK, Outcome.BACKEND]
+    assert [t.outcome for t in recent.failures()[0].spans] == [Outcome.OK, Outcome.BACKEND]
 
 
 def test_the_last_failures_are_kept_for_as_long_as_it_takes(recent, clock):
@@ -284,9 +284,9 @@ def test_a_request_that_failed_on_its_way_has_no_packing(recent, clock, begun):
     at = clock.now_ns
     row = request(1, at=at, took=5 * MS, waited=MS, outcome=Outcome.REJECTED)
     fields = dict(zip(REQUEST.names, row, strict=True))
-    fields |= {"begun_ns": begun and at + 2 * MS, "packing_ns": at + 5 * MS}
+    fields |= {"dispatched_ns": begun and at + 2 * MS, "completed_ns": at + 5 * MS}
     fold(recent, requests=[tuple(fields.values())])
-    (unpacking,) = recent.failures()[0].turns
+    (unpacking,) = recent.failures()[0].spans
     assert unpacking.op == UNPACK
     assert unpacking.end_ns == (2 * MS if begun else 5 * MS)
     assert unpacking.outcome == (Outcome.OK if begun else Outcome.REJECTED)
@@ -302,17 +302,17 @@ def test_a_recording_has_what_ends_while_it_runs():
 
         def fold() -> None:
             while pending:
-                recording.fold(rows(TURN, *pending.pop()), rows(REQUEST))
+                recording.notify(rows(SPAN, *pending.pop()), rows(REQUEST))
 
         recorded = asyncio.ensure_future(recording.record(2.0, fold))
         await asyncio.sleep(1.0)
         assert pending == [], "what happened before is not recorded"
-        recording.fold(rows(TURN, turn(2, 0, at=0)), rows(REQUEST, request(2, at=0, took=5)))
+        recording.notify(rows(SPAN, turn(2, 0, at=0)), rows(REQUEST, request(2, at=0, took=5)))
         pending.append([turn(3, 0, at=0)])
         found = read_recording(await recorded)
-        recording.fold(rows(TURN, turn(4, 0, at=0)), rows(REQUEST))
+        recording.notify(rows(SPAN, turn(4, 0, at=0)), rows(REQUEST))
         assert (found.replica, found.is_cut) == (3, False)
-        assert found.turns["data_id"].tolist() == [2, 3]
+        assert found.spans["data_id"].tolist() == [2, 3]
         assert found.requests["data_id"].tolist() == [2]
 
     run_virtual(main())
@@ -327,11 +327,11 @@ def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
         given_up.cancel()
         short = asyncio.ensure_future(recording.record(1.0, lambda: None))
         for number in range(3):
-            recording.fold(rows(TURN, turn(number, 0, at=0)), rows(REQUEST))
+            recording.notify(rows(SPAN, turn(number, 0, at=0)), rows(REQUEST))
             await asyncio.sleep(0.7)
-        counts = [len(read_recording(await each).turns) for each in (long, short)]
+        counts = [len(read_recording(await each).spans) for each in (long, short)]
         assert counts == [3, 1]
-        assert recording._tapes == []
+        assert recording._running == []
 
     run_virtual(main())
 
@@ -341,11 +341,11 @@ def test_a_recording_ends_with_what_there_is_when_the_server_stops():
         recording = Recording()
         first = asyncio.ensure_future(recording.record(30.0, lambda: None))
         await asyncio.sleep(1)
-        recording.fold(rows(TURN, turn(1, 0, at=0)), rows(REQUEST))
+        recording.notify(rows(SPAN, turn(1, 0, at=0)), rows(REQUEST))
         recording.end()
         begun = asyncio.get_running_loop().time()
         found = read_recording(await first)
-        assert found.turns["data_id"].tolist() == [1]
+        assert found.spans["data_id"].tolist() == [1]
         await recording.record(30.0, lambda: None)  # one that is begun too late
         assert asyncio.get_running_loop().time() == begun
 
@@ -361,9 +361,9 @@ def test_a_recording_is_cut_where_no_viewer_could_show_more(copies):
         recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
         await asyncio.sleep(0.5)
         for _ in range(3):
-            recording.fold(np.zeros(MAX_RECORDED // 2, TURN), rows(REQUEST))
+            recording.notify(np.zeros(MAX_RECORDED // 2, SPAN), rows(REQUEST))
         found = read_recording(await recorded)
-        assert (len(found.turns), found.is_cut) == (MAX_RECORDED // copies, True)
+        assert (len(found.spans), found.is_cut) == (MAX_RECORDED // copies, True)
 
     run_virtual(main())
 
@@ -375,9 +375,9 @@ def test_what_is_recorded_is_read_again(copy, is_cut, turns, requests):
         recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
         await asyncio.sleep(0.5)
         size = MAX_RECORDED + 1 if is_cut else len(turns)
-        recording.fold(np.ones(size, TURN), np.ones(len(requests), REQUEST))
+        recording.notify(np.ones(size, SPAN), np.ones(len(requests), REQUEST))
         return read_recording(await recorded)
 
     found = run_virtual(main())
     assert (found.replica, found.is_cut, len(found.requests)) == (copy, is_cut, len(requests))
-    assert (found.turns == np.ones(len(found.turns), TURN)).all()
+    assert (found.spans == np.ones(len(found.spans), SPAN)).all()

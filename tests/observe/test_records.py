@@ -344,7 +344,7 @@ def test_a_forked_process_may_write_logs_of_its_own_in_the_same_folder(tmp_path)
 
 
 def test_a_fork_does_not_wait_for_who_holds_the_sessions(tmp_path, monkeypatch):
-    from pipeline.observe.logs.setup import setup as logs
+    from pipeline.observe.logs import setup as logs
 
     def work():
         session.close()

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, never_ran, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import REQUEST, TURN, Rows
+from pipeline.engine.journal import REQUEST, SPAN, Rows
 from pipeline.observe.analysis.sampling import Chosen, Sampler
 
 SECOND_NS = 1_000 * MS
-NO_TURNS = np.array([], TURN)
+NO_TURNS = np.array([], SPAN)
 
 
 def requests_at(first_id: int, count: int, begin_ns: int, end_ns: int, step: int = 1) -> Rows:
@@ -96,7 +96,7 @@ def test_a_request_is_told_with_all_its_turns_or_not_at_all(folds, per_s):
             chosen = sampler.choose(turns, ending)
             assert chosen.strides is not None
             for found, into in (
-                ((chosen.turns, chosen.strides.turns), told_turns),
+                ((chosen.spans, chosen.strides.spans), told_turns),
                 ((chosen.requests, chosen.strides.requests), told_requests),
             ):
                 into |= zip(found[0]["data_id"].tolist(), found[1].tolist(), strict=True)
@@ -112,11 +112,11 @@ def test_a_batch_is_told_whole_if_one_of_it_is_and_says_which():
     turns = turns_of(*(turn(data_id=1_000 + i, batch=i // 16) for i in range(1_600)))
     chosen = sampler.choose(turns, requests_of())
     assert chosen.strides is not None
-    batches, sizes = np.unique(chosen.turns["batch"], return_counts=True)
+    batches, sizes = np.unique(chosen.spans["batch"], return_counts=True)
     assert set(sizes.tolist()) == {16}
     assert 2 <= len(batches) <= 40
     for batch in batches:
-        assert chosen.strides.turns[chosen.turns["batch"] == batch].any()
+        assert chosen.strides.spans[chosen.spans["batch"] == batch].any()
 
 
 def test_turns_that_never_ran_are_told_one_by_one():
@@ -125,8 +125,8 @@ def test_turns_that_never_ran_are_told_one_by_one():
     chosen = sampler.choose(turns_of(*(never_ran(data_id=1_000 + i) for i in range(1_600))),
                             requests_of())  # fmt: skip
     assert chosen.strides is not None
-    assert 0 < len(chosen.turns) < 40
-    assert chosen.strides.turns.all()
+    assert 0 < len(chosen.spans) < 40
+    assert chosen.strides.spans.all()
 
 
 def test_of_a_second_that_is_not_told_whole_it_is_said_how_long_somebody_was_there():

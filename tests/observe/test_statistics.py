@@ -17,11 +17,11 @@ from pipeline.engine.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,
-    TURN,
+    SPAN,
     Journal,
     Outcome,
-    packed_request,
-    packed_turn,
+    pack_request,
+    pack_span,
 )
 from pipeline.errors import ErrorCode
 from pipeline.observe.histogram import LATENCY_BOUNDS_NS
@@ -49,15 +49,15 @@ def a_turn(op: int = 0, *, batch: int = 0, at: int = 1000 * MS, **changes: int) 
     """A turn that took 1 ms to start and 2, 3, 4, 5 ms from one time to the next."""
     times = [at, at + MS, at + 3 * MS, at + 6 * MS, at + 10 * MS, at + 15 * MS]
     row = {"op": op, "worker": 0, "batch": batch, "data_id": 1, "rows": 1, "outcome": int(OK)}
-    row |= dict(zip(TURN.names[6:], times, strict=True))
+    row |= dict(zip(SPAN.names[6:], times, strict=True))
     return row | changes
 
 
 def a_request(at: int = 1000 * MS, **changes: int) -> dict[str, int]:
     """A request of the whole graph that waited for 2 ms and took 30."""
     row = dict.fromkeys(REQUEST.names, 0)
-    row |= {"target": PIPELINE, "rows": 1, "start_ns": at, "entered_ns": at + 2 * MS}
-    row |= {"begun_ns": at + 3 * MS, "packing_ns": at + 29 * MS, "end_ns": at + 30 * MS}
+    row |= {"target": PIPELINE, "rows": 1, "start_ns": at, "admitted_ns": at + 2 * MS}
+    row |= {"dispatched_ns": at + 3 * MS, "completed_ns": at + 29 * MS, "end_ns": at + 30 * MS}
     return row | {"input_ns": 2 * MS, "infer_ns": 30 * MS, "output_ns": 4 * MS} | changes
 
 
@@ -69,7 +69,7 @@ def counted(
     turns: list[dict[str, int]] = [], requests: list[dict[str, int]] = []
 ) -> list[ModelCounters]:
     statistics = Statistics("imdb", NAMES, lambda: OFFSET_NS)
-    statistics.fold(table(TURN, turns), table(REQUEST, requests))
+    statistics.notify(table(SPAN, turns), table(REQUEST, requests))
     return statistics.models
 
 
@@ -164,7 +164,9 @@ def test_last_inference_is_when_the_last_execution_ended_by_the_wall_clock():
 
 def test_clocks_that_disagree_count_as_no_time():
     """A worker on another machine may start before its batch was ready, by its own clock."""
-    words = counted([a_turn(start_ns=1, prepared_ns=3, processed_ns=2, end_ns=3, taken_ns=0)])[1]
+    words = counted(
+        [a_turn(start_ns=1, preprocess_end_ns=3, process_end_ns=2, end_ns=3, result_received_ns=0)]
+    )[1]
     assert (words.success_count, words.success_ns, words.queue_ns) == (1, 0, 0)
     assert (words.input_ns, words.infer_ns, words.output_ns) == (2, 0, 1)
 
@@ -183,7 +185,7 @@ def test_a_time_on_the_bound_of_a_bucket_is_in_it():
     assert set(bounds) <= set(LATENCY_BOUNDS_NS.tolist())
     for bound in bounds:
         for ns in (bound, bound + 1):
-            words = counted([a_turn(taken_ns=1000 * MS + ns)])[1]
+            words = counted([a_turn(result_received_ns=1000 * MS + ns)])[1]
             assert words.latency[bucket_of(ns)] == 1
     assert bucket_of(1000) == 0
     assert bucket_of(1001) == 1
@@ -207,7 +209,7 @@ def test_numbers_of_samples_that_cannot_be_do_no_harm(rows):
 
 def test_what_is_read_is_the_readers_own():
     statistics = Statistics("imdb", NAMES, lambda: OFFSET_NS)
-    statistics.fold(table(TURN, [a_turn()]), table(REQUEST, []))
+    statistics.notify(table(SPAN, [a_turn()]), table(REQUEST, []))
     read = statistics.models
     read[1].latency[3] += 5
     read[1].batches[1].count += 5
@@ -219,9 +221,9 @@ def test_a_journal_folds_into_it():
     statistics = Statistics("imdb", NAMES, lambda: OFFSET_NS)
     journal = Journal([statistics])
     for number in range(40):
-        journal.turns.append(packed_turn(*a_turn(1, batch=number // 4).values()))
-        journal.requests.append(packed_request(*a_request().values()))
-    journal.fold()
+        journal.spans.append(pack_span(*a_turn(1, batch=number // 4).values()))
+        journal.requests.append(pack_request(*a_request().values()))
+    journal.flush()
     pipeline, _, cnn, _ = statistics.models
     assert (cnn.success_count, cnn.execution_count, pipeline.success_count) == (40, 10, 40)
 
@@ -248,9 +250,9 @@ def batches(draw: st.DrawFn, number: int) -> list[dict[str, int]]:
     turns = []
     for _ in range(draw(st.integers(1, 5)) if ran else 1):
         turn = a_turn(op, batch=number, outcome=draw(OUTCOMES), rows=draw(st.integers(1, 3)))
-        turn |= dict(zip(TURN.names[7:11], times, strict=True))
+        turn |= dict(zip(SPAN.names[7:11], times, strict=True))
         turn["ready_ns"] = times[0] - draw(SMALL_NS)
-        turn["taken_ns"] = times[-1] + draw(SMALL_NS)
+        turn["result_received_ns"] = times[-1] + draw(SMALL_NS)
         if not ran:
             turn |= {"batch": -1, "worker": NO_WORKER, "outcome": int(Outcome.REJECTED)}
         turns.append(turn)
@@ -280,9 +282,11 @@ class ByHand:
     def batch(self, turns: list[dict[str, int]]) -> None:
         model = self.models[turns[0]["op"] + 1]
         for turn in turns:
-            times = [turn[name] for name in ("start_ns", "prepared_ns", "processed_ns", "end_ns")]
+            times = [
+                turn[name] for name in ("start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
+            ]
             stages = [max(0, b - a) for a, b in itertools.pairwise(times)]
-            took_ns = max(0, turn["taken_ns"] - turn["ready_ns"])
+            took_ns = max(0, turn["result_received_ns"] - turn["ready_ns"])
             self.one(model, turn, took_ns, max(0, turn["start_ns"] - turn["ready_ns"]), stages)
         if turns[0]["batch"] >= 0 and any(turn["outcome"] == OK for turn in turns):
             width = sum(turn["rows"] for turn in turns)
@@ -293,7 +297,7 @@ class ByHand:
             return
         stages = [request[name] for name in ("input_ns", "infer_ns", "output_ns")]
         took_ns = max(0, request["end_ns"] - request["start_ns"])
-        queue_ns = request["entered_ns"] - request["start_ns"]
+        queue_ns = request["admitted_ns"] - request["start_ns"]
         self.one(self.models[0], request, took_ns, queue_ns, stages)
         if request["outcome"] == OK:
             self.execution(self.models[0], request["rows"], stages, request["end_ns"])
@@ -346,7 +350,7 @@ def folded(traffic: Traffic, folds: int, seed: int) -> list[ModelCounters]:
         chance.choice(parts).requests.append(request)
     for part in parts:
         turns = [turn for batch in part.batches for turn in batch]
-        statistics.fold(table(TURN, turns), table(REQUEST, part.requests))
+        statistics.notify(table(SPAN, turns), table(REQUEST, part.requests))
     return statistics.models
 
 

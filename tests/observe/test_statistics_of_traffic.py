@@ -86,7 +86,7 @@ class Traffic:
         await settle()
 
     def models(self) -> list[ModelCounters]:
-        self.engine.journal.fold()
+        self.engine.journal.flush()
         return self.statistics.models
 
 
@@ -122,7 +122,7 @@ def check_at_the_end(traffic: Traffic, asked: list[Any], alone: list[Any]) -> No
     pools = traffic.engine.pools
     for model, pool in ((a, pools["a"]), (b, pools["b"])):
         assert model.execution_count <= len(pool.batches)
-        turns = sum(turn["op"] == "ab".index(model.name) for turn in traffic.engine.turns)
+        turns = sum(turn["op"] == "ab".index(model.name) for turn in traffic.engine.spans)
         assert model.success_count + sum(model.fail_counts) == turns
     state = traffic.engine.executor.state()
     assert state.inside == state.waiting == 0

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.journal import NO_WORKER, REQUEST, TURN, Rows
+from pipeline.engine.journal import NO_WORKER, REQUEST, SPAN, Rows
 from pipeline.observe.tables import batches, columns, groups, joined, sorted_by, tally
 
 
 def turns_of(*places: tuple[int, int, int]) -> Rows:
     """Turns of (op, worker, batch), which have their own numbers as data ids."""
-    turns = np.zeros(len(places), TURN)
+    turns = np.zeros(len(places), SPAN)
     for number, place in enumerate(places):
         turns[number] = (*place, number, *[0] * 8)
     return turns

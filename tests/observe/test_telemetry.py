@@ -17,11 +17,11 @@ from pipeline.engine.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,
-    TURN,
+    SPAN,
     Journal,
     Outcome,
-    packed_request,
-    packed_turn,
+    pack_request,
+    pack_span,
 )
 from pipeline.errors import ErrorCode, ProductError, UserCodeError
 from pipeline.tracing.context import (
@@ -97,14 +97,14 @@ class Bench:
 
     def turn(self, data_id: int, op: int = 0, batch: int = 1, **fields: int) -> None:
         row = OpSpanRow(op, 0, batch, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
-        self.journal.turns.append(packed_turn(*row._replace(**fields)))
+        self.journal.spans.append(pack_span(*row._replace(**fields)))
 
     def request(self, data_id: int, **fields: int) -> None:
         row = RequestRow(data_id, PIPELINE, 1, Outcome.OK, 0, 1, 2, 3, 70, 80, 0, 0, 0)
-        self.journal.requests.append(packed_request(*row._replace(**fields)))
+        self.journal.requests.append(pack_request(*row._replace(**fields)))
 
     def spans(self) -> list[SpanRecord]:
-        self.journal.fold()
+        self.journal.flush()
         spans, self.recorded.spans = self.recorded.spans, []
         return spans
 
@@ -124,7 +124,7 @@ def times(span: SpanRecord) -> tuple[int, int]:
 
 
 def test_rows_are_read_by_the_names_that_they_have_in_the_journal():
-    assert OpSpanRow._fields == TURN.names
+    assert OpSpanRow._fields == SPAN.names
     assert RequestRow._fields == REQUEST.names
 
 
@@ -226,7 +226,7 @@ def test_a_batch_with_more_requests_than_a_span_may_have_links(bench: Bench):
     for data_id in range(200):
         bench.begin(data_id)
         bench.turn(data_id)
-    bench.journal.fold()
+    bench.journal.flush()
     first, *others = bench.recorded.named("bow process")
     assert len(first.links) == 127
     assert all(span.links == [first.context] for span in others)
@@ -247,7 +247,7 @@ def test_a_failure_is_the_status_of_its_turn_and_of_the_request(bench: Bench):
     bench.turn(7, outcome=Outcome.BACKEND)
     bench.telemetry.failed(7, 0, UserCodeError("no such\n word"))
     bench.telemetry.failed(8, 0, UserCodeError("not recorded"))
-    bench.request(7, outcome=Outcome.BACKEND, code=ErrorCode.UNKNOWN, packing_ns=80)
+    bench.request(7, outcome=Outcome.BACKEND, code=ErrorCode.UNKNOWN, completed_ns=80)
     spans = by_name(bench.spans())
     assert spans["bow"].error == "BACKEND"
     assert spans["imdb"].error == "no such word"
@@ -260,7 +260,7 @@ def test_what_a_caller_is_to_blame_for_leaves_the_status_unset(bench: Bench):
     bench.begin(7)
     bench.turn(7, outcome=Outcome.PRODUCT)
     bench.telemetry.failed(7, 0, ProductError(51, "no face"))
-    bench.request(7, outcome=Outcome.PRODUCT, code=51, packing_ns=80)
+    bench.request(7, outcome=Outcome.PRODUCT, code=51, completed_ns=80)
     spans = by_name(bench.spans())
     assert (spans["bow"].error, spans["imdb"].error) == ("", "")
     assert spans["imdb"].attributes["error.type"] == "PRODUCT"
@@ -269,9 +269,9 @@ def test_what_a_caller_is_to_blame_for_leaves_the_status_unset(bench: Bench):
 
 def test_a_turn_that_never_ran_has_no_stages(bench: Bench):
     bench.begin(7)
-    ended = {"start_ns": 60, "prepared_ns": 60, "processed_ns": 60, "end_ns": 60}
+    ended = {"start_ns": 60, "preprocess_end_ns": 60, "process_end_ns": 60, "end_ns": 60}
     bench.turn(7, worker=NO_WORKER, batch=-1, outcome=Outcome.REJECTED, **ended)
-    bench.request(7, outcome=Outcome.REJECTED, entered_ns=80, begun_ns=0, packing_ns=80)
+    bench.request(7, outcome=Outcome.REJECTED, admitted_ns=80, dispatched_ns=0, completed_ns=80)
     spans = by_name(bench.spans())
     assert list(spans) == ["bow", "imdb"]
     assert times(spans["bow"]) == (10, 60)
@@ -285,7 +285,7 @@ def test_a_turn_that_never_ran_has_no_stages(bench: Bench):
 
 def test_of_a_worker_that_was_lost_only_the_stages_that_are_known_are_shown(bench: Bench):
     bench.begin(7)
-    bench.turn(7, outcome=Outcome.OTHER, prepared_ns=0, processed_ns=0, end_ns=0)
+    bench.turn(7, outcome=Outcome.OTHER, preprocess_end_ns=0, process_end_ns=0, end_ns=0)
     spans = by_name(bench.spans())
     assert list(spans) == ["bow", "bow queue"]
     assert times(spans["bow"]) == (10, 60)
@@ -314,7 +314,7 @@ def test_requests_that_are_over_are_forgotten(bench: Bench):
     for data_id in range(1000):
         bench.begin(data_id)
         bench.request(data_id)
-    bench.journal.fold()
+    bench.journal.flush()
     bench.recorded.spans.clear()
     bench.turn(0)
     bench.turn(999)
@@ -326,7 +326,7 @@ def test_requests_that_never_end_do_not_add_up():
     told = [bench.begin(data_id) for data_id in range(10_002)]
     assert told.count("") == 2
     bench.request(0)
-    bench.journal.fold()
+    bench.journal.flush()
     assert bench.begin(20_000)
 
 
@@ -350,7 +350,7 @@ def test_a_recorder_that_fails_is_logged(bench: Bench, caplog: pytest.LogCapture
     bench.begin(7)
     bench.turn(7)
     with caplog.at_level(logging.ERROR):
-        bench.journal.fold()
+        bench.journal.flush()
     assert "could not be recorded" in caplog.text
     assert bench.begin(8)
 
@@ -371,7 +371,7 @@ def test_closing_delivers_what_is_left(bench: Bench):
 
 def test_a_fold_without_requests_or_turns_is_fine(bench: Bench):
     bench.begin(7)
-    bench.telemetry.fold(np.empty(0, TURN), np.empty(0, REQUEST))
+    bench.telemetry.notify(np.empty(0, SPAN), np.empty(0, REQUEST))
     assert bench.recorded.spans == []
 
 
@@ -404,7 +404,7 @@ def test_the_call_that_a_worker_makes_is_below_the_span_that_is_made_of_its_turn
             engine.watch(begin_trace=telemetry.begin)
             response = await engine.ask(x="1")
             assert response.err_no == 0, response.err_msg
-            engine.journal.fold()
+            engine.journal.flush()
         return recorded.spans
 
     spans = by_name(run_virtual(run()))

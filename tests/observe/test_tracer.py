@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import LogConfig, load_config
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, TURN, Outcome, Rows
+from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError
 from pipeline.observe.paddle.batch_times import BatchTimes
@@ -33,7 +33,7 @@ from pipeline.observe.paddle.tracer_block import (
 )
 
 MS = 1_000_000
-NO_TURNS = np.array([], TURN)
+NO_TURNS = np.array([], SPAN)
 NO_REQUESTS = np.array([], REQUEST)
 GRAPH = TracedGraph(["uci", "sum"], [["@DAGExecutor"], ["uci", "other"]], 4, 10)
 
@@ -72,7 +72,7 @@ def request(data_id: int, latency: float, outcome: int = 0, target: int = PIPELI
 
 
 def turns_of(*rows: Any) -> Rows:
-    return np.array(list(rows), TURN)
+    return np.array(list(rows), SPAN)
 
 
 def requests_of(*rows: Any) -> Rows:
@@ -93,7 +93,7 @@ class Traced:
         self.file = folder / "pipeline.tracer"
         self.tracer = Tracer(GRAPH, state, TracerFiles(self.file, **files), self.clock)
         self.tracer.start()
-        self.fold = self.tracer.fold
+        self.notify = self.tracer.notify
 
     def tick(self, seconds: float = 1.0) -> None:
         self.clock.now_s += seconds
@@ -132,7 +132,7 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
 
 
 def test_a_block_has_the_predecessors_layout(traced: Traced):
-    traced.fold(
+    traced.notify(
         turns_of(turn(10), turn(30, batch=2)),
         requests_of(
             *(request(n, 0.5 + n / 10) for n in range(5)), request(5, 1.0, Outcome.BACKEND)
@@ -170,10 +170,10 @@ def test_a_block_has_the_predecessors_layout(traced: Traced):
 
 def test_an_idle_interval_writes_nothing(traced: Traced):
     traced.tick()
-    traced.fold(turns_of(turn(1100)), NO_REQUESTS)
+    traced.notify(turns_of(turn(1100)), NO_REQUESTS)
     traced.tick()
     traced.tick()
-    traced.fold(NO_TURNS, requests_of(request(1, 1)))
+    traced.notify(NO_TURNS, requests_of(request(1, 1)))
     traced.tick()
     lines = traced.lines()
     assert lines.count("==================== TRACER ======================") == 2
@@ -181,7 +181,7 @@ def test_an_idle_interval_writes_nothing(traced: Traced):
 
 
 def test_what_is_left_is_written_at_the_end(traced: Traced):
-    traced.fold(turns_of(turn(1)), NO_REQUESTS)
+    traced.notify(turns_of(turn(1)), NO_REQUESTS)
     assert "Op(uci):" in traced.lines()
 
 
@@ -190,7 +190,7 @@ def test_a_name_cannot_begin_a_line_of_its_own(tmp_path: Path):
     file = tmp_path / "trace"
     tracer = Tracer(graph, state, TracerFiles(file), Clock())
     tracer.start()
-    tracer.fold(turns_of(turn(1)), NO_REQUESTS)
+    tracer.notify(turns_of(turn(1)), NO_REQUESTS)
     tracer.close()
     assert r"Op(a\nOp(b):\ud800):" in file.read_text()
     assert len(re.findall(r"^\S+ \S+ Op\(", file.read_text(), re.MULTILINE)) == 1
@@ -200,7 +200,7 @@ def test_a_name_cannot_begin_a_line_of_its_own(tmp_path: Path):
 
 
 def test_the_times_of_a_batch_count_once_however_many_requests_it_has(traced: Traced):
-    traced.fold(turns_of(*[turn(10)] * 8, turn(20, batch=2, processed=36, end=38, taken=39)),
+    traced.notify(turns_of(*[turn(10)] * 8, turn(20, batch=2, processed=36, end=38, taken=39)),
                 NO_REQUESTS)  # fmt: skip
     (op,) = traced.values("Op(uci):")
     assert (op["prep"], op["midp"]) == ("1.0 ms", "10.0 ms")
@@ -208,7 +208,7 @@ def test_the_times_of_a_batch_count_once_however_many_requests_it_has(traced: Tr
 
 def test_a_batch_counts_if_one_of_its_requests_succeeded(traced: Traced):
     failed = Outcome.BACKEND
-    traced.fold(
+    traced.notify(
         turns_of(
             turn(10, outcome=failed),
             turn(10),
@@ -223,7 +223,7 @@ def test_a_batch_counts_if_one_of_its_requests_succeeded(traced: Traced):
 
 
 def test_an_interval_in_which_every_batch_failed_is_written_for_its_requests(traced: Traced):
-    traced.fold(
+    traced.notify(
         turns_of(turn(1, outcome=Outcome.BACKEND)), requests_of(request(1, 1, Outcome.BACKEND))
     )
     traced.tick()
@@ -233,36 +233,36 @@ def test_an_interval_in_which_every_batch_failed_is_written_for_its_requests(tra
 
 def test_turns_that_never_ran_are_in_no_batch(traced: Traced):
     lost = (0, NO_WORKER, -1, 1, 1, Outcome.REJECTED, *[at(3)] * 6)
-    traced.fold(turns_of(lost, turn(10), lost), NO_REQUESTS)
+    traced.notify(turns_of(lost, turn(10), lost), NO_REQUESTS)
     (op,) = traced.values("Op(uci):")
     assert op["in"] == "10.0 ms"
 
 
 def test_in_is_the_wait_of_a_worker_since_its_batch_before(traced: Traced):
-    traced.fold(turns_of(turn(10), turn(30, worker=1, batch=2)), NO_REQUESTS)
+    traced.notify(turns_of(turn(10), turn(30, worker=1, batch=2)), NO_REQUESTS)
     traced.tick()
-    traced.fold(turns_of(turn(119, batch=3)), NO_REQUESTS)  # of worker 0, taken back at 19
+    traced.notify(turns_of(turn(119, batch=3)), NO_REQUESTS)  # of worker 0, taken back at 19
     traced.tick()
     assert [op["in"] for op in traced.values("Op(uci):")] == ["20.0 ms", "100.0 ms"]
 
 
 def test_in_and_out_overlap_with_no_batch_of_the_same_worker(traced: Traced):
     """A worker that has its next batch at hand is not idle, when ever the last one is taken."""
-    traced.fold(turns_of(turn(0, taken=50), turn(8, batch=2, taken=50)), NO_REQUESTS)
+    traced.notify(turns_of(turn(0, taken=50), turn(8, batch=2, taken=50)), NO_REQUESTS)
     (op,) = traced.values("Op(uci):")
     assert (op["in"], op["out"]) == ("0.0 ms", "17.0 ms")  # of 0 and 34
 
 
 def test_a_stage_that_did_not_end_lasts_no_time(traced: Traced):
     odd = turn(10, processed=-Clock.START_S * 1e3)
-    traced.fold(turns_of(odd), NO_REQUESTS)
+    traced.notify(turns_of(odd), NO_REQUESTS)
     (op,) = traced.values("Op(uci):")
     assert (op["midp"], op["postp"]) == ("0.0 ms", "7.0 ms")
 
 
 def test_an_op_that_takes_no_time_is_not_idle(traced: Traced):
     nothing = dict.fromkeys(("prepared", "processed", "end", "taken"), 0.0)
-    traced.fold(turns_of(turn(0, **nothing)), NO_REQUESTS)
+    traced.notify(turns_of(turn(0, **nothing)), NO_REQUESTS)
     assert traced.values("Op(uci):")[0]["idle"] == "0.0"
 
 
@@ -295,20 +295,20 @@ def test_the_sums_are_those_of_a_plain_loop(batches: list[Any]):
 
 
 def test_requests_for_a_single_op_are_no_queries(traced: Traced):
-    traced.fold(NO_TURNS, requests_of(request(1, 1, target=0), request(2, 1)))
+    traced.notify(NO_TURNS, requests_of(request(1, 1, target=0), request(2, 1)))
     (dag,) = traced.values("DAGExecutor:")
     assert dag["Query count"] == "1"
 
 
 def test_the_rate_is_by_the_true_length_of_the_interval(traced: Traced):
-    traced.fold(NO_TURNS, requests_of(request(1, 1), request(2, 1)))
+    traced.notify(NO_TURNS, requests_of(request(1, 1), request(2, 1)))
     traced.tick(0.5)
     (dag,) = traced.values("DAGExecutor:")
     assert dag["QPS"] == "4.0 q/s"
 
 
 def test_an_interval_of_no_length_has_a_rate(traced: Traced):
-    traced.fold(NO_TURNS, requests_of(request(1, 1)))
+    traced.notify(NO_TURNS, requests_of(request(1, 1)))
     traced.tick(0)
     assert traced.values("DAGExecutor:")
 
@@ -316,7 +316,7 @@ def test_an_interval_of_no_length_has_a_rate(traced: Traced):
 @pytest.mark.parametrize(("failed", "shown"), [(0, ""), (2, "0, 1")])
 def test_failed_requests_are_named(traced: Traced, failed: int, shown: str):
     rows = [request(n, 1, Outcome.CANCELED if n < failed else Outcome.OK) for n in range(4)]
-    traced.fold(NO_TURNS, requests_of(*rows))
+    traced.notify(NO_TURNS, requests_of(*rows))
     (dag,) = traced.values("DAGExecutor:")
     assert (dag["Error req"], dag["Succ"]) == (shown, str(1 - failed / 4))
 
@@ -324,7 +324,7 @@ def test_failed_requests_are_named(traced: Traced, failed: int, shown: str):
 def test_a_flood_of_failures_is_counted_and_not_all_named(traced: Traced):
     for first in range(0, 3000, 750):
         rows = [request(n, 1, Outcome.REJECTED) for n in range(first, first + 750)]
-        traced.fold(NO_TURNS, requests_of(*rows))
+        traced.notify(NO_TURNS, requests_of(*rows))
     (dag,) = traced.values("DAGExecutor:")
     assert dag["Query count"] == "3000"
     assert dag["Error req"].endswith("998, 999, ...")
@@ -356,12 +356,12 @@ def test_percentiles_of_very_many_requests_are_of_an_even_part_of_them():
 def test_a_long_interval_is_one_block_however_many_folds_it_has(traced: Traced):
     for first in range(0, 30_000, 1000):
         numbers = range(first, first + 1000)
-        traced.fold(
+        traced.notify(
             turns_of(*(turn(10 * n, batch=n) for n in numbers)),
             requests_of(*(request(n, 1) for n in numbers)),
         )
     traced.tick()
-    traced.fold(NO_TURNS, requests_of(request(1, 1)))
+    traced.notify(NO_TURNS, requests_of(request(1, 1)))
     traced.tick(0.5)
     assert [dag["Query count"] for dag in traced.values("DAGExecutor:")] == ["30000", "1"]
     assert [dag["QPS"] for dag in traced.values("DAGExecutor:")] == ["30000.0 q/s", "2.0 q/s"]
@@ -382,7 +382,7 @@ def test_a_disk_that_hangs_does_not_fill_the_memory(traced: Traced):
     for _ in range(100):
         copy = rows.copy()
         kept.append(weakref.ref(copy))
-        traced.fold(NO_TURNS, copy)
+        traced.notify(NO_TURNS, copy)
         del copy
     assert sum(ref() is not None for ref in kept) < 30
     release.set()
@@ -397,7 +397,7 @@ def test_a_disk_that_hangs_does_not_fill_the_memory(traced: Traced):
 def test_the_file_is_rotated(tmp_path: Path):
     traced = Traced(tmp_path, max_bytes=2000, backup_count=2)
     for number in range(10):
-        traced.fold(turns_of(turn(number * 100, batch=number)), requests_of(request(number, 1)))
+        traced.notify(turns_of(turn(number * 100, batch=number)), requests_of(request(number, 1)))
         traced.tick()
     traced.tracer.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -410,7 +410,7 @@ def test_the_file_is_rotated(tmp_path: Path):
 def test_the_file_is_not_rotated_where_that_is_off(tmp_path: Path, keeps: dict[str, int]):
     traced = Traced(tmp_path, **keeps)
     for number in range(10):
-        traced.fold(turns_of(turn(number * 100, batch=number)), NO_REQUESTS)
+        traced.notify(turns_of(turn(number * 100, batch=number)), NO_REQUESTS)
         traced.tick()
     assert traced.lines().count("Op(uci):") == 10
     assert [path.name for path in tmp_path.iterdir()] == ["pipeline.tracer"]
@@ -427,7 +427,7 @@ def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path):
 def test_the_folder_is_made_and_the_file_continued(tmp_path: Path):
     for _ in range(2):
         traced = Traced(tmp_path / "new")
-        traced.fold(turns_of(turn(1)), NO_REQUESTS)
+        traced.notify(turns_of(turn(1)), NO_REQUESTS)
         traced.tracer.close()
     assert traced.lines().count("Op(uci):") == 2
 
@@ -435,9 +435,9 @@ def test_the_folder_is_made_and_the_file_continued(tmp_path: Path):
 def test_the_benchmark_file_has_the_figures_of_the_last_interval(tmp_path: Path):
     benchmark = tmp_path / "benchmark.log"
     traced = Traced(tmp_path, benchmark=benchmark)
-    traced.fold(turns_of(turn(1)), requests_of(request(1, 1)))
+    traced.notify(turns_of(turn(1)), requests_of(request(1, 1)))
     traced.tick()
-    traced.fold(
+    traced.notify(
         turns_of(turn(1009.00001, batch=2), turn(1030, batch=3)),
         requests_of(*(request(n, 0.00001) for n in range(4)), request(4, 2, Outcome.OTHER)),
     )
@@ -463,7 +463,7 @@ def test_names_of_any_kind_are_keys_of_the_benchmark_file(tmp_path: Path):
     files = TracerFiles(tmp_path / "trace", benchmark=tmp_path / "benchmark.log")
     tracer = Tracer(graph, state, files, Clock())
     tracer.start()
-    tracer.fold(turns_of(*(turn(1, op=n) for n in range(4))), NO_REQUESTS)
+    tracer.notify(turns_of(*(turn(1, op=n) for n in range(4))), NO_REQUESTS)
     tracer.close()
     found = yaml.safe_load((tmp_path / "benchmark.log").read_text())
     assert list(found)[:3] == names[:3]

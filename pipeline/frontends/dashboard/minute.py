@@ -50,7 +50,7 @@ class LastMinute:
         self._clock_ns = clock_ns
         self._seconds: dict[int, _Second] = {}
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
         is_well = (requests["target"] == PIPELINE) & (requests["outcome"] == Outcome.OK)
         good = requests[is_well]

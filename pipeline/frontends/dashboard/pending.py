@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.engine.journal import TURN, Rows
+from pipeline.engine.journal import SPAN, Rows
 from pipeline.observe.tables import Integers, Positions, batches, joined
 
 __all__ = ["FoundSpans", "PendingSpans"]
@@ -28,7 +28,7 @@ class FoundSpans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Spans of one fold, whose batches are counted when somebody asks; or those left of many."""
+    """Spans of one flush, whose batches are counted when somebody asks; or those left of many."""
 
     spans: Rows
     sizes: Integers | None = None
@@ -61,7 +61,7 @@ class PendingSpans:
         return self._count
 
     def add(self, spans: Rows) -> None:
-        """Take the spans of one fold, whose batches are whole."""
+        """Take the spans of one flush, whose batches are whole."""
         if len(spans):
             self._pieces.append(_Piece(spans))
             self._count += len(spans)
@@ -95,7 +95,10 @@ class PendingSpans:
         self._ended, self._ended_count = [], 0
 
     def _drop_ended(self) -> None:
-        since_ns = max(int(piece.spans["taken_ns"].max()) for piece in self._pieces) - _MAX_AGE_NS
+        since_ns = (
+            max(int(piece.spans["result_received_ns"].max()) for piece in self._pieces)
+            - _MAX_AGE_NS
+        )
         data_ids = np.concatenate([piece.spans["data_id"] for piece in self._pieces])
         is_open = np.isin(data_ids, np.concatenate(self._ended), invert=True)
         kept, begin = [], 0
@@ -103,7 +106,7 @@ class PendingSpans:
             end = begin + len(piece.spans)
             which = np.flatnonzero(is_open[begin:end])
             # Spans may outlive their request.
-            kept.append(piece.take(which[piece.spans["taken_ns"].take(which) > since_ns]))
+            kept.append(piece.take(which[piece.spans["result_received_ns"].take(which) > since_ns]))
             begin = end
         left = _joined(kept)
         piece = _Piece(left.spans[-_MAX_KEPT:], left.sizes[-_MAX_KEPT:])
@@ -115,7 +118,7 @@ class PendingSpans:
 def _joined(found: Sequence[FoundSpans]) -> FoundSpans:
     found = [each for each in found if len(each.spans)]
     if not found:
-        return FoundSpans(np.empty(0, TURN), np.zeros(0, np.int64))
+        return FoundSpans(np.empty(0, SPAN), np.zeros(0, np.int64))
     return FoundSpans(
         joined([each.spans for each in found]), np.concatenate([each.sizes for each in found])
     )

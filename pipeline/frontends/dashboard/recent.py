@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from pipeline.engine.journal import BY_CALLERS, REQUEST, TURN, Outcome, Rows
+from pipeline.engine.journal import BY_CALLERS, REQUEST, SPAN, Outcome, Rows
 from pipeline.errors import utf8_text
 from pipeline.frontends.dashboard.pending import FoundSpans, PendingSpans
 from pipeline.observe.snapshot import RecentRequest, RecentSpan
@@ -31,9 +31,16 @@ MAX_FAILED = 10
 
 _SLOT_NS = 5 * 10**9  # the window moves on by that much
 _SLOTS = 12  # of which there are that many: a minute
-_TIMES_OF_SPAN = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
+_TIMES_OF_SPAN = (
+    "ready_ns",
+    "start_ns",
+    "preprocess_end_ns",
+    "process_end_ns",
+    "end_ns",
+    "result_received_ns",
+)
 _MAX_SPANS = 100  # of one request: an Op may jump back any number of times
-_MAX_ERRORS = 256  # whose texts are kept until the fold brings their rows
+_MAX_ERRORS = 256  # whose texts are kept until the flush brings their rows
 _ERROR_CHARS = 500
 
 
@@ -81,9 +88,9 @@ class SlowRequestLog:
         if len(self._errors) > _MAX_ERRORS:
             del self._errors[next(iter(self._errors))]
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
-        self._pending.add(turns)
+        self._pending.add(spans)
         if not len(requests):
             return
         self._keep_slow(requests)
@@ -128,7 +135,7 @@ class SlowRequestLog:
             del self._slots[slot]
 
     def _with_text(self, request: RecentRequest) -> RecentRequest:
-        """Add the text of an error that `failed` was told of after the row had been folded."""
+        """Add the text of an error that `failed` was told of after the row had been flushed."""
         if request.error or request.data_id not in self._errors:
             return request
         log_id, text = self._errors[request.data_id]
@@ -155,7 +162,7 @@ class SlowRequestLog:
             outcome=row["outcome"],
             code=row["code"],
             error=kept.error,
-            turns=[*_unpacking(row), *spans, *_packing(row)],
+            spans=[*_unpacking(row), *spans, *_packing(row)],
         )
 
     def _spans_of(self, data_id: int, start_ns: int, found: FoundSpans) -> Iterator[RecentSpan]:
@@ -195,17 +202,19 @@ def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
 
 def _unpacking(request: dict[str, int]) -> Iterator[RecentSpan]:
     start_ns = request["start_ns"]
-    entered_ns = request["entered_ns"] or request["end_ns"]  # 0: it never was admitted
-    begun_ns = request["begun_ns"] or request["end_ns"]
-    is_well = request["begun_ns"] > 0
+    admitted_ns = request["admitted_ns"] or request["end_ns"]  # 0: it never was admitted
+    dispatched_ns = request["dispatched_ns"] or request["end_ns"]
+    is_well = request["dispatched_ns"] > 0
     outcome = Outcome.OK if is_well else request["outcome"]
-    yield _hook_span(UNPACK, outcome, request, (0, entered_ns - start_ns, begun_ns - start_ns))
+    yield _hook_span(
+        UNPACK, outcome, request, (0, admitted_ns - start_ns, dispatched_ns - start_ns)
+    )
 
 
 def _packing(request: dict[str, int]) -> Iterator[RecentSpan]:
-    start_ns, packing_ns = request["start_ns"], request["packing_ns"]
-    if request["begun_ns"] > 0 and packing_ns < request["end_ns"]:
-        begun, ended = packing_ns - start_ns, request["end_ns"] - start_ns
+    start_ns, completed_ns = request["start_ns"], request["completed_ns"]
+    if request["dispatched_ns"] > 0 and completed_ns < request["end_ns"]:
+        begun, ended = completed_ns - start_ns, request["end_ns"] - start_ns
         yield _hook_span(PACK, Outcome.OK, request, (begun, begun, ended))
 
 
@@ -220,10 +229,10 @@ def _hook_span(
         batch_requests=1,
         ready_ns=ready_ns,
         start_ns=start_ns,
-        prepared_ns=start_ns,
-        processed_ns=end_ns,
+        preprocess_end_ns=start_ns,
+        process_end_ns=end_ns,
         end_ns=end_ns,
-        taken_ns=end_ns,
+        result_received_ns=end_ns,
     )
 
 
@@ -238,13 +247,13 @@ class Recorded(msgspec.Struct, array_like=True):
 
     replica: int
     is_cut: bool
-    turn_bytes: bytes
+    span_bytes: bytes
     request_bytes: bytes
 
     @property
-    def turns(self) -> Rows:
-        """Return the rows of TURN."""
-        return np.frombuffer(self.turn_bytes, TURN)
+    def spans(self) -> Rows:
+        """Return the rows of SPAN."""
+        return np.frombuffer(self.span_bytes, SPAN)
 
     @property
     def requests(self) -> Rows:
@@ -271,32 +280,32 @@ class Recording:
         self._running: list[_RecordingBuffers] = []
         self._ending = asyncio.Event()
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
         for buffers in self._running:
-            buffers.turns.add(turns)
+            buffers.spans.add(spans)
             buffers.requests.add(requests)
 
-    async def record(self, seconds: float, fold: Callable[[], None]) -> bytes:
+    async def record(self, seconds: float, flush: Callable[[], None]) -> bytes:
         """Record what ends in the next `seconds`, or before `end`, for `read_recording`.
 
         Args:
             seconds: how long.
-            fold: `Journal.fold`, so that the recording begins and ends on time.
+            flush: `Journal.flush`, so that the recording begins and ends on time.
         """
-        fold()
+        flush()
         buffers = _RecordingBuffers(_RowBuffer(self._max_rows), _RowBuffer(self._max_rows))
         self._running.append(buffers)
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), seconds)
-            fold()
+            flush()
         finally:
             self._running = [other for other in self._running if other is not buffers]
         recorded = Recorded(
             replica=self._replica,
-            is_cut=buffers.turns.is_cut or buffers.requests.is_cut,
-            turn_bytes=buffers.turns.to_bytes(),
+            is_cut=buffers.spans.is_cut or buffers.requests.is_cut,
+            span_bytes=buffers.spans.to_bytes(),
             request_bytes=buffers.requests.to_bytes(),
         )
         return msgspec.msgpack.encode(recorded)
@@ -317,7 +326,7 @@ class _RowBuffer:
     def add(self, rows: Rows) -> None:
         self.is_cut |= len(rows) > self._left
         to_bytes = rows[: self._left]
-        if len(to_bytes):  # an empty piece would hold on to all rows of the fold
+        if len(to_bytes):  # an empty piece would hold on to all rows of the flush
             self._pieces.append(to_bytes)
             self._left -= len(to_bytes)
 
@@ -327,5 +336,5 @@ class _RowBuffer:
 
 @dataclass(frozen=True, slots=True)
 class _RecordingBuffers:
-    turns: _RowBuffer
+    spans: _RowBuffer
     requests: _RowBuffer

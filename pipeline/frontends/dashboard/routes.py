@@ -158,7 +158,7 @@ def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes,
     for packed in recordings:
         recorded = read_recording(packed)
         replica = recorded.replica if len(recordings) > 1 else None
-        found += events(recorded.turns, recorded.requests, names, replica)
+        found += events(recorded.spans, recorded.requests, names, replica)
         is_cut |= recorded.is_cut
     return trace_json(found), is_cut
 

@@ -62,7 +62,16 @@ class OpStatus(msgspec.Struct, frozen=True):
     counters: Counters
 
 
-class SpanView(msgspec.Struct, frozen=True):
+_JSON_NAMES = {
+    "preprocess_end_ns": "prepared_ns",
+    "process_end_ns": "processed_ns",
+    "result_received_ns": "taken_ns",
+    "spans": "turns",
+}
+"""What the page reads still has the names that these had before."""
+
+
+class SpanView(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
     """See RecentSpan. Times in ns from the request's start."""
 
     op: str
@@ -71,10 +80,10 @@ class SpanView(msgspec.Struct, frozen=True):
     batch_requests: int
     ready_ns: int
     start_ns: int
-    prepared_ns: int
-    processed_ns: int
+    preprocess_end_ns: int
+    process_end_ns: int
     end_ns: int
-    taken_ns: int
+    result_received_ns: int
 
 
 class MinuteView(msgspec.Struct, frozen=True):
@@ -85,7 +94,7 @@ class MinuteView(msgspec.Struct, frozen=True):
     inside: list[int]
 
 
-class RequestView(msgspec.Struct, frozen=True):
+class RequestView(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
     """See RecentRequest. `data_id` and `log_id` are text: JavaScript's numbers are too small."""
 
     copy: int
@@ -96,7 +105,7 @@ class RequestView(msgspec.Struct, frozen=True):
     outcome: str
     code: int
     error: str
-    turns: list[SpanView]
+    spans: list[SpanView]
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -247,7 +256,7 @@ def _request_view(copy: int, request: RecentRequest) -> RequestView:
         outcome=Outcome(request.outcome).name.lower(),
         code=request.code,
         error=request.error,
-        turns=[_span_view(span) for span in request.turns],
+        spans=[_span_view(span) for span in request.spans],
     )
 
 

@@ -51,21 +51,21 @@ class Analyst:
     def figures(self) -> Figures:
         """What they add up to; the copies of a server together."""
         profile = self.profile
-        turns, requests = profile.turns.copy(), profile.requests.copy()
+        spans, requests = profile.spans.copy(), profile.requests.copy()
         for number, pid in enumerate(self._pids):
-            of_turns, of_requests = profile.turn_pids == pid, profile.request_pids == pid
-            turns["worker"][of_turns & (turns["worker"] != NO_WORKER)] += number * _COPY_WORKERS
-            turns["data_id"][of_turns & (turns["data_id"] >= 0)] += number * _COPY_IDS
+            of_spans, of_requests = profile.span_pids == pid, profile.request_pids == pid
+            spans["worker"][of_spans & (spans["worker"] != NO_WORKER)] += number * _COPY_WORKERS
+            spans["data_id"][of_spans & (spans["data_id"] >= 0)] += number * _COPY_IDS
             requests["data_id"][of_requests] += number * _COPY_IDS
-        return figures_of(turns, requests, profile.names, profile.sample)
+        return figures_of(spans, requests, profile.names, profile.sample)
 
     def get_trace(self) -> list[Event]:
         """Events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""
         profile, pids = self.profile, self._pids
-        zero_ns = first_time_ns(profile.turns, profile.requests)
+        zero_ns = first_time_ns(profile.spans, profile.requests)
         copies = (
             events(
-                profile.turns[profile.turn_pids == pid],
+                profile.spans[profile.span_pids == pid],
                 profile.requests[profile.request_pids == pid],
                 profile.names,
                 number if len(pids) > 1 else None,
@@ -102,7 +102,7 @@ class Analyst:
     @property
     def _pids(self) -> list[int]:
         profile = self.profile
-        pids: list[int] = np.union1d(profile.turn_pids, profile.request_pids).tolist()
+        pids: list[int] = np.union1d(profile.span_pids, profile.request_pids).tolist()
         return pids
 
 

@@ -1,4 +1,4 @@
-"""Turns and requests as Chrome trace events, which chrome://tracing and ui.perfetto.dev draw.
+"""Spans and requests as Chrome trace events, which chrome://tracing and ui.perfetto.dev draw.
 
 The format is the "Trace Event Format": a process for the requests and one for each Op, a thread
 for each worker, slices ("B" to "E") for batches and their stages, arrows ("s", "t", "f") that
@@ -29,20 +29,20 @@ _LANE_STEP = 100_000  # more than an Op has workers, whose further lanes are num
 _AT_ONCE = 1000  # events that are made JSON of
 _MOST_IDS = 64  # data ids that one slice lists
 _STAGES = (
-    ("preprocess", "start_ns", "prepared_ns"),
-    ("process", "prepared_ns", "processed_ns"),
-    ("postprocess", "processed_ns", "end_ns"),
+    ("preprocess", "start_ns", "preprocess_end_ns"),
+    ("process", "preprocess_end_ns", "process_end_ns"),
+    ("postprocess", "process_end_ns", "end_ns"),
 )
 _PARTS = (
-    ("wait", "start_ns", "entered_ns"),
-    ("unpack", "entered_ns", "begun_ns"),
-    ("graph", "begun_ns", "packing_ns"),
-    ("pack", "packing_ns", "end_ns"),
+    ("wait", "start_ns", "admitted_ns"),
+    ("unpack", "admitted_ns", "dispatched_ns"),
+    ("graph", "dispatched_ns", "completed_ns"),
+    ("pack", "completed_ns", "end_ns"),
 )
 
 
 def events(
-    turns: Rows,
+    spans: Rows,
     requests: Rows,
     names: Sequence[str],
     copy: int | None = None,
@@ -51,12 +51,12 @@ def events(
     """Trace events of what happened; `trace_json` makes a file of them.
 
     Several copies of a server make one trace: concatenate the lists, each with its `copy`.
-    It takes some 50 us a turn: for more than a few thousand, call it off the event loop.
+    It takes some 50 us a span: for more than a few thousand, call it off the event loop.
 
     Args:
-        turns: rows of TURN; those of a batch are neighbours. Times that are not known are -1.
-        requests: rows of REQUEST; may be empty, or lack some of the turns' requests.
-        names: of the Ops, by the index that is in `turns`.
+        spans: rows of SPAN; those of a batch are neighbours. Times that are not known are -1.
+        requests: rows of REQUEST; may be empty, or lack some of the spans' requests.
+        names: of the Ops, by the index that is in `spans`.
         copy: number of the server's copy, for its processes' names; None if there is only one.
         zero_ns: the time that is 0 in the trace, see `first_time_ns`.
 
@@ -64,12 +64,12 @@ def events(
         dicts of plain str, int, float, list: `ph`, `pid`, `tid`, `ts` in microseconds of the
         rows' clock, `name`, `cat`, `id`, `args`.
     """
-    return _Tracer(names, copy, zero_ns).events(turns, requests)
+    return _Tracer(names, copy, zero_ns).events(spans, requests)
 
 
-def first_time_ns(turns: Rows, requests: Rows) -> int:
+def first_time_ns(spans: Rows, requests: Rows) -> int:
     """The earliest time that is known; 0 if there is none. Doubles hold small times exactly."""
-    columns = [turns["ready_ns"], turns["start_ns"], requests["start_ns"], requests["entered_ns"]]
+    columns = [spans["ready_ns"], spans["start_ns"], requests["start_ns"], requests["admitted_ns"]]
     times = np.concatenate(columns)
     return int(times[times > 0].min(initial=np.iinfo(np.int64).max)) if (times > 0).any() else 0
 
@@ -94,19 +94,19 @@ class _Tracer:
         self._slices: list[Event] = []
         self._ways: dict[int, list[Event]] = {}  # by data id: its arrow's ends, among the slices
 
-    def events(self, turns: Rows, requests: Rows) -> list[Event]:
+    def events(self, spans: Rows, requests: Rows) -> list[Event]:
         self._add_requests(requests)
-        has_times = (turns["start_ns"] > 0) & (turns["end_ns"] >= turns["start_ns"])
-        ran = turns[(turns["worker"] != NO_WORKER) & has_times]
+        has_times = (spans["start_ns"] > 0) & (spans["end_ns"] >= spans["start_ns"])
+        ran = spans[(spans["worker"] != NO_WORKER) & has_times]
         for bounds in _by_worker(ran, split_batches(ran)):
             self._add_worker(ran, bounds)
         for data_id, points in self._ways.items():
             self._join(data_id, points)
         return [
-            *self._process_names(turns, requests),
+            *self._process_names(spans, requests),
             *filter(None, self._slices),
-            *self._never_ran(turns[turns["worker"] == NO_WORKER]),
-            *self._depths(turns, requests),
+            *self._never_ran(spans[spans["worker"] == NO_WORKER]),
+            *self._depths(spans, requests),
         ]
 
     def _us(self, time_ns: int) -> float:
@@ -115,8 +115,8 @@ class _Tracer:
     def _pid(self, op: int) -> int:
         return self._first_pid + 1 + op
 
-    def _process_names(self, turns: Rows, requests: Rows) -> Iterator[Event]:
-        used = {int(op) for op in np.unique(turns["op"])}
+    def _process_names(self, spans: Rows, requests: Rows) -> Iterator[Event]:
+        used = {int(op) for op in np.unique(spans["op"])}
         if requests.size:
             yield from self._process(self._first_pid, "requests")
         for op, name in enumerate(self._names):
@@ -131,8 +131,10 @@ class _Tracer:
 
     def _add_requests(self, requests: Rows) -> None:
         """Requests overlap: each is drawn in the first lane that is free."""
-        starts = first_known(requests["start_ns"], requests["entered_ns"], requests["begun_ns"])
-        ends = first_known(requests["end_ns"], requests["packing_ns"])
+        starts = first_known(
+            requests["start_ns"], requests["admitted_ns"], requests["dispatched_ns"]
+        )
+        ends = first_known(requests["end_ns"], requests["completed_ns"])
         known = np.flatnonzero((starts > 0) & (ends >= starts))
         known = known[np.argsort(starts[known], kind="stable")]
         starts, ends = starts[known], ends[known]
@@ -224,9 +226,9 @@ class _Tracer:
             if way != "s":
                 point["bp"] = "e"  # to the slice around it, not to the next one
 
-    def _never_ran(self, turns: Rows) -> Iterator[Event]:
-        for number in range(turns.size):
-            row = _plain(turns[number])
+    def _never_ran(self, spans: Rows) -> Iterator[Event]:
+        for number in range(spans.size):
+            row = _plain(spans[number])
             if row["end_ns"] > 0:
                 yield {
                     "ph": "i",
@@ -237,13 +239,13 @@ class _Tracer:
                     "ts": self._us(row["end_ns"]),
                 } | _ending(row["outcome"])
 
-    def _depths(self, turns: Rows, requests: Rows) -> Iterator[Event]:
-        for op in np.unique(turns["op"]).tolist():
-            waited = turns[(turns["op"] == op) & (turns["ready_ns"] > 0)]
+    def _depths(self, spans: Rows, requests: Rows) -> Iterator[Event]:
+        for op in np.unique(spans["op"]).tolist():
+            waited = spans[(spans["op"] == op) & (spans["ready_ns"] > 0)]
             times, depths = depth(waited["ready_ns"], waited["start_ns"])
             yield from self._counter(self._pid(op), "channel", "waiting", times, depths)
-        whole = requests[(requests["entered_ns"] > 0) & (requests["end_ns"] > 0)]
-        times, depths = depth(whole["entered_ns"], whole["end_ns"])
+        whole = requests[(requests["admitted_ns"] > 0) & (requests["end_ns"] > 0)]
+        times, depths = depth(whole["admitted_ns"], whole["end_ns"])
         yield from self._counter(self._first_pid, "requests", "inside", times, depths)
 
     def _counter(self, pid: int, name: str, what: str, times: Any, counts: Any) -> Iterator[Event]:

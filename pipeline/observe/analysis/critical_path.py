@@ -32,13 +32,13 @@ class Path:
     share: float
 
 
-def critical_path(turns: Rows, names: Sequence[str]) -> Path | None:
-    """What most requests waited for, from their last turn back to the first.
+def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
+    """What most requests waited for, from their last span back to the first.
 
-    The turn before another one on that way is the one that ended last before that was ready.
+    The span before another one on that way is the one that ended last before that was ready.
     """
-    known = turns[
-        (turns["data_id"] >= 0) & (turns["worker"] != NO_WORKER) & (turns["ready_ns"] > 0)
+    known = spans[
+        (spans["data_id"] >= 0) & (spans["worker"] != NO_WORKER) & (spans["ready_ns"] > 0)
     ]
     ways: dict[tuple[int, ...], list[_Way]] = {}
     for way in itertools.islice(

@@ -1,4 +1,4 @@
-"""What turns and requests add up to: the figures of the design document's chapter 6.4.
+"""What spans and requests add up to: the figures of the design document's chapter 6.4.
 
 Times are those of batches: `prep`, `midp`, `postp` are the stages preprocess, process, postprocess
 of one batch, with all the requests in it.
@@ -30,7 +30,7 @@ from pipeline.observe.tables import batches
 
 _FEWEST_FITTED = 10  # batches, for a line through their times
 _NEVER = 1e-12  # a share, for its logarithm
-_SMOOTHED = 50  # turns of a sample, over which what waits is averaged
+_SMOOTHED = 50  # spans of a sample, over which what waits is averaged
 
 
 def op_cost(prep: float, midp: float, postp: float) -> float:
@@ -75,7 +75,7 @@ class OpFigures:
     """One Op. Times are means in ms; stages are those of batches that brought a result.
 
     `requests` ran, `failed` of them had no result; `never_ran` are beside them. `visits` is how
-    many turns a request takes here, fewer than one where some do not come by. `workers` are those
+    many spans a request takes here, fewer than one where some do not come by. `workers` are those
     that worked: no more than are configured. `busy` is their share of the time that there was
     anything to do. `waiting` is the mean number in the channel, `growth_per_s` by how many it grew
     while requests arrived. `line` is None while all batches have one size. Not known: NaN.
@@ -166,26 +166,26 @@ class Figures:
 
 
 def figures_of(
-    turns: Rows, requests: Rows, names: Sequence[str], sample: Sample | None = None
+    spans: Rows, requests: Rows, names: Sequence[str], sample: Sample | None = None
 ) -> Figures:
     """Add up a record.
 
     Args:
-        turns: rows of TURN, those of a batch neighbours; times that are not known are -1.
-        requests: rows of REQUEST; without any, requests are counted by their turns.
-        names: of the Ops, by the index that is in `turns`. Ops without turns are left out.
+        spans: rows of SPAN, those of a batch neighbours; times that are not known are -1.
+        requests: rows of REQUEST; without any, requests are counted by their spans.
+        names: of the Ops, by the index that is in `spans`. Ops without spans are left out.
         sample: what the rows stand for; None: for themselves.
     """
-    sample = sample or Sample.whole(turns, requests)
-    turns, requests = weighed(turns, sample.turns), weighed(requests, sample.requests)
+    sample = sample or Sample.whole(spans, requests)
+    spans, requests = weighed(spans, sample.spans), weighed(requests, sample.requests)
     whole = requests[requests["target"] <= PIPELINE]
-    starts = first_known(whole["start_ns"], whole["entered_ns"], whole["begun_ns"])
-    ends = first_known(whole["end_ns"], whole["packing_ns"])
-    seconds = _covered_s(*_busy_times(turns, starts, ends), sample.loads)
-    requests_count = count(whole) or _most_turns(turns)
+    starts = first_known(whole["start_ns"], whole["admitted_ns"], whole["dispatched_ns"])
+    ends = first_known(whole["end_ns"], whole["completed_ns"])
+    seconds = _covered_s(*_busy_times(spans, starts, ends), sample.loads)
+    requests_count = count(whole) or _most_spans(spans)
     is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
     took = Spans((ends - starts)[is_well], whole["weight"][is_well])
-    in_graph = between(whole, "begun_ns", "packing_ns")
+    in_graph = between(whole, "dispatched_ns", "completed_ns")
     is_given_up, is_refused = (
         whole["outcome"] == outcome for outcome in (Outcome.CANCELED, Outcome.PRODUCT)
     )
@@ -198,73 +198,73 @@ def figures_of(
         refused=count(whole[is_refused]),
         inside=over(in_graph.total_s, seconds),
         latency=Latency(took.mean_ms, *map(took.percentile_ms, (50, 95, 99))),
-        let_in_ms=between(whole, "start_ns", "entered_ns").mean_ms,
-        unpack_ms=between(whole, "entered_ns", "begun_ns").mean_ms,
+        let_in_ms=between(whole, "start_ns", "admitted_ns").mean_ms,
+        unpack_ms=between(whole, "admitted_ns", "dispatched_ns").mean_ms,
         graph_ms=in_graph.mean_ms,
-        pack_ms=between(whole, "packing_ns", "end_ns").mean_ms,
-        path=critical_path(_of_answered(turns, whole), names),
-        ops=_ops(turns, whole, names, seconds),
+        pack_ms=between(whole, "completed_ns", "end_ns").mean_ms,
+        path=critical_path(_of_answered(spans, whole), names),
+        ops=_ops(spans, whole, names, seconds),
     )
 
 
 def _ops(
-    turns: Rows, requests: Rows, names: Sequence[str], seconds: float
+    spans: Rows, requests: Rows, names: Sequence[str], seconds: float
 ) -> tuple[OpFigures, ...]:
-    of_ended = _of_requests(turns, requests)
-    total = requests["weight"].sum() or _most_turns(turns)
+    of_ended = _of_requests(spans, requests)
+    total = requests["weight"].sum() or _most_spans(spans)
     found = []
-    for op in np.unique(turns["op"]).tolist():
-        here, ended_here = turns[turns["op"] == op], of_ended[of_ended["op"] == op]
+    for op in np.unique(spans["op"]).tolist():
+        here, ended_here = spans[spans["op"] == op], of_ended[of_ended["op"] == op]
         visits = over((ended_here if ended_here.size else here)["weight"].sum(), total)
         found.append(_op_figures(names[op], here, seconds, visits))
     return tuple(found)
 
 
-def _most_turns(turns: Rows) -> int:
+def _most_spans(spans: Rows) -> int:
     """Of any Op: how many requests there were at least."""
-    return max((count(turns[turns["op"] == op]) for op in np.unique(turns["op"])), default=0)
+    return max((count(spans[spans["op"] == op]) for op in np.unique(spans["op"])), default=0)
 
 
-def _of_requests(turns: Rows, requests: Rows) -> Rows:
-    """The turns of these requests, of a sample those that are in it, with the requests' weight."""
-    found = turns[np.isin(turns["data_id"], requests["data_id"])]
+def _of_requests(spans: Rows, requests: Rows) -> Rows:
+    """The spans of these requests, of a sample those that are in it, with the requests' weight."""
+    found = spans[np.isin(spans["data_id"], requests["data_id"])]
     order = np.argsort(requests["data_id"], kind="stable")
     places = np.searchsorted(requests["data_id"], found["data_id"], sorter=order)
     found["weight"] = requests["weight"][order[places]]
     return found
 
 
-def _of_answered(turns: Rows, requests: Rows) -> Rows:
-    """The turns of requests that were answered well; all, if those are not told."""
+def _of_answered(spans: Rows, requests: Rows) -> Rows:
+    """The spans of requests that were answered well; all, if those are not told."""
     answered = requests[requests["outcome"] <= Outcome.OK]
-    return _of_requests(turns, answered) if answered.size else turns
+    return _of_requests(spans, answered) if answered.size else spans
 
 
-def _op_figures(name: str, turns: Rows, seconds: float, visits: float) -> OpFigures:
-    ran = turns[turns["worker"] != NO_WORKER]
+def _op_figures(name: str, spans: Rows, seconds: float, visits: float) -> OpFigures:
+    ran = spans[spans["worker"] != NO_WORKER]
     first, sizes = batches(ran)
-    leaders = ran[first]  # a turn of each batch
+    leaders = ran[first]  # a span of each batch
     good = np.minimum.reduceat(ran["outcome"], first) <= Outcome.OK if ran.size else first > 0
     brought = leaders[good]
     worked_ns = leaders["end_ns"] - leaders["start_ns"]
     workers = np.unique(ran["worker"]).size
-    queued = between(turns, "ready_ns", "start_ns")
-    most, growth_per_s = _gathering(turns)
+    queued = between(spans, "ready_ns", "start_ns")
+    most, growth_per_s = _gathering(spans)
     return OpFigures(
         name=name,
         requests=count(ran),
         failed=count(ran[ran["outcome"] > Outcome.OK]),
-        never_ran=count(turns[turns["worker"] == NO_WORKER]),
+        never_ran=count(spans[spans["worker"] == NO_WORKER]),
         visits=visits,
         batches=count(leaders),
         largest_batch=int(sizes.max(initial=0)),
         workers=workers,
-        prep_ms=between(brought, "start_ns", "prepared_ns").mean_ms,
-        midp_ms=between(brought, "prepared_ns", "processed_ns").mean_ms,
-        postp_ms=between(brought, "processed_ns", "end_ns").mean_ms,
+        prep_ms=between(brought, "start_ns", "preprocess_end_ns").mean_ms,
+        midp_ms=between(brought, "preprocess_end_ns", "process_end_ns").mean_ms,
+        postp_ms=between(brought, "process_end_ns", "end_ns").mean_ms,
         queue_ms=queued.mean_ms,
         queue_p95_ms=queued.percentile_ms(95),
-        hand_over_ms=between(ran, "end_ns", "taken_ns").mean_ms,
+        hand_over_ms=between(ran, "end_ns", "result_received_ns").mean_ms,
         waiting=over(queued.total_s, seconds) if queued.ns.size else math.nan,
         most_waiting=most,
         growth_per_s=growth_per_s,
@@ -273,9 +273,9 @@ def _op_figures(name: str, turns: Rows, seconds: float, visits: float) -> OpFigu
     )
 
 
-def _gathering(turns: Rows) -> tuple[int, float]:
+def _gathering(spans: Rows) -> tuple[int, float]:
     """Of a channel: the most that waited, and growth in requests/s while requests arrived."""
-    known = turns[turns["ready_ns"] > 0]
+    known = spans[spans["ready_ns"] > 0]
     if not known.size:
         return 0, math.nan
     most = _most_waiting(known)
@@ -318,9 +318,9 @@ def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
 # Times ------------------------------------------------------------------------------------------
 
 
-def _busy_times(turns: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """From when to when there was a request, or a turn of one that has not ended."""
-    ran = turns[turns["worker"] != NO_WORKER]
+def _busy_times(spans: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
+    """From when to when there was a request, or a span of one that has not ended."""
+    ran = spans[spans["worker"] != NO_WORKER]
     starts = np.concatenate([starts, first_known(ran["ready_ns"], ran["start_ns"])])
     ends = np.concatenate([ends, ran["end_ns"]])
     known = (starts > 0) & (ends >= starts)

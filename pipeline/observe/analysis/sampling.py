@@ -33,16 +33,16 @@ NO_LOADS: Rows = np.empty(0, LOAD)
 
 
 class Strides(NamedTuple):
-    """Of each turn and request, one of how many it is; 0: it is there for its batch's sake."""
+    """Of each span and request, one of how many it is; 0: it is there for its batch's sake."""
 
-    turns: Integers
+    spans: Integers
     requests: Integers
 
 
 class Chosen(NamedTuple):
-    """Rows of TURN, REQUEST and LOAD to be written."""
+    """Rows of SPAN, REQUEST and LOAD to be written."""
 
-    turns: Rows
+    spans: Rows
     requests: Rows
     strides: Strides | None  # None: all that there were
     loads: Rows
@@ -53,19 +53,19 @@ class Sample:
     """What rows stand for.
 
     Attributes:
-        turns: float64, as many turns as each one stands for; those of one batch have the same.
+        spans: float64, as many spans as each one stands for; those of one batch have the same.
         requests: float64.
         loads: LOAD rows; those of several copies of a server overlap.
     """
 
-    turns: npt.NDArray[np.float64]
+    spans: npt.NDArray[np.float64]
     requests: npt.NDArray[np.float64]
     loads: Rows
 
     @classmethod
-    def whole(cls, turns: Rows, requests: Rows) -> Sample:
+    def whole(cls, spans: Rows, requests: Rows) -> Sample:
         """Nothing is missing."""
-        return cls(np.ones(turns.size), np.ones(requests.size), NO_LOADS)
+        return cls(np.ones(spans.size), np.ones(requests.size), NO_LOADS)
 
 
 class Sampler:
@@ -89,20 +89,20 @@ class Sampler:
         self._covered: list[tuple[Times, Times]] = []
         self._is_cut = False
 
-    def choose(self, turns: Rows, requests: Rows) -> Chosen:
-        """The rows to be written of a fold. It takes some 0.1 us a row."""
-        self._adapt(self._count(turns, requests))
+    def choose(self, spans: Rows, requests: Rows) -> Chosen:
+        """The rows to be written of a flush. It takes some 0.1 us a row."""
+        self._adapt(self._count(spans, requests))
         self._cover(requests)
-        turn_strides = self._strides(turns["data_id"])
+        span_strides = self._strides(spans["data_id"])
         request_strides = self._strides(requests["data_id"])
-        told_turns = _whole_batches(turns, turn_strides > 0)
+        told_spans = _whole_batches(spans, span_strides > 0)
         told_requests = request_strides > 0
-        self._is_cut |= not (told_turns.all() and told_requests.all())
+        self._is_cut |= not (told_spans.all() and told_requests.all())
         is_over = self._latest_ns - self._begin_ns >= _WINDOW_NS
         return Chosen(
-            turns.compress(told_turns),
+            spans.compress(told_spans),
             requests.compress(told_requests),
-            Strides(turn_strides[told_turns], request_strides[told_requests]),
+            Strides(span_strides[told_spans], request_strides[told_requests]),
             self.end() if is_over else NO_LOADS,
         )
 
@@ -117,15 +117,15 @@ class Sampler:
         self._covered.clear()
         return np.array([(begin_ns, end_ns, busy_ns)], LOAD) if is_cut else NO_LOADS
 
-    def _count(self, turns: Rows, requests: Rows) -> int:
-        """Move on in time and data ids: how many requests began since the last fold."""
-        ids = [rows["data_id"] for rows in (turns, requests) if rows.size]
-        ends = [rows["end_ns"] for rows in (turns, requests) if rows.size]
+    def _count(self, spans: Rows, requests: Rows) -> int:
+        """Move on in time and data ids: how many requests began since the last flush."""
+        ids = [rows["data_id"] for rows in (spans, requests) if rows.size]
+        ends = [rows["end_ns"] for rows in (spans, requests) if rows.size]
         if self._newest is None:
             self._newest = min(int(column.min()) for column in ids) - self._id_step
             self._begin_ns = min(
                 int(rows[name].min())
-                for rows, name in ((turns, "ready_ns"), (requests, "start_ns"))
+                for rows, name in ((spans, "ready_ns"), (requests, "start_ns"))
                 if rows.size
             )
         newest = max(self._newest, *(int(column.max()) for column in ids))
@@ -138,7 +138,7 @@ class Sampler:
     def _adapt(self, count: int) -> None:
         """Halve or double the sample, from the requests on that have just begun."""
         seconds = (self._latest_ns - self._begin_ns) / _WINDOW_NS
-        # A fold is of a second at most, so that `count` is no more than the rate.
+        # A flush is of a second at most, so that `count` is no more than the rate.
         rate = max(self._begun / max(1.0, seconds), count)
         now, needed = int(self._halvings[-1]), self._needed(rate)
         if needed < now:
@@ -166,9 +166,9 @@ class Sampler:
         self._covered.append(merged(starts[known], ends[known]))
 
 
-def _whole_batches(turns: Rows, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """`wanted`, and the turns that were in one batch with them."""
-    if not turns.size:
+def _whole_batches(spans: Rows, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """`wanted`, and the spans that were in one batch with them."""
+    if not spans.size:
         return wanted
-    first, sizes = batches(turns)
+    first, sizes = batches(spans)
     return np.repeat(np.logical_or.reduceat(wanted, first), sizes)

@@ -24,30 +24,30 @@ class BatchTimes:
         self._begun_ns = begun_ns
         self._last_taken: dict[tuple[int, int], int] = {}  # by op and worker
 
-    def add(self, turns: Rows, ops: Sequence[OpInterval]) -> None:
-        """Add the turns of a fold, in which batches are whole, to those of `ops` by number."""
-        ran = turns["batch"] >= 0
+    def add(self, spans: Rows, ops: Sequence[OpInterval]) -> None:
+        """Add the spans of a flush, in which batches are whole, to those of `ops` by number."""
+        ran = spans["batch"] >= 0
         if not ran.all():
-            turns = turns.compress(ran)
-        if not len(turns):
+            spans = spans.compress(ran)
+        if not len(spans):
             return
-        first = batches(turns).first
-        is_good = np.minimum.reduceat(turns["outcome"], first) == Outcome.OK
-        op, worker = columns(turns, "op", "worker").take(first, axis=1)
-        order = np.lexsort((turns["start_ns"].take(first), worker, op))
+        first = batches(spans).first
+        is_good = np.minimum.reduceat(spans["outcome"], first) == Outcome.OK
+        op, worker = columns(spans, "op", "worker").take(first, axis=1)
+        order = np.lexsort((spans["start_ns"].take(first), worker, op))
         op, worker, first, is_good = (each.take(order) for each in (op, worker, first, is_good))
-        spent = self._spent(op, worker, turns.take(first))
+        spent = self._spent(op, worker, spans.take(first))
         if not is_good.all():
             op, spent = op.compress(is_good), spent.compress(is_good, axis=1)
         if len(op):
             _add(op, spent, ops)
 
-    def _spent(self, op: Integers, worker: Integers, turns: Rows) -> Integers:
-        """(STAGES, turns) of times; there is a turn a batch, sorted by op, worker and start."""
-        stages = columns(turns, "start_ns", "prepared_ns", "processed_ns", "end_ns")
+    def _spent(self, op: Integers, worker: Integers, spans: Rows) -> Integers:
+        """(STAGES, spans) of times; there is a span a batch, sorted by op, worker and start."""
+        stages = columns(spans, "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
         # A stage that a failure has cut out lasts no time.
         np.maximum.accumulate(stages, axis=0, out=stages)
-        start, end, taken = stages[0], stages[-1], turns["taken_ns"]
+        start, end, taken = stages[0], stages[-1], spans["result_received_ns"]
         is_first = np.ones(len(op), np.bool_)
         is_first[1:] = (op[1:] != op[:-1]) | (worker[1:] != worker[:-1])
         is_last = np.append(is_first[1:], True)
@@ -61,17 +61,17 @@ class BatchTimes:
         # A worker that has its next batch at hand does not wait until this one is taken back.
         following = np.append(start[1:], 0)
         left = np.where(is_last, taken, np.minimum(taken, following))
-        for who, taken_ns in zip(workers, taken[is_last].tolist(), strict=True):
-            self._remember(who, taken_ns)
+        for who, result_received_ns in zip(workers, taken[is_last].tolist(), strict=True):
+            self._remember(who, result_received_ns)
         spent = np.empty((len(STAGES), len(op)), np.int64)
         np.maximum(start - before, 0, out=spent[0])
         np.subtract(stages[1:], stages[:-1], out=spent[1:-1])
         np.maximum(left - end, 0, out=spent[-1])
         return spent
 
-    def _remember(self, who: tuple[int, int], taken_ns: int) -> None:
+    def _remember(self, who: tuple[int, int], result_received_ns: int) -> None:
         self._last_taken.pop(who, None)
-        self._last_taken[who] = taken_ns
+        self._last_taken[who] = result_received_ns
         if len(self._last_taken) > _MOST_WORKERS:
             del self._last_taken[next(iter(self._last_taken))]
 

@@ -2,7 +2,7 @@
 
 A line has four fields between tabs: `PROFILE`, `pid:<pid>`, the predecessor's events
 (`prep#[<op>|<worker>]_0:<epoch us> ..._1:<us> midp#... postp#...`, or those of a request), and one
-that only we write: the same rows complete, as JSON. A line without any event, of a turn that never
+that only we write: the same rows complete, as JSON. A line without any event, of a span that never
 ran, begins with `PROFILE-NONE`: the predecessor's reader fails on a line that has no event.
 
 Not every request need have lines (see `observe.analysis.sampling`): each says then how many it
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import PIPELINE, REQUEST, TURN, Outcome, Rows, wall_offset_ns
+from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, Outcome, Rows, wall_offset_ns
 from pipeline.errors import utf8_text
 from pipeline.observe.analysis.sampling import LOAD, Sample, Strides
 from pipeline.observe.tables import columns
@@ -32,10 +32,17 @@ from pipeline.observe.tables import columns
 _MARK = "PROFILE\tpid:"
 _MARK_OF_NONE = "PROFILE-NONE\tpid:"
 
-_TURN_TIMES = ("ready_ns", "start_ns", "prepared_ns", "processed_ns", "end_ns", "taken_ns")
-_SHARED = ("op", "worker", "batch", *_TURN_TIMES[1:])
+_SPAN_TIMES = (
+    "ready_ns",
+    "start_ns",
+    "preprocess_end_ns",
+    "process_end_ns",
+    "end_ns",
+    "result_received_ns",
+)
+_SHARED = ("op", "worker", "batch", *_SPAN_TIMES[1:])
 _OWN = ("data_id", "rows", "outcome", "ready_ns")
-_REQUEST_TIMES = ("start_ns", "entered_ns", "begun_ns", "packing_ns", "end_ns")
+_REQUEST_TIMES = ("start_ns", "admitted_ns", "dispatched_ns", "completed_ns", "end_ns")
 
 # What a server can have written: whoever adds it up need not think of anything else.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -50,7 +57,7 @@ Ending = Annotated[int, msgspec.Meta(ge=-1, le=int(max(Outcome)))]
 class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=True):
     """Fourth field: the requests of one batch, or those that ended together without one.
 
-    `stands_for` that many requests' turns, which were in batches like this; None: its own.
+    `stands_for` that many requests' spans, which were in batches like this; None: its own.
     """
 
     op: str
@@ -91,16 +98,16 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def profile_lines(
-    turns: Rows,
+    spans: Rows,
     requests: Rows,
     names: Sequence[str],
     offset_ns: int = 0,
     strides: Strides | None = None,
 ) -> Iterator[str]:
-    """The lines of TURN and REQUEST rows, each with its line break: a line a batch or request.
+    """The lines of SPAN and REQUEST rows, each with its line break: a line a batch or request.
 
     Args:
-        turns: rows of one batch are neighbours.
+        spans: rows of one batch are neighbours.
         requests: any rows; also those still under way, whose times to come are 0.
         names: those of the Ops, by the index that the rows give.
         offset_ns: added to all times that are known: `wall_offset_ns()` for those of a journal.
@@ -109,8 +116,8 @@ def profile_lines(
     pid = os.getpid()
     names = [utf8_text(name) for name in names]
     if strides is None:
-        strides = Strides(np.ones(turns.size, np.int64), np.ones(requests.size, np.int64))
-    for batch in _batches(_moved(turns, _TURN_TIMES, offset_ns), strides.turns, names):
+        strides = Strides(np.ones(spans.size, np.int64), np.ones(requests.size, np.int64))
+    for batch in _batches(_moved(spans, _SPAN_TIMES, offset_ns), strides.spans, names):
         yield _line(pid, _batch_events(batch), batch)
     rows = _moved(requests, _REQUEST_TIMES, offset_ns).tolist()
     for (data_id, target, *row), stride in zip(rows, strides.requests.tolist(), strict=True):
@@ -126,15 +133,15 @@ def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
         yield _line(os.getpid(), [], line)
 
 
-def profile_text(request: bytes, turns: Sequence[bytes], names: Sequence[str]) -> str:
+def profile_text(request: bytes, spans: Sequence[bytes], names: Sequence[str]) -> str:
     """What a client that asked for its profile is answered: the lines of its own rows.
 
     Args:
-        request: its `packed_request`, in this process's `time.monotonic_ns`; times to come are 0.
-        turns: a `packed_turn` each.
+        request: its `pack_request`, in this process's `time.monotonic_ns`; times to come are 0.
+        spans: a `pack_span` each.
         names: those of the Ops.
     """
-    rows, requests = np.frombuffer(b"".join(turns), TURN), np.frombuffer(request, REQUEST)
+    rows, requests = np.frombuffer(b"".join(spans), SPAN), np.frombuffer(request, REQUEST)
     return "".join(profile_lines(rows, requests, names, wall_offset_ns()))
 
 
@@ -150,17 +157,17 @@ def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
 
 
 def _batches(
-    turns: Rows, strides: npt.NDArray[np.int64], names: Sequence[str]
+    spans: Rows, strides: npt.NDArray[np.int64], names: Sequence[str]
 ) -> Iterator[_BatchLine]:
     """Neighbours that have all in common but what is each request's own."""
-    if not turns.size:
+    if not spans.size:
         return
-    is_first = np.ones(turns.size, np.bool_)
-    is_first[1:] = np.any([turns[name][1:] != turns[name][:-1] for name in _SHARED], axis=0)
+    is_first = np.ones(spans.size, np.bool_)
+    is_first[1:] = np.any([spans[name][1:] != spans[name][:-1] for name in _SHARED], axis=0)
     first = np.flatnonzero(is_first)
-    bounds = itertools.pairwise([*first.tolist(), turns.size])
-    shared = columns(turns.take(first), *_SHARED).T.tolist()
-    own = columns(turns, *_OWN).T.tolist()
+    bounds = itertools.pairwise([*first.tolist(), spans.size])
+    shared = columns(spans.take(first), *_SHARED).T.tolist()
+    own = columns(spans, *_OWN).T.tolist()
     stands = np.add.reduceat(strides, first).tolist()
     for (op, worker, number, *times), (start, stop), stands_for in zip(
         shared, bounds, stands, strict=True
@@ -217,24 +224,24 @@ class Profile:
     """What PROFILE lines tell. Times are ns since the epoch, unknown ones 0 or -1.
 
     Attributes:
-        turns: TURN rows in the order of their lines; `op` is an index into `names`.
+        spans: SPAN rows in the order of their lines; `op` is an index into `names`.
         requests: REQUEST rows; `target` is such an index, or PIPELINE.
         names: those of the Ops, in the order in which they appear.
-        turn_pids: int64 [len(turns)], the process of each turn's engine: what tells the copies of
+        span_pids: int64 [len(spans)], the process of each span's engine: what tells the copies of
             a server apart, whose workers and batches have the same numbers.
         request_pids: int64 [len(requests)].
         damaged: lines that began as a PROFILE line and could not be read.
         sample: what the rows stand for.
 
-    The predecessor's lines tell of batches, not of their requests: such a turn has -1 as data_id,
-    rows, ready_ns and taken_ns, its `batch` is made up. Of a request they do not tell how it ended:
-    an answered one counts as OK.
+    The predecessor's lines tell of batches, not of their requests: such a span has -1 as data_id,
+    rows, ready_ns and result_received_ns, its `batch` is made up. Of a request they do not tell how
+    it ended: an answered one counts as OK.
     """
 
-    turns: Rows
+    spans: Rows
     requests: Rows
     names: tuple[str, ...]
-    turn_pids: npt.NDArray[np.int64]
+    span_pids: npt.NDArray[np.int64]
     request_pids: npt.NDArray[np.int64]
     damaged: int
     sample: Sample
@@ -277,11 +284,11 @@ class _LineReader:
     """Collects the rows of lines."""
 
     def __init__(self) -> None:
-        self._turns: list[tuple[int, ...]] = []
+        self._spans: list[tuple[int, ...]] = []
         self._requests: list[tuple[int, ...]] = []
-        self._turn_pids: list[int] = []
+        self._span_pids: list[int] = []
         self._request_pids: list[int] = []
-        self._turn_weights: list[float] = []
+        self._span_weights: list[float] = []
         self._request_weights: list[int] = []
         self._loads: list[tuple[int, int, int]] = []
         self._names: dict[str, int] = {}
@@ -293,14 +300,14 @@ class _LineReader:
         for (pid, data_id), stamps in self._old_requests.items():
             self._add_request(pid, _old_request(data_id, stamps))
         return Profile(
-            np.array(self._turns, TURN),
+            np.array(self._spans, SPAN),
             np.array(self._requests, REQUEST),
             tuple(self._names),
-            np.array(self._turn_pids, np.int64),
+            np.array(self._span_pids, np.int64),
             np.array(self._request_pids, np.int64),
             self._damaged,
             Sample(
-                np.array(self._turn_weights, np.float64),
+                np.array(self._span_weights, np.float64),
                 np.array(self._request_weights, np.float64),
                 np.array(self._loads, LOAD),
             ),
@@ -338,12 +345,12 @@ class _LineReader:
         weight = (line.stands_for or len(line.requests)) / max(1, len(line.requests))
         for data_id, rows, outcome, ready in line.requests:
             row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
-            self._add_turn(pid, row, weight)
+            self._add_span(pid, row, weight)
 
-    def _add_turn(self, pid: int, row: tuple[int, ...], weight: float = 1.0) -> None:
-        self._turns.append(row)
-        self._turn_pids.append(pid)
-        self._turn_weights.append(weight)
+    def _add_span(self, pid: int, row: tuple[int, ...], weight: float = 1.0) -> None:
+        self._spans.append(row)
+        self._span_pids.append(pid)
+        self._span_weights.append(weight)
 
     def _add_request(self, pid: int, row: tuple[int, ...], weight: int = 1) -> None:
         self._requests.append(row)
@@ -355,24 +362,24 @@ class _LineReader:
 
     def _read_events(self, pid: int, events: str) -> bool:
         """Read the predecessor's events; False if none is there."""
-        turns: list[tuple[tuple[str, int], Stamps]] = []
+        spans: list[tuple[tuple[str, int], Stamps]] = []
         for stage, op, worker, end, text in _STAGE.findall(events):
             if stage == "prep" and end == "0":
-                turns.append(((op, int(worker)), [_UNKNOWN] * 6))
-            if turns and turns[-1][0] == (op, int(worker)):
-                turns[-1][1][_PLACES[stage] + int(end)] = _nanoseconds(text)
-        for (op, number), stamps in turns:
-            self._add_turn(pid, self._old_turn(op, number, stamps))
+                spans.append(((op, int(worker)), [_UNKNOWN] * 6))
+            if spans and spans[-1][0] == (op, int(worker)):
+                spans[-1][1][_PLACES[stage] + int(end)] = _nanoseconds(text)
+        for (op, number), stamps in spans:
+            self._add_span(pid, self._old_span(op, number, stamps))
         steps = _STEP.findall(events)
         for step, data_id, end, text in steps:
             stamps = self._old_requests.setdefault((pid, int(data_id)), [_UNKNOWN] * 6)
             place = _PLACES[step] + int(end)
             if end == "1" or stamps[place] == _UNKNOWN:  # a retry began earlier and ends later
                 stamps[place] = _nanoseconds(text)
-        return bool(turns or steps or not events.strip())
+        return bool(spans or steps or not events.strip())
 
-    def _old_turn(self, op: str, worker: int, stamps: Stamps) -> tuple[int, ...]:
-        """A TURN row. The instants between two stages go to preprocess and postprocess."""
+    def _old_span(self, op: str, worker: int, stamps: Stamps) -> tuple[int, ...]:
+        """A SPAN row. The instants between two stages go to preprocess and postprocess."""
         start, prep_end, prepared, processed, _, end = stamps
         is_whole = end != _UNKNOWN
         self._old_batches += 1

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from pipeline.engine.journal import REQUEST, TURN, Rows, wall_offset_ns
+from pipeline.engine.journal import REQUEST, SPAN, Rows, wall_offset_ns
 from pipeline.observe.analysis.sampling import NO_LOADS, Chosen, Sampler
 from pipeline.observe.background import Background
 from pipeline.observe.paddle.profile import load_lines, profile_lines
@@ -19,7 +19,7 @@ from pipeline.system.stdio import write_out
 _LOGGER = logging.getLogger(__name__)
 
 _PIECE_CHARS = 4096  # what a pipe takes at once: lines of several processes are not mixed
-_PIECES_LIMIT = 64  # folds that may wait for whoever reads stderr
+_PIECES_LIMIT = 64  # flushes that may wait for whoever reads stderr
 
 
 class ProfileWriter:
@@ -54,18 +54,18 @@ class ProfileWriter:
     def close(self) -> None:
         """Write what was taken in, end the thread. May be called again."""
         if self._sampler is not None and (loads := self._sampler.end()).size:
-            nothing = np.empty(0, TURN), np.empty(0, REQUEST)
+            nothing = np.empty(0, SPAN), np.empty(0, REQUEST)
             self._submit(Chosen(*nothing, None, loads))
         self._background.close()
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         if self._sampler is None:
-            self._submit(Chosen(turns, requests, None, NO_LOADS))
+            self._submit(Chosen(spans, requests, None, NO_LOADS))
         else:
-            self._submit(self._sampler.choose(turns, requests))
+            self._submit(self._sampler.choose(spans, requests))
 
     def _submit(self, chosen: Chosen) -> None:
-        if chosen.turns.size or chosen.requests.size or chosen.loads.size:
+        if chosen.spans.size or chosen.requests.size or chosen.loads.size:
             offset_ns = wall_offset_ns()
             self._background.submit(lambda: self._write(chosen, offset_ns))
 
@@ -74,7 +74,7 @@ class ProfileWriter:
         if self._is_broken or stream is None:
             return
         lines = itertools.chain(
-            profile_lines(chosen.turns, chosen.requests, self._names, offset_ns, chosen.strides),
+            profile_lines(chosen.spans, chosen.requests, self._names, offset_ns, chosen.strides),
             load_lines(chosen.loads, offset_ns),
         )
         try:

@@ -23,11 +23,11 @@ from pipeline.observe.paddle.tracer_block import (
 _MOST_ROWS = 8192  # that wait on the event loop: some 800 kB
 _MOST_JOBS = 16  # that wait for the thread, each of so many rows: a disk may hang
 
-_Folded = list[tuple[Rows, Rows]]
+_Pieces = list[tuple[Rows, Rows]]
 
 
 class Tracer:
-    """A Sink whose `tick` writes a block about what was folded since the last one.
+    """A Sink whose `tick` writes a block about what happened since the last one.
 
     On the event loop it only keeps the rows; a thread adds them up, and writes.
 
@@ -54,8 +54,8 @@ class Tracer:
         self._output = TracerOutput(files)
         self._started_s = clock()
         self._author = _Author(graph, self._output, self._started_s)
-        self._folded: _Folded = []
-        self._rows = 0  # in `_folded`
+        self._taken_in: _Pieces = []
+        self._rows = 0  # in `_taken_in`
         self._is_idle = True
 
     def start(self) -> None:
@@ -69,13 +69,13 @@ class Tracer:
         self._background.close()
         self._output.close()
 
-    def fold(self, turns: Rows, requests: Rows) -> None:
+    def notify(self, spans: Rows, requests: Rows) -> None:
         self._is_idle = False
-        self._folded.append((turns, requests))
-        self._rows += len(turns) + len(requests)
+        self._taken_in.append((spans, requests))
+        self._rows += len(spans) + len(requests)
         if self._rows >= _MOST_ROWS:
-            folded, started_s = self._taken(), self._started_s
-            self._background.submit(lambda: self._author.add(folded, started_s))
+            pieces, started_s = self._taken(), self._started_s
+            self._background.submit(lambda: self._author.add(pieces, started_s))
 
     def tick(self) -> None:
         """End the interval: write its block, unless nothing happened. Fold the journal before."""
@@ -83,18 +83,18 @@ class Tracer:
         if self._is_idle:
             return
         self._is_idle = True
-        folded, ended_s = self._taken(), self._started_s
+        pieces, ended_s = self._taken(), self._started_s
         sizes = {op.name: op.queued for op in self._state().ops}
 
         def end() -> None:
-            self._author.add(folded, started_s)
+            self._author.add(pieces, started_s)
             self._author.end(ended_s, sizes)
 
         self._background.submit(end)
 
-    def _taken(self) -> _Folded:
-        folded, self._folded, self._rows = self._folded, [], 0
-        return folded
+    def _taken(self) -> _Pieces:
+        pieces, self._taken_in, self._rows = self._taken_in, [], 0
+        return pieces
 
 
 class _Author:
@@ -106,13 +106,13 @@ class _Author:
         self._times = BatchTimes(int(begun_s * 1e9))
         self._interval: Interval | None = None
 
-    def add(self, folded: Sequence[tuple[Rows, Rows]], started_s: float) -> None:
+    def add(self, pieces: Sequence[tuple[Rows, Rows]], started_s: float) -> None:
         """Take in rows of the interval that began then."""
         if self._interval is None:
             self._interval = Interval(len(self._graph.names), started_s)
-        for turns, requests in folded:
-            if len(turns):
-                self._times.add(turns, self._interval.ops)
+        for spans, requests in pieces:
+            if len(spans):
+                self._times.add(spans, self._interval.ops)
             if len(requests):
                 self._interval.add_requests(requests)
 

@@ -185,7 +185,7 @@ class ProcessWorker:
             indexes.append(index)
         if not samples:
             now = time.monotonic_ns()
-            run.start_ns = run.prepared_ns = run.processed_ns = run.end_ns = now
+            run.start_ns = run.preprocess_end_ns = run.process_end_ns = run.end_ns = now
             return False
         if not self.sent:
             self._head_since = self._pool.loop.time()
@@ -276,8 +276,8 @@ class ProcessWorker:
         for index, outcome in zip(sent.indexes, outcomes, strict=True):
             run.outcomes[index] = outcome
         run.jumped = result.jumped
-        run.start_ns, run.prepared_ns = result.start_ns, result.prepared_ns
-        run.processed_ns, run.end_ns = result.processed_ns, result.end_ns
+        run.start_ns, run.preprocess_end_ns = result.start_ns, result.preprocess_end_ns
+        run.process_end_ns, run.end_ns = result.process_end_ns, result.end_ns
         if result.rows:
             run.rows = _spread(result.rows, sent.indexes, [1] * len(run.samples))
         if result.executions:

@@ -85,8 +85,8 @@ class Result(msgspec.Struct, array_like=True):
     outcomes: list[ItemOutcome]
     jumped: bool
     start_ns: int
-    prepared_ns: int
-    processed_ns: int
+    preprocess_end_ns: int
+    process_end_ns: int
     end_ns: int
     rows: list[int] = []
     executions: list[int] = []

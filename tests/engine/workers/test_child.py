@@ -234,7 +234,7 @@ def test_every_sample_is_answered_in_order_and_the_times_rise():
         (result,), _ = home.results()
         assert result.number == 1
         assert home.opened(result) == [{"x": 1}, {"x": 2}, {"x": 3}]
-        times = [result.start_ns, result.prepared_ns, result.processed_ns, result.end_ns]
+        times = [result.start_ns, result.preprocess_end_ns, result.process_end_ns, result.end_ns]
         assert times == sorted(times)
         assert times[0] > 0
 
@@ -252,7 +252,7 @@ def test_a_batch_in_several_calls_says_which_samples_ran_together():
         home.send(home.job(*({"x": np.zeros(count)} for count in (3, 3, 1))))
         (result,), _ = home.results()
         assert (result.rows, result.executions) == ([3, 3, 1], [0, 1, 1])
-        times = [result.prepared_ns, *result.execution_ends_ns, result.processed_ns]
+        times = [result.preprocess_end_ns, *result.execution_ends_ns, result.process_end_ns]
         assert times == sorted(times)
 
 

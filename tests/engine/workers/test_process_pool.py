@@ -170,7 +170,7 @@ async def test_a_result_is_what_the_worker_reported():
         big, small = (outcome.open() for outcome in run.outcomes)
         assert small == {"x": "hello"}
         assert big["x"].nbytes == BIG.nbytes
-        assert (run.start_ns, run.prepared_ns, run.processed_ns, run.end_ns) == (1, 2, 3, 4)
+        assert (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns) == (1, 2, 3, 4)
         assert not run.jumped
 
 
