@@ -54,7 +54,7 @@ interop: $(READY)
 # The page in a real browser, Debian's chromium, and its picture for the docs.
 page: $(READY)
 	command -v chromium >/dev/null || { echo "needs chromium: apt-get install chromium"; exit 1; }
-	$(BIN)/pytest tests/doors/test_page_in_browser.py
+	$(BIN)/pytest tests/e2e/frontends/dashboard/test_dashboard_in_browser.py
 	$(BIN)/python scripts/page_screenshot.py
 
 # All that is generated of .proto files: the Python and the gateway's Go.

@@ -11,10 +11,19 @@ from pathlib import Path
 import hypothesis
 import pytest
 from doubles import chain, client_of, server_for, wait_until
+from paths import TESTS
+
+pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "nursery_fixtures"]
 
 # No test asserts a time, not even by accident: the machines are shared.
 hypothesis.settings.register_profile("pipeline", deadline=None)
 hypothesis.settings.load_profile("pipeline")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the folder that it is in: unit, integration, conformance or e2e."""
+    for item in items:
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
 
 
 def _files() -> int:

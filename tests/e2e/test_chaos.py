@@ -40,7 +40,6 @@ RECIPE = Recipe(
 )
 
 
-@pytest.mark.e2e
 def test_every_request_of_a_storm_ends_as_it_should() -> None:
     run = survive(SHORT)
 

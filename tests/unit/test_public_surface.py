@@ -1,17 +1,17 @@
-"""The public surface is what `golden/public_surface.txt` says, first made of a8c0ad6: nothing goes
-away or changes unnoticed. What is added on purpose is added to that file by hand, in the same
-commit, with its line in CHANGELOG.md."""
+"""The public surface is what `tests/support/golden/public_surface.txt` says, first made of a8c0ad6:
+nothing goes away or changes unnoticed. What is added on purpose is added to that file by hand, in
+the same commit, with its line in CHANGELOG.md."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import public_surface
 import pytest
+from paths import TESTS
 
 GOLDEN = public_surface.from_text(
-    (Path(__file__).parent / "golden" / "public_surface.txt").read_text(encoding="utf-8")
+    (TESTS / "support" / "golden" / "public_surface.txt").read_text(encoding="utf-8")
 )
 
 

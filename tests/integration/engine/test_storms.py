@@ -1,0 +1,150 @@
+"""A short run of the fuzzer, always the same cases; and proof that it is not blind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from fuzz import generator, model, real, shrink, virtual
+from fuzz.case import REQUEST, Case, Fault, OpSpec, RequestSpec
+from fuzz.generator import Features
+from fuzz.mutants import MUTANTS
+from fuzz.strands import Strands
+
+_SEED = 20_000
+_CASES = 200
+_REAL_CASES = 6
+_MOST_CASES = 600  # until a defect that is put back is found
+FEATURES = Features()
+_RACE = (
+    OpSpec("slow", (REQUEST,)),
+    OpSpec("quick", (REQUEST,)),
+    OpSpec("join", ("slow", "quick"), first_arrival=True),
+)
+_BEHIND = OpSpec("behind", ("join",), timeout_s=0.5)
+_MERGED = OpSpec("a", (REQUEST,), batch_size=2, batching_s=0.05)
+# Defects that few random cases show, each with one that does.
+SHOWN_BY = {
+    "losers_stay": Case(_RACE, (RequestSpec(1, faults={"slow": Fault("stuck")}), RequestSpec(2))),
+    "a_retry_of_the_request_keeps_its_parts": Case(
+        (*_RACE, _BEHIND),
+        (RequestSpec(1, delays_s={"slow": (3.0, 0.0, 0.0)}, faults={"behind": Fault("hang", 1)}),),
+        dag_retry=2,
+    ),
+    "errors_in_the_order_of_time": Case(
+        (*_RACE[:2], OpSpec("join", ("slow", "quick"))),
+        (
+            RequestSpec(
+                1,
+                delays_s={"slow": (0.1, 0.0, 0.0)},
+                faults={"slow": Fault("raise_pre"), "quick": Fault("product_pre")},
+            ),
+        ),
+    ),
+    "the_batch_pays_for_one": Case(
+        (_MERGED,), (RequestSpec(1, faults={"a": Fault("raise_process")}), RequestSpec(2))
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def strands() -> Iterator[Strands]:
+    logging.disable(logging.CRITICAL)
+    strands = Strands()
+    yield strands
+    strands.close()
+    logging.disable(logging.NOTSET)
+
+
+def test_cases_on_a_virtual_clock_end_as_the_model_says(strands):
+    print(f"python -m fuzz --seed {_SEED} --cases {_CASES}")
+    found = {}
+    for seed in range(_SEED, _SEED + _CASES):
+        findings = virtual.run(generator.generate(seed, FEATURES), strands)
+        if findings:
+            found[seed] = findings
+    assert not found, "python -m fuzz --seed SEED --cases 1 shows each again"
+
+
+def test_cases_on_real_servers_end_as_the_model_says():
+    """`python -m fuzz --engine real` does the same; what may be the machine's slowness is left."""
+    runner = real.Runner()
+    found = {}
+    for seed in range(_SEED, _SEED + _REAL_CASES):
+        requests, findings = runner.run(seed, _REAL_CASES)
+        findings = [each for each in findings if not real.may_be_slowness(each)]
+        assert requests or findings
+        if findings:
+            found[seed] = findings
+    runner.close()
+    assert not found, "python -m fuzz --engine real --seed SEED --cases 1 shows each again"
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_a_defect_that_is_put_back_is_found(name, strands):
+    cases = (generator.generate(_SEED + number, FEATURES) for number in range(_MOST_CASES))
+    if name in SHOWN_BY:
+        assert virtual.run(SHOWN_BY[name], strands) == []
+        cases = iter([SHOWN_BY[name]])
+    with MUTANTS[name]():
+        assert any(virtual.run(case, strands) for case in cases)
+
+
+def test_a_seed_is_the_same_case_and_the_same_run_every_time(strands):
+    one, other = (generator.generate(7, FEATURES) for _ in range(2))
+    assert one == other
+    with MUTANTS["deadlines_are_late"]():
+        runs = [
+            [virtual.run(generator.generate(seed, FEATURES), strands) for seed in range(40)]
+            for _ in range(2)
+        ]
+    assert runs[0] == runs[1]
+    assert any(runs[0])
+
+
+def test_a_finding_is_shown_with_as_few_requests_as_still_show_it(strands):
+    case = Case((OpSpec("a", (REQUEST,)),), tuple(RequestSpec(number) for number in range(1, 12)))
+
+    def run(case):
+        return ["request 7 ended"] if any(r.number == 7 for r in case.requests) else []
+
+    smaller, findings = shrink.shrunk(case, run)
+    assert [request.number for request in smaller.requests] == [7]
+    assert findings == ["request 7 ended"]
+
+
+# The model itself, where it is not obvious ----------------------------------------------------
+
+
+def outcomes(ops, requests=(), **request):
+    spec = RequestSpec(1, **request)
+    return model.outcomes(Case(tuple(ops), (spec, *requests)), spec)
+
+
+def codes(found):
+    return sorted(getattr(each, "code", 0) for each in found)
+
+
+def test_of_two_first_arrivals_either_may_be_first_but_an_error_never_wins():
+    ops = _RACE
+    assert codes(outcomes(ops)) == [0, 0]
+    assert codes(outcomes(ops, faults={"slow": Fault("product_pre")})) == [0]
+    faults = {"slow": Fault("raise_pre"), "quick": Fault("product_pre")}
+    (failure,) = outcomes(ops, faults=faults)
+    assert failure.holds == "<r1@slow>", "the first producer's"
+
+
+def test_a_choice_is_the_same_for_all_who_read_it():
+    ops = [*_RACE, OpSpec("l", ("join",)), OpSpec("r", ("join",)), OpSpec("end", ("l", "r"))]
+    assert len(outcomes(ops)) == 2, "not four"
+
+
+def test_a_request_alone_pays_for_its_fault_and_a_batch_only_where_it_must():
+    hang = RequestSpec(2, faults={"a": Fault("hang")})
+    alone = OpSpec("a", (REQUEST,), timeout_s=1.0)
+    batched = OpSpec("a", (REQUEST,), timeout_s=1.0, batch_size=2)
+    again = OpSpec("a", (REQUEST,), timeout_s=1.0, batch_size=2, retry=2)
+    assert codes(outcomes([alone], [hang])) == [0]
+    assert codes(outcomes([batched], [hang])) == [0, 6000]
+    assert codes(outcomes([again], [hang])) == [0]

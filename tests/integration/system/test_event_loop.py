@@ -1,0 +1,165 @@
+"""What a loop leaves behind: nothing of it holds the process, whatever user code does."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from pipeline.system import daemon_threads, event_loop
+from pipeline.system.daemon_threads import DaemonThreads
+from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory
+
+
+@pytest.fixture
+def threads():
+    executor = DaemonThreads(2, "test")
+    yield executor
+    executor.shutdown()
+
+
+def test_what_is_submitted_runs_and_its_result_or_error_comes_home(threads):
+    assert threads.submit(divmod, 7, 2).result(20) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 7, 0).result(20)
+    assert list(threads.map(abs, range(-3, 3))) == [3, 2, 1, 0, 1, 2]
+
+
+def test_as_many_run_at_once_as_may_and_an_idle_thread_is_used_again(threads):
+    both = threading.Barrier(2)
+    for _ in range(3):
+        futures = [threads.submit(both.wait, 20) for _ in range(2)]
+        assert sorted(future.result(20) for future in futures) == [0, 1]
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("test_")}
+    assert names == {"test_0", "test_1"}
+
+
+def test_after_the_end_nothing_is_taken_and_what_waited_can_be_cancelled(threads):
+    release, began = threading.Event(), threading.Barrier(3)
+
+    def hold():
+        began.wait(20)
+        return release.wait(20)
+
+    running = [threads.submit(hold) for _ in range(2)]
+    began.wait(20)
+    waiting = threads.submit(hold)
+    threads.shutdown(wait=False, cancel_futures=True)
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        threads.submit(hold)
+    release.set()
+    assert [future.result(20) for future in running] == [True, True]
+
+
+def test_a_thread_may_take_the_last_job_from_who_cancels_it(threads, monkeypatch):
+    class Taken(SimpleQueue):
+        def empty(self):
+            return False  # as it was when it was asked, just before
+
+    monkeypatch.setattr(threads, "_queue", Taken())
+    ending = threading.Thread(
+        target=threads.shutdown, kwargs={"wait": False, "cancel_futures": True}, daemon=True
+    )
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
+
+
+def test_a_thread_that_hangs_does_not_hold_who_ends_it(threads, monkeypatch):
+    monkeypatch.setattr(daemon_threads, "_JOIN_S", 0.01)
+    release = threading.Event()
+    hanging = threads.submit(release.wait, 20)
+    threads.shutdown()
+    assert not hanging.done()
+    release.set()
+    assert hanging.result(20)
+
+
+def test_a_loop_runs_what_is_beside_it_on_such_threads():
+    async def main():
+        thread = await asyncio.to_thread(threading.current_thread)
+        assert thread.daemon
+        assert thread.name.startswith("asyncio_")
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
+
+
+def test_a_task_that_refuses_to_end_is_left_behind_and_named(monkeypatch, caplog):
+    monkeypatch.setattr(event_loop, "_REFUSAL_S", 0.01)
+
+    async def main():
+        released = asyncio.Event()
+
+        async def refuses():
+            while not released.is_set():
+                try:
+                    await released.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        async def obeys():
+            await asyncio.Event().wait()
+
+        refusing, obeying = asyncio.ensure_future(refuses()), asyncio.ensure_future(obeys())
+        await asyncio.sleep(0)
+        await end_tasks()
+        assert obeying.cancelled()
+        assert not refusing.done()
+        assert refusing not in asyncio.all_tasks(), "who closes the loop would wait for it"
+        released.set()
+        await refusing
+
+    asyncio.run(main())
+    assert "refuses" in caplog.text
+
+
+def test_a_thread_with_a_loop_ends_with_its_tasks():
+    thread = LoopThread()
+    asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), thread.loop)
+    thread.close()
+    assert not thread._thread.is_alive()
+
+
+HANGS = """
+import asyncio, threading
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.system import daemon_threads
+from pipeline.system import event_loop
+
+daemon_threads._JOIN_S = event_loop._REFUSAL_S = 0.1  # what there is to wait for, never comes
+
+
+class Hangs(Op):
+    async def init_op(self):
+        self.refusing = asyncio.ensure_future(self.refuse())
+        self.beside = asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
+        await asyncio.sleep(0)
+
+    async def refuse(self):
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+
+
+server = PipelineServer()
+server.set_response_op(ResponseOp(Hangs("hangs", RequestOp())))
+server.prepare_server(yml_dict={"rpc_port": 0})
+with server:
+    pass
+print("over")
+"""
+
+
+def test_user_code_that_never_ends_does_not_keep_the_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "over\n")

@@ -1,0 +1,306 @@
+"""Who may import whom: the layers of the design, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PACKAGE = ROOT / "pipeline"
+
+# From the bottom to the top; a module belongs to the longest name that it begins with, and may
+# import those of its own layer and of the layers below.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "data", "system", "tracing", "dropin.names"),
+    ("channel", "error_catch"),  # the predecessor's names for what is below
+    ("proto",),
+    ("client",),  # what a client's install needs: see ONLY
+    ("config",),
+    ("op", "predictors"),
+    ("engine",),
+    ("workers",),
+    ("observe", "tracing.sink", "tracing.recorder", "tracing.spans"),
+    ("frontends",),
+    ("runtime", "gateway"),
+    ("server", "web_service"),
+    ("serve",),
+    ("dropin", "cli", "__main__"),
+)
+# Rules that are stricter than the layers: nothing of the package but this.
+ONLY: dict[str, set[str]] = {
+    "client": {"errors", "data", "proto", "tracing"},
+    "channel": {"errors", "data", "dropin.names"},
+    "error_catch": {"errors", "data", "dropin.names"},
+    "dropin.names": {"errors", "data"},
+    "errors": set(),
+    "data": {"errors"},
+    "system": {"errors", "system"},
+    "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
+    "gateway.binary": {"errors", "gateway.build"},
+    "gateway.build": set(),  # packaging runs it with nothing of us installed
+    "engine.journal": {"errors", "data"},
+    "proto": {"errors", "data", "proto"},
+    "op": {"errors", "data", "engine.journal", "proto"},  # config for its types only
+    "predictors": {"errors", "data", "proto", "config", "predictors", "system", "tracing"},
+    "tracing.context": set(),
+}
+# Third-party packages that are used in these places and nowhere else.
+AT_HOME: dict[str, set[str]] = {
+    "grpc": {
+        "client",
+        "frontends.grpc.server",
+        "frontends.grpc.health",
+        "frontends.grpc.calls",
+        "frontends.v2.grpc",
+        "predictors.remote.grpc_calls",
+        "proto.pipeline_service_pb2_grpc",
+    },
+    "grpc_health": {"frontends.grpc.server", "frontends.grpc.health"},
+    "opentelemetry": {"tracing.recorder"},
+    "prometheus_client": {"observe.metrics"},
+    "grpc_reflection": {"frontends.grpc.server"},
+    "uvicorn": {"frontends.http.server", "frontends.http.connection"},
+    "httptools": {"frontends.http.connection"},
+    "uvloop": {"system.event_loop"},
+    "yaml": {"config.yaml"},
+    "onnxruntime": {"predictors.onnx.predictor"},
+    "paddle": {"predictors.paddle.predictor"},
+    "ray": {"workers.ray"},
+    "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
+    "torch": set(),
+}
+HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill"}
+IN_THE_LIBRARY = {"msgspec", "numpy", "orjson", "ml_dtypes", "google", *AT_HOME}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: of `target`, in `module`, both without the package's name if they are ours."""
+
+    module: str
+    target: str
+    line: int
+    is_ours: bool
+    is_at_load: bool
+    is_for_types: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def names_of_modules() -> dict[str, Path]:
+    """Every module of the package by its name without the package's: `frontends.http.server`."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = path
+    return found
+
+
+MODULES = names_of_modules()
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    yield from _imports_in(tree, module, is_at_load=True, is_for_types=False)
+
+
+def _imports_in(
+    node: ast.AST, module: str, is_at_load: bool, is_for_types: bool
+) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            for name in _targets(child, module):
+                is_ours = name == "pipeline" or name.startswith("pipeline.")
+                target = name.removeprefix("pipeline").removeprefix(".") if is_ours else name
+                yield Import(module, target, child.lineno, is_ours, is_at_load, is_for_types)
+            continue
+        in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        yield from _imports_in(
+            child, module, is_at_load and not in_function, is_for_types or guarded
+        )
+
+
+def _targets(node: ast.Import | ast.ImportFrom, module: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert not node.level, f"{module}:{node.lineno}: relative imports are not used here"
+    base = node.module or ""
+    if base.split(".")[0] != "pipeline":
+        return [base]
+    # `from pipeline.proto import codec` is an import of pipeline.proto.codec.
+    members = [f"{base}.{alias.name}" for alias in node.names]
+    return [name if name.removeprefix("pipeline.") in MODULES else base for name in members]
+
+
+def matches(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(f"{prefix}.")
+
+
+def longest(module: str, prefixes: set[str]) -> str | None:
+    return max((p for p in prefixes if matches(module, p)), key=len, default=None)
+
+
+def layer_of(module: str) -> int | None:
+    names = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    found = longest(module, set(names))
+    return None if found is None else names[found]
+
+
+ALL = [found for module in sorted(MODULES) for found in imports_of(module)]
+OURS = [found for found in ALL if found.is_ours and not found.is_for_types]
+THEIRS = [
+    found
+    for found in ALL
+    if not found.is_ours and found.target.split(".")[0] not in sys.stdlib_module_names
+]
+
+
+def test_the_reader_of_imports_finds_those_it_should():
+    assert len(MODULES) > 30
+    seen = {(found.module, found.target) for found in ALL}
+    assert ("engine.executor", "engine.dispatcher") in seen
+    assert ("frontends.http.server", "proto.pipeline.json") in seen, (
+        "a module named after `import` counts as one"
+    )
+    for_types = [f for f in ALL if f.module == "op" and f.target == "config"]
+    assert all(found.is_for_types for found in for_types)
+    (in_function,) = [f for f in ALL if f.module == "system.event_loop" and f.target == "uvloop"]
+    assert not in_function.is_at_load
+
+
+def test_every_module_has_its_layer():
+    without = {module for module in MODULES if layer_of(module) is None}
+    assert without == {""}  # the package's lazy names
+
+
+def test_imports_go_downwards_only():
+    upwards = [
+        str(found)
+        for found in OURS
+        if (here := layer_of(found.module)) is not None
+        and ((there := layer_of(found.target)) is None or there > here)
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("prefix", sorted(ONLY))
+def test_who_is_kept_small_imports_no_more_than_it_may(prefix):
+    more = [
+        str(found)
+        for found in OURS
+        if longest(found.module, set(ONLY)) == prefix
+        and longest(found.target, ONLY[prefix]) is None
+    ]
+    assert more == []
+
+
+def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
+    strangers = [
+        str(found)
+        for found in ALL
+        if matches(found.module, "engine")
+        and (
+            (
+                found.is_ours
+                and matches(found.target, "observe")
+                and found.target != "engine.journal"
+            )
+            or found.target.split(".")[0]
+            in {"grpc", "yaml", "uvicorn", "httptools", "http", "orjson"}
+        )
+    ]
+    assert strangers == []
+
+
+def test_third_party_packages_stay_in_their_places():
+    strays = [
+        str(found)
+        for found in THEIRS
+        if (homes := AT_HOME.get(found.target.split(".")[0])) is not None
+        and found.module not in homes
+    ]
+    assert strays == []
+
+
+def test_heavy_packages_are_loaded_when_they_are_needed():
+    early = [
+        str(found)
+        for found in THEIRS
+        if found.target.split(".")[0] in HEAVY and found.is_at_load and not found.is_for_types
+    ]
+    assert early == []
+
+
+def test_no_other_third_party_package_is_used():
+    others = [str(found) for found in THEIRS if found.target.split(".")[0] not in IN_THE_LIBRARY]
+    assert others == []
+
+
+def test_the_package_itself_loads_nothing():
+    assert [str(found) for found in ALL if found.module == "" and not found.is_for_types] == [
+        str(found)
+        for found in ALL
+        if found.module == "" and found.target in ("__future__", "importlib", "typing")
+    ]
+
+
+# What is forbidden, and the few places that have to do it: a forked child must not return into
+# the script that it was forked from, and only its zygote may kill it. What our own processes
+# send each other is pickled in four places. `python -m pipeline graph` is an application: the
+# script that it drew may have threads that never end.
+ENDS = {
+    "os._exit": {"workers.zygote.main", "cli.graph"},
+    "os.kill": {"workers.zygote.main"},
+}
+PICKLES = {
+    "pickle": {"workers.shm.unpickling", "workers.shm.payload", "workers.shm.pickling"},
+    "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
+}
+
+
+def test_nothing_is_evaluated_printed_or_ended():
+    """`eval`, `exec` and the ways to end the process are for applications."""
+    calls = {"eval", "exec", "os._exit", "sys.exit", "os.kill", "os.killpg", "exit", "print"}
+    found = [
+        f"{module}:{node.lineno} calls {name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and (name := ast.unparse(node.func)) in calls
+        and module not in ENDS.get(name, ())
+    ]
+    assert found == []
+
+
+def test_nothing_is_unpickled_but_what_our_own_processes_send():
+    unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    found = [
+        str(i) for i in ALL if i.target in unsafe and i.module not in PICKLES.get(i.target, ())
+    ]
+    assert found == []
+
+
+# Where the worker kinds are made, and where a stage of an Op has the same name.
+NAMES_KINDS = {"workers.thread", "workers.process.pool", "runtime.service", "tracing.spans"}
+KINDS = {"thread", "process"}
+
+
+def test_nobody_asks_workers_for_the_name_of_their_kind():
+    """What a kind can do is an attribute of `Workers`: `memory_domain`, `keeps_progress` ..."""
+    asks = [
+        f"{module}:{node.lineno} compares with a worker kind's name"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        and module not in NAMES_KINDS
+        and any(isinstance(n, ast.Constant) and n.value in KINDS for n in ast.walk(node))
+    ]
+    assert asks == []
