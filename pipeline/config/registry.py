@@ -22,7 +22,10 @@ Kind = Literal["engines", "clients", "workers", "schedulers", "frontends", "sink
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "engines": {},
     "clients": {},
-    "workers": {},
+    "workers": {
+        "thread": "pipeline.workers.thread:ThreadKind",
+        "process": "pipeline.workers.process.pool:ProcessKind",
+    },
     "schedulers": {},
     "frontends": {},
     "sinks": {},

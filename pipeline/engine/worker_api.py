@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.config.schema import ServiceConfig
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.payload import MemoryDomain
@@ -13,6 +15,9 @@ from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
+
+SetUp = Callable[[Op, int], None]
+"""Gives an Op the predictor of the worker with this number."""
 
 
 class Job(Protocol):
@@ -115,6 +120,42 @@ class WorkersFactory(Protocol):
     """Makes the workers of an Op; the one place that knows of their kind."""
 
     def __call__(self, op: Op, owner: Owner) -> Workers: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a server gives to each of its kinds of workers.
+
+    Args:
+        config: of the service.
+        set_up: gives an Op the predictor of the worker with this number, where that worker runs.
+        keep_logs: called first in a process that a kind starts, with what sends a log record home.
+        on_record: takes such a record, in the server.
+    """
+
+    config: ServiceConfig
+    set_up: SetUp
+    keep_logs: Callable[[Callable[[bytes], None]], None] = lambda send: None
+    on_record: Callable[[bytes], None] = lambda record: None
+
+
+class WorkerKind(Protocol):
+    """One kind of workers in one server; the registry has, as `workers`, what makes it.
+
+    It is made with the Ops that are configured so, and a WorkerContext.
+    """
+
+    def fork(self) -> None:
+        """Fork what has to be forked while the process has no threads."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
+        """Take the running loop, and what to call there when results were taken in."""
+
+    def workers(self, op: Op, count: int, owner: Owner) -> Workers:
+        """Return `count` workers of an Op, which report to `owner`; not started."""
+
+    async def close(self) -> None:
+        """End what the workers had in common, after they were stopped."""
 
 
 class Loop(Protocol):

@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.config import registry
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
-from pipeline.engine.worker_api import Owner, Workers, WorkersFactory
+from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError, NoServiceError, PipelineError
 from pipeline.frontends.base import Frontend, FrontendContext, OpenDoors
 from pipeline.frontends.registry import pipeline_doors
@@ -31,15 +32,7 @@ from pipeline.runtime.ingress import Ingress, NoIngress
 from pipeline.runtime.observation import Ask, ObservabilityStack, ServerView
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.system.event_loop import waited
-from pipeline.workers.loop_inbox import LoopInbox
-from pipeline.workers.process.handle import ProcessContext
-from pipeline.workers.process.main import WorkerMain
-from pipeline.workers.process.pool import ProcessWorkers
-from pipeline.workers.restart_policy import KILLED_S
-from pipeline.workers.shm.arena import Arena
-from pipeline.workers.shm.server_memory import ServerMemory
-from pipeline.workers.thread import ThreadWorkers
-from pipeline.workers.zygote.controller import Zygotes
+from pipeline.workers.thread import ThreadKind
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -104,7 +97,8 @@ class Service:
         self._graph = graph
         self._config = config
         self._load_predictor = load_predictor
-        self._family: ProcessContext | None = None
+        self._edge_kind: WorkerKind | None = None
+        self._worker_kinds: dict[str, WorkerKind] = {}
         self._closing = contextlib.ExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._grace_s = config.stop_grace_period_s
@@ -146,33 +140,27 @@ class Service:
         return ports if front is None else {**ports, "HTTP": front}
 
     def fork(self) -> None:
-        """Fork what worker processes are forked from, if there are any.
+        """Make the kinds of workers that the Ops name, and let each fork what it needs.
 
         Called before `start`, and before there are threads or gRPC objects: they do not survive
         a fork, and locks that they hold stay locked in the child.
         """
-        ops = [op for op in self._graph.ops if op.pipeline_config.workers == "process"]
-        if not ops:
-            return
-        dag = self._config.dag
-        arena = Arena(dag.shared_memory_mib * 2**20)
-        begin = LogsHome(self._config.log.level)
-        mains = [WorkerMain(op, arena, begin, self._load_predictor) for op in ops]
-        try:
-            zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
-        except BaseException:
-            arena.close()
-            raise
-        numbers = {op: number for number, op in enumerate(ops)}
-        memory = ServerMemory(arena, dag.trust_workers)
-        self._family = ProcessContext(zygotes, memory, numbers, replay_bytes)
+        logs = LogsHome(self._config.log.level)
+        context = WorkerContext(self._config, self._load_predictor, logs, replay_bytes)
+        ops: dict[str, list[Op]] = {}
+        for op in self._graph.ops:
+            ops.setdefault(op.pipeline_config.workers or "", []).append(op)
+        self._edge_kind = edge_kind = ThreadKind((), context)
+        for name, members in ops.items():
+            make = registry.find("workers", name)
+            kind = edge_kind if make is ThreadKind else make(members, context)
+            kind.fork()
+            self._worker_kinds[name] = kind
 
     async def start(self) -> None:
         """Open the doors, initialise the Ops, report ready."""
         config = self._config
         loop = asyncio.get_running_loop()
-        if self._family is not None:
-            self._family.zygotes.attach(loop)
         if self._copy is None:
             self._closing.enter_context(self._outside.logs(config.log))
             log_warnings(config, self._graph)
@@ -259,9 +247,8 @@ class Service:
             left = await self._executor.stop(min(self._grace_s, max(0.0, ends - loop.time())))
             if left:
                 _LOGGER.warning("%d workers hang in user code and were left behind", left)
-        if self._family is not None:
-            await self._family.zygotes.close(KILLED_S)
-            self._family.memory.close()
+        for kind in self._worker_kinds.values():
+            await kind.close()
         for door in self._doors.values():
             await door.stop(_DOOR_GRACE_S)
         await self._offload.stop()
@@ -322,15 +309,19 @@ class Service:
     def _workers_factory(
         self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]
     ) -> WorkersFactory:
-        mailbox = LoopInbox(loop, after=pump)
+        if self._edge_kind is None:
+            self.fork()
+        edge_kind = self._edge_kind
+        assert edge_kind is not None, "fork has made it"
+        for kind in {edge_kind, *self._worker_kinds.values()}:
+            kind.attach(loop, pump)
 
         def make(op: Op, owner: Owner) -> Workers:
-            count = op.pipeline_config.concurrency
-            if self._family is not None and op in self._family.mains:
-                return ProcessWorkers(op, count, loop, self._family, owner, pump)
+            config = op.pipeline_config
             if op in (self._graph.request_op, self._graph.response_op):
-                count = max(count, _EDGE_WORKERS)
-            return ThreadWorkers(op, count, loop, mailbox, self._load_predictor, owner)
+                return edge_kind.workers(op, max(config.concurrency, _EDGE_WORKERS), owner)
+            kind = self._worker_kinds[config.workers or ""]
+            return kind.workers(op, config.concurrency, owner)
 
         return make
 

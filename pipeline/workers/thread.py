@@ -24,7 +24,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp, run_init_op
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Job, Owner, Worker
+from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import ModelMetadata, note_of
@@ -35,8 +35,6 @@ _LOGGER = logging.getLogger(__name__)
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _MOST_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
-SetUp = Callable[[Op, int], None]
-"""Gives an Op the predictor of the worker with this number."""
 
 
 class ThreadWorker:
@@ -105,6 +103,26 @@ class ThreadWorker:
             else:
                 pool.post(pool.now_idle, self, job)
                 job = self.inbox.get()
+
+
+class ThreadKind:
+    """Threads of the server's process, which share one inbox of its loop; see `WorkerKind`."""
+
+    def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
+        self._set_up = context.set_up
+
+    def fork(self) -> None:
+        """Threads are not forked."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
+        self._loop = loop
+        self._inbox = LoopInbox(loop, after=schedule)
+
+    def workers(self, op: Op, count: int, owner: Owner) -> ThreadWorkers:
+        return ThreadWorkers(op, count, self._loop, self._inbox, self._set_up, owner)
+
+    async def close(self) -> None:
+        """Threads have nothing in common that ends."""
 
 
 class ThreadWorkers:

@@ -206,7 +206,7 @@ class RealEngine:
 
     async def check_memory(self) -> None:
         """No block of shared memory is in use."""
-        family = getattr(self.server._service, "_family", None)
+        family = self.server._service._worker_kinds.get("process")
         for _ in range(100):
             gc.collect()
             if family is None or not family.memory.used:

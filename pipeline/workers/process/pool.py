@@ -16,18 +16,54 @@ from typing import Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Owner, Worker
+from pipeline.engine.worker_api import Owner, Worker, WorkerContext
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import ProcessContext, ProcessWorker
+from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.server_memory import ServerMemory
+from pipeline.workers.zygote.controller import Zygotes
 
 _LOGGER = logging.getLogger(__name__)
 
 _RESCUE_S = 0.002  # for jobs that were sent ahead to a worker which then takes its time
 _PARTED_S = 1.0  # a worker that closed its socket, or failed to start, may take so long to end
 _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
+
+
+class ProcessKind:
+    """Processes that zygotes fork, with a shared memory for payloads; see `WorkerKind`."""
+
+    def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
+        self._ops = ops
+        self._context = context
+
+    def fork(self) -> None:
+        context, dag = self._context, self._context.config.dag
+        arena = Arena(dag.shared_memory_mib * 2**20)
+        mains = [WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops]
+        try:
+            zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
+        except BaseException:
+            arena.close()
+            raise
+        self.memory = ServerMemory(arena, dag.trust_workers)
+        numbers = {op: number for number, op in enumerate(self._ops)}
+        self._processes = ProcessContext(zygotes, self.memory, numbers, context.on_record)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
+        self._loop, self._schedule = loop, schedule
+        self._processes.zygotes.attach(loop)
+
+    def workers(self, op: Op, count: int, owner: Owner) -> ProcessWorkers:
+        return ProcessWorkers(op, count, self._loop, self._processes, owner, self._schedule)
+
+    async def close(self) -> None:
+        await self._processes.zygotes.close(KILLED_S)
+        self.memory.close()
 
 
 class ProcessWorkers:
