@@ -17,8 +17,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, inspect
 
+from pipeline.config import registry
 from pipeline.config.registry import did_you_mean
 from pipeline.config.yaml import KeyPath, Source, shown
+from pipeline.errors import ConfigError
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _MAX_DURATION = 2**31 - 1  # of any unit; timers of the platform overflow beyond some hundred years
@@ -43,6 +45,63 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class OneOf:
+    """A name from the registry, or one of `also`, in any case."""
+
+    kind: registry.Kind
+    also: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return " or ".join((*registry.names(self.kind), *self.also))
+
+    def canonical(self, word: str) -> str:
+        """Return the word as it is spelt where it is known; else as it is."""
+        return next((name for name in self.also if name.lower() == word.lower()), None) or (
+            registry.known_as(self.kind, word) or word
+        )
+
+    def holds(self, word: str) -> bool:
+        return word in self.also or registry.known_as(self.kind, word) == word
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsOf:
+    """The field holds the options of what the key `chosen_by` names, by their fields.
+
+    They are keys beside that key, those of its implementation's Struct. Where `built_in`, those
+    of all of ours are keys in any case, as files of the predecessor have them.
+    """
+
+    kind: registry.Kind
+    chosen_by: str
+    built_in: bool = False
+
+    def settings(self, struct: type[msgspec.Struct] | None, field: str) -> dict[str, Setting]:
+        """Return the settings of a Struct of options, to be kept in `field`."""
+        known = settings_of(struct) if struct is not None else {}
+        return {key: replace(setting, kept_in=field) for key, setting in known.items()}
+
+    def of_plug_in(self, raw: Mapping[Any, object], field: str) -> dict[str, Setting]:
+        """Return the settings of the plug-in that `raw` names; none: it names one of ours."""
+        word = raw.get(self.chosen_by)
+        name = registry.known_as(self.kind, word) if isinstance(word, str) else None
+        if name is None or name in registry.BUILT_IN[self.kind]:
+            return {}
+        return self.settings(registry.options_of(self.kind, name), field)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The key holds a mapping of names from the registry to the options of each, in order.
+
+    The field holds the Struct of the options by the name; None: there are none.
+    """
+
+    kind: registry.Kind
+
+
+@dataclass(frozen=True, slots=True)
 class Alias:
     """A second key that sets the field too, for files written for the predecessor."""
 
@@ -59,6 +118,7 @@ class Setting:
 
     `default` is as the file would hold it, None when the key is simply absent. `section` is
     the Struct of a nested mapping, `many` says that it is one such mapping for every name.
+    `kept_in` is the field that holds the value by the name `field`; None: it is that field.
     """
 
     field: str
@@ -68,8 +128,11 @@ class Setting:
     value_type: Any
     duration: Duration | None = None
     off: bool = False
-    rule: Rule | None = None
+    rule: Rule | OneOf | None = None
+    chosen: Chosen | None = None
     alias: str | None = None
+    kept_in: str | None = None
+    is_required: bool = False
     section: type[msgspec.Struct] | None = None
     many: bool = False
 
@@ -112,9 +175,11 @@ class Setting:
         return value / _PER_SECOND[self.duration.unit]
 
     def _canonical(self, value: object) -> object:
-        """Words of a closed set are read in any case: FP16, Info."""
+        """Return words of a set as it spells them; they are read in any case: FP16, Info."""
         if not isinstance(value, str):
             return value
+        if isinstance(self.rule, OneOf):
+            return self.rule.canonical(value)
         return next((word for word in self._choices if word.lower() == value.lower()), value)
 
     def _mismatch(self, value: object) -> Mismatch:
@@ -130,14 +195,27 @@ class Setting:
 def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
     """The keys of a Struct in the order of its fields, aliases not among them."""
     hints = typing.get_type_hints(struct, include_extras=True)
-    settings = {}
+    settings: dict[str, Setting] = {}
     for field in msgspec.structs.fields(struct):
         base, notes, optional = _unwrap(hints[field.name])
+        options = _first(OptionsOf, notes)
+        if options is not None and options.built_in:
+            for name in registry.BUILT_IN[options.kind]:
+                struct_of_it = registry.options_of(options.kind, name)
+                settings |= options.settings(struct_of_it, field.name)
         doc = _first(str, notes)
         if doc is not None:
             setting = _setting(field, base, notes, optional, doc)
             settings[setting.key] = setting
     return settings
+
+
+@functools.cache
+def _options_of(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
+    """Return what a Struct says of its fields that hold options, by the field."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    notes = {field: _first(OptionsOf, _unwrap(hint)[1]) for field, hint in hints.items()}
+    return {field: note for field, note in notes.items() if note is not None}
 
 
 def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Setting]]:
@@ -162,17 +240,39 @@ class Reader:
         self.problems.append(f"{self._source.place(path)}: {text}")
 
     def fields(self, struct: type[msgspec.Struct], raw: object, path: KeyPath) -> dict[str, Any]:
-        """Values for the fields of `struct`: those that `raw` gives, without the bad ones."""
-        settings = settings_of(struct)
+        """Return values for the fields of `struct`: those that `raw` gives, without bad ones."""
+        given = self._mapping(raw, path)
+        settings = self._with_plug_ins(struct, given, path)
         aliases = {setting.alias: setting for setting in settings.values() if setting.alias}
         values: dict[str, Any] = {}
-        for key, value in self._mapping(raw, path).items():
+        for key, value in given.items():
             setting = settings.get(key) or aliases.get(key)  # type: ignore[call-overload]
             if setting is None:
-                self._unknown(struct, key, (*path, key))
+                self._unknown(struct, settings, key, (*path, key))
             elif value is not None:
                 self._read_into(values, setting, value, (*path, key))
+        for key, setting in settings.items():
+            if setting.is_required and given.get(key) is None and struct is not self._root:
+                self.problem((*path, key), f"expected {setting.expected}, found nothing")
         return values
+
+    def _with_plug_ins(
+        self, struct: type[msgspec.Struct], raw: Mapping[object, object], path: KeyPath
+    ) -> dict[str, Setting]:
+        """Return the settings of `struct`, and of those plug-ins that `raw` names."""
+        settings = dict(settings_of(struct))
+        for field, options in _options_of(struct).items():
+            here = (*path, options.chosen_by)
+            try:
+                plugged = options.of_plug_in(raw, field)
+            except ConfigError as error:
+                self.problem(here, str(error))
+                continue
+            for key, setting in plugged.items():
+                if settings.get(key, setting).kept_in != field:
+                    self.problem(here, f"its option {key} is something else here already")
+                settings[key] = setting
+        return settings
 
     def _read_into(
         self, values: dict[str, Any], setting: Setting, value: object, path: KeyPath
@@ -182,22 +282,42 @@ class Reader:
         except Mismatch as mismatch:
             self.problem(path, str(mismatch))
             return
+        if setting.kept_in is not None:
+            values = values.setdefault(setting.kept_in, {})
         if values.setdefault(setting.field, result) != result:
             self.problem(path, f"{setting.key} and {setting.alias} differ; keep {setting.key} only")
 
     def _value(self, setting: Setting, value: object, path: KeyPath) -> object:
-        if setting.section is None:
+        if setting.section is None and setting.chosen is None:
             return setting.read(value)
-        if not setting.many:
+        if setting.section is not None and not setting.many:
             return setting.section(**self.fields(setting.section, value, path))
-        named = {}
+        named: dict[str, object] = {}
         for name, raw in self._mapping(value, path).items():
             here = (*path, name)
             if not isinstance(name, str):
                 self.problem(here, f"expected a name (put it in quotes), found {found(name)}")
-            else:
+            elif setting.section is not None:
                 named[name] = setting.section(**self.fields(setting.section, raw, here))
+            else:
+                assert setting.chosen is not None
+                self._choose(named, setting.chosen.kind, name, raw, here)
         return named
+
+    def _choose(
+        self, named: dict[str, object], kind: registry.Kind, name: str, raw: object, path: KeyPath
+    ) -> None:
+        """Note the options of one implementation by its name; None: it has none."""
+        try:
+            name = registry.known_as(kind, name) or name
+            struct = registry.options_of(kind, name)
+        except ConfigError as error:
+            self.problem(path, str(error))
+            return
+        before = len(self.problems)
+        values = self.fields(struct or msgspec.Struct, raw, path)
+        if len(self.problems) == before:
+            named[name] = struct and struct(**values)
 
     def _mapping(self, raw: object, path: KeyPath) -> Mapping[object, object]:
         if raw is None:
@@ -207,10 +327,16 @@ class Reader:
             return {}
         return raw
 
-    def _unknown(self, struct: type[msgspec.Struct], key: object, path: KeyPath) -> None:
+    def _unknown(
+        self,
+        struct: type[msgspec.Struct],
+        settings: Mapping[str, Setting],
+        key: object,
+        path: KeyPath,
+    ) -> None:
         if key in getattr(struct, "ignored_keys", ()):
             return
-        hint = did_you_mean(key, settings_of(struct)) if isinstance(key, str) else ""
+        hint = did_you_mean(key, settings) if isinstance(key, str) else ""
         elsewhere = [full for full, setting in known_keys(self._root) if setting.key == key]
         if elsewhere:
             hint = f"; it belongs at {' or '.join(elsewhere)}"
@@ -246,7 +372,9 @@ def _setting(
         value_type=_duration_type(int, optional) if duration else value_type,
         duration=duration,
         off=optional and duration is not None,
-        rule=_first(Rule, notes),
+        rule=_first((Rule, OneOf), notes),
+        chosen=_first(Chosen, notes),
+        is_required=field.required,
         alias=alias.key if alias else None,
         section=section,
         many=many,
@@ -295,7 +423,7 @@ def _file_default(default: Any, duration: Duration | None) -> object:
     return -1 if default is None else round(default * _PER_SECOND[duration.unit])
 
 
-def _first(kind: type, notes: list[Any]) -> Any:
+def _first(kind: type | tuple[type, ...], notes: list[Any]) -> Any:
     return next((note for note in notes if isinstance(note, kind)), None)
 
 

@@ -2,6 +2,12 @@
 
 Three sources: what is built in, listed here by its place and imported when it is asked for; entry
 points of installed distributions, group `pipeline.<kind>`; and `register`, from a script.
+
+The options of an implementation are the fields of a msgspec Struct, its attribute `Options`, each
+`Annotated` with its check and a sentence on what it is for. In config.yml they are keys beside
+the one that names the implementation (`workers: mine`, `batching: mine`, `engine: mine`,
+`client_type: mine`); of those that are named under `filters`, `sinks` and `frontends`, keys of
+the mapping below the name.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
 from typing import Any, Literal
 
@@ -26,7 +32,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "thread": "pipeline.workers.thread:ThreadKind",
         "process": "pipeline.workers.process.pool:ProcessKind",
     },
-    "schedulers": {},
+    "schedulers": {
+        "full": "pipeline.engine.schedulers.dynamic:full",
+        "adaptive": "pipeline.engine.schedulers.dynamic:adaptive",
+    },
     "frontends": {},
     "sinks": {},
     "filters": {},
@@ -78,15 +87,24 @@ def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
     return options
 
 
-def is_known(kind: Kind, name: str) -> bool:
-    """Return whether there is such an implementation; for one of ours no plug-in is looked for."""
-    return name in BUILT_IN[kind] or name in names(kind)
+def known_as(kind: Kind, word: str) -> str | None:
+    """Return the name that `word` is in any case; None: there is none.
+
+    Plug-ins are looked for only where the word is none of ours.
+    """
+    return _in_any_case(word, BUILT_IN[kind]) or _in_any_case(word, names(kind))
 
 
 def names(kind: Kind) -> tuple[str, ...]:
     """Return all names of a kind: ours, the script's, and those of installed plug-ins."""
     scripts = (name for registered, name in _registered if registered == kind)
     return tuple(dict.fromkeys((*BUILT_IN[kind], *scripts, *_plug_ins(kind))))
+
+
+def _in_any_case(word: str, known: Collection[str]) -> str | None:
+    if word in known:
+        return word
+    return next((name for name in known if name.lower() == word.lower()), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

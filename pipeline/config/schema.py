@@ -12,8 +12,11 @@ from msgspec import Meta, Struct
 
 from pipeline.config.fields import (
     Alias,
+    Chosen,
     Duration,
     Mismatch,
+    OneOf,
+    OptionsOf,
     Reader,
     Rule,
     found,
@@ -45,7 +48,8 @@ Cards = Annotated[
 ]
 Millis = Annotated[float, Duration("ms")]
 Names = tuple[str, ...]
-OpKind = Literal["thread", "process"]
+Options = Mapping[str, object]
+"""What the Struct of an implementation's options is made with, by its fields."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -161,10 +165,15 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         Millis | None, "Longest wait for a batch to grow, ms; <= 0: take what is ready."
     ] = None
     batching: Annotated[
-        Literal["full", "adaptive"],
+        str,
+        OneOf("schedulers"),
         "full: wait for batch_size requests; adaptive: for what arrives while a batch runs.",
     ] = "full"
-    workers: Annotated[OpKind | None, "thread or process; absent: as dag.is_thread_op says."] = None
+    scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
+    workers: Annotated[
+        str | None, OneOf("workers"), "thread or process; absent: as dag.is_thread_op says."
+    ] = None
+    worker_options: Annotated[Options, OptionsOf("workers", "workers")] = {}
     channel_recv_first_arrive: Annotated[
         bool | None, "Of several inputs take the first that arrives; absent: as under dag."
     ] = None
@@ -229,6 +238,21 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
     ] = True
     status_page: Annotated[bool, "Show how the server stands at GET /, to whoever asks."] = True
+    filters: Annotated[
+        Mapping[str, object],
+        Chosen("filters"),
+        "Filters around each request, the outermost first: the name of each, and its options.",
+    ] = {}
+    sinks: Annotated[
+        Mapping[str, object],
+        Chosen("sinks"),
+        "Sinks of what happened, beside our own: the name of each, and its options.",
+    ] = {}
+    frontends: Annotated[
+        Mapping[str, object],
+        Chosen("frontends"),
+        "Frontends beside gRPC and HTTP: the name of each, and its options.",
+    ] = {}
     allowed_hosts: Annotated[
         Names, "Names of this server for browsers, beside the machine's own; .a.b: all below a.b."
     ] = ()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 import pytest
+from msgspec import Meta
 
 from pipeline.config import registry
+from pipeline.config.fields import Duration
+from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 
 Install = Callable[..., None]
@@ -56,13 +60,13 @@ def test_one_of_ours_is_imported_from_its_place(built_in):
 
 def test_for_one_of_ours_no_plug_in_is_looked_for(built_in, monkeypatch):
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: pytest.fail("read"))
-    assert registry.is_known("sinks", "ours")
+    assert registry.known_as("sinks", "Ours") == "ours"
     assert registry.find("sinks", "ours")
 
 
 def test_a_plug_in_is_found_by_its_entry_point(install):
     install("toy-sinks", "def toy(): ...", toy="toy_sinks:toy")
-    assert registry.is_known("sinks", "toy")
+    assert registry.known_as("sinks", "TOY") == "toy"
     assert registry.find("sinks", "toy").__module__ == "toy_sinks"
 
 
@@ -113,7 +117,7 @@ def test_the_options_of_an_implementation_are_its_struct():
 
 def test_an_unknown_name_is_told_with_those_that_are_known(built_in, install):
     install("toy-sinks", toy="toy_sinks:toy")
-    assert not registry.is_known("sinks", "tuy")
+    assert registry.known_as("sinks", "tuy") is None
     with pytest.raises(ConfigError) as error:
         registry.find("sinks", "tuy")
     assert str(error.value) == "sinks: expected ours or toy, found 'tuy'; did you mean toy?"
@@ -147,3 +151,106 @@ def test_a_plug_in_cannot_take_the_name_of_one_of_ours(built_in, install):
     install("toy-sinks", ours="toy_sinks:toy")
     with pytest.raises(ConfigError, match=r"of toy-sinks 1.2 .* name of one that is built in"):
         registry.names("sinks")
+
+
+# Options in config.yml ----------------------------------------------------------------------
+
+
+class Toy:
+    class Options(msgspec.Struct, frozen=True, kw_only=True):
+        limit: Annotated[int, Meta(ge=1), "A key that has to be there."]
+        wait_s: Annotated[float | None, Duration("ms"), "A key with a unit."] = None
+
+
+@pytest.fixture
+def toys() -> None:
+    for kind in ("workers", "schedulers", "sinks", "filters", "frontends"):
+        registry.register(kind, "toy", Toy)  # type: ignore[arg-type]
+    registry.register("filters", "plain", print)
+
+
+def refusal(**keys: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(yml_dict={"rpc_port": 0, **keys})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "field"), [("workers", "worker_options"), ("batching", "scheduler_options")]
+)
+def test_the_options_of_workers_and_schedulers_are_keys_beside_their_names(toys, key, field):
+    config = load_config(
+        yml_dict={"rpc_port": 0, "op": {"bow": {key: "Toy", "limit": 3, "wait": 500}}}
+    )
+    op = config.op["bow"]
+    assert config.warnings == ()
+    assert getattr(op, key) == "toy"
+    assert getattr(op, field) == {"limit": 3, "wait_s": 0.5}
+
+
+def test_a_key_is_the_option_of_one_only(toys):
+    assert refusal(op={"bow": {"workers": "toy", "batching": "toy", "limit": 3}}).splitlines() == [
+        "yml_dict: op.bow.workers: its option limit is something else here already",
+        "yml_dict: op.bow.workers: its option wait is something else here already",
+    ]
+
+
+def test_the_options_of_what_is_not_named_are_unknown_keys(toys):
+    config = load_config(yml_dict={"rpc_port": 0, "op": {"bow": {"limit": 3}}})
+    assert config.warnings == ("yml_dict: op.bow.limit: unknown key, ignored",)
+
+
+def test_options_are_checked_as_other_keys_are(toys):
+    assert refusal(op={"bow": {"workers": "toy", "limit": 0}}) == (
+        "yml_dict: op.bow.limit: expected int >= 1, found 0 (int)"
+    )
+    assert refusal(op={"bow": {"workers": "toy"}}) == (
+        "yml_dict: op.bow.limit: expected int >= 1, found nothing"
+    )
+
+
+def test_the_names_of_plug_ins_are_told_beside_ours(toys):
+    assert refusal(op={"bow": {"workers": "tay"}}) == (
+        "yml_dict: op.bow.workers: expected thread or process or toy, found 'tay' (str)"
+    )
+
+
+def test_filters_are_named_in_their_order_each_with_its_options(toys):
+    given = {"plain": None, "toy": {"limit": 1}}
+    config = load_config(yml_dict={"rpc_port": 0, "filters": given})
+    assert list(config.filters.items()) == [("plain", None), ("toy", Toy.Options(limit=1))]
+
+
+@pytest.mark.parametrize("kind", ["filters", "sinks", "frontends"])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"toy": {"limit": 0}}, "yml_dict: {}.toy.limit: expected int >= 1, found 0 (int)"),
+        ({"toy": None}, "yml_dict: {}.toy.limit: expected int >= 1, found nothing"),
+        ({"toy": 1}, "yml_dict: {}.toy: expected a mapping (key: value), found 1 (int)"),
+        ({1: {}}, "yml_dict: {}.1: expected a name (put it in quotes), found 1 (int)"),
+        (["toy"], "yml_dict: {}: expected a mapping (key: value), found ['toy'] (list)"),
+    ],
+)
+def test_what_is_wrong_with_those_that_are_named_is_told(toys, kind, given, text):
+    assert text.format(kind) in refusal(**{kind: given})
+
+
+def test_a_name_that_nobody_has_is_told_where_it_stands(toys):
+    assert refusal(sinks={"tay": {}}) == (
+        "yml_dict: sinks.tay: sinks: expected toy, found 'tay'; did you mean toy?"
+    )
+
+
+def test_a_broken_plug_in_is_told_where_it_is_named(install):
+    install("toy-sinks", "import nowhere_at_all", toy="toy_sinks:toy")
+    assert refusal(sinks={"toy": {}}).startswith(
+        "yml_dict: sinks.toy: the plug-in toy = toy_sinks:toy of toy-sinks 1.2 (entry point"
+    )
+
+
+def test_an_unknown_option_is_a_warning(toys):
+    config = load_config(yml_dict={"rpc_port": 0, "sinks": {"toy": {"limit": 1, "limits": 2}}})
+    assert config.warnings == (
+        "yml_dict: sinks.toy.limits: unknown key, ignored; did you mean limit?",
+    )
