@@ -146,7 +146,8 @@ def check_profile(text: str, ops: tuple[str, ...] = OPS) -> None:
     assert [profile.names[turn["op"]] for turn in profile.spans] == list(ops)
     for turn in profile.spans:
         assert turn["data_id"] == asked["data_id"]
-        stages = [turn[f"{at}_ns"] for at in ("ready", "start", "prepared", "processed", "end")]
+        steps = ("ready", "start", "preprocess_end", "process_end", "end")
+        stages = [turn[f"{step}_ns"] for step in steps]
         assert stages == sorted(stages)
         assert asked["start_ns"] <= stages[0] <= turn["result_received_ns"] <= asked["end_ns"]
 
