@@ -10,8 +10,8 @@ import enum
 import logging
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,55 +52,71 @@ PIPELINE = -1
 NO_WORKER = -1
 """`worker` of a span that never ran; its `batch` is -1, its times are those of its end."""
 
-SPAN = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "op",  # index in Graph.ops
-            "worker",
-            "batch",  # running number of the Op's batches; rows of a batch are neighbours
-            "data_id",
-            "rows",  # samples that the request brought: its batch size, >= 1
-            "outcome",
-            "ready_ns",  # could have started
-            "start_ns",  # preprocess of the batch
-            "preprocess_end_ns",  # process
-            "process_end_ns",  # postprocess
-            "end_ns",
-            "result_received_ns",  # the event loop had the result
-        )
-    ]
-)
-"""One request's pass through one Op. Times are `time.monotonic_ns`, those of its whole batch."""
 
-REQUEST = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "data_id",
-            "target",  # PIPELINE, or the index of the only Op that it is for
-            "rows",
-            "outcome",
-            "code",  # err_no; 0 is none
-            "start_ns",  # admitted
-            "admitted_ns",  # let into the graph; unpack
-            "dispatched_ns",  # at the first Ops; 0: never got there
-            "completed_ns",  # through the graph; pack
-            "end_ns",  # answered
-            "input_ns",  # sums over its turns that ended well: preprocess,
-            "infer_ns",  # process,
-            "output_ns",  # postprocess
-        )
-    ]
-)
-"""One request from its admission to its answer. Times are `time.monotonic_ns`."""
+class OpSpan(NamedTuple):
+    """One request's pass through one Op: a row of SPAN, as `op_spans` yields it.
+
+    All are integers. Times are ns of `time.monotonic_ns`, those of the whole batch but `ready_ns`;
+    `wall_offset_ns` makes wall clock of them.
+    """
+
+    op: int  # index in Graph.ops
+    worker: int
+    batch: int  # running number of the Op's batches; rows of a batch are neighbours
+    data_id: int
+    rows: int  # samples that the request brought: its batch size, >= 1
+    outcome: int  # an Outcome
+    ready_ns: int  # could have started
+    start_ns: int  # preprocess of the batch begins
+    preprocess_end_ns: int  # process begins
+    process_end_ns: int  # postprocess begins
+    end_ns: int
+    result_received_ns: int  # the event loop had the result
+
+
+class RequestRecord(NamedTuple):
+    """One request from its arrival to its answer: a row of REQUEST, as `request_records` yields it.
+
+    All are integers. Times are ns of `time.monotonic_ns`.
+    """
+
+    data_id: int
+    target: int  # PIPELINE, or the index of the only Op that it is for
+    rows: int
+    outcome: int  # an Outcome
+    code: int  # err_no; 0 is none
+    start_ns: int  # arrived
+    admitted_ns: int  # let into the graph; unpack begins
+    dispatched_ns: int  # at the first Ops; 0: never got there
+    completed_ns: int  # through the graph; pack begins
+    end_ns: int  # answered
+    input_ns: int  # sums over its spans that ended well: preprocess,
+    infer_ns: int  # process,
+    output_ns: int  # postprocess
+
+
+SPAN = np.dtype([(name, np.int64) for name in OpSpan._fields])
+"""The array form of OpSpan."""
+
+REQUEST = np.dtype([(name, np.int64) for name in RequestRecord._fields])
+"""The array form of RequestRecord."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional structured array of SPAN or REQUEST."""
 
 
+def op_spans(spans: Rows) -> Iterator[OpSpan]:
+    """Yield the rows of an array of SPAN as named integers; some 1 us each."""
+    return map(OpSpan._make, spans.tolist())
+
+
+def request_records(requests: Rows) -> Iterator[RequestRecord]:
+    """Yield the rows of an array of REQUEST as named integers; some 1 us each."""
+    return map(RequestRecord._make, requests.tolist())
+
+
 def wall_offset_ns() -> int:
-    """What to add to the times of rows, `time.monotonic_ns`, for the time since the epoch."""
+    """Return what to add to the times of rows, `time.monotonic_ns`, for time since the epoch."""
     return time.time_ns() - time.monotonic_ns()
 
 
@@ -109,10 +125,18 @@ class Sink(Protocol):
 
     It may keep the arrays, which are its own to read and nobody's to write. Spans come before the
     end of their request, in the same call or an earlier one; but for those that outlive it.
+    `op_spans` and `request_records` read the rows by name. An exception is logged, and harms
+    neither the other sinks nor the requests.
     """
 
     def notify(self, spans: Rows, requests: Rows) -> None:
-        """Take in what happened since the last call; at least one of both is not empty."""
+        """Take in what happened since the last call, which is about a second ago or less.
+
+        Args:
+            spans: a row of SPAN, see `OpSpan`, for each request's pass through an Op that ended.
+            requests: a row of REQUEST, see `RequestRecord`, for each that was answered.
+                At least one of both is not empty.
+        """
 
 
 class Journal:

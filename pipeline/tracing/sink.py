@@ -10,19 +10,18 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.engine.journal import Rows, wall_offset_ns
+from pipeline.engine.journal import (
+    RequestRecord,
+    Rows,
+    op_spans,
+    request_records,
+    wall_offset_ns,
+)
 from pipeline.errors import InitError, one_line
 from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
-from pipeline.tracing.spans import (
-    OpSpanRow,
-    RequestRow,
-    RequestSpans,
-    SpanRecord,
-    Traced,
-    TracedSpan,
-)
+from pipeline.tracing.spans import RequestSpans, SpanRecord, Traced, TracedSpan
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ class Telemetry:
             return
         traced = np.fromiter(self._traced, np.int64, len(self._traced))
         ours = self._traced_spans(spans, _among(traced, spans))
-        ended = [RequestRow(*row) for row in requests.take(_among(traced, requests)).tolist()]
+        ended = [*request_records(requests.take(_among(traced, requests)))]
         if ours or ended:
             pairs = [(self._traced[row.data_id], row) for row in ended]
             self._handed += 1
@@ -150,12 +149,10 @@ class Telemetry:
             return []
         found = batches(spans)
         runs = found.of(which)
-        rows = zip(
-            runs.tolist(), found.sizes[runs].tolist(), spans.take(which).tolist(), strict=True
-        )
+        sizes, rows = found.sizes[runs].tolist(), op_spans(spans.take(which))
         return [
             TracedSpan(self._traced[row.data_id], run, size, row)
-            for run, size, row in ((run, size, OpSpanRow(*values)) for run, size, values in rows)
+            for run, size, row in zip(runs.tolist(), sizes, rows, strict=True)
         ]
 
     def _forget_after(self, data_id: int) -> None:
@@ -164,7 +161,7 @@ class Telemetry:
         if len(self._ended) > _MOST_ENDED:
             self._traced.pop(self._ended.popleft(), None)
 
-    def _make(self, turns: list[TracedSpan], requests: list[tuple[Traced, RequestRow]]) -> None:
+    def _make(self, turns: list[TracedSpan], requests: list[tuple[Traced, RequestRecord]]) -> None:
         """What the thread does."""
         try:
             for span in self._spans.of_turns(turns):

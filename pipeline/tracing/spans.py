@@ -12,48 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome
+from pipeline.engine.journal import NO_WORKER, PIPELINE, OpSpan, Outcome, RequestRecord
 from pipeline.tracing.context import TraceContext, child_id
 
 _MOST_LINKS = 127  # of one span; collectors drop more than 128
 _STAGES = ("queue", "preprocess", "process", "postprocess")
 
 Value = str | int
-
-
-class OpSpanRow(NamedTuple):
-    """A row of SPAN."""
-
-    op: int
-    worker: int
-    batch: int
-    data_id: int
-    rows: int
-    outcome: int
-    ready_ns: int
-    start_ns: int
-    preprocess_end_ns: int
-    process_end_ns: int
-    end_ns: int
-    result_received_ns: int
-
-
-class RequestRow(NamedTuple):
-    """A row of REQUEST."""
-
-    data_id: int
-    target: int
-    rows: int
-    outcome: int
-    code: int
-    start_ns: int
-    admitted_ns: int
-    dispatched_ns: int
-    completed_ns: int
-    end_ns: int
-    input_ns: int
-    infer_ns: int
-    output_ns: int
 
 
 class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +55,7 @@ class Traced(msgspec.Struct, eq=False):
         span_id = int(child_id(self.traceparent, op, stage, turn), 16)
         return TraceContext(self.context.trace_id, span_id, True)
 
-    def number(self, row: OpSpanRow) -> int:
+    def number(self, row: OpSpan) -> int:
         """How many turns it had at the Op before; those that never ran are counted apart.
 
         For a worker takes what it runs for the first.
@@ -107,7 +72,7 @@ class TracedSpan(NamedTuple):
     traced: Traced
     run: int
     size: int
-    row: OpSpanRow
+    row: OpSpan
 
 
 class RequestSpans:
@@ -165,7 +130,7 @@ class RequestSpans:
                 links=links if stage == "process" else (),
             )
 
-    def of_request(self, traced: Traced, row: RequestRow) -> SpanRecord:
+    def of_request(self, traced: Traced, row: RequestRecord) -> SpanRecord:
         """The request as a whole."""
         attributes: dict[str, Value] = {
             "pipeline.data_id": row.data_id,
@@ -198,7 +163,7 @@ class RequestSpans:
         )
 
 
-def _stages(row: OpSpanRow) -> Iterator[tuple[str, int, int]]:
+def _stages(row: OpSpan) -> Iterator[tuple[str, int, int]]:
     """(stage, start, end) of those that took place; of a lost worker not all are known."""
     if row.worker == NO_WORKER:
         return

@@ -10,7 +10,20 @@ from doubles import Engine, Tag, answers, chain, run_virtual, settle
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
-from pipeline.engine.journal import NO_WORKER, PIPELINE, SPAN, Journal, Outcome, pack_span
+from pipeline.engine.journal import (
+    NO_WORKER,
+    PIPELINE,
+    REQUEST,
+    SPAN,
+    Journal,
+    OpSpan,
+    Outcome,
+    RequestRecord,
+    op_spans,
+    pack_request,
+    pack_span,
+    request_records,
+)
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, WorkerDiedError
 from pipeline.op import PROFILE_KEY
@@ -364,6 +377,16 @@ def test_a_journal_folds_by_itself_when_it_is_long_and_grows_until_then():
     assert sink.folds == [(5000, 0)]
     journal.flush()
     assert len(sink.folds) == 1, "nothing happened since"
+
+
+def test_a_sink_reads_the_rows_by_name():
+    (span,) = op_spans(np.frombuffer(pack_span(*range(len(SPAN))), SPAN))
+    assert span == OpSpan(*range(12))
+    assert (span.op, span.worker, span.data_id, span.result_received_ns) == (0, 1, 3, 11)
+    (record,) = request_records(np.frombuffer(pack_request(*range(len(REQUEST))), REQUEST))
+    assert record == RequestRecord(*range(13))
+    assert (record.data_id, record.code, record.admitted_ns, record.output_ns) == (0, 4, 6, 12)
+    assert [*op_spans(np.empty(0, SPAN))] == []
 
 
 def test_a_sink_that_fails_harms_nobody(caplog):

@@ -19,7 +19,9 @@ from pipeline.engine.journal import (
     REQUEST,
     SPAN,
     Journal,
+    OpSpan,
     Outcome,
+    RequestRecord,
     pack_request,
     pack_span,
 )
@@ -32,7 +34,7 @@ from pipeline.tracing.context import (
     parse_traceparent,
 )
 from pipeline.tracing.sink import Telemetry
-from pipeline.tracing.spans import OpSpanRow, RequestRow, SpanRecord
+from pipeline.tracing.spans import SpanRecord
 
 WALL_NS = 10**18
 CALLER = TraceContext(0xABC, 0xDEF, True)
@@ -96,11 +98,11 @@ class Bench:
         return self.telemetry.begin(data_id, format_traceparent(parent) if parent else "")
 
     def turn(self, data_id: int, op: int = 0, batch: int = 1, **fields: int) -> None:
-        row = OpSpanRow(op, 0, batch, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
+        row = OpSpan(op, 0, batch, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60)
         self.journal.spans.append(pack_span(*row._replace(**fields)))
 
     def request(self, data_id: int, **fields: int) -> None:
-        row = RequestRow(data_id, PIPELINE, 1, Outcome.OK, 0, 1, 2, 3, 70, 80, 0, 0, 0)
+        row = RequestRecord(data_id, PIPELINE, 1, Outcome.OK, 0, 1, 2, 3, 70, 80, 0, 0, 0)
         self.journal.requests.append(pack_request(*row._replace(**fields)))
 
     def spans(self) -> list[SpanRecord]:
@@ -124,8 +126,8 @@ def times(span: SpanRecord) -> tuple[int, int]:
 
 
 def test_rows_are_read_by_the_names_that_they_have_in_the_journal():
-    assert OpSpanRow._fields == SPAN.names
-    assert RequestRow._fields == REQUEST.names
+    assert OpSpan._fields == SPAN.names
+    assert RequestRecord._fields == REQUEST.names
 
 
 def test_a_request_is_a_span_with_one_for_each_turn_and_stage_below(bench: Bench):
