@@ -16,7 +16,7 @@ from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
-from pipeline.frontends.registry import pipeline_doors
+from pipeline.frontends.registry import pipeline_frontends
 from pipeline.gateway.ingress import Gateway
 from pipeline.op import ResponseOp, configure_op
 from pipeline.runtime.model_services import ModelServices
@@ -180,7 +180,7 @@ def _outside_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
         return Exposure()
     gateway = Gateway(config)
     undo.callback(gateway.close)
-    doors = functools.partial(pipeline_doors, sockets=gateway.open())
+    doors = functools.partial(pipeline_frontends, sockets=gateway.open())
     return Exposure(doors, front=gateway)
 
 

@@ -36,7 +36,15 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "full": "pipeline.engine.schedulers.dynamic:full",
         "adaptive": "pipeline.engine.schedulers.dynamic:adaptive",
     },
-    "frontends": {},
+    "frontends": {
+        "v2": "pipeline.frontends.registry:v2",
+        "metrics_routes": "pipeline.frontends.registry:metrics_routes",
+        "dashboard": "pipeline.frontends.registry:dashboard",
+        "grpc": "pipeline.frontends.registry:grpc",
+        "http": "pipeline.frontends.registry:http",
+        "link": "pipeline.frontends.registry:link",
+        "metrics": "pipeline.frontends.registry:metrics",
+    },
     "sinks": {},
     "filters": {},
 }

@@ -1,10 +1,11 @@
-"""What every door is to the server: how requests come in, and how they cease to."""
+"""Frontend: how requests come in, and how they cease to. What frontends have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.executor import DAGExecutor
@@ -13,6 +14,13 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
+
+if TYPE_CHECKING:  # where they are made, this module is imported
+    from pipeline.frontends.grpc.server import GrpcService
+    from pipeline.frontends.http.routes import Routes
+
+_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MAX_DIGITS = 8  # as gRPC over HTTP/2 says
 
 
 class Handle(Protocol):
@@ -33,13 +41,13 @@ class Frontend(Protocol):
         """Listen. InitError names an address that is in use."""
 
     async def set_ready(self, ready: bool) -> None:
-        """What the door says to who asks whether the server is ready."""
+        """Answer so from now on to those who ask whether the server is ready."""
 
     async def drain(self) -> None:
         """Say that the server is not ready, serve on, and send callers away with their answers."""
 
     async def close(self, grace_s: float) -> None:
-        """Stop accepting; requests that are inside have `grace_s`. Does not wait for them."""
+        """Stop accepting; active requests have `grace_s`. Does not wait for them."""
 
     async def stop(self, grace_s: float) -> None:
         """End what is left after `grace_s`. May be called without `start`, `close`, and twice."""
@@ -47,11 +55,13 @@ class Frontend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrontendContext:
-    """What is behind the doors of a server, which is called `name`.
+    """The server behind its frontends, which is called `name`.
 
-    `whole` asks all of its copies how they stand, `record` what happens in the next seconds, see
+    `whole` asks all of its replicas how they stand, `record` what happens in the next seconds, see
     `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`:
-    other processes listen there too; this one is `copy`.
+    other processes listen there too; this one is `replica`. With `sockets` there is an ingress,
+    which asks frontends on Unix sockets in this folder. A frontend may add `routes` to the HTTP
+    port, and `services` to the gRPC port.
     """
 
     name: str | None
@@ -62,13 +72,41 @@ class FrontendContext:
     record: Callable[[float], Awaitable[list[bytes]]]
     offload: Offload
     is_shared: bool = False
-    copy: int = 0
+    replica: int = 0
+    sockets: Path | None = None
+    routes: list[Routes] = field(default_factory=list)
+    services: list[GrpcService] = field(default_factory=list)
+
+
+class FrontendFactory(Protocol):
+    """An entry of the registry's kind `frontends`: a function, or the class of a Frontend.
+
+    It may have an attribute `Options`, a msgspec Struct: that of its keys in the configuration.
+    """
+
+    def __call__(self, context: FrontendContext, options: Any) -> Frontend | None:
+        """Return a frontend, which the server starts; None if there is none to start."""
 
 
 def no_response(answer: Any) -> PackageError:
-    """What is told of an overridden `pack_response_package` that returned no Response."""
+    """Return the error for an overridden `pack_response_package` that returned no Response."""
     return PackageError(f"pack_response_package returned {type(answer).__name__}, not a Response")
 
 
-OpenDoors = Callable[[FrontendContext], Mapping[str, Frontend]]
-"""Makes a server's doors, by the names that it shows: {"gRPC": ..., "HTTP": ...}."""
+OpenFrontends = Callable[[FrontendContext], Mapping[str, Frontend]]
+"""Makes a server's frontends, by the names that it shows: {"gRPC": ..., "HTTP": ...}."""
+
+
+def seconds_of(value: str, header: str) -> float:
+    """Return 0.1 for `100m`: digits and a unit, as gRPC writes the time that a caller gives.
+
+    Raises:
+        PackageError: it is something else; the text names the header.
+    """
+    text = value.strip(" \t")
+    digits, unit = text[:-1], text[-1:]
+    if not (
+        digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS and unit in _UNITS_S
+    ):
+        raise PackageError(f"invalid {header} {text!r}: send digits and one of H M S m u n")
+    return int(digits) * _UNITS_S[unit]

@@ -1,19 +1,24 @@
-"""Which doors a server of a pipeline has, as its configuration says."""
+"""The frontends of a pipeline's server: those of ours that its configuration asks for, and others.
+
+Each is an entry of the registry's kind `frontends`. Ours have keys of their own in the
+configuration; another one, of a plug-in or of a script, is named under `frontends`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pipeline.config.registry import find
+from pipeline.errors import ConfigError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.grpc.server import GrpcFrontend, pipeline_service
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, MetricsServer
-from pipeline.frontends.http.routes import Routes
 from pipeline.frontends.http.server import HttpFrontend
-from pipeline.frontends.link.server import LinkFrontend
-from pipeline.frontends.link.sockets import InternalFrontends, socket_paths
+from pipeline.frontends.link.server import LinkFrontend, socket_paths
 from pipeline.frontends.listen import UNIX
 from pipeline.frontends.v2 import ModelRepository
 from pipeline.frontends.v2.grpc import inference_service
@@ -21,74 +26,154 @@ from pipeline.frontends.v2.http import InferenceRoutes
 from pipeline.frontends.wire import PipelineWire
 from pipeline.op import overrides
 
+_PARTS = ("v2", "metrics_routes", "dashboard")  # routes and services, in the order of their paths
+_LISTENERS = {"grpc": "gRPC", "http": "HTTP", "link": "HTTP", "metrics": "metrics"}
 
-def pipeline_doors(behind: FrontendContext, sockets: Path | None = None) -> Mapping[str, Frontend]:
-    """gRPC and HTTP, as configured.
 
-    With `sockets` there is a front, which takes HTTP and asks doors on Unix sockets in this folder:
-    the link for the pipeline, HTTP for everything else.
+def pipeline_frontends(
+    context: FrontendContext, sockets: Path | None = None
+) -> Mapping[str, Frontend]:
+    """Return the frontends that the configuration asks for, by the names that the server shows.
+
+    With `sockets` there is an ingress, which takes HTTP and asks frontends on Unix sockets in this
+    folder: the link for the pipeline, HTTP for everything else.
+
+    Raises:
+        ConfigError: `frontends` names one of ours, or one that nobody knows.
     """
-    config, doors = behind.config, dict[str, Frontend]()
-    models = _models(behind)
-    handle, takes_trace = behind.engine.handle, config.opentelemetry
-    is_own = not overrides(behind.graph.request_op, "unpack_request_package")
-    wire = PipelineWire(behind.offload, config.limits, is_own)
-    if config.rpc_port is not None:
-        services = [
-            pipeline_service(handle, takes_trace, wire),
-            inference_service(models, behind.offload, config.limits),
-        ]
-        limit, is_shared = config.max_message_bytes, behind.is_shared
-        doors["gRPC"] = GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
-    if config.http_port is not None and sockets is None:
-        doors["HTTP"] = _http_door(behind, models, config.host, config.http_port)
-    elif config.http_port is not None and sockets is not None:
-        paths = socket_paths(sockets, behind.copy)
-        link = LinkFrontend(handle, paths.link, takes_trace, wire=wire)
-        http = _http_door(behind, models, f"{UNIX}{paths.http}", 0)
-        doors["HTTP"] = InternalFrontends([link, http])
-    if config.dag.enable_prometheus:
-        metrics = MetricsRoutes(behind.whole, by_copy=config.copies > 0, predecessors=True)
-        port = config.dag.prometheus_port
-        doors["metrics"] = MetricsServer(metrics, config.host, port, behind.is_shared)
-    return doors
+    others = context.config.frontends
+    if taken := others.keys() & {*_PARTS, *_LISTENERS, *_LISTENERS.values()}:
+        raise ConfigError(f"frontends: {min(taken)} is the server's own: it has other keys")
+    context = replace(context, sockets=sockets)
+    asked = {**dict.fromkeys(_PARTS), **others, **dict.fromkeys(_LISTENERS)}
+    made = {name: find("frontends", name)(context, options) for name, options in asked.items()}
+    shown = _LISTENERS | {name: name for name in others}
+    return {shown[name]: made[name] for name in shown if made[name] is not None}
 
 
-def _models(behind: FrontendContext) -> ModelRepository:
-    return ModelRepository(
-        behind.graph,
-        behind.name,
-        behind.engine,
-        behind.whole,
-        has_statistics=behind.config.statistics,
-        has_deadline=behind.config.timeout_s is not None,
-        offload=behind.offload,
+def v2(context: FrontendContext, options: None) -> None:
+    """Add the v2 protocol to the HTTP and the gRPC port."""
+    config = context.config
+    models = ModelRepository(
+        context.graph,
+        context.name,
+        context.engine,
+        context.whole,
+        has_statistics=config.statistics,
+        has_deadline=config.timeout_s is not None,
+        offload=context.offload,
     )
+    context.routes.append(InferenceRoutes(models, context.offload, config.limits))
+    context.services.append(inference_service(models, context.offload, config.limits))
 
 
-def _http_door(
-    behind: FrontendContext, models: ModelRepository, host: str, port: int
-) -> HttpFrontend:
+def metrics_routes(context: FrontendContext, options: None) -> None:
+    """Add `/metrics` to the HTTP port."""
+    context.routes.append(MetricsRoutes(context.whole, by_copy=context.config.copies > 0))
+
+
+def dashboard(context: FrontendContext, options: None) -> None:
+    """Add the dashboard to the HTTP port, with `status_page`."""
+    config = context.config
+    if config.status_page:
+        record = context.record if config.statistics else None
+        hosts = Hosts(config.allowed_hosts)
+        context.routes.append(Dashboard(context.name, context.graph, context.whole, record, hosts))
+
+
+def grpc(context: FrontendContext, options: None) -> Frontend | None:
+    """Return the gRPC port, with `rpc_port`."""
+    config = context.config
+    if config.rpc_port is None:
+        return None
+    ours = pipeline_service(context.engine.handle, config.opentelemetry, _wire(context))
+    limit, is_shared = config.max_message_bytes, context.is_shared
+    services = [ours, *context.services]
+    return GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
+
+
+def http(context: FrontendContext, options: None) -> Frontend | None:
+    """Return the HTTP port, with `http_port` and no ingress before it."""
+    config = context.config
+    if config.http_port is None or context.sockets is not None:
+        return None
+    return _http(context, config.host, config.http_port)
+
+
+def link(context: FrontendContext, options: None) -> Frontend | None:
+    """Return what the ingress asks, with `http_port` and one before it: the link, and HTTP."""
+    config = context.config
+    if config.http_port is None or context.sockets is None:
+        return None
+    paths = socket_paths(context.sockets, context.replica)
+    handle, takes_trace = context.engine.handle, config.opentelemetry
+    linked = LinkFrontend(handle, paths.link, takes_trace, wire=_wire(context))
+    return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
+
+
+def metrics(context: FrontendContext, options: None) -> Frontend | None:
+    """Return the port of metrics alone, with `dag.enable_prometheus`."""
+    config = context.config
+    if not config.dag.enable_prometheus:
+        return None
+    routes = MetricsRoutes(context.whole, by_copy=config.copies > 0, predecessors=True)
+    return MetricsServer(routes, config.host, config.dag.prometheus_port, context.is_shared)
+
+
+def _wire(context: FrontendContext) -> PipelineWire:
+    is_own = not overrides(context.graph.request_op, "unpack_request_package")
+    return PipelineWire(context.offload, context.config.limits, is_own)
+
+
+def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
+    config = context.config
     return HttpFrontend(
-        behind.engine.handle,
+        context.engine.handle,
         host,
         port,
-        behind.config.max_message_bytes,
-        is_shared=behind.is_shared,
-        sites=list(_sites(behind, models)),
-        takes_trace=behind.config.opentelemetry,
-        offload=behind.offload,
-        limits=behind.config.limits,
-        hosts=Hosts(behind.config.allowed_hosts),
+        config.max_message_bytes,
+        is_shared=context.is_shared,
+        routes=context.routes,
+        takes_trace=config.opentelemetry,
+        offload=context.offload,
+        limits=config.limits,
+        hosts=Hosts(config.allowed_hosts),
     )
 
 
-def _sites(behind: FrontendContext, models: ModelRepository) -> Iterator[Routes]:
-    """What is served on the HTTP port beside the pipeline."""
-    config = behind.config
-    yield InferenceRoutes(models, behind.offload, config.limits)
-    yield MetricsRoutes(behind.whole, by_copy=config.copies > 0)
-    if config.status_page:
-        record = behind.record if config.statistics else None
-        hosts = Hosts(config.allowed_hosts)
-        yield Dashboard(behind.name, behind.graph, behind.whole, record, hosts)
+class InternalFrontends:
+    """Several frontends as one, which stay open when the others close.
+
+    Their ingress may still have requests that it has to bring in: it is gone before `stop`.
+
+    Args:
+        frontends: those that it asks.
+    """
+
+    port = 0
+
+    def __init__(self, frontends: Sequence[Frontend]) -> None:
+        self._frontends = frontends
+
+    async def start(self, is_ready: bool = False) -> None:
+        """Listen."""
+        for frontend in self._frontends:
+            await frontend.start(is_ready)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tell the ingress whether the server is ready."""
+        for frontend in self._frontends:
+            await frontend.set_ready(ready)
+
+    async def drain(self) -> None:
+        """Tell the ingress that the server is not ready; it stays."""
+        await self.set_ready(False)
+
+    async def close(self, grace_s: float) -> None:
+        """Stay open: it is the ingress that closes."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End what is left after `grace_s`."""
+        for frontend in self._frontends:
+            await frontend.close(grace_s)
+            await frontend.stop(grace_s)

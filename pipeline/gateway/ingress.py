@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import InitError
-from pipeline.frontends.link.sockets import socket_paths
+from pipeline.frontends.link.server import socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
 from pipeline.gateway.binary import cannot_run, find_binary
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all

@@ -22,8 +22,8 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError, NoServiceError, PipelineError
-from pipeline.frontends.base import Frontend, FrontendContext, OpenDoors
-from pipeline.frontends.registry import pipeline_doors
+from pipeline.frontends.base import Frontend, FrontendContext, OpenFrontends
+from pipeline.frontends.registry import pipeline_frontends
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.observe.logs.setup import RequestLog, log_folder, open_logs
 from pipeline.observe.logs.terminal import TOLD
@@ -60,7 +60,7 @@ class ReplicaContext:
 class Exposure:
     """What a Service shows of itself: its doors, where its logs go, and what stands before all."""
 
-    doors: OpenDoors = pipeline_doors
+    doors: OpenFrontends = pipeline_frontends
     logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
     front: Ingress = NoIngress()  # noqa: RUF009  # it has no state
 
@@ -273,7 +273,7 @@ class Service:
             whole.record,
             self._offload,
             is_shared=self._copy is not None or self._config.reuse_port,
-            copy=self._copy.number if self._copy is not None else 0,
+            replica=self._copy.number if self._copy is not None else 0,
         )
         self._doors = self._outside.doors(behind)
         for door in self._doors.values():

@@ -124,7 +124,7 @@ def _doors(
             f"{ABSTRACT}{inner}-http",
             0,
             limit,
-            sites=[ModelRoutes(answer, behind.config.limits)],
+            routes=[ModelRoutes(answer, behind.config.limits)],
             offload=behind.offload,
         ),
         "brpc, gRPC and HTTP": OnePortFrontend(

@@ -163,7 +163,7 @@ def op_state(
 def served(page: Dashboard) -> Iterator[str]:
     """The page on a real port of this machine, as its address."""
     thread = LoopThread()
-    door = HttpFrontend(None, "127.0.0.1", 0, 1000, sites=[page])
+    door = HttpFrontend(None, "127.0.0.1", 0, 1000, routes=[page])
 
     async def close() -> None:
         await door.close()

@@ -26,11 +26,10 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import Handle, no_response
+from pipeline.frontends.base import Handle, no_response, seconds_of
 from pipeline.frontends.grpc.calls import RunningCalls
 from pipeline.frontends.grpc.health import GrpcHealth
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
-from pipeline.frontends.grpc.timeout import seconds_of
 from pipeline.frontends.listen import address_of, check_free
 from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse

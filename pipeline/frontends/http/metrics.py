@@ -1,4 +1,4 @@
-"""Metrics over HTTP: a site of the HTTP port, and a door of their own, `dag.prometheus_port`."""
+"""Metrics over HTTP: routes of the HTTP port, and a port of their own, `dag.prometheus_port`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MetricsRoutes:
 
     Args:
         whole: gives the numbers.
-        by_copy: whether several processes serve: then each has its own series.
+        by_copy: several processes serve, and each has its own series.
         predecessors: add the `pd_*` counters of Paddle Serving.
     """
 
@@ -48,20 +48,22 @@ class MetricsServer(HttpFrontend):
     """`dag.prometheus_port`: `/metrics` and nothing else.
 
     Args:
-        site: what is served; with the counters of Paddle Serving, for those who had this port.
+        routes: are served; with the counters of Paddle Serving, for those who had this port.
         host: address to bind.
         port: 0 for any free one.
         is_shared: whether other processes may listen on the port too.
     """
 
-    def __init__(self, site: MetricsRoutes, host: str, port: int, is_shared: bool = False) -> None:
+    def __init__(
+        self, routes: MetricsRoutes, host: str, port: int, is_shared: bool = False
+    ) -> None:
         super().__init__(
             None,
             host,
             port,
             _MAX_BODY_BYTES,
             is_shared=is_shared,
-            sites=(site, _Elsewhere()),
+            routes=(routes, _Elsewhere()),
             key="dag.prometheus_port",
         )
 

@@ -1,8 +1,8 @@
-"""What the HTTP door serves besides requests to the pipeline: sites, found by path."""
+"""Routes: what the HTTP frontend serves besides requests to the pipeline, found by path."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -46,7 +46,4 @@ class Routes(Protocol):
     """Some paths of the HTTP port; those of three parts, `/<name>/<method>`, are not asked for."""
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Who answers it; None: the path is not this site's."""
-
-
-Sites = Sequence[Routes]
+        """Return the endpoint that answers it; None for paths of others."""

@@ -8,7 +8,7 @@ import functools
 import logging
 import socket
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -25,8 +25,7 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import Handle, no_response
-from pipeline.frontends.grpc.timeout import seconds_of
+from pipeline.frontends.base import Handle, no_response, seconds_of
 from pipeline.frontends.http.connection import (
     CLOSE,
     CONNECTION,
@@ -38,7 +37,7 @@ from pipeline.frontends.http.connection import (
     not_allowed,
 )
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
-from pipeline.frontends.http.routes import JSON, Sites, WebRequest, WebResponse
+from pipeline.frontends.http.routes import JSON, Routes, WebRequest, WebResponse
 from pipeline.frontends.listen import BACKLOG, bind, port_of, take_last
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.pipeline import json as jsonpb
@@ -77,7 +76,7 @@ class HttpFrontend:
         max_message_bytes: limit of a request's body, unpacked.
         patience_s: for a request to arrive, from its first byte to its last.
         is_shared: whether other processes may listen on the port too.
-        sites: asked in turn for every path but `/<name>/<method>`.
+        routes: asked in turn for every path but `/<name>/<method>`.
         takes_trace: whether `handle` is told the caller's traceparent.
         key: the configuration key of the port, to name in an error.
         offload: where large bodies are read and written; its owner stops it.
@@ -93,7 +92,7 @@ class HttpFrontend:
         max_message_bytes: int,
         patience_s: float = _PATIENCE_S,
         is_shared: bool = False,
-        sites: Sites = (),
+        routes: Sequence[Routes] = (),
         takes_trace: bool = False,
         key: str = "http_port",
         offload: Offload | None = None,
@@ -104,7 +103,7 @@ class HttpFrontend:
         self._hosts = hosts or Hosts()
         self._offload = offload or Offload(threads=0)
         self._limits = limits or Limits()
-        self._sites = sites
+        self._routes = routes
         self._takes_trace = takes_trace
         self._key = key
         self._is_shared = is_shared
@@ -269,8 +268,8 @@ class HttpFrontend:
             read=read,
             timeout_s=timeout_s,
         )
-        for site in self._sites:
-            if (endpoint := site.endpoint(request)) is not None:
+        for routes in self._routes:
+            if (endpoint := routes.endpoint(request)) is not None:
                 with _CancelledIfLeft(connection, self._loop):
                     return await endpoint(request)
         raise HttpError(

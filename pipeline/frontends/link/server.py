@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import (
@@ -53,6 +53,18 @@ _OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
 _LOOK_S = 5.0  # between two looks whether a gateway says anything
 _LOOKS = 3  # in a row that find nothing: it is gone
+
+
+class SocketPaths(NamedTuple):
+    """The paths at which one process of a server listens for its ingress."""
+
+    link: Path
+    http: Path
+
+
+def socket_paths(folder: Path, replica: int) -> SocketPaths:
+    """Return those of the replica of this number, 0 for a server without replicas."""
+    return SocketPaths(folder / f"{replica}.link", folder / f"{replica}.http")
 
 
 class LinkFrontend:

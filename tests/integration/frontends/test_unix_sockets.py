@@ -21,8 +21,8 @@ from pipeline.errors import ErrorCode, InitError, OverloadedError
 from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT, GrpcFrontend, pipeline_service
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.server import LinkFrontend
-from pipeline.frontends.link.sockets import InternalFrontends
 from pipeline.frontends.listen import bind, check_unix_path, placed, port_of
+from pipeline.frontends.registry import InternalFrontends
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
 

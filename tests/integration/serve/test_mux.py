@@ -78,7 +78,7 @@ async def opened(answer: Answer = echo, patience_s: float = 60.0) -> AsyncIterat
     inner = f"pipeline-test-{random.getrandbits(64):x}"
     grpc_door = GrpcFrontend([grpc_service(answer)], f"unix-abstract:{inner}", 0, LIMIT)
     site = ModelRoutes(answer, Limits(json_bytes=JSON_LIMIT))
-    behind = HttpFrontend(None, f"unix-abstract:{inner}-http", 0, LIMIT, sites=[site])
+    behind = HttpFrontend(None, f"unix-abstract:{inner}-http", 0, LIMIT, routes=[site])
     listener = bind("127.0.0.1", 0, "port")
     door = OnePortFrontend(answer, listener, LIMIT, f"\0{inner}", f"\0{inner}-http", patience_s)
     await grpc_door.start(True)

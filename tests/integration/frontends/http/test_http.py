@@ -753,8 +753,8 @@ def test_a_pack_method_that_gives_no_response_is_an_internal_error():
 class Door:
     """An HttpFrontend on its own, in a loop of the test's, for a `handle` of the test's."""
 
-    def __init__(self, handle, patience_s: float = 60.0, sites=()) -> None:
-        self._door = HttpFrontend(handle, "127.0.0.1", 0, LIMIT, patience_s, sites=sites)
+    def __init__(self, handle, patience_s: float = 60.0, routes=()) -> None:
+        self._door = HttpFrontend(handle, "127.0.0.1", 0, LIMIT, patience_s, routes=routes)
 
     @property
     def port(self) -> int:
@@ -801,7 +801,7 @@ def test_a_site_answers_for_its_own_paths():
     head = "Connection: close\r\nX-Mine: 1\r\n"
 
     async def test():
-        async with Door(answers_at_once, sites=[Shelf()]) as door:
+        async with Door(answers_at_once, routes=[Shelf()]) as door:
             return [
                 await door.talk(
                     f"{line} HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 4\r\n\r\nbody".encode()
@@ -835,7 +835,7 @@ def test_what_a_site_does_ends_when_its_caller_leaves():
 
     async def test():
         site = Waits()
-        async with Door(answers_at_once, sites=[site]) as door:
+        async with Door(answers_at_once, routes=[site]) as door:
             _, writer = await asyncio.open_connection("127.0.0.1", door.port)
             writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.wait_for(site.begun.wait(), 30)

@@ -1,0 +1,152 @@
+"""Frontends that a server is given from outside: named in config.yml, found in the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta, Struct
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.config import registry
+from pipeline.config.schema import load_config
+from pipeline.errors import ConfigError
+from pipeline.frontends.base import FrontendContext
+from pipeline.frontends.http.routes import WebRequest, WebResponse
+from pipeline.frontends.listen import port_of
+from pipeline.proto.pipeline_service_pb2 import Request
+
+
+class LineOptions(Struct, frozen=True, kw_only=True):
+    """`frontends.lines`."""
+
+    port: Annotated[int, Meta(ge=0), "TCP port; 0: any free one."] = 0
+    end: Annotated[str, "Sent behind each answer."] = ""
+
+
+class LineFrontend:
+    """Answers each line that it is sent by the pipeline's answer to `{"line": ...}`."""
+
+    Options = LineOptions
+
+    def __init__(self, context: FrontendContext, options: LineOptions) -> None:
+        self.port = options.port
+        self._end = options.end
+        self._engine = context.engine
+        self._server: asyncio.Server | None = None
+
+    async def start(self, is_ready: bool = False) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = port_of(self._server.sockets[0])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := (await reader.readline()).decode().rstrip("\n"):
+            answer = await self._engine.handle(Request(key=["line"], value=[line]))
+            said = answer.value[0] if not answer.err_no else answer.err_msg
+            writer.write(f"{said}{self._end}\n".encode())
+        writer.close()
+
+    async def set_ready(self, ready: bool) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def close(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def stop(self, grace_s: float) -> None:
+        await self.close(grace_s)
+
+
+def add_hello(context: FrontendContext, options: None) -> None:
+    """Add `GET /hello` to the HTTP port; there is nothing to listen on."""
+
+    class Hello:
+        def endpoint(self, request: WebRequest) -> Any:
+            return self.answer if request.path == "/hello" else None
+
+        async def answer(self, request: WebRequest) -> WebResponse:
+            return WebResponse(body=f'"I am {context.name}"'.encode())
+
+    context.routes.append(Hello())
+
+
+class ShoutOp(Op):
+    def preprocess(self, input_dicts: Any, data_id: int, log_id: int) -> Any:
+        ((_, fed),) = input_dicts.items()
+        return {"line": str(fed["line"]).upper()}, False, None, ""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register("frontends", "lines", LineFrontend)
+    registry.register("frontends", "hello", add_hello)
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[PipelineServer]:
+    server = PipelineServer("svc")
+    server.set_response_op(ResponseOp([ShoutOp("shout", [RequestOp()])]))
+    keys = {"rpc_port": 0, "http_port": 0, "frontends": request.param}
+    server.prepare_server(yml_dict=keys)
+    with server:
+        yield server
+
+
+@pytest.mark.parametrize("server", [{"lines": {"end": "!"}}], indirect=True)
+def test_a_server_opens_a_frontend_from_outside_with_its_options(server: PipelineServer) -> None:
+    port = server._service._doors["lines"].port
+    assert f"lines on port {port}" in server._service.describe()
+    with socket.create_connection(("127.0.0.1", port)) as caller, caller.makefile("rw") as lines:
+        for word in ("one", "two"):
+            lines.write(f"{word}\n")
+            lines.flush()
+            assert lines.readline() == f"{word.upper()}!\n"
+
+
+@pytest.mark.parametrize("server", [{"hello": None}], indirect=True)
+def test_a_frontend_may_add_routes_to_the_http_port(server: PipelineServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.http_port)) as caller:
+        caller.sendall(b"GET /hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        with caller.makefile("rb") as answer:
+            assert answer.read().endswith(b'"I am svc"')
+    assert "hello" not in server._service.describe()
+
+
+@pytest.mark.parametrize(
+    ("frontends", "told"),
+    [
+        ({"lines": {"port": -1}}, "frontends.lines.port: expected int >= 0, found -1 (int)"),
+        ({"line": {}}, "frontends.line: frontends: expected "),
+        ({"line": {}}, "did you mean lines?"),
+        ({"lines": 7}, "frontends.lines: expected a mapping (key: value), found 7 (int)"),
+    ],
+)
+def test_what_is_wrong_is_said_by_its_key(frontends: Any, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(yml_dict={"rpc_port": 0, "frontends": frontends})
+    assert told in str(caught.value)
+
+
+def test_options_that_nobody_reads_are_a_warning() -> None:
+    config = load_config(
+        yml_dict={"rpc_port": 0, "frontends": {"hello": {"a": 1}, "lines": {"prt": 1}}}
+    )
+    assert config.frontends == {"hello": None, "lines": LineOptions()}
+    assert [warning.split(": ", 1)[1] for warning in config.warnings] == [
+        "frontends.hello.a: unknown key, ignored",
+        "frontends.lines.prt: unknown key, ignored; did you mean port?",
+    ]
+
+
+@pytest.mark.parametrize("name", ["grpc", "dashboard", "http"])
+def test_the_servers_own_frontends_have_other_keys(name: str) -> None:
+    server = PipelineServer("svc")
+    server.set_response_op(ResponseOp([Op("a", [RequestOp()])]))
+    server.prepare_server(yml_dict={"rpc_port": 0, "frontends": {name: {}}})
+    with pytest.raises(ConfigError, match=f"frontends: {name} is the server's own"):
+        server.start()
