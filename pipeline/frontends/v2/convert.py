@@ -23,7 +23,7 @@ from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline.array_text import text_to_numpy
 from pipeline.proto.pipeline_service_pb2 import Request, Response
-from pipeline.proto.v2.codec import DATATYPES, datatype_of, with_text
+from pipeline.proto.v2.raw import DATATYPES, datatype_of, with_text
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
-from pipeline.proto.v2.codec import datatype_of
+from pipeline.proto.v2.raw import datatype_of
 
 Array = npt.NDArray[Any]
 

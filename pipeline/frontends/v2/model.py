@@ -21,7 +21,8 @@ from pipeline.frontends.v2.model_config import (
 from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.v2.codec import InferRequest, with_text
+from pipeline.proto.v2.codec import InferRequest
+from pipeline.proto.v2.raw import with_text
 
 NoteOf = Callable[[Op], ModelMetadata | None]
 """`DAGExecutor.note`: of the model that an Op's workers have loaded."""

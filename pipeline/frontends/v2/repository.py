@@ -30,8 +30,9 @@ from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
-from pipeline.proto.v2.codec import Array, InferRequest, InferResponse, about_request
+from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.json import RawInput
+from pipeline.proto.v2.raw import Array, about_request
 
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"

@@ -24,13 +24,8 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelMetadataRequest,
     ModelMetadataResponse,
 )
-from pipeline.proto.v2.codec import (
-    DATATYPES,
-    SERVICE,
-    add_tensor,
-    tensors_to_arrays,
-    with_text,
-)
+from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
+from pipeline.proto.v2.raw import DATATYPES, with_text
 
 _START_S = 10.0  # for a server to come up and describe the model
 

@@ -8,7 +8,6 @@ and quoted text, runs in time and memory in proportion to the text, and calls no
 from __future__ import annotations
 
 import ast
-import math
 import re
 import sys
 import threading
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.pipeline.array_repr import TENSORS_INSTEAD, quick_repr
+from pipeline.proto.pipeline.shapes import block_dims
 from pipeline.proto.slices import SLICE, Limits, breathe
 
 Array = npt.NDArray[Any]
@@ -246,7 +246,8 @@ class _TextReader:
         if match is None:
             return None
         body = match[0].rstrip(" \n,")
-        dims = _dims(_NOT_SKELETON.sub("", body)) if body[1:-1].strip() else None
+        skeleton = _NOT_SKELETON.sub("", body).encode()
+        dims = block_dims(skeleton) if body[1:-1].strip() else None
         if dims is None:
             return None
         self._at += len(body)
@@ -321,29 +322,6 @@ def _unquoted(token: str) -> str | bytes:
         constant: str | bytes = ast.literal_eval(token)  # one quoted constant and nothing else
         return constant
     return token[2:-1].encode("ascii") if token[0] == "b" else token[1:-1]
-
-
-def _dims(skeleton: str) -> tuple[int, ...] | None:
-    """The shape of nested lists from their brackets and commas; None when they are no block."""
-    dims: list[int] = []
-    rest = skeleton
-    while rest.startswith("[") and len(dims) < _MAX_DEPTH:
-        end = rest.find("]") + 1
-        row = rest[rest.rfind("[", 0, end) : end]
-        if not row:
-            return None
-        dims.insert(0, row.count(",") + 1)
-        rest = rest.replace(row, "")
-    if math.prod(dims) != skeleton.count(",") + 1:  # or the next line would build it, however big
-        return None
-    return tuple(dims) if skeleton == _skeleton(dims) else None
-
-
-def _skeleton(dims: list[int]) -> str:
-    text = ""
-    for size in reversed(dims):
-        text = "[" + ",".join([text] * size) + "]"
-    return text
 
 
 # What an array of each kind of dtype is printed with; numpy would convert a lot more.

@@ -18,8 +18,6 @@ from google.protobuf.message import DecodeError, Message
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.slices import SLICE_BYTES, Limits, breathe
 
-__all__ = ["BlockMessage", "Shape", "bytes_field", "hollow", "varint", "varint_block"]
-
 Array = npt.NDArray[Any]
 View = memoryview
 

@@ -18,19 +18,8 @@ import numpy as np
 import orjson
 
 from pipeline.errors import PackageError, TooLargeError
+from pipeline.proto.pipeline.shapes import block_dims
 from pipeline.proto.slices import SHORT_BYTES, breathe
-
-__all__ = [
-    "LongArray",
-    "NotJsonError",
-    "UnevenError",
-    "check_utf8",
-    "elements_of",
-    "marked",
-    "members_of",
-    "struct_of",
-    "value_of",
-]
 
 MOST_OBJECTS = 2**18
 """Tensors of one message of JSON."""
@@ -91,7 +80,7 @@ class LongArray:
         if not self._is_nested():
             yield from self.pieces()
             return
-        if not _is_block(self._skeleton()):
+        if block_dims(self._skeleton()) is None:
             raise UnevenError
         for window in self.windows():
             flat = (
@@ -162,24 +151,6 @@ def _parsed(elements: bytes) -> list[Any]:
             raise UnevenError from None
         raise NotJsonError(error.msg) from None
     return values
-
-
-def _is_block(skeleton: bytes) -> bool:
-    """Whether nested lists, of which brackets and commas are left, all have the same lengths."""
-    dims: list[int] = []
-    rest = skeleton
-    while rest.startswith(b"[") and len(dims) < 64:
-        end = rest.find(b"]") + 1
-        row = rest[rest.rfind(b"[", 0, end) : end]
-        dims.insert(0, row.count(b",") + 1)
-        rest = rest.replace(row, b"")
-        breathe()
-    if rest.strip(b",") or math.prod(dims) != skeleton.count(b",") + 1:
-        return False
-    block = b""
-    for size in reversed(dims):
-        block = b"[" + b",".join([block] * size) + b"]"
-    return block == skeleton
 
 
 # --- structure --------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from pipeline.proto.pipeline.packed import PACKED_DTYPES
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 from pipeline.proto.slices import SHORT_BYTES, SLICE, SLICE_BYTES, Limits, breathe, joined, weight
 
-__all__ = ["LargeResponse", "LargeTensor", "is_short", "large_tensors", "read_request"]
-
 _FEW = 64  # keys or tensors that are looked at one by one
 _NUMBER_BYTES = 8  # at most, as protobuf or JSON writes it on the average
 _DATA = {

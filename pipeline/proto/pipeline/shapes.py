@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.slices import breathe
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +58,26 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
     if not count:
         refuse_misplaced(tensor, field)
     raise ValueError(f"shape {list(shape)} needs {needed} elements, but {field} holds {count}")
+
+
+def block_dims(skeleton: bytes) -> tuple[int, ...] | None:
+    """Return the shape of nested lists from their brackets and commas; None: they are no block."""
+    dims: list[int] = []
+    rest = skeleton
+    while rest.startswith(b"[") and len(dims) < MAX_DIMENSIONS:
+        end = rest.find(b"]") + 1
+        row = rest[rest.rfind(b"[", 0, end) : end]
+        if not row:
+            return None
+        dims.insert(0, row.count(b",") + 1)
+        rest = rest.replace(row, b"")
+        breathe()
+    if math.prod(dims) != skeleton.count(b",") + 1:  # or the loop would build it, however big
+        return None
+    block = b""
+    for size in reversed(dims):
+        block = b"[" + b",".join([block] * size) + b"]"
+    return tuple(dims) if block == skeleton else None
 
 
 def refuse_misplaced(tensor: ShapedTensor, field: str) -> None:

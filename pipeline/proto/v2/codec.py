@@ -37,32 +37,7 @@ from pipeline.proto.v2.raw import (
     shaped,
     size_mismatch,
     size_of,
-    with_text,
 )
-
-__all__ = [
-    "DATATYPES",
-    "SERVICE",
-    "Array",
-    "InferRequest",
-    "InferResponse",
-    "RequestedOutput",
-    "about_request",
-    "add_tensor",
-    "array_to_raw",
-    "check_input_parameters",
-    "check_outputs",
-    "contents_to_array",
-    "datatype_of",
-    "large_request_from_message",
-    "raw_to_array",
-    "refuse_twice",
-    "request_from_message",
-    "response_pieces",
-    "response_to_message",
-    "tensors_to_arrays",
-    "with_text",
-]
 
 _RAW_OUTPUTS = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 _INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].number
@@ -212,11 +187,16 @@ def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:
 
 
 def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
-    """What `response_to_message` gives, as protobuf writes it, in pieces that are no copies.
+    """Return a ModelInferResponse as protobuf writes it, its tensors raw, in pieces.
 
-    Raises PayloadTypeError as that does.
+    Raises PayloadTypeError, with the name of the tensor or parameter, for what the protocol
+    cannot carry.
     """
-    head = _described(response)
+    head = ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for name, value in response.parameters.items():
+        _set_parameter(head.parameters[name], name, value)
     raws: list[bytes | memoryview] = []
     for name, array in response.outputs.items():
         try:
@@ -226,27 +206,6 @@ def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
         head.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
         raws += (field_head(_RAW_OUTPUTS, len(raw)), raw)
     return [head.SerializeToString(), *raws]
-
-
-def _described(response: InferResponse) -> ModelInferResponse:
-    message = ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
-    for name, value in response.parameters.items():
-        _set_parameter(message.parameters[name], name, value)
-    return message
-
-
-def response_to_message(response: InferResponse) -> ModelInferResponse:
-    """The response as a message, its tensors raw.
-
-    Raises PayloadTypeError, with the name of the tensor or parameter, for what the protocol
-    cannot carry.
-    """
-    message = _described(response)
-    for name, array in response.outputs.items():
-        add_tensor(message.outputs, message.raw_output_contents, name, array)
-    return message
 
 
 def check_input_parameters(name: str, parameters: Iterable[str]) -> None:

@@ -49,9 +49,6 @@ from pipeline.proto.v2.raw import (
     size_of,
 )
 
-__all__ = ["RawInput", "binary_names", "read_request", "write_response"]
-
-
 _REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
 _INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
 

@@ -23,8 +23,6 @@ from pipeline.proto.v2.raw import (
     size_of,
 )
 
-__all__ = ["array_to_data", "data_to_array", "shown"]
-
 _BINARY_ONLY = {"FP16", "BF16"}
 _WHOLE = "whole numbers"
 _TAKES: dict[str, tuple[set[type], str]] = {

@@ -20,22 +20,6 @@ from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS
 from pipeline.proto.slices import SLICE, Limits, breathe, joined
 
-__all__ = [
-    "BYTES",
-    "DATATYPES",
-    "Array",
-    "UnfilledError",
-    "array_to_raw",
-    "datatype_of",
-    "known_dtype",
-    "object_array",
-    "raw_to_array",
-    "raw_view",
-    "shaped",
-    "size_of",
-    "with_text",
-]
-
 Array = npt.NDArray[Any]
 
 BYTES = np.dtype(object)

@@ -38,7 +38,8 @@ from raw_http import Answer, Connection, chunked, request
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.data import Tensor
 from pipeline.proto import inference_v2_pb2 as pb
-from pipeline.proto.v2.codec import DATATYPES, SERVICE, add_tensor
+from pipeline.proto.v2.codec import SERVICE, add_tensor
+from pipeline.proto.v2.raw import DATATYPES
 
 LIMIT = 2**20
 INFER = "/v2/models/svc/infer"

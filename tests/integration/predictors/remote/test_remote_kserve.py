@@ -29,7 +29,8 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelMetadataRequest,
     ModelMetadataResponse,
 )
-from pipeline.proto.v2.codec import DATATYPES, SERVICE, add_tensor, tensors_to_arrays
+from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
+from pipeline.proto.v2.raw import DATATYPES
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 FLOATS: Tensors = {"x": ("FP32", (-1, 2))}

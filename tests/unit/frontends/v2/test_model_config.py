@@ -20,7 +20,7 @@ from pipeline.frontends.v2.model_config import (
     step_of,
 )
 from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
-from pipeline.proto.v2.codec import DATATYPES
+from pipeline.proto.v2.raw import DATATYPES
 
 INTERFACE = ModelInterface(
     (Slot("ids", "INT64", (-1,)), Slot("t", "BYTES", (1,))), (Slot("y", "FP32", None),), 8

@@ -13,7 +13,7 @@ from pipeline.data import ChannelData
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.op import pack_large
 from pipeline.proto import slices
-from pipeline.proto.inference_v2_pb2 import ModelInferRequest
+from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long, large
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -336,7 +336,11 @@ def test_large_raw_contents_are_read_as_small_ones():
 def test_a_large_v2_answer_is_the_same_message():
     outputs = {"x": VALUES["f4"], "s": VALUES["strided"], "b": np.array([b"a", b"bc"], object)}
     response = v2.InferResponse("m", "1", "id", {"a": 1}, outputs)
-    whole = v2.response_to_message(response).SerializeToString(deterministic=True)
+    message = ModelInferResponse(model_name="m", model_version="1", id="id")
+    message.parameters["a"].int64_param = 1
+    for name, array in outputs.items():
+        v2.add_tensor(message.outputs, message.raw_output_contents, name, array)
+    whole = message.SerializeToString(deterministic=True)
     assert b"".join(v2.response_pieces(response)) == whole
 
 

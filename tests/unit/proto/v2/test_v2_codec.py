@@ -19,16 +19,8 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelInferResponse,
     ModelMetadataResponse,
 )
-from pipeline.proto.v2.codec import (
-    DATATYPES,
-    add_tensor,
-    array_to_raw,
-    contents_to_array,
-    datatype_of,
-    raw_to_array,
-    tensors_to_arrays,
-    with_text,
-)
+from pipeline.proto.v2.codec import add_tensor, contents_to_array, tensors_to_arrays
+from pipeline.proto.v2.raw import DATATYPES, array_to_raw, datatype_of, raw_to_array, with_text
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 NUMERIC = [name for name in DATATYPES if name != "BYTES"]

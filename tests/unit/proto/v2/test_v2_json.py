@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.v2.codec import DATATYPES, InferRequest, InferResponse, RequestedOutput
+from pipeline.proto.v2.codec import InferRequest, InferResponse, RequestedOutput
 from pipeline.proto.v2.json import RawInput, binary_names, read_request, write_response
+from pipeline.proto.v2.raw import DATATYPES
 
 IN_JSON = [name for name in DATATYPES if name not in ("FP16", "BF16")]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3)

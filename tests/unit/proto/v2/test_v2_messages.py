@@ -16,21 +16,22 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelConfig,
     ModelConfigResponse,
     ModelInferRequest,
+    ModelInferResponse,
     ModelInstanceGroup,
     ModelQueuePolicy,
     ModelStatisticsResponse,
     RepositoryIndexResponse,
 )
 from pipeline.proto.v2.codec import (
-    DATATYPES,
     InferRequest,
     InferResponse,
     RequestedOutput,
     add_tensor,
     request_from_message,
-    response_to_message,
+    response_pieces,
     tensors_to_arrays,
 )
+from pipeline.proto.v2.raw import DATATYPES
 
 # Recorded from the messages of tritonclient 2.51.
 RECORDED_STATISTICS = bytes.fromhex(
@@ -288,9 +289,13 @@ ARRAYS = st.sampled_from(["BOOL", "INT8", "UINT64", "FP16", "FP64", "INT64"]).fl
 )
 
 
+def message_of(response: InferResponse) -> ModelInferResponse:
+    return ModelInferResponse.FromString(b"".join(response_pieces(response)))
+
+
 @given(PARAMETERS, st.dictionaries(st.text(max_size=5), ARRAYS, max_size=3))
 def test_a_response_says_what_it_is_made_of(parameters, outputs):
-    message = response_to_message(InferResponse("m", "1", "7", parameters, outputs))
+    message = message_of(InferResponse("m", "1", "7", parameters, outputs))
     assert (message.model_name, message.model_version, message.id) == ("m", "1", "7")
     as_request = ModelInferRequest(parameters=message.parameters)
     read = request_from_message(as_request).parameters
@@ -307,7 +312,7 @@ def test_a_response_says_what_it_is_made_of(parameters, outputs):
 
 def test_a_response_holds_bfloat16_and_text():
     outputs = {"h": np.ones(2, ml_dtypes.bfloat16), "t": np.array(["é", b"\xff"], object)}
-    message = response_to_message(InferResponse("m", outputs=outputs))
+    message = message_of(InferResponse("m", outputs=outputs))
     assert [output.datatype for output in message.outputs] == ["BF16", "BYTES"]
     assert message.raw_output_contents[0] == b"\x80\x3f" * 2
 
@@ -315,9 +320,9 @@ def test_a_response_holds_bfloat16_and_text():
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800", None, [1], b"\xff"], ids=repr)
 def test_a_parameter_that_the_protocol_cannot_carry_is_an_error(value):
     with pytest.raises(PayloadTypeError, match="parameter 'p' of a response"):
-        response_to_message(InferResponse("m", parameters={"p": value}))
+        response_pieces(InferResponse("m", parameters={"p": value}))
 
 
 def test_an_output_that_the_protocol_cannot_carry_is_an_error():
     with pytest.raises(PayloadTypeError, match="tensor 'y': dtype complex64"):
-        response_to_message(InferResponse("m", outputs={"y": np.ones(1, np.complex64)}))
+        response_pieces(InferResponse("m", outputs={"y": np.ones(1, np.complex64)}))
