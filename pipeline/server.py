@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.config.schema import ServiceConfig, load_config, resolve_op
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
@@ -164,7 +164,7 @@ class PipelineServer:
         return self._running().http_port
 
     @property
-    def executor(self) -> DAGExecutor:
+    def executor(self) -> Engine:
         """The running engine."""
         return self._running().executor
 

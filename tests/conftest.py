@@ -13,6 +13,8 @@ import pytest
 from doubles import chain, client_of, server_for, wait_until
 from paths import TESTS
 
+from pipeline.engine import request
+
 pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "nursery_fixtures"]
 
 # No test asserts a time, not even by accident: the machines are shared.
@@ -44,6 +46,16 @@ def nothing_is_left_behind() -> Iterator[None]:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert children == []
     assert set(os.listdir("/dev/shm")) <= memory
+
+
+@pytest.fixture(autouse=True)
+def illegal_steps_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's step that is not legal fails the test; a server logs it."""
+
+    def illegal(state: request.RequestState, phase: request.Phase) -> None:
+        raise AssertionError(f"from {state.phase!r} to {phase!r}")
+
+    monkeypatch.setattr(request, "report_illegal_step", illegal)
 
 
 @pytest.fixture(scope="session")

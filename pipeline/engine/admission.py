@@ -1,4 +1,4 @@
-"""AdmissionController: bounds the requests inside an engine, and those that wait before it."""
+"""AdmissionController: bounds the requests in an engine's graph, and those that wait before it."""
 
 from __future__ import annotations
 
@@ -6,69 +6,72 @@ import math
 from collections.abc import Callable, Iterable
 
 from pipeline.engine.load_shedding import Throughput, seconds_over
-from pipeline.engine.request import RequestState
+from pipeline.engine.request import Phase, RequestState
 from pipeline.errors import OverloadedError
 
 
 class AdmissionController:
-    """Requests that are inside, and those that wait to be let in, in order of arrival.
+    """Admits requests to the graph, in order of arrival.
 
     Args:
-        cap: most that are inside.
+        cap: most that are in the graph.
         queue_size: most that wait.
-        is_open: whether the engine takes any now, however few there are.
-        enter: takes a request that is let in.
+        enter: takes a request that is admitted.
         clock: seconds, that of the deadlines.
 
     Attributes:
-        accepted: requests that were let in, or were let wait.
+        active: requests that are in the graph, or whose answers are packed.
+        queued: requests that wait to be admitted.
+        accepted: requests that were admitted, or queued.
         rejected: requests that were sent away.
-        waiting: requests that wait to be let in.
         judges: whether any request had a deadline so far.
+        is_open: whether any is admitted at all.
+        is_full: whether the graph takes no more now, however few are in it.
     """
 
     def __init__(
         self,
         cap: int,
         queue_size: int,
-        is_open: Callable[[], bool],
         enter: Callable[[RequestState], None],
         clock: Callable[[], float],
     ) -> None:
-        self.inside: set[RequestState] = set()
-        self._waiting: dict[RequestState, None] = {}
-        self._late: dict[RequestState, None] = {}
+        self.active: set[RequestState] = set()
+        self.queued: int = 0
         self.accepted: int = 0
         self.rejected: int = 0
-        self.waiting: int = 0
         self.judges: bool = False
+        self.is_open: bool = False
+        self.is_full: Callable[[], bool] | None = None
+        self._queue: dict[RequestState, None] = {}
+        self._late: dict[RequestState, None] = {}
         self._cap = cap
         self._queue_size = queue_size
-        self._is_open = is_open
         self._enter = enter
         self._clock = clock
         self._throughput: Throughput | None = None  # from the first deadline on
 
     @property
     def is_empty(self) -> bool:
-        return not self.inside and not self.waiting
+        """Whether every request is answered."""
+        return not self.active and not self.queued
 
-    def everybody(self) -> Iterable[RequestState]:
-        """All requests that are not answered, in a list of its own."""
-        return [*self.inside, *self._waiting, *self._late]
+    def all_requests(self) -> Iterable[RequestState]:
+        """Return all requests that are not answered, in a list of its own."""
+        return [*self.active, *self._queue, *self._late]
 
     def check(self) -> None:
-        """OverloadedError if there is no room for another, not even to wait."""
-        if self.waiting < self._queue_size or (not self.waiting and self._has_room()):
+        """Raise OverloadedError if there is no room for another, not even to wait."""
+        if self.queued < self._queue_size or (not self.queued and self._has_room()):
             return
         self.rejected += 1
         raise OverloadedError(
-            f"server is overloaded: {len(self.inside)} requests inside and "
-            f"{self.waiting} waiting (queue_size); try again later."
+            f"server is overloaded: {len(self.active)} requests inside and "
+            f"{self.queued} waiting (queue_size); try again later."
         )
 
     def judge(self, time_left_s: float) -> None:
-        """OverloadedError if a request that has so much time left cannot be answered in it."""
+        """Raise OverloadedError if a request with so much time left cannot be answered in it."""
         throughput = self._throughput
         if throughput is None:
             throughput = self._throughput = Throughput()
@@ -77,7 +80,7 @@ class AdmissionController:
             return
         now = self._clock()
         throughput.passes(now)
-        ahead = len(self.inside) + self.waiting
+        ahead = len(self.active) + self.queued
         over_s = seconds_over(throughput, now, ahead, time_left_s)
         if over_s is None:
             return
@@ -104,51 +107,53 @@ class AdmissionController:
         if self._throughput is not None:
             self._throughput.look(self._clock(), is_backed_up, turn_s)
 
-    def take(self, request: RequestState) -> None:
-        """Let a request in, or let it wait."""
+    def submit(self, request: RequestState) -> None:
+        """Admit a request, or let it wait."""
         self.accepted += 1
-        if not self.waiting and self._has_room():
-            self._let_in(request)
+        if not self.queued and self._has_room():
+            self._admit(request)
         else:
-            self._waiting[request] = None
+            request.advance(Phase.QUEUED)
+            self._queue[request] = None
             self._count()
 
-    def leave(self, request: RequestState, is_served: bool) -> None:
+    def release(self, request: RequestState, is_served: bool) -> None:
         """Give the place of a request that is over to the next one that waits.
 
         `is_served`: it got its answer, be it an error, and did not just leave.
         """
         if is_served and self._throughput is not None:
             self._throughput.served()
-        self.inside.discard(request)
-        if self.waiting:
-            self._waiting.pop(request, None)
+        self.active.discard(request)
+        if self.queued:
+            self._queue.pop(request, None)
             self._late.pop(request, None)
             self._count()
-            self.let_in()
+            self.admit_queued()
 
-    def let_in(self) -> None:
-        """Let in who waits, as far as there is room: the late ones last, and the newest first."""
-        now = self._clock() if self.waiting else 0.0
+    def admit_queued(self) -> None:
+        """Admit who waits, as far as there is room: the late ones last, and the newest first."""
+        now = self._clock() if self.queued else 0.0
         turn_s = self._throughput.turn_s if self._throughput is not None else 0.0
-        while self.waiting and self._has_room():
-            if not self._waiting:
+        while self.queued and self._has_room():
+            if not self._queue:
                 request = self._late.popitem()[0]
             else:
-                request = next(iter(self._waiting))
-                del self._waiting[request]
+                request = next(iter(self._queue))
+                del self._queue[request]
                 if request.is_late(now, turn_s):
                     self._late[request] = None
                     continue
             self._count()
-            self._let_in(request)
+            self._admit(request)
 
     def _count(self) -> None:
-        self.waiting = len(self._waiting) + len(self._late)
+        self.queued = len(self._queue) + len(self._late)
 
     def _has_room(self) -> bool:
-        return len(self.inside) < self._cap and self._is_open()
+        has_place = self.is_open and len(self.active) < self._cap
+        return has_place and (self.is_full is None or not self.is_full())
 
-    def _let_in(self, request: RequestState) -> None:
-        self.inside.add(request)
+    def _admit(self, request: RequestState) -> None:
+        self.active.add(request)
         self._enter(request)

@@ -98,7 +98,7 @@ class OpDispatcher:
         self._attempts = max(1, config.retry)
         self._router = router
         self._loop = loop
-        self._index = index
+        self.index: int = index
         self._journal = watchers.journal if watchers is not None else None
         self._clock_ns = watchers.clock_ns if watchers is not None else time.monotonic_ns
         self._batches = 0
@@ -126,13 +126,13 @@ class OpDispatcher:
             return
         self._queue(request, inputs)
 
-    def offer_alone(self, request: RequestState, route: RequestTarget) -> None:
+    def offer_alone(self, request: RequestState, target: RequestTarget) -> None:
         """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
         inputs = {
             name: dict(part) if isinstance(part, dict) else part
-            for name, part in route.payload.items()
+            for name, part in target.payload.items()
         }
-        self._queue(request, inputs, route.feeds)
+        self._queue(request, inputs, target.raw_inputs)
 
     def _queue(self, request: RequestState, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now = self._loop.time()
@@ -389,7 +389,7 @@ class OpDispatcher:
             request, is_failed = item.request, isinstance(outcome, PipelineError)
             brought = rows[index] if rows else request.rows
             span = pack_span(
-                self._index,
+                self.index,
                 worker.number,
                 self._batches,
                 item.data_id,
@@ -421,7 +421,7 @@ class OpDispatcher:
             ended = item.request.outcome
             reason = ended if ended in FROM_OUTSIDE else outcome
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
-            self._journal.spans.append(pack_span(self._index, NO_WORKER, -1, *ends))
+            self._journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
     # Timeouts ---------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""EngineObservers: who is told what happens to the requests of an engine."""
+"""EngineObservers: those who are told what happens to the requests of an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineObservers:
-    """All are called on the event loop, and must not block.
+    """Callbacks on the event loop, which must not block.
 
     `journal` takes down spans and requests. `on_failure` and `on_success` are called when a
     request was answered; `profile` writes what a caller gets who asked for a profile;
@@ -30,44 +30,22 @@ class EngineObservers:
     begin_trace: Callable[[int, str], str] | None = None
     clock_ns: Callable[[], int] = time.monotonic_ns
 
-    # Who only looks on must not harm those who work: none of these raises.
-
     def tell(self, request: RequestState, target: int) -> None:
-        """Say how a request ended, which was for `target`, see `journal.REQUEST`."""
-        request.is_told = True
+        """Say how a request ended, which was for `target`, see `journal.REQUEST`; never raises."""
         try:
-            self._tell(request, target)
-        except Exception:
+            if self.journal is not None:
+                request.end_ns = request.end_ns or self.clock_ns()
+                self.journal.requests.append(packed_request_of(request, target))
+            if request.error is not None:
+                self.on_failure(request, request.error)
+            elif self.on_success is not None:
+                self.on_success(request)
+        except Exception:  # who only looks on must not harm those who work
             _LOGGER.exception("not all could be told how a request ended")
-
-    def _tell(self, request: RequestState, target: int) -> None:
-        if self.journal is not None:
-            request.end_ns = request.end_ns or self.clock_ns()
-            self.journal.requests.append(packed_request_of(request, target))
-        if request.error is not None:
-            self.on_failure(request, request.error)
-        elif self.on_success is not None:
-            self.on_success(request)
-
-    def profile_of(self, request: RequestState) -> str:
-        """What its caller gets who asked for a profile; "" if there is none."""
-        try:
-            return self.profile(request) if self.profile is not None else ""
-        except Exception:
-            _LOGGER.exception("a profile could not be written")
-            return ""
-
-    def trace_of(self, data_id: int, traceparent: str) -> str:
-        """See `begin_trace`."""
-        try:
-            return self.begin_trace(data_id, traceparent) if self.begin_trace is not None else ""
-        except Exception:
-            _LOGGER.exception("a trace could not be begun")
-            return ""
 
 
 def packed_request_of(request: RequestState, target: int) -> bytes:
-    """Its row of `engine.journal.REQUEST`."""
+    """Return its row of `engine.journal.REQUEST`."""
     code = 0 if request.error is None else int(request.error.code)
     if code.bit_length() > 63:
         code = int(ErrorCode.PRODUCT_ERROR)

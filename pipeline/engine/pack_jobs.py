@@ -1,18 +1,31 @@
-"""The edges of the graph: a user's own unpack and pack methods, run by threads."""
+"""Unpacker and Packer: requests into payloads, answers into responses; in threads what takes long.
+
+Methods of ours are quick, unless the data is large; a user's own methods may be anything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.data import ChannelData
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.request import RequestState
-from pipeline.engine.worker_api import Worker
-from pipeline.errors import PipelineError
+from pipeline.engine.request import Phase, RequestState
+from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
+from pipeline.errors import PackageError, PipelineError, described
+from pipeline.op import (
+    RequestOp,
+    ResponseOp,
+    is_cheap_to_pack,
+    pack_error,
+    pack_large,
+    runs_on_the_loop,
+)
+from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import AbandonedError, wanted_while
+from pipeline.proto.slices import AbandonedError, Limits, wanted_while
 
 
 class PackJob:
@@ -25,16 +38,21 @@ class PackJob:
     __slots__ = ("argument", "keeps", "method", "request", "result")
 
     def __init__(
-        self, request: RequestState, method: str | Callable[[Any], Any], argument: Any
+        self,
+        request: RequestState,
+        method: str | Callable[[Any], Any],
+        argument: Any,
+        keeps: Any = None,
     ) -> None:
         self.request: RequestState = request
         self.method: str | Callable[[Any], Any] = method
         self.argument: Any = argument
-        self.keeps: Any = None
+        self.keeps: Any = keeps
         self.result: Any = None
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        if self.is_stale:
+        """Call the method, if somebody waits for its result."""
+        if not self._is_wanted():
             return
         try:
             with wanted_while(self._is_wanted):
@@ -49,11 +67,7 @@ class PackJob:
         self.result = LargeResponse(result) if is_large else result
 
     def _is_wanted(self) -> bool:
-        return not self.is_stale
-
-    @property
-    def is_stale(self) -> bool:
-        return self.request.answer.done()
+        return self.request.phase is not Phase.ENDED
 
 
 class PackRunner:
@@ -66,4 +80,123 @@ class PackRunner:
         """Threads lose no job."""
 
     def workers_changed(self) -> None:
-        """The edges count for nothing in the server's readiness."""
+        """Unpacking and packing count for nothing in the server's readiness."""
+
+
+class Unpacker:
+    """Has the RequestOp make payloads of requests.
+
+    Args:
+        op: the RequestOp.
+        make_workers: makes the workers of the Op.
+        unpacked: takes a request and what the Op made of it, or the error in its place.
+    """
+
+    def __init__(
+        self,
+        op: RequestOp,
+        make_workers: WorkersFactory,
+        unpacked: Callable[[RequestState, Any], None],
+    ) -> None:
+        self._op = op
+        self._unpacked = unpacked
+        self._is_inline = runs_on_the_loop(op, "unpack_request_package")
+        self.workers: Workers = make_workers(op, PackRunner(self._done))
+
+    def unpack(self, request: RequestState) -> None:
+        """Unpack a request, at once if it is quick."""
+        if not self._is_inline:
+            self.workers.submit([PackJob(request, "unpack_request_package", request.raw)])
+        elif request.target is not None and request.target.is_large:
+            self.workers.submit([PackJob(request, self._unpack_large, request.raw)])
+        else:
+            try:
+                unpacked = self._op.unpack_request_package(request.raw)
+            except Exception as error:  # ours, on a caller's data: that caller is told
+                unpacked = _refused(error)
+            self._unpacked(request, unpacked)
+
+    def _unpack_large(self, raw: Any) -> Any:
+        """Return what our own RequestOp makes of a large request, in a thread."""
+        try:
+            unpacked = self._op.unpack_request_package(raw)
+            if isinstance(raw, BlockMessage):  # who asks holds it until there is an answer
+                raw.release()
+            return unpacked
+        except AbandonedError:
+            raise
+        except Exception as error:  # as in `unpack`
+            return _refused(error)
+
+    def _done(self, worker: Worker, job: PackJob) -> None:
+        if job.request.phase is Phase.ACTIVE:
+            self._unpacked(job.request, job.result)
+
+
+class Packer:
+    """Has the ResponseOp make responses of answers.
+
+    Args:
+        op: the ResponseOp.
+        make_workers: makes the workers of the Op.
+        packed: takes a request and its response.
+        limits: of text that is large.
+    """
+
+    def __init__(
+        self,
+        op: ResponseOp,
+        make_workers: WorkersFactory,
+        packed: Callable[[RequestState, Any], None],
+        limits: Limits,
+    ) -> None:
+        self._op = op
+        self._packed = packed
+        self._limits = limits
+        self.is_inline: bool = runs_on_the_loop(op, "pack_response_package")
+        self.workers: Workers = make_workers(op, PackRunner(self._done))
+
+    def pack(self, request: RequestState, data: ChannelData, keeps: Any) -> None:
+        """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`."""
+        if not self.is_inline:
+            self.workers.submit([PackJob(request, "pack_response_package", data, keeps)])
+        elif not is_cheap_to_pack(self._op, data):
+            self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
+        else:
+            try:
+                response = self._op.pack_response_package(data)
+            except Exception as error:  # ours, on an answer of any type: that caller is told
+                response = _packing_error(data, error)
+            self._packed(request, response)
+
+    def _pack_large(self, data: ChannelData) -> Any:
+        """Return what our own ResponseOp makes of a large answer, in a thread."""
+        try:
+            return pack_large(self._op, data, self._limits)
+        except AbandonedError:
+            raise
+        except Exception as error:  # as in `pack`
+            return _packing_error(data, error)
+
+    def _done(self, worker: Worker, job: PackJob) -> None:
+        response = job.result
+        if isinstance(response, PipelineError):
+            response = pack_error(ChannelData(job.argument.data_id, error=response))
+        self._packed(job.request, response)
+
+
+def _packing_error(data: ChannelData, error: Exception) -> Response:
+    return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
+
+
+def _refused(error: Exception) -> PipelineError:
+    """Return what is told whose request cannot be unpacked by our own RequestOp."""
+    refusal = _package_error(error)
+    refusal.is_callers = True
+    return refusal
+
+
+def _package_error(error: Exception) -> PipelineError:
+    if isinstance(error, PipelineError) and not isinstance(error, PackageError):
+        return error
+    return PackageError(f"rpc package error: {described(error)}")

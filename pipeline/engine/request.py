@@ -1,9 +1,11 @@
-"""RequestState: the record of one admitted request, changed on the event loop only."""
+"""RequestState: what an engine knows of one request; changed on the event loop only."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+import enum
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -14,17 +16,20 @@ from pipeline.op import Op
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.sink import ResponseSink
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class RequestTarget(msgspec.Struct, frozen=True):
-    """How a request comes in and goes out that is not just for RequestOp and ResponseOp.
+    """Describes how a request comes in and goes out, where RequestOp and ResponseOp are not all.
 
     Args:
         op: this Op alone works on it; None: the whole graph.
         payload: what the RequestOp would have returned, which is not asked then; with `op` its
-            `input_dicts`, or with `feeds` what its `process` is fed, without pre- and postprocess.
-        feeds: see `payload`.
-        packs: False: the answer is the ChannelData itself, the ResponseOp is not asked.
+            `input_dicts`, or with `raw_inputs` what its `process` is fed.
+        raw_inputs: see `payload`; neither preprocess nor postprocess runs.
+        wants_response: False: the answer is the ChannelData itself, the ResponseOp is not asked.
         rows: samples that it brings.
         traceparent: its caller's, as W3C Trace Context writes it; "" for none.
         is_large: what it brings is too much to be unpacked on the event loop.
@@ -32,33 +37,73 @@ class RequestTarget(msgspec.Struct, frozen=True):
 
     op: Op | None = None
     payload: Any = None
-    feeds: bool = False
-    packs: bool = True
+    raw_inputs: bool = False
+    wants_response: bool = True
     rows: int = 1
     traceparent: str = ""
     is_large: bool = False
 
 
-class RequestState(msgspec.Struct, eq=False):
-    """One request between the door and its answer.
+class Phase(enum.IntEnum):
+    """State of a request between the frontend and its answer."""
 
-    `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts:
-    it is raised by a retry of the whole request and set to `OVER` by the answer, so that
-    whatever still carries an older number is dropped. `asked_at`, which is known if there is a
-    deadline, and `deadline` are in `time.monotonic`. The times are `time.monotonic_ns`, see
-    `engine.journal.REQUEST`; the last three are sums over its spans. `spans` has these, packed,
-    where its caller asked for a profile. `trace` is its own traceparent; "" if it is not traced.
-    `is_told`: it is over, and all know it who want to. `settled`: the targets of jumps that have
-    answered, or for which a jump stood in. `laps`: how often jumps back have had an Op run again.
+    ARRIVED = 0
+    QUEUED = 1  # waits to be admitted to the graph
+    ACTIVE = 2  # is unpacked, or worked on by Ops
+    PACKING = 3  # its result is known: whatever is still on its way does not count
+    ENDED = 4  # answered, or its caller has left
+
+
+LEGAL_STEPS: dict[Phase, tuple[Phase, ...]] = {
+    Phase.ARRIVED: (Phase.QUEUED, Phase.ACTIVE, Phase.ENDED),
+    Phase.QUEUED: (Phase.ACTIVE, Phase.ENDED),
+    Phase.ACTIVE: (Phase.PACKING, Phase.ENDED),
+    Phase.PACKING: (Phase.ENDED,),
+    Phase.ENDED: (),
+}
+"""Which phase may follow which. A request that starts over stays ACTIVE."""
+
+
+def report_illegal_step(request: RequestState, phase: Phase) -> None:
+    """Log a step that is not legal; the suite raises instead.
+
+    A server goes on: an exception here would lose the other requests of a batch.
+    """
+    _LOGGER.error(
+        "(data_id=%d) illegal step from %s to %s", request.data_id, request.phase.name, phase.name
+    )
+
+
+class RequestOwner(Protocol):
+    """The engine, as a request knows it."""
+
+    def cancel(self, request: RequestState) -> None:
+        """Drop a request whose caller has left."""
+
+
+class RequestState(msgspec.Struct, eq=False):
+    """One request between the frontend and its answer.
+
+    `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts: it
+    is raised by a retry of the whole request and set to `OVER` when its result is known, so that
+    whatever still carries an older number is dropped. `timeout_s` is what its caller gives;
+    `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
+    times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
+    spans. `spans` has these, packed, where its caller asked for a profile. `trace` is its own
+    traceparent; "" if it is not traced. `settled`: the targets of jumps that have answered, or
+    for which a jump stood in. `laps`: how often jumps back have had an Op run again.
     """
 
     OVER: ClassVar[int] = -1
 
     raw: Any
-    answer: asyncio.Future[Any]
+    sink: ResponseSink
+    owner: RequestOwner
     data_id: int
     start_ns: int
-    route: RequestTarget | None = None
+    target: RequestTarget | None = None
+    timeout_s: float | None = None
+    phase: Phase = Phase.ARRIVED
     log_id: int = 0
     generation: int = 0
     live: int = 0
@@ -79,20 +124,25 @@ class RequestState(msgspec.Struct, eq=False):
     output_ns: int = 0
     spans: list[bytes] | None = None
     trace: str = ""
-    is_told: bool = False
     settled: frozenset[OpDispatcher] = frozenset()
     laps: dict[OpDispatcher, int] | None = None
 
-    @property
-    def is_over(self) -> bool:
-        return self.generation == self.OVER
+    def advance(self, phase: Phase) -> None:
+        """Go on to `phase`."""
+        if phase not in LEGAL_STEPS[self.phase]:
+            report_illegal_step(self, phase)
+        self.phase = phase
+
+    def cancel(self) -> None:
+        """Drop the request, whose caller has left; does nothing once it is answered."""
+        self.owner.cancel(self)
+
+    def blame(self, error: PipelineError, outcome: Outcome) -> None:
+        """Take down why the request fails, unless it has failed before."""
+        if self.error is None:
+            self.error, self.outcome = error, outcome
 
     def is_late(self, now: float, turn_s: float = 0.0) -> bool:
-        """Whether newer requests go first; see `admission.is_late`."""
+        """Return whether newer requests go first; see `load_shedding.is_late`."""
         deadline = self.deadline
         return deadline is not None and is_late(now, self.asked_at, deadline, turn_s)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the ResponseOp makes its answer."""
-        return self.route is None or self.route.packs

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
@@ -24,10 +24,10 @@ _MAX_DIGITS = 8  # as gRPC over HTTP/2 says
 
 
 class Handle(Protocol):
-    """`DAGExecutor.handle`: (request, seconds that the caller gives, route) -> response."""
+    """`Engine.handle`: (request, seconds that the caller gives, target) -> response."""
 
     def __call__(
-        self, raw: Any, timeout_s: float | None = None, route: RequestTarget | None = None
+        self, raw: Any, timeout_s: float | None = None, target: RequestTarget | None = None
     ) -> Awaitable[Any]: ...
 
 
@@ -67,7 +67,7 @@ class FrontendContext:
     name: str | None
     graph: Graph
     config: ServiceConfig
-    engine: DAGExecutor
+    engine: Engine
     whole: AskAll
     record: Callable[[float], Awaitable[list[bytes]]]
     offload: Offload

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import BY_CALLERS, PIPELINE, Journal, Sink
 from pipeline.engine.observers import EngineObservers, packed_request_of
@@ -98,7 +98,7 @@ class ObservabilityStack:
         self.pipeline_name: str
         self.model_names: list[str]
         self.pipeline_name, self.model_names = model_names(name, self._op_names)
-        self._executor: DAGExecutor | None = None
+        self._executor: Engine | None = None
         self._closing = contextlib.ExitStack()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.journal: Journal = Journal([])
@@ -177,7 +177,7 @@ class ObservabilityStack:
             self._told_flushes = self.journal.flushes
             self._on_figures(msgspec.msgpack.encode(self.snapshot()))
 
-    def attach(self, executor: DAGExecutor) -> None:
+    def attach(self, executor: Engine) -> None:
         """Look at this engine from now on."""
         self._executor = executor
 
@@ -259,7 +259,7 @@ class ObservabilityStack:
         )
 
     @property
-    def _engine(self) -> DAGExecutor:
+    def _engine(self) -> Engine:
         if self._executor is None:
             raise InitError("the server is not running.")
         return self._executor

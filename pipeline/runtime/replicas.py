@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import DagConfig, ServiceConfig
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
@@ -161,7 +161,7 @@ class Replicas:
         return self._outside.front.port if self._outside.front.takes_http else self._http_port
 
     @property
-    def executor(self) -> DAGExecutor:
+    def executor(self) -> Engine:
         raise InitError("build_dag_each_worker: the engines run in processes of their own.")
 
     def describe(self) -> str:

@@ -11,17 +11,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline.config import registry
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
+from pipeline.engine.filters import NameCheck
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
-from pipeline.errors import InitError, NoServiceError, PipelineError
+from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext, OpenFrontends
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
@@ -111,11 +112,11 @@ class Service:
             name, graph, config, copy.number if copy else None
         )
         self._telling: set[asyncio.Future[None]] = set()
-        self._executor: DAGExecutor | None = None
+        self._executor: Engine | None = None
         self._offload = Offload(config.timeout_s)
 
     @property
-    def executor(self) -> DAGExecutor:
+    def executor(self) -> Engine:
         """The engine; made by `start`."""
         if self._executor is None:
             raise InitError("the server is not running.")
@@ -171,13 +172,13 @@ class Service:
         self._offload.start()
         self._request_log = RequestLog(_LOGGER, config.log.request_sample)
         self.observation.start(log_folder())
-        self._executor = DAGExecutor(
+        self._executor = Engine(
             self._graph,
             config,
             functools.partial(self._workers_factory, loop),
             loop,
-            watchers=self.observation.watchers(self._request_log),
-            screen=self._screen,
+            observers=self.observation.watchers(self._request_log),
+            filters=[NameCheck(self._name)] if self._name is not None else [],
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
         )
@@ -291,14 +292,6 @@ class Service:
             telling = asyncio.ensure_future(door.set_ready(is_ready))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
-
-    def _screen(self, request: Any) -> PipelineError | None:
-        if self._name is None or not request.name or request.name == self._name:
-            return None
-        return NoServiceError(
-            "Failed to inference: Service name error. "
-            f"This server is {self._name!r}, the request names {request.name!r}."
-        )
 
     def _lower_switch_interval(self) -> None:
         """Beside a busy Python thread the loop waits a whole interval for the GIL."""

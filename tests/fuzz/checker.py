@@ -96,7 +96,7 @@ class Outlook:
     def check_turns(self, executor: Any) -> None:
         """Every request is told once, and every turn that it had."""
         self.check_counts(executor.state().accepted)
-        for index, node in enumerate(executor.nodes.values()):
+        for index, node in enumerate(executor.executor.nodes.values()):
             begun = node.channel._pushed
             if begun != self.spans[index]:
                 self.complain(

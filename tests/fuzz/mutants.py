@@ -17,7 +17,9 @@ from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
 from pipeline.engine.dispatcher import OpDispatcher
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
+from pipeline.engine.filters import Deadline
+from pipeline.engine.journal import Outcome
 from pipeline.errors import PipelineError
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -124,13 +126,13 @@ def losers_stay() -> Iterator[None]:
     """What lost a race of branches is not dropped, and nobody watches the worker that has it."""
 
     def make(finish: Any) -> Any:
-        def careless(self: DAGExecutor, request: Any, answer: Any) -> None:
+        def careless(self: Engine, request: Any, answer: Any) -> None:
             request.live = min(request.live, 1)
             finish(self, request, answer)
 
         return careless
 
-    with _wrapped(DAGExecutor, "_finish", make):
+    with _wrapped(Engine, "_complete", make):
         yield
 
 
@@ -138,11 +140,11 @@ def losers_stay() -> Iterator[None]:
 def nobody_is_let_in() -> Iterator[None]:
     """Who leaves does not make room for who waits at the gate."""
 
-    def leave(self: AdmissionController, request: Any, is_served: bool) -> None:
-        self.inside.discard(request)
-        self._waiting.pop(request, None)
+    def release(self: AdmissionController, request: Any, is_served: bool) -> None:
+        self.active.discard(request)
+        self._queue.pop(request, None)
 
-    with mock.patch.object(AdmissionController, "leave", leave):
+    with mock.patch.object(AdmissionController, "release", release):
         yield
 
 
@@ -150,13 +152,14 @@ def nobody_is_let_in() -> Iterator[None]:
 def deadlines_are_late() -> Iterator[None]:
     """A deadline is kept a fifth too late."""
 
-    def make(set_deadline: Any) -> Any:
-        def late(self: DAGExecutor, request: Any, timeout_s: Any) -> None:
-            set_deadline(self, request, timeout_s and timeout_s * 1.2)
+    def make(on_admission: Any) -> Any:
+        def late(self: Deadline, request: Any) -> None:
+            request.timeout_s = request.timeout_s and request.timeout_s * 1.2
+            on_admission(self, request)
 
         return late
 
-    with _wrapped(DAGExecutor, "_set_deadline", make):
+    with _wrapped(Deadline, "on_admission", make):
         yield
 
 
@@ -199,14 +202,14 @@ def a_turn_is_not_told() -> Iterator[None]:
 def cancelled_requests_keep_their_place() -> Iterator[None]:
     """A caller who leaves still counts as inside."""
 
-    def make(leave: Any) -> Any:
-        def stay(self: DAGExecutor, request: Any) -> None:
-            if not request.answer.cancelled():
-                leave(self, request)
+    def make(end: Any) -> Any:
+        def stay(self: Engine, request: Any) -> None:
+            if request.outcome != Outcome.CANCELED:
+                end(self, request)
 
         return stay
 
-    with _wrapped(DAGExecutor, "_leave", make):
+    with _wrapped(Engine, "_end", make):
         yield
 
 
@@ -262,11 +265,11 @@ def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
     """`dag.retry` starts a request anew beside what is left of its first start."""
 
     def make(restart: Any) -> Any:
-        def hasty(self: DAGExecutor, request: Any) -> bool:
+        def hasty(self: Engine, request: Any) -> bool:
             with mock.patch.object(OpDispatcher, "forget", return_value=None):
                 return bool(restart(self, request))
 
         return hasty
 
-    with _wrapped(DAGExecutor, "_restart", make):
+    with _wrapped(Engine, "_start_over", make):
         yield

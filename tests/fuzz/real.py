@@ -122,7 +122,9 @@ class RealEngine:
         route, raw = None, _raw(spec)
         if spec.alone_at:
             payload = {REQUEST: {"id": str(spec.number)}}
-            route = RequestTarget(op=self.by_name[spec.alone_at], payload=payload, packs=False)
+            route = RequestTarget(
+                op=self.by_name[spec.alone_at], payload=payload, wants_response=False
+            )
         try:
             answer = await self.executor.handle(raw, spec.deadline_s, route)
         except OverloadedError as error:

@@ -19,7 +19,7 @@ from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import ChannelData
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import Journal
 from pipeline.engine.observers import EngineObservers
@@ -257,7 +257,7 @@ def _take_result(job: BatchRun, run: BatchRun) -> None:
 
 
 class VirtualEngine:
-    """A DAGExecutor over virtual workers."""
+    """An Engine over virtual workers."""
 
     def __init__(self, case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) -> None:
         self.case = case
@@ -272,7 +272,7 @@ class VirtualEngine:
         for op in (graph.request_op, *graph.ops, graph.response_op):
             configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
         self.journal = Journal([self.outlook])
-        self.executor = DAGExecutor(
+        self.executor = Engine(
             graph,
             settings,
             self._factory,
@@ -318,7 +318,7 @@ class VirtualEngine:
             route = RequestTarget(
                 op=self.by_name[spec.alone_at],
                 payload={REQUEST: {"id": str(spec.number)}},
-                packs=False,
+                wants_response=False,
             )
             return _of_data(spec, await self.executor.handle(None, spec.deadline_s, route))
         raw = pipeline_service_pb2.Request(key=["id"], value=[str(spec.number)], logid=spec.log_id)

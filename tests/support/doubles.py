@@ -15,9 +15,11 @@ from typing import Any
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.config.schema import LogConfig, load_config, resolve_op
+from pipeline.engine import engine as engines
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.executor import DAGExecutor
+from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.filters import FilterChain
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import Journal, Rows
 from pipeline.engine.observers import EngineObservers
@@ -227,7 +229,7 @@ def _count_attempt(run: BatchRun, count: int) -> None:
 
 
 class Engine:
-    """A DAGExecutor over scripted workers, without doors, on the running (virtual) loop.
+    """An engine over scripted workers, without doors, on the running (virtual) loop.
 
     Args:
         last_op: the last Op of the graph.
@@ -245,7 +247,7 @@ class Engine:
         seal: Callable[[Any], Any] | None = None,
     ) -> None:
         graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
-        settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
+        settings = self._settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
         for op in (graph.request_op, *graph.ops, graph.response_op):
             configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
         self.readiness: list[bool] = []
@@ -269,7 +271,7 @@ class Engine:
             return make
 
         loop = asyncio.get_running_loop()
-        self.executor = DAGExecutor(
+        self.executor = engines.Engine(
             graph,
             settings,
             make_workers,
@@ -279,8 +281,15 @@ class Engine:
         )
 
     def watch(self, **told: Any) -> None:
-        """Add watchers, before the first request."""
-        self.executor._watchers = dataclasses.replace(self.executor._watchers, **told)
+        """Add observers, before the first request."""
+        executor = self.executor
+        executor._observers = dataclasses.replace(executor._observers, **told)
+        executor._filters = FilterChain(executor._own_filters(self._settings))
+
+    @property
+    def nodes(self) -> dict[Op, OpDispatcher]:
+        """The dispatchers of its Ops."""
+        return self.executor.executor.nodes
 
     def notify(self, spans: Rows, requests: Rows) -> None:
         """The journal's sink."""

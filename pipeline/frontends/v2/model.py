@@ -25,7 +25,7 @@ from pipeline.proto.v2.codec import InferRequest
 from pipeline.proto.v2.raw import with_text
 
 NoteOf = Callable[[Op], ModelMetadata | None]
-"""`DAGExecutor.note`: of the model that an Op's workers have loaded."""
+"""`Engine.note`: of the model that an Op's workers have loaded."""
 
 _EMPTY = Request()  # for what looks at a request that has not come as one
 
@@ -95,7 +95,7 @@ class PipelineModel:
         else:
             payload = values
         return raw, RequestTarget(
-            payload=payload, packs=self._packs, rows=rows, traceparent=traceparent
+            payload=payload, wants_response=self._packs, rows=rows, traceparent=traceparent
         )
 
 
@@ -166,7 +166,7 @@ class OpModel:
             )
         feeds = self._declared is None
         route = RequestTarget(
-            self.op, payload, feeds, packs=False, rows=rows, traceparent=traceparent
+            self.op, payload, feeds, wants_response=False, rows=rows, traceparent=traceparent
         )
         return _EMPTY, route
 

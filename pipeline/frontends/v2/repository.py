@@ -40,10 +40,10 @@ _SERVER = "pipeline-serving"
 
 
 class ModelExecutor(Protocol):
-    """The part of `DAGExecutor` that is asked here."""
+    """The part of `Engine` that is asked here."""
 
     async def handle(
-        self, raw: Any, timeout_s: float | None = None, route: RequestTarget | None = None
+        self, raw: Any, timeout_s: float | None = None, target: RequestTarget | None = None
     ) -> Any: ...
 
     def note(self, op: Op) -> ModelMetadata | None: ...

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
-from pipeline.engine.executor import DAGExecutor
 from pipeline.engine.offload import Offload
+from pipeline.engine.pack_jobs import Packer, Unpacker
 from pipeline.errors import DeadlineError
 from pipeline.frontends.v2 import http as http_v2
 from pipeline.proto import codec, inference_v2_pb2
@@ -78,8 +78,8 @@ def threads(monkeypatch):
     watch(jsonpb, "large_response_to_json")
     watch(http_v2, "read_request")
     watch(http_v2, "write_response")
-    watch(DAGExecutor, "_unpack")
-    watch(DAGExecutor, "_pack_large")
+    watch(Unpacker, "_unpack_large")
+    watch(Packer, "_pack_large")
     watch(large.LargeResponse, "to_wire")
     return seen
 
@@ -94,7 +94,7 @@ def beside_the_loop(seen, *names):
 def test_large_json_is_read_and_unpacked_beside_the_loop(server, threads):
     status, answer = post(server, numbers(20_000))
     assert (status, json.loads(answer)["err_no"]) == (200, 0)
-    beside_the_loop(threads, "large_request_from_json", "_unpack")
+    beside_the_loop(threads, "large_request_from_json", "_unpack_large")
 
 
 def test_a_large_answer_is_packed_and_written_beside_the_loop(server, threads):
@@ -113,7 +113,7 @@ def test_large_messages_over_grpc_come_back_as_they_were(server, threads):
         answer = Response.FromString(channel.unary_unary(INFERENCE)(message, timeout=60))
     assert (answer.err_no, list(answer.key)) == (0, [])  # as text it would be too long
     np.testing.assert_array_equal(codec.decode_tensors(answer.tensors)["a"], array)
-    beside_the_loop(threads, "_unpack", "_pack_large", "to_wire")
+    beside_the_loop(threads, "_unpack_large", "_pack_large", "to_wire")
 
 
 def test_large_v2_requests_are_read_and_written_beside_the_loop(server, threads):

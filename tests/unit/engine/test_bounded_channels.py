@@ -34,7 +34,7 @@ class Full(Engine):
         last = Picky("b", [Tag("a", [RequestOp()])])
         super().__init__(last, config, {"a": 0.001, "b": None})
         self.size = size
-        self.a, self.b = self.executor.nodes.values()
+        self.a, self.b = self.nodes.values()
 
     async def fill(self, **timeouts):
         """Requests "0", "1", ...: one at b, the next in b's channel, then in a's, then outside.
@@ -201,7 +201,7 @@ def test_a_place_becomes_free_when_the_request_is_answered_by_another_branch(siz
         }
         times = {"slow": None, "quick": 1.0}
         async with Engine(last, config, times) as engine:
-            nodes = {node.name: node for node in engine.executor.nodes.values()}
+            nodes = {node.name: node for node in engine.nodes.values()}
             asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
             await asyncio.sleep(0.9)
             assert len(nodes["slow"].channel) == size
@@ -230,7 +230,7 @@ def test_a_place_becomes_free_when_a_request_starts_again(size):
         }
         times = {"slow": None, "last": None}
         async with Engine(Picky("last", [first]), config, times) as engine:
-            nodes = {node.name: node for node in engine.executor.nodes.values()}
+            nodes = {node.name: node for node in engine.nodes.values()}
             asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
             await asyncio.sleep(0.4)
             assert len(nodes["slow"].channel) == size
@@ -262,7 +262,7 @@ def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
 
     async def main():
         async with jumping(size) as engine:
-            nodes = {node.name: node for node in engine.executor.nodes.values()}
+            nodes = {node.name: node for node in engine.nodes.values()}
             engine.pools["jumper"].service_s = 1.0
             hop = [engine.ask(path="hop") for _ in range(size)]
             walk = [engine.ask(path=str(i)) for i in range(size + 1)]
@@ -285,7 +285,7 @@ def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
 def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
     async def main():
         async with jumping(size) as engine:
-            nodes = {node.name: node for node in engine.executor.nodes.values()}
+            nodes = {node.name: node for node in engine.nodes.values()}
             asked = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
             await asyncio.sleep(1.0)
             assert len(nodes["last"].channel) == len(nodes["jumper"].channel) == size

@@ -118,7 +118,7 @@ def test_first_arrival_answers_with_the_quick_branch_and_drops_nobody():
             got = [path_of(response) for response in await asyncio.gather(*asked)]
             assert got == [f"{i}>quick>j" for i in range(5)]
             await asyncio.sleep(10)
-            (join,) = [node for node in engine.executor.nodes.values() if node.name == "j"]
+            (join,) = [node for node in engine.nodes.values() if node.name == "j"]
             assert join.channel.waiting_for_parts == 0, "late parts are forgotten"
 
     run_virtual(main())
@@ -265,7 +265,7 @@ def test_a_full_channel_holds_its_producer_back_and_the_door_too():
         async with engine:
             asked = [engine.ask() for _ in range(10)]
             await asyncio.sleep(1)
-            channels = {node.name: len(node.channel) for node in engine.executor.nodes.values()}
+            channels = {node.name: len(node.channel) for node in engine.nodes.values()}
             assert channels["b"] == 2
             assert channels["a"] <= 2
             assert engine.executor.waiting > 0
@@ -727,7 +727,7 @@ def test_requests_that_wait_for_a_start_that_fails_are_told_why():
         engine = Engine(chain("a"))
         early = engine.ask()
         await settle()
-        (node,) = engine.executor.nodes.values()
+        (node,) = engine.nodes.values()
 
         async def fails():
             raise InitError("Op 'a' failed to start: no vocab\nTraceback of a page")

@@ -177,7 +177,7 @@ def test_a_lost_job_is_the_others_fault_and_its_attempts_count_once():
         async with Engine(chain("a"), config, {"a": None}) as engine:
             asked = asyncio.ensure_future(engine.ask())
             await settle()
-            node = next(iter(engine.executor.nodes.values()))
+            node = next(iter(engine.nodes.values()))
             for _ in range(2):
                 (worker,) = engine.pools["a"].busy()
                 job, worker.job = worker.job, None
@@ -257,7 +257,7 @@ def test_one_op_alone_works_on_a_request_that_is_for_it():
         last = chain("a", "b", "c")
         async with Engine(last) as engine:
             op = last.get_input_ops()[0]
-            route = RequestTarget(op=op, payload={"a": {"path": "x"}}, packs=False, rows=4)
+            route = RequestTarget(op=op, payload={"a": {"path": "x"}}, wants_response=False, rows=4)
             answer = await engine.executor.handle(None, None, route)
             turns, (request,) = told(engine)
         assert isinstance(answer, ChannelData)
@@ -282,7 +282,7 @@ def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(
         config = {"dag": {"retry": 2}, "op": {"m": {"timeout": 200}}}
         async with Engine(op, config, {"m": None}) as engine:
             payload = {"x": [1]} if feeds else {"@DAGExecutor": {"x": [1]}}
-            route = RequestTarget(op=op, payload=payload, feeds=feeds, packs=False)
+            route = RequestTarget(op=op, payload=payload, raw_inputs=feeds, wants_response=False)
             asked = asyncio.ensure_future(engine.executor.handle(None, None, route))
             await asyncio.sleep(0.3)  # the first attempt has taken too long
             engine.pools["m"].release()
@@ -297,7 +297,7 @@ def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
         config = {"op": {"m": {"batch_size": 2, "auto_batching_timeout": 10}}}
         async with Engine(op, config, {"m": 0.1}) as engine:
             route = RequestTarget(
-                op=op, payload={"x": np.full((2, 2), 7.0)}, feeds=True, packs=False
+                op=op, payload={"x": np.full((2, 2), 7.0)}, raw_inputs=True, wants_response=False
             )
             fed, whole = await asyncio.gather(
                 engine.executor.handle(None, None, route), engine.ask(rows="2")
@@ -314,7 +314,7 @@ def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
 def test_a_route_without_packing_ends_in_the_error_itself():
     async def main():
         async with Engine(Fails("bad", [RequestOp()])) as engine:
-            route = RequestTarget(payload={"path": "x"}, packs=False)
+            route = RequestTarget(payload={"path": "x"}, wants_response=False)
             answer = await engine.executor.handle(None, None, route)
         assert answer.error.code == 51
 
@@ -413,7 +413,7 @@ def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_
             broken = pipeline_service_pb2.Request(key=["a", "b"], value=["1"])
             assert (await engine.executor.handle(broken)).err_no == 8000
             assert (
-                await engine.executor.handle(broken, route=RequestTarget(is_large=True))
+                await engine.executor.handle(broken, target=RequestTarget(is_large=True))
             ).err_no == 8000
             _, requests = told(engine)
         assert [request["outcome"] for request in requests] == [outcome, outcome]

@@ -191,7 +191,7 @@ def test_a_server_that_is_never_given_a_deadline_measures_nothing():
     async def main():
         async with Engine(chain("a"), None, {"a": 0.01}) as engine:
             await asyncio.gather(*(engine.ask(path="x") for _ in range(100)))
-            assert engine.executor._gate._throughput is None
+            assert engine.executor._admission._throughput is None
 
     run_virtual(main())
 
@@ -205,7 +205,9 @@ def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait_elsew
             load = Load(engine)
             await load.offer(5.0, 50, 1.0)
             assert engine.executor.inside > 1
-            route = RequestTarget(op=idle, payload={"@DAGExecutor": {"path": "x"}}, packs=False)
+            route = RequestTarget(
+                op=idle, payload={"@DAGExecutor": {"path": "x"}}, wants_response=False
+            )
             answer = await engine.executor.handle(None, 0.2, route)
             assert answer.payload == {"path": "x>idle"}
             with pytest.raises(

@@ -176,7 +176,7 @@ def test_a_batch_that_is_lost_twice_is_started_over_once():
             assert engine.pool.batches == [[0]] * 2
             engine.pool.release()
             await asked
-            node = next(iter(engine.executor.nodes.values()))
+            node = next(iter(engine.nodes.values()))
             assert node.running == 0
 
     run_virtual(main())
@@ -209,7 +209,7 @@ def test_requests_that_are_over_when_their_worker_dies_are_left_alone():
             assert engine.pool.batches[-1] == [1]
             engine.pool.release()
             assert answers(await good) == {"path": "good>slow"}
-            node = next(iter(engine.executor.nodes.values()))
+            node = next(iter(engine.nodes.values()))
             assert (node.running, engine.executor.inside) == (0, 0)
 
     run_virtual(main())
@@ -226,7 +226,7 @@ def test_a_batch_whose_requests_are_all_over_is_not_started_again():
             engine.lose()
             await settle()
             assert len(engine.pool.batches) == begun
-            node = next(iter(engine.executor.nodes.values()))
+            node = next(iter(engine.nodes.values()))
             assert (node.running, engine.executor.inside) == (0, 0)
 
     run_virtual(main())
@@ -251,10 +251,10 @@ def test_a_lost_batch_of_a_request_that_started_anew_is_not_the_new_ones():
         async with Lossy(retry=1) as engine:
             asked = engine.ask(path="x")
             await settle()
-            (request,) = engine.executor._gate.inside
+            (request,) = engine.executor._admission.active
             request.generation += 1
             request.live = 0
-            node = next(iter(engine.executor.nodes.values()))
+            node = next(iter(engine.nodes.values()))
             node.forget(request)
             node.offer(request, node.channel.producers[0], {"path": "again"})
             engine.lose()

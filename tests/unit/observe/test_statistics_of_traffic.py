@@ -66,14 +66,14 @@ class Traffic:
         engine.journal.sinks.append(self.statistics)
         self.asked: list[asyncio.Task[Any]] = []
         self.alone: list[asyncio.Task[Any]] = []
-        self.b = next(op for op in engine.executor.nodes if op.name == "b")
+        self.b = next(op for op in engine.nodes if op.name == "b")
 
     async def act(self, action: str, how: Any) -> None:
         if action == "ask":
             self.asked.append(self.engine.ask(refused_by=how))
         elif action == "ask b alone":
             route = RequestTarget(
-                op=self.b, payload={"a": {"refused_by": how}}, packs=False, rows=3
+                op=self.b, payload={"a": {"refused_by": how}}, wants_response=False, rows=3
             )
             asking = self.engine.executor.handle(None, None, route)
             self.alone.append(asyncio.ensure_future(asking))

@@ -1,0 +1,440 @@
+"""Engine: takes requests in, has them worked on, and ends each exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipeline.config.schema import ServiceConfig
+from pipeline.data import ChannelData
+from pipeline.engine.admission import AdmissionController
+from pipeline.engine.bound_op import unpack_result
+from pipeline.engine.executor import Executor, Pump, own_dict
+from pipeline.engine.filters import Deadline, Filter, FilterChain, Profile, RequestRetry, Trace
+from pipeline.engine.graph import Graph
+from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
+from pipeline.engine.observers import EngineObservers
+from pipeline.engine.pack_jobs import Packer, Unpacker
+from pipeline.engine.payload import opened
+from pipeline.engine.request import Phase, RequestState, RequestTarget
+from pipeline.engine.sink import ResponseSink, ask
+from pipeline.engine.startup_log import told_if_slow
+from pipeline.engine.state import EngineState
+from pipeline.engine.worker_api import WorkersFactory
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InitError,
+    OverloadedError,
+    PipelineError,
+    UserCodeError,
+    described,
+    error_from_wire,
+)
+from pipeline.op import Op, pack_error
+from pipeline.predictors.metadata import ModelMetadata
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+
+_LOGGER = logging.getLogger(__name__)
+
+_DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
+_LAST_ID = 10**18
+_JOIN_TIMEOUT_S = 5.0
+
+
+class _Life(enum.IntEnum):
+    """State of an engine, whether or not it has started."""
+
+    SERVING = 0
+    LEAVING = 1  # not ready any more, but works on
+    CLOSING = 2  # refuses what comes
+
+
+class Engine:
+    """Serves a graph; everything but the workers runs on one event loop.
+
+    Args:
+        graph: checked; its Ops are configured.
+        config: of the service.
+        make_workers: makes an Op's workers; given the callback that lets Ops cut their batches.
+        loop: the running event loop.
+        observers: who is told what happens.
+        filters: of the server and of its user; those of the engine's own come after them.
+        on_readiness: told on the loop when `is_ready` changes.
+        numbering: the first data id, and the step from one to the next.
+
+    Attributes:
+        executor: routes answers along the edges of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: ServiceConfig,
+        make_workers: Callable[[Callable[[], None]], WorkersFactory],
+        loop: asyncio.AbstractEventLoop,
+        observers: EngineObservers | None = None,
+        filters: Sequence[Filter] = (),
+        on_readiness: Callable[[bool], None] = lambda is_ready: None,
+        numbering: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._loop = loop
+        self._observers = observers = observers or EngineObservers()
+        cap = config.most_inside or _default_cap(graph)
+        self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
+        pump = Pump(loop, self._admission)
+        factory = make_workers(pump.run)
+        self.executor: Executor = Executor(
+            graph,
+            factory,
+            loop,
+            pump,
+            self._complete,
+            self.workers_changed,
+            observers,
+            config.dag.channel_size,
+        )
+        if config.dag.channel_size > 0:
+            self._admission.is_full = self.executor.is_full
+        self._unpacker = Unpacker(graph.request_op, factory, self._unpacked)
+        self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
+        self._filters = FilterChain(self._own_filters(config), filters)
+        self._on_readiness = on_readiness
+        self._was_ready = False
+        self._ids = itertools.count(*numbering)
+        self._life = _Life.SERVING
+        self._init_error = ""
+        self._all_answered = asyncio.Event()
+
+    def _own_filters(self, config: ServiceConfig) -> list[Filter]:
+        observers = self._observers
+        filters: list[Filter] = [Deadline(config.timeout_s, self._loop, self._judge, self._expire)]
+        if observers.begin_trace is not None:
+            filters.append(Trace(observers.begin_trace))
+        if observers.profile is not None:
+            filters.append(Profile(observers.profile, observers.clock_ns))
+        if config.dag.retry > 1:
+            filters.append(RequestRetry(config.dag.retry, self._start_over))
+        return filters
+
+    # Life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Initialise every Op and start its workers; InitError names the Op that failed."""
+        nodes = self.executor.nodes.values()
+        pools = {f"Op {node.name!r}": node.workers for node in nodes}
+        pools |= {"RequestOp": self._unpacker.workers, "ResponseOp": self._packer.workers}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, pool in pools.items():
+                    group.create_task(told_if_slow(name, pool.start(), self._loop))
+        except ExceptionGroup as failures:
+            failure = failures.exceptions[0]
+            self._init_error = str(failure).partition("\n")[0]  # without its traceback
+            await self.stop(0.0)
+            raise failure from None
+        self._admission.is_open = True
+        self.workers_changed()
+        self._admission.admit_queued()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker of every Op takes work."""
+        return (
+            self._admission.is_open
+            and self._life is _Life.SERVING
+            and all(node.workers.is_ready for node in self.executor.nodes.values())
+        )
+
+    def workers_changed(self) -> None:
+        """Tell of it if this changed `is_ready`: an Op lost a worker, or got one back."""
+        if self.is_ready != self._was_ready:
+            self._was_ready = self.is_ready
+            self._on_readiness(self._was_ready)
+
+    @property
+    def inside(self) -> int:
+        """Requests in the graph."""
+        return len(self._admission.active)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be admitted to the graph."""
+        return self._admission.queued
+
+    def state(self) -> EngineState:
+        """Return how it stands right now."""
+        return EngineState(
+            is_ready=self.is_ready,
+            inside=self.inside,
+            waiting=self.waiting,
+            accepted=self._admission.accepted,
+            rejected=self._admission.rejected,
+            ops=[node.state() for node in self.executor.nodes.values()],
+        )
+
+    def note(self, op: Op) -> ModelMetadata | None:
+        """Return what describes the model of an Op's workers; None for none, or before that."""
+        return self.executor.nodes[op].workers.note
+
+    def leave(self) -> None:
+        """Say not ready for good; go on working."""
+        self._life = max(self._life, _Life.LEAVING)
+        self.workers_changed()
+
+    async def stop(self, grace_s: float) -> int:
+        """Refuse new requests, let the others finish, answer what is left after `grace_s`.
+
+        Without workers nobody waits. Returns the number of worker threads that did not end.
+        """
+        self._life = _Life.CLOSING
+        self.workers_changed()
+        if not self._admission.is_empty:
+            try:
+                await asyncio.wait_for(
+                    self._all_answered.wait(), grace_s if self._admission.is_open else 0.0
+                )
+            except TimeoutError:
+                self.answer_all_closed()
+        nodes = self.executor.nodes.values()
+        for node in nodes:
+            node.close()
+        pools = [*(node.workers for node in nodes), self._unpacker.workers, self._packer.workers]
+        return sum(await asyncio.gather(*(pool.stop(_JOIN_TIMEOUT_S) for pool in pools)))
+
+    def answer_all_closed(self) -> None:
+        """Answer all requests at once; ends the grace period of a `stop` that is under way."""
+        for request in self._admission.all_requests():
+            self._end_now(request, self._closed_error())
+
+    def _closed_error(self) -> PipelineError:
+        if self._init_error:  # who came while the Ops were initialised
+            return InitError(f"pipeline server init error: {self._init_error}")
+        return ClosedError("dag closed.")
+
+    # In -------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        raw: Any,
+        timeout_s: float | None,
+        target: RequestTarget | None,
+        sink: ResponseSink,
+    ) -> RequestState:
+        """Take a request; the one entry for every frontend.
+
+        Args:
+            raw: what `RequestOp.unpack_request_package` takes.
+            timeout_s: the caller's own deadline, from now; the service's applies as well.
+            target: for a request that is not just for RequestOp and ResponseOp.
+            sink: gets what `ResponseOp.pack_response_package` gives, for errors too; or the
+                ChannelData if the target says so.
+
+        Returns:
+            the request, to be cancelled if its caller leaves.
+
+        Raises:
+            OverloadedError: as many requests as allowed are inside and waiting, or so many that
+                this one cannot be answered in its time. The sink gets nothing.
+        """
+        data_id = next(self._ids) % _LAST_ID
+        start_ns = self._observers.clock_ns()
+        request = RequestState(raw, sink, self, data_id, start_ns, target, timeout_s)
+        if target is not None:
+            request.rows = target.rows
+        try:
+            if self._life is _Life.CLOSING:
+                raise self._closed_error()
+            for look in self._filters.on_request:
+                look(request)
+        except OverloadedError:
+            raise
+        except PipelineError as error:
+            self._refuse(request, error)
+            return request
+        except Exception as error:
+            _LOGGER.exception("a filter failed")
+            self._refuse(request, UserCodeError(f"a filter failed: {described(error)}"))
+            return request
+        self._admission.check()
+        for prepare in self._filters.on_admission:
+            prepare(request)
+        self._admission.submit(request)
+        return request
+
+    async def handle(
+        self, raw: Any, timeout_s: float | None = None, target: RequestTarget | None = None
+    ) -> Any:
+        """Return the answer of a request: `begin`, for tests and embedding."""
+        return await ask(self.begin, raw, timeout_s, target, self._loop)
+
+    def cancel(self, request: RequestState) -> None:
+        """Drop a request whose caller has left; does nothing once it is answered."""
+        if request.phase is not Phase.ENDED:
+            error = ClosedError("the caller cancelled the request")
+            self._abandon(request, error, Outcome.CANCELED)
+            self._end(request)
+
+    def _judge(self, request: RequestState, time_left_s: float) -> None:
+        """Refuse who cannot be answered in its time; who is for an idle Op has nobody before it."""
+        target = request.target
+        if target is None or target.op is None or self.executor.nodes[target.op].is_backed_up:
+            self._admission.judge(time_left_s)
+
+    def _refuse(self, request: RequestState, error: PipelineError) -> None:
+        """Answer a request that is not admitted, which nobody is told of."""
+        request.advance(Phase.ENDED)
+        request.sink.end(_refusal(request, error))
+
+    def _enter(self, request: RequestState) -> None:
+        """Unpack a request that is admitted."""
+        request.advance(Phase.ACTIVE)
+        request.admitted_ns = self._observers.clock_ns()
+        if request.target is not None and request.target.payload is not None:
+            request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
+            self._dispatch(request, request.target.payload)
+        else:
+            self._unpacker.unpack(request)
+
+    def _unpacked(self, request: RequestState, unpacked: Any) -> None:
+        try:
+            if isinstance(unpacked, PipelineError):
+                raise unpacked
+            payload, log_id = unpack_result(unpacked)
+        except PipelineError as error:
+            self._complete(request, error)
+            return
+        request.log_id = int(log_id or 0)
+        request.as_tensors = bool(getattr(request.raw, "tensors", None))
+        self._dispatch(request, payload)
+
+    def _dispatch(self, request: RequestState, payload: Any) -> None:
+        for look in self._filters.on_input:
+            look(request, payload)
+        self.executor.start(request, payload)
+
+    def _start_over(self, request: RequestState) -> bool:
+        if self._life is _Life.CLOSING:
+            return False
+        self.executor.start_over(request, own_dict(request.payload))
+        return True
+
+    # Out ------------------------------------------------------------------------------------
+
+    def _complete(self, request: RequestState, answer: Any) -> None:
+        """Pack the last Op's payload, or an error in its place."""
+        if request.phase is not Phase.ACTIVE:
+            return
+        target = request.target
+        wants_response = target is None or target.wants_response
+        payload: Any = answer
+        error: PipelineError | None = None
+        if type(answer) is not dict:
+            payload = opened(answer, copy=not (self._packer.is_inline and wants_response))
+        if isinstance(payload, PipelineError):
+            payload, error = None, payload
+            for look in self._filters.on_error:
+                if look(request, error):
+                    return
+        branches = request.live - 1  # that nobody waits for any more
+        self._close(request)
+        if error is not None:
+            request.blame(error, outcome_of(error))
+        if branches > 0:
+            self.executor.drop(request)
+        if wants_response:
+            self._packer.pack(request, _channel_data(request, payload, error), keeps=answer)
+        else:
+            self._answer(request, _channel_data(request, payload, error))
+
+    def _close(self, request: RequestState) -> None:
+        """Have nothing count any more that is still on its way for this request."""
+        request.advance(Phase.PACKING)
+        request.generation = RequestState.OVER
+        request.completed_ns = self._observers.clock_ns()
+        self.executor.drop_parts(request)
+
+    def _expire(self, request: RequestState) -> None:
+        self._end_now(
+            request,
+            DeadlineError(
+                f"(data_id={request.data_id} log_id={request.log_id}) the request's deadline "
+                "passed before it was answered."
+            ),
+            Outcome.REJECTED,
+        )
+
+    def _end_now(
+        self, request: RequestState, error: PipelineError, outcome: Outcome = Outcome.OTHER
+    ) -> None:
+        """Answer with `error` at once, without waiting for anybody's code."""
+        if request.phase is not Phase.ENDED:
+            self._abandon(request, error, outcome)
+            self._answer(request, _refusal(request, error))
+
+    def _abandon(self, request: RequestState, error: PipelineError, outcome: Outcome) -> None:
+        """Drop a request; also one that went well ends badly if it is still being packed."""
+        request.blame(error, outcome)
+        if request.phase is not Phase.PACKING:
+            request.generation = RequestState.OVER
+            request.completed_ns = self._observers.clock_ns()
+            self.executor.drop(request)
+
+    def _answer(self, request: RequestState, answer: Any) -> None:
+        """Give a request its answer, unless it is over already."""
+        if request.phase is Phase.ENDED:
+            return
+        message = answer.head if type(answer) is LargeResponse else answer
+        if type(message) is Response and message.err_no and request.error is None:
+            error = error_from_wire(message.err_no, message.err_msg)
+            request.blame(error, outcome_of(error))
+        for change in self._filters.on_answer:
+            answer = change(request, answer)
+        self._end(request)
+        try:
+            request.sink.end(answer)
+        except Exception:  # a bug of ours: other requests go on
+            _LOGGER.exception("an answer could not be handed over")
+
+    def _end(self, request: RequestState) -> None:
+        """Tell how a request ended, and give its place to the next one that waits."""
+        request.advance(Phase.ENDED)
+        if request.deadline_timer is not None:
+            request.deadline_timer.cancel()
+        op = request.target.op if request.target is not None else None
+        target = PIPELINE if op is None else self.executor.nodes[op].index
+        self._observers.tell(request, target)
+        for look in self._filters.on_end:
+            look(request)
+        self._admission.release(request, request.outcome not in FROM_OUTSIDE)
+        if self._life is _Life.CLOSING and self._admission.is_empty:
+            self._all_answered.set()
+
+
+def _channel_data(request: RequestState, payload: Any, error: PipelineError | None) -> ChannelData:
+    return ChannelData(
+        request.data_id,
+        request.log_id,
+        payload,
+        error,
+        as_tensors=request.as_tensors,
+        client_need_profile=request.spans is not None,
+    )
+
+
+def _refusal(request: RequestState, error: PipelineError) -> Any:
+    """Return the answer for an error that nobody's code is asked about."""
+    data = _channel_data(request, None, error)
+    wants_response = request.target is None or request.target.wants_response
+    return pack_error(data) if wants_response else data
+
+
+def _default_cap(graph: Graph) -> int:
+    """Return enough for every Op to have a batch at each worker and the next one waiting."""
+    configs = [op.pipeline_config for op in graph.ops]
+    return max(_DEFAULT_CAP, 2 * sum(conf.concurrency * conf.batch_size for conf in configs))

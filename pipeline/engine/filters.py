@@ -1,0 +1,208 @@
+"""Filters: what surrounds every request of an engine, each in a class of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pipeline.engine.request import RequestState
+from pipeline.errors import DeadlineError, NoServiceError, PipelineError
+from pipeline.op import PROFILE_KEY
+from pipeline.proto.pipeline_service_pb2 import Response
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Filter:
+    """Base of filters: override the hooks that are needed; the others cost nothing.
+
+    Hooks run on the event loop and must not block. They are called in the order in which filters
+    are configured, those of an answer in the opposite one. `request` is the same object in all.
+    """
+
+    def on_request(self, request: RequestState) -> None:
+        """Look at a request that has come; raise a PipelineError to refuse it.
+
+        An OverloadedError tells its caller to come back later, as the server itself does.
+        """
+
+    def on_admission(self, request: RequestState) -> None:
+        """Look at a request that is about to be admitted, or to wait for that."""
+
+    def on_input(self, request: RequestState, payload: Any) -> None:
+        """Look at what was unpacked of a request, before the first Ops get it."""
+
+    def on_error(self, request: RequestState, error: PipelineError) -> bool:
+        """Return whether a request that failed in the graph was started over."""
+        return False
+
+    def on_answer(self, request: RequestState, answer: Any) -> Any:
+        """Return what a request is answered with: `answer`, or something in its place."""
+        return answer
+
+    def on_end(self, request: RequestState) -> None:
+        """Look at a request that is over, answered or left by its caller: see its `error`."""
+
+
+class FilterChain:
+    """The hooks that are overridden, by name, in the order in which they are called.
+
+    Args:
+        ours: filters of this library.
+        users: others, which must not harm the requests: what they raise is logged, but for
+            `on_request`, which refuses with it.
+    """
+
+    def __init__(self, ours: Iterable[Filter], users: Iterable[Filter] = ()) -> None:
+        filters = [*((each, True) for each in users), *((each, False) for each in ours)]
+
+        def hooks(name: str) -> tuple[Any, ...]:
+            base = getattr(Filter, name)
+            return tuple(
+                _guarded(getattr(each, name)) if is_users else getattr(each, name)
+                for each, is_users in filters
+                if getattr(type(each), name) is not base
+            )
+
+        self.on_request: tuple[Callable[[RequestState], None], ...] = tuple(
+            each.on_request for each, _ in filters if type(each).on_request is not Filter.on_request
+        )
+        self.on_admission: tuple[Callable[[RequestState], None], ...] = hooks("on_admission")
+        self.on_input: tuple[Callable[[RequestState, Any], None], ...] = hooks("on_input")
+        self.on_error: tuple[Callable[[RequestState, PipelineError], Any], ...] = hooks("on_error")
+        self.on_answer: tuple[Callable[[RequestState, Any], Any], ...] = hooks("on_answer")[::-1]
+        self.on_end: tuple[Callable[[RequestState], None], ...] = hooks("on_end")
+
+
+def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that raises nothing; where it fails, an answer stays as it is."""
+
+    @functools.wraps(hook)
+    def guarded(request: RequestState, *subject: Any) -> Any:
+        try:
+            return hook(request, *subject)
+        except Exception:
+            _LOGGER.exception("%s failed", hook.__qualname__)
+            return subject[0] if hook.__name__ == "on_answer" else None
+
+    return guarded
+
+
+class NameCheck(Filter):
+    """Refuses requests that are for a service of another name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def on_request(self, request: RequestState) -> None:
+        name = request.raw.name
+        if name and name != self._name:
+            raise NoServiceError(
+                "Failed to inference: Service name error. "
+                f"This server is {self._name!r}, the request names {name!r}."
+            )
+
+
+class Deadline(Filter):
+    """Gives each request its time: that of its caller or of the service, whichever is shorter.
+
+    Args:
+        limit_s: of the service; None: none.
+        loop: clock and timers.
+        judge: raises OverloadedError for a request that cannot be answered in so many seconds.
+        expire: ends a request whose time is over.
+    """
+
+    def __init__(
+        self,
+        limit_s: float | None,
+        loop: asyncio.AbstractEventLoop,
+        judge: Callable[[RequestState, float], None],
+        expire: Callable[[RequestState], None],
+    ) -> None:
+        self._limit_s = limit_s
+        self._loop = loop
+        self._judge = judge
+        self._expire = expire
+
+    def on_admission(self, request: RequestState) -> None:
+        left_s = request.timeout_s
+        if self._limit_s is not None and (left_s is None or self._limit_s < left_s):
+            left_s = self._limit_s
+        if left_s is not None:
+            self._judge(request, left_s)
+            request.asked_at = self._loop.time()
+            request.deadline = when = request.asked_at + left_s
+            request.deadline_timer = self._loop.call_at(when, self._expire, request)
+
+
+class RequestRetry(Filter):
+    """`dag.retry`: runs a whole request again after a timeout, as long as it has attempts left.
+
+    Args:
+        attempts: of a request, the first included.
+        start_over: starts a request with a payload; False: it cannot.
+    """
+
+    def __init__(self, attempts: int, start_over: Callable[[RequestState], bool]) -> None:
+        self._attempts = attempts
+        self._start_over = start_over
+
+    def on_input(self, request: RequestState, payload: Any) -> None:
+        request.payload = dict(payload) if isinstance(payload, dict) else payload
+
+    def on_error(self, request: RequestState, error: PipelineError) -> bool:
+        has_attempts = request.generation + 1 < self._attempts
+        return isinstance(error, DeadlineError) and has_attempts and self._start_over(request)
+
+
+class Trace(Filter):
+    """Gives each request a traceparent of its own, made of (data id, its caller's or "")."""
+
+    def __init__(self, begin: Callable[[int, str], str]) -> None:
+        self._begin = begin
+
+    def on_admission(self, request: RequestState) -> None:
+        traceparent = request.target.traceparent if request.target is not None else ""
+        try:
+            request.trace = self._begin(request.data_id, traceparent)
+        except Exception:  # who only looks on must not harm those who work
+            _LOGGER.exception("a trace could not be begun")
+
+
+class Profile(Filter):
+    """Adds a profile of its request to an answer whose caller asked for one.
+
+    Args:
+        write: makes the text of a profile; "" for none.
+        clock_ns: of the journal.
+    """
+
+    def __init__(self, write: Callable[[RequestState], str], clock_ns: Callable[[], int]) -> None:
+        self._write = write
+        self._clock_ns = clock_ns
+
+    def on_input(self, request: RequestState, payload: Any) -> None:
+        keys: Sequence[str] = getattr(request.raw, "key", ())
+        # Most requests have one pair, and `in` takes three times as long.
+        if keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys:
+            request.spans = []
+
+    def on_answer(self, request: RequestState, answer: Any) -> Any:
+        if request.spans is None:
+            return answer
+        message = getattr(answer, "head", answer)  # of one that is large
+        if type(message) is Response:
+            request.end_ns = self._clock_ns()
+            try:
+                profile = self._write(request)
+            except Exception:  # who only looks on must not harm those who work
+                _LOGGER.exception("a profile could not be written")
+                return answer
+            if profile:
+                message.key.append(PROFILE_KEY)
+                message.value.append(profile)
+        return answer

@@ -1,0 +1,82 @@
+"""ResponseSink: takes the answer of one request; a unary one has one answer, a stream several."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from pipeline.engine.request import RequestTarget
+
+
+class ResponseSink(Protocol):
+    """Takes what a request is answered with, on the event loop; it must not block.
+
+    A sink is ended once, maybe before `Engine.begin` returns, and gets nothing after that. The
+    sink of a request that was cancelled gets nothing at all.
+    """
+
+    def part(self, answer: Any) -> None:
+        """Take one answer of a stream; others follow, or the end."""
+
+    def end(self, answer: Any) -> None:
+        """Take the last answer, which of a unary request is the only one, or an error's."""
+
+
+class RequestHandle(Protocol):
+    """A request that has begun."""
+
+    def cancel(self) -> None:
+        """Drop the request, whose caller has left; does nothing once it is answered."""
+
+
+class Begin(Protocol):
+    """`Engine.begin`."""
+
+    def __call__(
+        self,
+        raw: Any,
+        timeout_s: float | None,
+        target: RequestTarget | None,
+        sink: ResponseSink,
+    ) -> RequestHandle: ...
+
+
+class UnarySink:
+    """Base of the sinks of requests that have one answer."""
+
+    __slots__ = ()
+
+    def part(self, answer: Any) -> None:
+        """Refuse what a unary request never gets."""
+        raise TypeError("a unary request has one answer")
+
+
+class AnswerFuture(UnarySink, asyncio.Future[Any]):
+    """Sink of a request whose answer is awaited; whoever cancels the future cancels the request."""
+
+    request: RequestHandle | None = None
+
+    def end(self, answer: Any) -> None:
+        """Give the answer to whoever awaits it."""
+        if not self.done():
+            self.set_result(answer)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the request, too."""
+        was_pending = super().cancel(msg)
+        if was_pending and self.request is not None:
+            self.request.cancel()
+        return was_pending
+
+
+def ask(
+    begin: Begin,
+    raw: Any,
+    timeout_s: float | None = None,
+    target: RequestTarget | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> AnswerFuture:
+    """Begin a request whose answer is awaited."""
+    answer = AnswerFuture(loop=loop)
+    answer.request = begin(raw, timeout_s, target, answer)
+    return answer
