@@ -16,6 +16,8 @@ from pipeline.errors import InitError
 _SERVER = "pipeline.dropin.server"
 _CLIENT = "pipeline.dropin.client"
 
+_IN_THE_PACKAGE = ("analyse", "dag", "error_catch", "logger", "operator")
+
 _NEEDS_FLUID = "paddle_serving_app.reader.imdb_reader"
 _FLUID = "paddle.fluid.incubate.data_generator"
 
@@ -32,10 +34,15 @@ COUNTERPARTS = {
     f"{_SERVER}.pipeline.channel": "pipeline.channel",
     f"{_SERVER}.pipeline.pipeline_client": "pipeline.client",
     f"{_SERVER}.pipeline.local_service_handler": "pipeline.dropin.local_service_handler",
+    **dict.fromkeys(
+        (f"{_SERVER}.pipeline.{name}" for name in _IN_THE_PACKAGE), f"{_SERVER}.pipeline"
+    ),
+    f"{_CLIENT}.convert": f"{_CLIENT}.io",
     f"{_CLIENT}.proto": "pipeline.proto",
     f"{_CLIENT}.pipeline": f"{_SERVER}.pipeline",
 }
-"""Modules that are the library's own, so that their classes are the same ones."""
+"""Modules that are the library's own, so that their classes are the same ones, and modules of
+which another one has all names."""
 
 
 def home_of(name: str) -> str | None:

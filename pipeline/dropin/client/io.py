@@ -1,4 +1,4 @@
-"""`paddle_serving_client.io`: models are run as they are, nothing has to be converted."""
+"""`paddle_serving_client.io` and `.convert`: models run as they are, nothing is converted."""
 
 from typing import Any
 
@@ -13,3 +13,6 @@ inference_model_to_serving: Any = stub("inference_model_to_serving", __name__, _
 save_model: Any = stub("save_model", __name__, _ADVICE)
 
 __all__ = ["inference_model_to_serving", "save_model"]
+
+if __name__ == "__main__":
+    raise SystemExit(f"there is no converter here: {_ADVICE}")

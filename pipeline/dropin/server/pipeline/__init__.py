@@ -1,23 +1,55 @@
-"""`paddle_serving_server.pipeline`: Ops, server and client."""
+"""`paddle_serving_server.pipeline`: Ops, server and client, and what is in its small modules.
+
+`import_hook.COUNTERPARTS` has `analyse`, `dag`, `error_catch`, `logger` and `operator` lead here.
+"""
+
+import os
+import sys
+from typing import Any
 
 from pipeline.client import PipelineClient
-from pipeline.dropin import names as compat
 from pipeline.dropin.local_service_handler import LocalServiceHandler
-from pipeline.dropin.server.pipeline import logger
+from pipeline.dropin.names import (
+    ChannelData,
+    CustomException,
+    CustomExceptionCode,
+    ErrorCatch,
+    ParamChecker,
+    ProductErrCode,
+)
 from pipeline.dropin.server.pipeline.pipeline_server import PipelineServer
-from pipeline.observe.analysis.analyst import Analyst
+from pipeline.dropin.stubs import stub
+from pipeline.observe.analysis.analyst import Analyst, OpAnalyst
 from pipeline.op import Op, RequestOp, ResponseOp
 
-ChannelData = compat.ChannelData
+_GRAPH = "`PipelineServer.set_response_op` builds the graph, `server.executor` runs it"
+
+DAG: Any = stub("DAG", __name__, _GRAPH)
+DAGExecutor: Any = stub("DAGExecutor", __name__, _GRAPH)
+ParamVerify: Any = stub("ParamVerify", __name__, "the library checks its own parameters")
+VirtualOp: Any = stub("VirtualOp", __name__, "edges may skip levels without it")
+log_dir: str = os.path.join(os.environ.get("SERVING_LOG_PATH", ""), "PipelineServingLogs")
+logger = sys.modules[__name__]  # whose `log_dir` it is
 
 __all__ = [
+    "DAG",
     "Analyst",
     "ChannelData",
+    "CustomException",
+    "CustomExceptionCode",
+    "DAGExecutor",
+    "ErrorCatch",
     "LocalServiceHandler",
     "Op",
+    "OpAnalyst",
+    "ParamChecker",
+    "ParamVerify",
     "PipelineClient",
     "PipelineServer",
+    "ProductErrCode",
     "RequestOp",
     "ResponseOp",
+    "VirtualOp",
+    "log_dir",
     "logger",
 ]
