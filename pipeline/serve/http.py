@@ -15,8 +15,14 @@ from pipeline.errors import (
     TooLargeError,
     utf8_text,
 )
-from pipeline.frontends.http.connection import HttpError, not_allowed
-from pipeline.frontends.http.routes import JSON, Endpoint, WebRequest, WebResponse
+from pipeline.frontends.http.routes import (
+    JSON,
+    Endpoint,
+    HttpError,
+    WebRequest,
+    WebResponse,
+    not_allowed,
+)
 from pipeline.proto.brpc.general_model_json import response_to_json
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.slices import Limits

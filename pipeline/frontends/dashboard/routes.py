@@ -22,9 +22,8 @@ from pipeline.errors import (
 from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
 from pipeline.frontends.dashboard.status import Title, status_of
-from pipeline.frontends.http.connection import HttpError, not_allowed
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
-from pipeline.frontends.http.routes import Endpoint, WebRequest, WebResponse
+from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll
 

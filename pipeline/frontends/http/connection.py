@@ -1,4 +1,9 @@
-"""One HTTP connection: uvicorn's parser, with bounds on what a caller may send and take."""
+"""HttpListener and its connections: all that rests on uvicorn, and on names of its own.
+
+pyproject.toml has an upper bound of its version for this module, and tests/e2e/test_dependencies.py
+tries both ends. uvicorn parses, and keeps the state of a request and the order of those that are
+sent together; here are bounds on what a caller may send and take, and an answer in one packet.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +11,36 @@ import asyncio
 import contextlib
 import functools
 import logging
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import httptools
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pipeline.data import ChannelData
-from pipeline.errors import DeadlineError, NotImplementedByOpError, PackageError, PipelineError
-from pipeline.frontends.http.routes import JSON
-from pipeline.op import pack_error
-from pipeline.proto.pipeline import json as jsonpb
+from pipeline.errors import DeadlineError, PackageError
+from pipeline.frontends.http.routes import CLOSE, JSON, Header, HttpError, error_body
+from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
+from pipeline.system.event_loop import waited
 
 _LOGGER = logging.getLogger(__name__)
 
 CONNECTION = "pipeline.connection"
 """The key of a request's ASGI scope under which its HttpConnection is found."""
 
-Header = tuple[bytes, bytes]
-CLOSE: Header = (b"connection", b"close")
+HEADERS = "pipeline.headers"
+"""The key under which the last value of each header is found, by its lower-case name."""
 
 _TYPE_AND_LENGTH = b"content-type: %b\r\ncontent-length: %d\r\n\r\n"
 _MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
-_LINGER_S = 5.0  # for a caller that still sends to see the answer to what it began
-
-
-class HttpError(Exception):
-    """A request that is answered with an HTTP status of its own."""
-
-    def __init__(self, status: int, error: PipelineError, *headers: Header) -> None:
-        super().__init__(str(error))
-        self.status = status
-        self.error = error
-        self.headers = headers
-
-
-def not_allowed(method: str, allowed: bytes) -> HttpError:
-    """What is told who uses a method that a path does not have; `allowed`: b"GET, HEAD"."""
-    error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
-    return HttpError(405, error, (b"allow", allowed))
+_LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
+_KEEP_ALIVE_S = 75  # between two requests
+_DRAIN_TIMEOUT_S = 0.2  # for the last requests on connections that were kept
+_DRAIN_ROUNDS = 4  # of the loop, in which it reads what has come
 
 
 def _not_http(why: str) -> HttpError:
@@ -58,11 +52,6 @@ def _head_too_large() -> HttpError:
     return HttpError(431, PackageError(text))
 
 
-def error_body(error: PipelineError) -> bytes:
-    """The body of an answer that is an error: a Response, like any other."""
-    return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
-
-
 @functools.cache
 def _status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())
@@ -72,7 +61,7 @@ def _check_target(target: bytes) -> None:
     """Raise HttpError for a target that uvicorn cannot find a path in."""
     if len(target) >= _MAX_HEAD_BYTES:  # a long head can come in one packet
         raise _head_too_large()
-    if target.startswith((b"/", b"*")):
+    if target.startswith(b"*"):
         return
     with contextlib.suppress(httptools.HttpParserInvalidURLError):
         if httptools.parse_url(target).path:
@@ -90,76 +79,76 @@ def _check_codings(headers: list[Header]) -> None:
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """How a door treats its connections.
+    """Settings and state that the connections of a frontend share.
 
-    `patience_s` is for a request to arrive, from its first byte to its last. When the door
-    `is_leaving`, each is closed with the answer that it is given next. `lost` is set when one is.
+    A request has `read_timeout_s` to arrive, from its first byte to its last. When the frontend
+    `is_draining`, each is closed with the answer that it is given next. `lost` is set when one is.
     """
 
-    patience_s: float
-    is_leaving: bool = False
+    read_timeout_s: float
+    is_draining: bool = False
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class HttpConnection(HttpToolsProtocol):
     """Adds to uvicorn's protocol what a server on an open network needs.
 
-    A caller that leaves is noticed while it is worked for; one that takes more than `patience_s`
-    for a request, or sends a head without end, is refused; what is no HTTP is answered in our
-    own form, after the requests before it.
+    A caller that leaves is noticed while its request is active; one that takes more than
+    `read_timeout_s` for a request, or sends a head without end, is refused; what is no HTTP is
+    answered in our own form, after the requests before it.
 
     Attributes:
         cycle_served: uvicorn's state of the request that is being answered.
         task: to be cancelled when the caller leaves; None when it should not be.
         has_left: the connection is lost.
-        fault: why the rest of a request's body is not going to come.
+        body_error: says why the rest of a request's body is not going to come.
     """
 
     cycle_served: Any = None
     task: asyncio.Task[Any] | None = None
     has_left: bool = False
-    fault: HttpError | None = None
-    _is_deaf = False
+    body_error: HttpError | None = None
+    _is_ignoring = False
     _is_lingering = False
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *args: Any, manners: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _LOGGER  # uvicorn's own goes to stderr
-        self._manners = manners
-        self._patience_s = manners.patience_s
-
-    @property
-    def is_receiving(self) -> bool:
-        """Whether the request that is being answered has not arrived in whole."""
-        return bool(self.cycle_served.more_body)
+        self._limits = limits
 
     # What uvicorn and the event loop call -------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self._raw: asyncio.Transport = transport
-        super().connection_made(_Transport(self, transport))  # type: ignore[arg-type]  # a proxy
-        self._set_timer(self._patience_s, self._lose_patience)
+        proxy = _Transport(self, transport)
+        super().connection_made(proxy)  # type: ignore[arg-type]  # it looks like one
+        self._set_timer(self._limits.read_timeout_s, self._time_out)
 
     def on_headers_complete(self) -> None:
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an addition of ours
-        if self.parser.should_upgrade():  # `_decline` has the head read again
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # with additions of ours
+        scope[CONNECTION] = self
+        if self.parser.should_upgrade():  # `_decline_upgrade` has the head read again
             super().on_headers_complete()
             return
-        _check_target(self.url)
-        _check_codings(self.headers)
+        if len(self.url) >= _MAX_HEAD_BYTES or self.url[:1] != b"/":
+            _check_target(self.url)
+        said = scope[HEADERS] = dict(self.headers)
+        if b"transfer-encoding" in said:
+            _check_codings(self.headers)
         super().on_headers_complete()
         self.cycle.keep_alive &= self.parser.should_keep_alive()  # uvicorn: from 0.53 on
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._is_ignoring:
             return
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
         self._feed(data)
         cycle = self.cycle
         if cycle is None or cycle.scope is not self.scope:
-            self._account(len(data))
+            self._count_head(len(data))
         elif not cycle.more_body:  # a whole request: from here on it is we who take time
             self._head_bytes = 0
             if self._timer is not None:
@@ -168,16 +157,16 @@ class HttpConnection(HttpToolsProtocol):
         elif cycle.body:
             self._head_bytes = 0
         else:
-            self._account(len(data))
+            self._count_head(len(data))
         if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
-            self._set_timer(self._patience_s, self._lose_patience)
+            self._set_timer(self._limits.read_timeout_s, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_left = True
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
-        self._manners.lost.set()
+        self._limits.lost.set()
         self._unset_keepalive_if_required()  # uvicorn keeps a connection that was reset with it
         served = self.cycle_served
         if served is not None and not served.response_complete:
@@ -187,7 +176,7 @@ class HttpConnection(HttpToolsProtocol):
                 self.task.cancel()
 
     def _should_upgrade(self) -> bool:
-        return True  # so that uvicorn leaves it to us: see `_decline`
+        return True  # so that uvicorn leaves it to us: see `_decline_upgrade`
 
     # What a caller may do -----------------------------------------------------------------
 
@@ -202,9 +191,11 @@ class HttpConnection(HttpToolsProtocol):
             return
         else:
             return
-        self._decline(rest)  # not where the offer is handled: errors would have it for context
+        self._decline_upgrade(
+            rest
+        )  # not where the offer is handled: errors would have it for context
 
-    def _decline(self, rest: bytes) -> None:
+    def _decline_upgrade(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 with a request that offers another protocol, as Java's clients do.
 
         The parser takes the body, and all that follows, for the other protocol's: it is told
@@ -219,36 +210,36 @@ class HttpConnection(HttpToolsProtocol):
         self.parser: httptools.HttpRequestParser = httptools.HttpRequestParser(self)
         self._feed(b"\r\n".join([*lines, b"", rest]))
 
-    def _account(self, size: int) -> None:
+    def _count_head(self, size: int) -> None:
         """Count bytes of a head, or of trailers: nobody takes them until they are complete."""
         self._head_bytes += size
-        if self._head_bytes > _MAX_HEAD_BYTES and not self._is_deaf:
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._is_ignoring:
             self._refuse(_head_too_large())
 
-    def _lose_patience(self) -> None:
+    def _time_out(self) -> None:
         self._timer = None
         cycle = self.cycle
         if self.pipeline:  # what was sent before takes us that long
-            self._set_timer(self._patience_s, self._lose_patience)
+            self._set_timer(self._limits.read_timeout_s, self._time_out)
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
-            text = f"the request's body did not arrive within {self._patience_s:g} s"
+            text = f"the request's body did not arrive within {self._limits.read_timeout_s:g} s"
             self._refuse(HttpError(408, DeadlineError(text)))
         else:
             self._raw.close()
 
     def _refuse(self, error: HttpError) -> None:
         """Answer with `error`, behind the requests that are still to be answered, and hang up."""
-        self._is_deaf = True
+        self._is_ignoring = True
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self._say(error)
+            self._write_error(error)
         elif cycle.more_body:  # it is this request's own body
-            self.fault = error
+            self.body_error = error
             cycle.message_event.set()
         else:
             cycle.keep_alive = False
 
-    def _say(self, error: HttpError) -> None:
+    def _write_error(self, error: HttpError) -> None:
         self.transport.write(self._packet(error.status, (CLOSE,), error_body(error.error)))
         self.transport.close()
 
@@ -267,7 +258,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if CLOSE in headers:
             cycle.keep_alive = False
-        elif not cycle.keep_alive or (self._manners.is_leaving and not self.pipeline):
+        elif not cycle.keep_alive or (self._limits.is_draining and not self.pipeline):
             cycle.keep_alive = False
             headers = (*headers, CLOSE)
         cycle.response_started = True
@@ -317,18 +308,15 @@ class HttpConnection(HttpToolsProtocol):
         Its system throws away what it has not read as soon as we refuse what it sends.
         """
         cycle = self.cycle
-        still_sends = self._is_deaf or (cycle is not None and cycle.more_body)
+        still_sends = self._is_ignoring or (cycle is not None and cycle.more_body)
         if self._is_lingering or not still_sends or self._raw.is_closing():
             self._raw.close()
             return
-        self._is_lingering = self._is_deaf = True
+        self._is_lingering = self._is_ignoring = True
+        self.transport.is_closing = _true  # type: ignore[method-assign]  # the proxy's
         self._raw.write_eof()
         self.flow.resume_reading()
-        self._set_timer(_LINGER_S, self._raw.close)
-
-    @property
-    def is_closing(self) -> bool:
-        return self._is_lingering or self._raw.is_closing()
+        self._set_timer(_LINGER_TIMEOUT_S, self._raw.close)
 
     def _set_timer(self, seconds: float, then: Any) -> None:
         if self._timer is not None:
@@ -336,21 +324,121 @@ class HttpConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, then)
 
 
+def _true() -> bool:
+    return True
+
+
 class _Transport:
     """The transport as uvicorn sees it: to close it is to hang up, see there."""
 
-    __slots__ = ("_connection", "_transport", "write")
+    __slots__ = ("_transport", "close", "is_closing", "write")
 
     def __init__(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
-        self._connection = connection
         self._transport = transport
+        self.close = connection.hang_up
+        self.is_closing = transport.is_closing
         self.write = transport.write
-
-    def close(self) -> None:
-        self._connection.hang_up()
-
-    def is_closing(self) -> bool:
-        return self._connection.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+class HttpListener:
+    """A listening socket and its connections.
+
+    Args:
+        app: answers requests, as ASGI has it; the scope has CONNECTION and HEADERS.
+        read_timeout_s: for a request to arrive, from its first byte to its last.
+    """
+
+    def __init__(self, app: Any, read_timeout_s: float) -> None:
+        self._app = app
+        self._limits = ConnectionLimits(read_timeout_s)
+        self._socket: socket.socket | None = None
+        self._server: _Server | None = None
+        self._closed_at: float | None = None
+        self._closing_idle: asyncio.TimerHandle | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on a socket that listens."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = listener
+        config = uvicorn.Config(
+            self._app,
+            http=functools.partial(HttpConnection, limits=self._limits),  # type: ignore[arg-type]  # uvicorn calls it like the class
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            log_config=None,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=BACKLOG,
+        )
+        config.load()
+        self._server = _Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
+        await self._server.startup(sockets=[listener])
+
+    def drain(self) -> None:
+        """End each connection with the answer that it is given next."""
+        self._limits.is_draining = True
+
+    async def close(self) -> None:
+        """Accept no more; those that there are end as when draining, idle ones soon.
+
+        Not at once: what is asked on one may be on its way.
+        """
+        self.drain()
+        if self._closed_at is not None or self._server is None or self._socket is None:
+            return
+        self._closed_at = self._loop.time()
+        await take_last(self._socket)
+        for listener in self._server.servers:
+            listener.close()
+        self._socket.close()
+        self._closing_idle = self._loop.call_later(_DRAIN_TIMEOUT_S, self._close_idle)
+
+    def _close_idle(self, rounds: int = _DRAIN_ROUNDS) -> None:
+        """Close the connections on which nothing is asked; the others end with their answers.
+
+        First the loop reads what has come: it may have been busy until now.
+        """
+        if rounds:
+            self._loop.call_soon(self._close_idle, rounds - 1)
+        elif self._server is not None:
+            for connection in list(self._server.server_state.connections):
+                connection.shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """End all connections."""
+        if self._server is None:
+            return
+        await self.close()
+        await self._wait_for_callers(self._server, min(_DRAIN_TIMEOUT_S, grace_s))
+        if self._closing_idle is not None:
+            self._closing_idle.cancel()
+        self._server.should_exit = True
+        await self._ticker
+        self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
+        await self._server.shutdown(sockets=[self._socket] if self._socket else None)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()  # its caller does not read its answer
+        self._server = None
+
+    async def _wait_for_callers(self, server: _Server, timeout_s: float) -> None:
+        """Wait, so long after `close`, for what callers sent before they could know of it."""
+        ends, lost = (self._closed_at or 0.0) + timeout_s, self._limits.lost
+        while server.server_state.connections:
+            lost.clear()
+            if not await waited(lost, ends - self._loop.time()):
+                break
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the signals are the application's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

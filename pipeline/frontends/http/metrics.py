@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from pipeline.errors import NoServiceError
-from pipeline.frontends.http.connection import HttpError, not_allowed
-from pipeline.frontends.http.routes import Endpoint, WebRequest, WebResponse
+from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.observe.metrics import CONTENT_TYPE, render, render_predecessor
 from pipeline.observe.snapshot import AskAll, Snapshot

@@ -7,8 +7,16 @@ from typing import Protocol
 
 import msgspec
 
+from pipeline.data import ChannelData
+from pipeline.errors import NotImplementedByOpError, PipelineError
+from pipeline.op import pack_error
+from pipeline.proto.pipeline import json as jsonpb
+
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
+
+Header = tuple[bytes, bytes]
+CLOSE: Header = (b"connection", b"close")
 
 
 class WebRequest(msgspec.Struct, frozen=True):
@@ -35,7 +43,7 @@ class WebResponse(msgspec.Struct, frozen=True):
     status: int = 200
     body: bytes = b""
     content_type: bytes = JSON
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: tuple[Header, ...] = ()
 
 
 Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
@@ -47,3 +55,24 @@ class Routes(Protocol):
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it; None for paths of others."""
+
+
+class HttpError(Exception):
+    """A request that is answered with an HTTP status of its own."""
+
+    def __init__(self, status: int, error: PipelineError, *headers: Header) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+def not_allowed(method: str, allowed: bytes) -> HttpError:
+    """Return the error for a method that a path does not have; `allowed`: b"GET, HEAD"."""
+    error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
+    return HttpError(405, error, (b"allow", allowed))
+
+
+def error_body(error: PipelineError) -> bytes:
+    """Return the body of an answer that is an error: a Response, like any other."""
+    return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))

@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import functools
 import logging
-import socket
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
-
-import uvicorn
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
@@ -26,25 +23,25 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.frontends.base import Handle, no_response, seconds_of
-from pipeline.frontends.http.connection import (
+from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection, HttpListener
+from pipeline.frontends.http.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.routes import (
     CLOSE,
-    CONNECTION,
-    ConnectionLimits,
+    JSON,
     Header,
-    HttpConnection,
     HttpError,
+    Routes,
+    WebRequest,
+    WebResponse,
     error_body,
     not_allowed,
 )
-from pipeline.frontends.http.hosts import ForeignPageError, Hosts
-from pipeline.frontends.http.routes import JSON, Routes, WebRequest, WebResponse
-from pipeline.frontends.listen import BACKLOG, bind, port_of, take_last
+from pipeline.frontends.listen import bind, port_of
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES, Limits
-from pipeline.system.event_loop import waited
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -55,9 +52,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 _RESPONSES = (Response, LargeResponse)
 _BETWEEN = b"\n"  # values of one name; the parser lets it into none of them
-_PATIENCE_S = 60.0
-_ROUNDS = 4  # of the loop, in which it reads what has come
-_LAST_S = 0.2  # for the last requests on connections that were kept
+_READ_TIMEOUT_S = 60.0
 _OF_SITES = ("", "v2")  # first parts of paths that are no service's
 _WINDOW_BITS = {
     b"gzip": zlib.MAX_WBITS | 16,
@@ -74,7 +69,7 @@ class HttpFrontend:
         host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
-        patience_s: for a request to arrive, from its first byte to its last.
+        read_timeout_s: for a request to arrive, from its first byte to its last.
         is_shared: whether other processes may listen on the port too.
         routes: asked in turn for every path but `/<name>/<method>`.
         takes_trace: whether `handle` is told the caller's traceparent.
@@ -90,7 +85,7 @@ class HttpFrontend:
         host: str,
         port: int,
         max_message_bytes: int,
-        patience_s: float = _PATIENCE_S,
+        read_timeout_s: float = _READ_TIMEOUT_S,
         is_shared: bool = False,
         routes: Sequence[Routes] = (),
         takes_trace: bool = False,
@@ -113,11 +108,7 @@ class HttpFrontend:
         self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
         if self._limits.json_bytes < max_message_bytes:
             self._json_limit = _Limit("max_json_bytes", self._limits.json_bytes)
-        self._manners = ConnectionLimits(patience_s)
-        self._closed_at: float | None = None
-        self._last: asyncio.TimerHandle | None = None
-        self._server: _Server | None = None
-        self._socket: socket.socket | None = None
+        self._listener = HttpListener(self, read_timeout_s)
 
     # Life -------------------------------------------------------------------------------
 
@@ -125,34 +116,18 @@ class HttpFrontend:
         """Bind and listen. InitError names an address that is in use."""
         self._is_ready = is_ready
         self._loop = asyncio.get_running_loop()
-        self._socket = bind(self._host, self.port, self._key, self._is_shared)
-        self.port = port_of(self._socket)
-        config = uvicorn.Config(
-            self,
-            http=functools.partial(HttpConnection, manners=self._manners),  # type: ignore[arg-type]  # uvicorn calls it like the class
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            log_config=None,
-            timeout_keep_alive=75,
-            backlog=BACKLOG,
-        )
-        config.load()
-        self._server = _Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-        self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
-        await self._server.startup(sockets=[self._socket])
+        listener = bind(self._host, self.port, self._key, self._is_shared)
+        self.port = port_of(listener)
+        await self._listener.start(listener)
 
     async def set_ready(self, ready: bool) -> None:
-        """What `GET /health/ready` says."""
+        """Answer `GET /health/ready` so from now on."""
         self._is_ready = ready
 
     async def drain(self) -> None:
         """Say not ready; each connection ends with the answer that it is given next."""
         self._is_ready = False
-        self._manners.is_leaving = True
+        self._listener.drain()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop accepting connections; those that there are end as when draining, idle ones soon.
@@ -160,49 +135,11 @@ class HttpFrontend:
         Not at once: what is asked on one may be on its way.
         """
         await self.drain()
-        if self._closed_at is not None or self._server is None or self._socket is None:
-            return
-        self._closed_at = self._loop.time()
-        await take_last(self._socket)
-        for listener in self._server.servers:
-            listener.close()
-        self._socket.close()
-        self._last = self._loop.call_later(_LAST_S, self._let_idle_go)
-
-    def _let_idle_go(self, rounds: int = _ROUNDS) -> None:
-        """Close the connections on which nothing is asked; the others end with their answers.
-
-        First the loop reads what has come: it may have been busy until now.
-        """
-        if rounds:
-            self._loop.call_soon(self._let_idle_go, rounds - 1)
-        elif self._server is not None:
-            for connection in list(self._server.server_state.connections):
-                connection.shutdown()
+        await self._listener.close()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """End all connections; call `close` first and let the requests be answered."""
-        if self._server is None:
-            return
-        await self.close(grace_s)
-        await self._let_go(self._server, min(_LAST_S, grace_s))
-        if self._last is not None:
-            self._last.cancel()
-        self._server.should_exit = True
-        await self._ticker
-        self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
-        await self._server.shutdown(sockets=[self._socket] if self._socket else None)
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()  # its caller does not read its answer
-        self._server = None
-
-    async def _let_go(self, server: _Server, last_s: float) -> None:
-        """Wait, so long after `close`, for what callers sent before they could know of it."""
-        ends, lost = (self._closed_at or 0.0) + last_s, self._manners.lost
-        while server.server_state.connections:
-            lost.clear()
-            if not await waited(lost, ends - self._loop.time()):
-                break
+        await self._listener.stop(grace_s)
 
     # Requests ---------------------------------------------------------------------------
 
@@ -213,7 +150,7 @@ class HttpFrontend:
         headers: tuple[Header, ...] = ()
         content_type = JSON
         try:
-            said = _by_name(scope["headers"])
+            said = _merged(scope)
             if b"origin" in said and scope["method"] == "POST":  # a program says none
                 self._check_origin(said)
             parts = scope["path"].split("/")
@@ -238,7 +175,7 @@ class HttpFrontend:
         except Exception as error:  # a bug of ours, or of a double's: that caller is told
             _LOGGER.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
             status, body = 500, error_body(UserCodeError("internal error of the server"))
-        if connection.is_receiving:  # nobody is going to read the rest
+        if connection.cycle_served.more_body:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
         await connection.answer(status, headers, body, content_type)
 
@@ -380,8 +317,8 @@ class HttpFrontend:
         pieces = [message.get("body", b"")]
         size = len(pieces[0])
         while message["type"] == "http.request" and message.get("more_body"):
-            if connection.fault is not None:
-                raise connection.fault
+            if connection.body_error is not None:
+                raise connection.body_error
             message = await receive()
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
@@ -456,19 +393,11 @@ class _CancelledIfLeft:
             raise _CallerLeftError from None
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the signals are the application's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _by_name(headers: list[Header]) -> Headers:
-    """The last value of each name, of Grpc-Timeout all of them: each has to be right."""
-    said = dict(headers)
-    if len(said) < len(headers) and b"grpc-timeout" in said:
-        values = [value for name, value in headers if name == b"grpc-timeout"]
+def _merged(scope: Message) -> Headers:
+    """Return the last value of each name, of Grpc-Timeout all of them: each has to be right."""
+    said: Headers = scope[HEADERS]
+    if len(said) < len(scope["headers"]) and b"grpc-timeout" in said:
+        values = [value for name, value in scope["headers"] if name == b"grpc-timeout"]
         said[b"grpc-timeout"] = _BETWEEN.join(values)
     return said
 

@@ -13,8 +13,7 @@ import orjson
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError, PipelineError, TooLargeError
-from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, WebRequest, WebResponse
+from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, HttpError, WebRequest, WebResponse
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
 from pipeline.observe.statistics import stats_json

@@ -24,8 +24,7 @@ from pipeline.errors import ErrorCode
 from pipeline.frontends.dashboard import routes as page_module
 from pipeline.frontends.dashboard.recent import Recorded
 from pipeline.frontends.dashboard.routes import Dashboard
-from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import WebRequest, WebResponse
+from pipeline.frontends.http.routes import HttpError, WebRequest, WebResponse
 from pipeline.observe.snapshot import NO_COPY, Snapshot
 
 STATIC = Path(page_module.__file__).with_name("static")

@@ -18,8 +18,7 @@ from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
 from pipeline.errors import PackageError
-from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import WebResponse
+from pipeline.frontends.http.routes import HttpError, WebResponse
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.proto import pipeline_service_pb2
 
@@ -753,8 +752,8 @@ def test_a_pack_method_that_gives_no_response_is_an_internal_error():
 class Door:
     """An HttpFrontend on its own, in a loop of the test's, for a `handle` of the test's."""
 
-    def __init__(self, handle, patience_s: float = 60.0, routes=()) -> None:
-        self._door = HttpFrontend(handle, "127.0.0.1", 0, LIMIT, patience_s, routes=routes)
+    def __init__(self, handle, read_timeout_s: float = 60.0, routes=()) -> None:
+        self._door = HttpFrontend(handle, "127.0.0.1", 0, LIMIT, read_timeout_s, routes=routes)
 
     @property
     def port(self) -> int:
@@ -875,7 +874,7 @@ def test_an_unforeseen_error_is_an_internal_error_in_the_shape_of_a_response(cap
 )
 def test_a_connection_on_which_nothing_happens_is_closed(pieces):
     async def test():
-        async with Door(answers_at_once, patience_s=0.05) as door:
+        async with Door(answers_at_once, read_timeout_s=0.05) as door:
             return await door.talk(*pieces)
 
     said = asyncio.run(test())
@@ -890,7 +889,7 @@ def test_a_body_that_does_not_come_in_time_is_a_timeout(header, body):
         body = b"2\r\n{"
 
     async def test():
-        async with Door(answers_at_once, patience_s=0.05) as door:
+        async with Door(answers_at_once, read_timeout_s=0.05) as door:
             return await door.talk(f"POST /svc/p HTTP/1.1\r\n{header}\r\n\r\n".encode() + body)
 
     head, _, body = asyncio.run(test()).partition(b"\r\n\r\n")
@@ -905,7 +904,7 @@ def test_patience_is_with_the_caller_not_with_the_answer():
         return pipeline_service_pb2.Response(err_msg=request.value[0])
 
     async def test():
-        async with Door(slow, patience_s=0.05) as door:
+        async with Door(slow, read_timeout_s=0.05) as door:
             last = request(body_of(a="3"), "Connection: close")
             return await door.talk(request(body_of(a="1")), request(body_of(a="2")), last)
 

@@ -12,9 +12,8 @@ import pytest
 
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode, InitError
-from pipeline.frontends.http.connection import HttpError
 from pipeline.frontends.http.metrics import MetricsRoutes, MetricsServer
-from pipeline.frontends.http.routes import WebRequest, WebResponse
+from pipeline.frontends.http.routes import HttpError, WebRequest, WebResponse
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.system.event_loop import LoopThread
 

@@ -19,8 +19,7 @@ from v2_doubles import Double, Server, double, running, served
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.data import Tensor
 from pipeline.errors import PackageError
-from pipeline.frontends.http.connection import HttpError
-from pipeline.frontends.http.routes import JSON, TEXT, WebRequest
+from pipeline.frontends.http.routes import JSON, TEXT, HttpError, WebRequest
 from pipeline.frontends.v2.http import InferenceRoutes
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
