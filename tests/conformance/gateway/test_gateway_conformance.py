@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance_gateway import PATIENT, both_ports, gateway_before, only_grpc
@@ -49,48 +50,65 @@ def ports(
             }
 
 
-@pytest.fixture
-def nobody_waits(holder: Holder) -> Iterator[None]:
-    yield
-    holder.release()
-
-
-pytestmark = pytest.mark.usefixtures("nobody_waits")
-
-
-def everywhere(cases: Iterable[Case]) -> pytest.MarkDecorator:
-    """Each case at each place; but the gateway that a server starts is left out where the answer
-    is that a deadline has passed: it waits 250 ms for it, which on a busy machine may not do."""
-    return pytest.mark.parametrize(
-        ("case", "place"),
-        [
-            pytest.param(case, place, id=f"{place.name}: {case.name}")
-            for case in cases
-            for place in Place
-            if place is not Place.OWN or not any(b"/conf/hold" in step for step in sent_in(case))
-        ],
-    )
+def places_of(case: Case) -> list[Place]:
+    """All of them; but the gateway that a server starts is left out where the answer is that a
+    deadline has passed: it waits 250 ms for it, which on a busy machine may not do."""
+    holds = any(b"/conf/hold" in step for step in sent_in(case))
+    return [place for place in Place if place is not Place.OWN or not holds]
 
 
 def sent_in(case: Case, place: Place = Place.DOOR) -> tuple[bytes, ...]:
     return tuple(step for step in case.talk_with(place) if isinstance(step, bytes))
 
 
-@everywhere([*CASES, *IN_OTHER_WORDS])
-def test_it_answers_as_the_table_says(ports, case, place):
-    hold(ports[place], case.talk_with(place), is_loose=place is Place.GRPC_ONLY)
+class Talks:
+    """The same case at one place after the other; whatever goes wrong at one, all are asked."""
+
+    def __init__(self, ports: dict[Place, int | None], holder: Holder) -> None:
+        self._ports = ports
+        self._holder = holder
+
+    def hold(self, case: Case, loose: Place | None = None) -> dict[Place, list[Any]]:
+        """What was heard at each place; `loose` says where other words will do."""
+        heard: dict[Place, list[Any]] = {}
+        errors: list[Exception] = []
+        for place in places_of(case):
+            try:
+                talk = case.talk_with(place)
+                heard[place] = hold(self._ports[place], talk, is_loose=place is loose)
+            except (AssertionError, OSError) as error:
+                error.add_note(f"asked: {place.value}")
+                errors.append(error)
+            finally:
+                self._holder.release()
+        if errors:
+            raise ExceptionGroup(case.name, errors)
+        return heard
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_gateway_answers_as_the_door(ports, holder, case):
-    door = hold(ports[Place.DOOR], case.door)
-    holder.release()
-    assert same(hold(ports[Place.GATEWAY], case.door), door)
+@pytest.fixture(scope="module")
+def talks(ports: dict[Place, int | None], holder: Holder) -> Talks:
+    return Talks(ports, holder)
 
 
-@everywhere(DIFFERENT)
-def test_where_they_differ_it_is_as_the_table_says(ports, case, place):
-    hold(ports[place], case.talk_with(place))
+def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+@each(CASES)
+def test_all_answer_as_the_table_says_and_the_gateway_as_the_door(talks: Talks, case: Case):
+    heard = talks.hold(case, loose=Place.GRPC_ONLY)
+    assert same(heard[Place.GATEWAY], heard[Place.DOOR])
+
+
+@each(IN_OTHER_WORDS)
+def test_all_answer_as_the_table_says_in_words_of_their_own(talks: Talks, case: Case):
+    talks.hold(case, loose=Place.GRPC_ONLY)
+
+
+@each(DIFFERENT)
+def test_where_they_differ_it_is_as_the_table_says(talks: Talks, case: Case):
+    talks.hold(case)
 
 
 def test_every_difference_has_its_reason():
