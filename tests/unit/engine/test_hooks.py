@@ -266,16 +266,3 @@ def helped_by_name(self, input_dicts):
 )
 def test_names_that_somebody_may_well_have_chosen_are_left_alone(methods):
     assert list(doubtful_names([op_with(**methods)])) == []
-
-
-def test_a_warning_is_one_a_class_and_is_logged_at_start(tmp_path):
-    class Slipped(Op):
-        def proces(self, feed_batch):
-            return {}
-
-    with server_for(Slipped("b", Slipped("a", RequestOp()))):
-        pass
-    (log,) = tmp_path.rglob("pipeline.log.wf")
-    (line,) = [line for line in log.read_text().splitlines() if "proces " in line]
-    assert "Op 'a': " in line
-    assert "Slipped.proces is never called: is process meant?" in line

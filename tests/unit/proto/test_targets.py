@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.proto.targets import grpc_target, own_ip
+from pipeline.proto.targets import grpc_target
 
 
 @pytest.mark.parametrize(
@@ -51,12 +49,3 @@ def test_an_endpoint_that_cannot_be_called_is_refused(endpoints: str | list[str]
 def test_an_endpoint_that_is_no_text_is_refused():
     with pytest.raises(TypeError, match="9998"):
         grpc_target([9998])  # type: ignore[list-item]
-
-
-def test_the_own_address_is_the_one_that_the_peer_sees():
-    assert own_ip(ipaddress.ip_address("127.0.0.1")) == "127.0.0.1"
-
-
-def test_without_a_way_to_the_peer_the_own_address_is_empty_and_no_error():
-    assert own_ip(ipaddress.ip_address("255.255.255.255")) == ""
-    assert isinstance(own_ip(None), str)

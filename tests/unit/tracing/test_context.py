@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from grpc_peers import peer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import PipelineClient
-from pipeline.client import AsyncPipelineClient
-from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.tracing.context import (
     TraceContext,
     call_metadata,
@@ -150,26 +145,3 @@ def test_the_trace_of_a_call_is_its_threads_own():
     thread.join()
     assert others == ["", None]
     assert call_metadata() == (("traceparent", SAMPLED),)
-
-
-def test_clients_take_the_trace_along():
-    seen: list[str | None] = []
-
-    def answer(_: bytes, context: Any) -> bytes:
-        seen.append(dict(context.invocation_metadata()).get("traceparent"))
-        return Response().SerializeToString()
-
-    async def ask_aio(endpoint: str) -> None:
-        async with AsyncPipelineClient() as client:
-            client.connect(endpoint)
-            await client.predict({"x": 1})
-
-    service = "baidu.paddle_serving.pipeline_serving.PipelineService"
-    with peer(service, {"inference": answer}) as server, PipelineClient() as client:
-        client.connect(server.endpoint)
-        client.predict({"x": 1})
-        set_call_trace(SAMPLED)
-        client.predict({"x": 1})
-        client.predict({"x": 1}, asyn=True).result()
-        asyncio.run(ask_aio(server.endpoint))
-    assert seen == [None, SAMPLED, SAMPLED, SAMPLED]

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 import threading
 from datetime import datetime, timedelta
@@ -56,16 +55,6 @@ def _everything_as_before():
 def texts(path):
     """The messages of a log file; a line of another format fails the test."""
     return [LINE.fullmatch(line).group(2) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_importing_the_package_makes_no_folder_and_no_handler(tmp_path):
-    code = (
-        "import logging, threading, pipeline.observe.logs.setup\n"
-        "assert not logging.getLogger('pipeline').handlers and not logging.getLogger().handlers\n"
-        "assert threading.active_count() == 1\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_files_lie_in_the_predecessor_s_folder_under_the_working_folder(tmp_path, monkeypatch):

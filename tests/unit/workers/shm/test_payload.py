@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import collections
 import gc
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from same_payload import assert_same
 
 from pipeline.engine.payload import opened
 from pipeline.errors import OverloadedError, PayloadTypeError
@@ -75,28 +73,6 @@ def travel(shared: Shared, payload: Any, threshold: int = THRESHOLD) -> Any:
     shared.give_back(sealed)
     assert shared.region.used == 0
     return opened
-
-
-def assert_same(left: Any, right: Any, is_private: bool = True) -> None:
-    """Equal in type, order of keys, and for arrays in dtype, shape, bytes and memory order."""
-    assert type(left) is type(right)
-    if isinstance(left, dict):
-        assert list(left) == list(right)
-        for key in left:
-            assert_same(left[key], right[key], is_private)
-    elif isinstance(left, list | tuple):
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_same(one, other, is_private)
-    elif isinstance(left, np.ndarray):
-        assert left.dtype == right.dtype
-        assert left.shape == right.shape
-        for name in left.dtype.names or [...]:  # what is between fields is nobody's
-            assert left[name].tobytes() == right[name].tobytes()
-        assert left.flags.fnc == right.flags.fnc
-        assert right.flags.writeable or not is_private
-    else:
-        assert left == right
 
 
 FIELDS = [("at", "M8[ms]"), ("xy", ">f4", (2,)), ("name", "S3")]
@@ -392,80 +368,7 @@ def test_what_cannot_be_built_again_is_told(shared):
         unseal(sealed, shared.arena)
 
 
-SCRIPT = """
-import os, socket
-import numpy as np, msgspec
-from pipeline.workers.shm.payload import SerializedPayload, seal, unseal
-from pipeline.workers.shm.arena import Arena, RegionAllocator
-
-class Result:
-    limit = 7
-    def __init__(self, value): self.value = value
-
-FACTOR = 3
-
-arena = Arena()
-region = arena.new_region()
-here, there = socket.socketpair()
-if not os.fork():
-    memory = RegionAllocator(arena.view(region), region)
-    answer = {
-        "plain": Result(np.arange(100000)),
-        "odd": (Result(1), lambda x: FACTOR * x, Result),
-    }
-    there.sendall(msgspec.msgpack.encode(seal(answer, memory, arena)))
-    os._exit(0)
-sealed = msgspec.msgpack.decode(here.recv(100000), type=SerializedPayload)
-os.wait()
-answer = unseal(sealed, arena)
-assert type(answer["plain"]) is Result and answer["plain"].value.sum() == 4999950000
-result, function, kind = answer["odd"]
-assert type(result) is Result and kind is Result, "a class of __main__ is the one that is here"
-FACTOR = 5
-assert function(2) == 10, "globals are those of the script in the receiving process"
-"""
-
-
-def test_classes_of_an_unguarded_script_are_the_same_in_both_processes(tmp_path):
-    script = tmp_path / "web_server.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    subprocess.run([sys.executable, "-W", "error", str(script)], check=True)
-
-
 # Between processes --------------------------------------------------------------------------
-
-
-def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
-    arena = Arena(2**22)
-    own, workers = arena.new_region(), arena.new_region()
-    memory = RegionAllocator(arena.view(own), own)
-    question, answer = os.pipe(), os.pipe()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            payload = unseal(
-                msgspec.msgpack.decode(os.read(question[0], 9999), type=SerializedPayload), arena
-            )
-            payload["x"] *= 2
-            payload["picture"] = payload["picture"][::-1]
-            memory = RegionAllocator(arena.view(workers), workers)
-            os.write(answer[1], msgspec.msgpack.encode(seal(payload, memory, arena)))
-            status = 0
-        finally:
-            os._exit(status)
-    payload = {"x": np.ones((300, 400), np.float32), "picture": bytes(range(256)) * 256, "n": 3}
-    sealed = seal(payload, memory, arena)
-    os.write(question[1], msgspec.msgpack.encode(sealed))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    answered = msgspec.msgpack.decode(os.read(answer[0], 9999), type=SerializedPayload)
-    assert [block.region for block in sealed.buffers] == [own, own]
-    assert [block.region for block in answered.buffers] == [workers, workers]
-    expected = {"x": payload["x"] * 2, "picture": payload["picture"][::-1], "n": 3}
-    assert_same(expected, unseal(answered, arena))
-    for end in (*question, *answer):
-        os.close(end)
-    arena.close()
 
 
 # Parcel -------------------------------------------------------------------------------------
