@@ -1,4 +1,4 @@
-"""The predecessor's module name for the record that travels and its codes; see `compat`."""
+"""Names of the predecessor's module `channel`; see `pipeline.dropin.names`."""
 
 from pipeline.dropin.names import (
     ChannelData,

@@ -1,4 +1,4 @@
-"""The predecessor's module name for its exceptions; see `compat`."""
+"""Names of the predecessor's module `error_catch`; see `pipeline.dropin.names`."""
 
 from pipeline.dropin.names import (
     CustomException,

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-from pipeline.dropin import numpy_shims as old_numpy
+from pipeline.dropin import numpy_shims
 from pipeline.errors import InitError
 
 _SERVER = "pipeline.dropin.server"
@@ -46,7 +46,7 @@ which another one has all names."""
 
 
 def home_of(name: str) -> str | None:
-    """Our module that `name` stands for; None if `name` is no name of the predecessor's."""
+    """Return our module that `name` stands for; None if `name` is no name of the predecessor's."""
     root, _, rest = name.partition(".")
     home = name
     if root in ROOTS:
@@ -62,7 +62,7 @@ class ImportHook(MetaPathFinder):
     @staticmethod
     def prepare_spawned() -> None:
         """Workers that are fresh interpreters call this before they import anything of the
-        script's: see `zygote_spawn`."""
+        script's: see `workers.zygote.spawn`."""
         install()
 
     def find_spec(
@@ -90,7 +90,7 @@ class ImportHook(MetaPathFinder):
 
 
 class MultiSlotDataGenerator:
-    """What that reader inherits from and uses nothing of: Paddle has dropped it."""
+    """Base class of that reader, which uses nothing of it; Paddle has dropped it."""
 
 
 def _stand_in_for_fluid() -> None:
@@ -137,5 +137,5 @@ def install() -> None:
             f"{strangers[0]} ({where}) was imported before pipeline.dropin.install(): call "
             "install() first, or start the script by `python -m pipeline run`."
         )
-    old_numpy.restore()
+    numpy_shims.restore()
     sys.meta_path.insert(0, ImportHook())

@@ -75,7 +75,7 @@ class _ErrorCatch:
 
 
 class CaughtError:
-    """What `ErrorCatch` found: `error_code` 0 for nothing."""
+    """Outcome of a call under `ErrorCatch`: `error_code` 0 if it went well."""
 
     def __init__(self, error_code: int, error_info: str) -> None:
         self.error_code = error_code

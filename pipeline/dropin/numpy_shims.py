@@ -1,4 +1,4 @@
-"""What NumPy has dropped since those scripts were written, put back for them."""
+"""Names that NumPy has dropped since those scripts were written, put back for them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
-from pipeline.dropin import numpy_shims as old_numpy
+from pipeline.dropin import numpy_shims
 from pipeline.dropin.import_hook import install
 from pipeline.system.namesake import namesake_in
 
@@ -28,7 +28,7 @@ def run_script(path: str, arguments: Sequence[str] = ()) -> None:
         reason = "is a folder, not a script" if Path(path).is_dir() else "no such file"
         raise ScriptNotFoundError(f"can't open {path!r}: {reason} (current folder: {Path.cwd()})")
     install()
-    old_numpy.write_scalars_as_before()
+    numpy_shims.write_scalars_as_before()
     folder = os.path.dirname(os.path.realpath(path))
     _warn_of_namesake(folder)
     _set_first_path(folder)
@@ -39,7 +39,7 @@ def run_script(path: str, arguments: Sequence[str] = ()) -> None:
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
     """Run an importable module, or the `__main__` of a package, as `python -m` does."""
     install()
-    old_numpy.write_scalars_as_before()
+    numpy_shims.write_scalars_as_before()
     _warn_of_namesake(os.getcwd())
     _set_first_path(os.getcwd())
     spec = _spec_of(name)
@@ -59,13 +59,13 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _set_first_path(folder: str) -> None:
-    """Where `-m pipeline` has put the current folder, Python puts the script's."""
+    """Put the script's folder where `-m pipeline` has put the current one."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
 def _warn_of_namesake(folder: str) -> None:
-    """A module called `pipeline` beside the script cannot be imported: the name is taken."""
+    """Warn of a module called `pipeline` beside the script, which cannot be imported."""
     namesake = namesake_in(folder)
     if namesake is not None:
         sys.stderr.write(
@@ -83,7 +83,7 @@ class _Loader(SourceFileLoader):
 
 
 def _run_as_main(file: str, spec: ModuleSpec | None) -> None:
-    """The module stays in `sys.modules`, where process workers look for the script's classes."""
+    """Run it as a module that stays in `sys.modules`: process workers find its classes there."""
     loader = _Loader("__main__", file)
     module = ModuleType("__main__")
     module.__file__ = file

@@ -29,5 +29,5 @@ class Stub(type):
 
 
 def stub(name: str, module: str, advice: str) -> Any:
-    """A class of that name that raises NotImplementedByOpError when it is called."""
+    """Return a class of that name that raises NotImplementedByOpError when it is called."""
     return Stub(name, (), {"__module__": module, "advice": advice})

@@ -64,7 +64,7 @@ class ElemType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the elements of a numeric elem_type travel, and the dtype that they have here."""
+    """Field in which the elements of a numeric elem_type travel, and their dtype here."""
 
     field: str
     dtype: np.dtype[Any]
@@ -98,7 +98,7 @@ _VARINT_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
-    """Every tensor's value under its name; the later of two with the same name wins.
+    """Return every tensor's value under its name; the later of two with the same name wins.
 
     A tensor with a `lod` adds `"<name>.lod"`: its offsets as a 1-D int32 array. Raises
     PackageError as `tensor_to_numpy` does.
@@ -112,7 +112,7 @@ def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
 
 
 def tensor_to_numpy(tensor: AnyTensor) -> Any:
-    """The value of one tensor: a writable array of its own, or text, or bytes.
+    """Return the value of one tensor: a writable array of its own, or text, or bytes.
 
     - Numeric elem_types give an array of that dtype (BF16: ml_dtypes.bfloat16) and of `shape`.
       Without a shape, one element gives a 0-d array and any other number a 1-D array.
@@ -135,7 +135,7 @@ def tensor_to_numpy(tensor: AnyTensor) -> Any:
 
 
 def _elements(tensor: AnyTensor, layout: _Layout) -> Array:
-    """The elements as a 1-D array of the dtype that the elem_type stands for."""
+    """Return the elements as a 1-D array of the dtype that the elem_type stands for."""
     field, dtype = layout.field, layout.dtype
     if dtype.kind == "c":
         return _complex(tensor, layout)
@@ -198,7 +198,7 @@ def _narrowed_int(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Ar
 
 
 def _shaped(tensor: AnyTensor, elements: Array, field: str) -> Array:
-    """`elements`, which came from `field`, in the tensor's shape."""
+    """Return `elements`, which came from `field`, in the tensor's shape."""
     try:
         return in_shape(tensor, elements, field)
     except ValueError as error:
@@ -256,7 +256,7 @@ def _refused(tensor: AnyTensor, why: str) -> PackageError:
 def numpy_to_tensor(
     name: str, value: Any, lod: Sequence[int] | Array | None = None, as_bytes: bool = False
 ) -> Tensor:
-    """The tensor `name` of one value; `tensor_to_numpy` gives the value back.
+    """Return the tensor `name` of one value; `tensor_to_numpy` gives the value back.
 
     `value` is an array, a numpy scalar or Python number (0-d), `str` or a list of them (STRING),
     bytes (BYTES as they are) or a nested list of numbers. uint32 and, where it fits, uint64 travel
@@ -313,7 +313,7 @@ def _pack_strings(name: str, array: Array) -> Tensor:
 
 
 def numeric_layout(array: Array) -> tuple[Array, str]:
-    """An array of numbers in a dtype that travels, and the field in which it does.
+    """Return an array of numbers in a dtype that travels, and the field in which it does.
 
     Raises TypeError and ValueError for what has none.
     """
@@ -339,7 +339,7 @@ def _pack_numbers(name: str, array: Array) -> Tensor:
 
 
 def sendable(array: Array) -> Array:
-    """`array` in native byte order and in a dtype that has an elem_type: see numpy_to_tensor.
+    """Return `array` in native byte order, in a dtype that has an elem_type.
 
     Raises TypeError and ValueError for what has none.
     """

@@ -1,4 +1,4 @@
-"""What zlib has packed, unpacked in slices and up to a limit."""
+"""Unpacking of zlib, in slices and up to a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.proto.slices import SLICE_BYTES, breathe
 
 
 def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
-    """What is packed in `data`.
+    """Unpack `data`.
 
     Raises:
         OverflowError: it is more than `most` bytes.
@@ -39,7 +39,7 @@ def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
 
 
 def emptied(pieces: list[bytes]) -> bytes:
-    """The pieces in one; they are taken from the list, so that nothing is there twice for long."""
+    """Join the pieces and empty the list, so that nothing is there twice for long."""
     whole = b"".join(pieces)  # lets others run
     pieces.clear()
     return whole

@@ -37,7 +37,7 @@ _ANSWER_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a caller wants of one call, besides its data."""
+    """Wishes of a caller for one call, besides its data."""
 
     fetch: list[str] | None
     as_tensors: bool
@@ -47,7 +47,7 @@ class CallOptions:
 
 
 def request_from_feed(feed_dict: dict[str, Any], options: CallOptions, own_ip: str) -> Request:
-    """The message of a call. Raises TypeError for what cannot be sent, and says which key."""
+    """Return the message of a call. Raises TypeError, which says what key cannot be sent."""
     _check_arguments(feed_dict, options.fetch)
     request = Request(clientip=str(feed_dict.get("clientip") or own_ip))
     log_id = options.log_id or feed_dict.get("logid") or 0
@@ -86,7 +86,7 @@ def _check_arguments(feed_dict: object, fetch: object) -> None:
 
 
 def _is_lod(key: str, feed_dict: dict[str, Any]) -> bool:
-    """Whether the value of `key` is the LoD of another value, and travels in its tensor."""
+    """Return whether the value of `key` is the LoD of another value, and travels in its tensor."""
     return key.endswith(_LOD_SUFFIX) and key.removesuffix(_LOD_SUFFIX) in feed_dict
 
 
@@ -120,7 +120,7 @@ def _array_of(value: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def cut_answer(proto: Response, options: CallOptions) -> PipelineResponse:
-    """The answer, cut down to the names to fetch.
+    """Return the answer, cut down to the names to fetch.
 
     When it has none of them it is left whole: the predecessor ignored `fetch`, so scripts in the
     field give names that were never right.
@@ -177,7 +177,7 @@ class PipelineResponse:
         return self.proto.tensors
 
     def keys(self) -> list[str]:
-        """The names of the results."""
+        """Return the names of the results."""
         return list(self._sources)
 
     def __iter__(self) -> Iterator[str]:
@@ -195,7 +195,7 @@ class PipelineResponse:
         return self[name] if name in self else default  # noqa: SIM401 - this is get
 
     def as_numpy(self, name: str) -> npt.NDArray[Any]:
-        """The result as an array.
+        """Return the result as an array.
 
         Raises KeyError when there is none of that name, PayloadTypeError when it is no array.
         """
@@ -208,7 +208,7 @@ class PipelineResponse:
             raise PayloadTypeError(f"result {name!r} is no array: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """All results by name, with `err_no` and `err_msg`."""
+        """Return all results by name, with `err_no` and `err_msg`."""
         results = {name: self._result(name) for name in self._sources}
         return {**results, "err_no": self.err_no, "err_msg": self.err_msg}
 
@@ -225,7 +225,7 @@ class PipelineResponse:
 
     @cached_property
     def _sources(self) -> dict[str, str | Tensor]:
-        """Where each result is; as in a request, a tensor stands above a pair of its name."""
+        """Return the source of each result; a tensor stands above a pair of its name."""
         sources: dict[str, str | Tensor] = dict(zip(self.proto.key, self.proto.value, strict=False))
         for tensor in self.proto.tensors:
             sources[tensor.name] = tensor

@@ -28,7 +28,7 @@ _thread = threading.local()
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a message may hold that is costly per byte.
+    """Limits of what is costly per byte in a message.
 
     `json_bytes` of JSON, and of text that stands for an array; `text_elements`: strings and
     elements of BYTES, each of which becomes an object of Python. `message_bytes` of anything, on
@@ -79,7 +79,7 @@ def breathe() -> None:
 
 
 def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
-    """The pieces in one, while others run: which `join` lets them only where all are bytes."""
+    """Join the pieces while others run; `bytes.join` lets them where all are bytes."""
     parts: list[bytes] = []
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -105,7 +105,7 @@ def weight(value: object, most: int = SHORT_BYTES) -> int:
 
 
 def is_short(values: Mapping[str, object]) -> bool:
-    """Whether values of an answer or a request can be read and written on the event loop."""
+    """Return whether values of an answer or a request can be read and written on the event loop."""
     total = len(values) * _OBJECT_BYTES
     for value in values.values():
         if type(value) is np.ndarray and value.dtype.kind != "O":  # as nearly always
@@ -116,7 +116,7 @@ def is_short(values: Mapping[str, object]) -> bool:
 
 
 def is_short_text(payload: Mapping[str, object]) -> bool:
-    """Whether there are but a few texts, and they are short."""
+    """Return whether the payload is a few short texts."""
     if len(payload) > _FEW:
         return False
     total = 0

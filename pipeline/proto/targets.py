@@ -35,7 +35,7 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
 
 
 def host_and_port(endpoint: object) -> tuple[str, int]:
-    """The two parts of "host:port"; an IPv6 address loses its brackets.
+    """Return the two parts of "host:port"; an IPv6 address loses its brackets.
 
     Raises:
         TypeError: `endpoint` is no text.
@@ -72,7 +72,7 @@ def _addresses(host: str, port: int) -> list[Address]:
 
 
 def own_ip(peer: Address | None) -> str:
-    """This host's address on the way to `peer`; empty when there is no way.
+    """Return this host's address on the way to `peer`; empty when there is no way.
 
     Connecting a datagram socket only asks the routing table: it sends nothing, looks no name up
     and cannot block. Without a known peer the question is put for a documentation address.

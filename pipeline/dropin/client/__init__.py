@@ -89,11 +89,11 @@ class Client:
         )
 
     def get_feed_names(self) -> list[str]:
-        """The inputs, by the names that `feed` has."""
+        """Return the inputs, by the names that `feed` has."""
         return [var.alias for var in self._loaded().feeds]
 
     def get_fetch_names(self) -> list[str]:
-        """The outputs, by the names that `fetch` has."""
+        """Return the outputs, by the names that `fetch` has."""
         return [var.alias for var in self._loaded().fetches]
 
     def predict(

@@ -38,7 +38,7 @@ __all__ = ["HttpClient"]
 
 _PROTO = "application/proto"
 _JSON = "application/json"
-_LEAST_PACKED_BYTES = 512
+_MIN_PACKED_BYTES = 512
 _TEXT = np.dtype(object)
 
 
@@ -182,20 +182,20 @@ class HttpClient:
         _refuse("encrypted models")
 
     def get_feed_names(self) -> list[str]:
-        """The inputs, by the names that `feed` has."""
+        """Return the inputs, by the names that `feed` has."""
         return self.feed_names_
 
     def get_fetch_names(self) -> list[str]:
-        """The outputs, by the names that `fetch` has."""
+        """Return the outputs, by the names that `fetch` has."""
         return self.fetch_names_
 
     def get_legal_fetch(self, fetch: str | Sequence[str] | None) -> list[str]:
-        """The names in `fetch` that the model has."""
+        """Return the names in `fetch` that the model has."""
         names = [fetch] if isinstance(fetch, str) else list(fetch or [])
         return [name for name in names if name in self.fetch_names_]
 
     def get_feedvar_dict(self, feed: Any) -> dict[str, Any]:
-        """The feed as a dict: a list is one value for each input, or the value of the only one."""
+        """Return the feed as a dict; of a list, each item is the value of one input."""
         if isinstance(feed, Mapping):
             return dict(feed)
         if not isinstance(feed, list | tuple | str):
@@ -250,14 +250,14 @@ class HttpClient:
         need_variant_tag: bool = False,
         log_id: int = 0,
     ) -> Any:
-        """`predict` over HTTP."""
+        """Do what `predict` does over HTTP."""
         asked = (self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id)
         if self.http_proto:
             body = self.process_proto_data(*asked).SerializeToString()
         else:
             body = self.process_json_data(*asked).encode()
         headers = dict(self.headers)
-        if self.try_request_gzip and len(body) > _LEAST_PACKED_BYTES:
+        if self.try_request_gzip and len(body) > _MIN_PACKED_BYTES:
             body = gzip.compress(body)
             headers["Content-Encoding"] = "gzip"
         if self.try_response_gzip:
@@ -277,14 +277,14 @@ class HttpClient:
         need_variant_tag: bool = False,
         log_id: int = 0,
     ) -> Response:
-        """`predict` over gRPC."""
+        """Do what `predict` does over gRPC."""
         request = self.process_proto_data(
             self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id
         )
         return self.init_grpc_stub().ask(request.SerializeToString())
 
     def init_grpc_stub(self) -> _Grpc:
-        """The connection for calls over gRPC, made when it is needed first."""
+        """Return the connection for calls over gRPC, made when it is needed first."""
         if self._grpc is None:
             self._grpc = _Grpc(f"{self.ip}:{self.port}", self.timeout_ms / 1000)
         return self._grpc
@@ -292,7 +292,7 @@ class HttpClient:
     def process_proto_data(
         self, feed_dict: Mapping[str, Any], fetch_list: Sequence[str], batch: bool, log_id: int
     ) -> Request:
-        """The request as a message."""
+        """Return the request as a message."""
         request = Request(fetch_var_names=fetch_list, log_id=log_id)
         for name, value in feed_dict.items():
             if name in self.feed_names_:
@@ -311,13 +311,13 @@ class HttpClient:
     def process_json_data(
         self, feed_dict: Mapping[str, Any], fetch_list: Sequence[str], batch: bool, log_id: int
     ) -> str:
-        """The request as JSON."""
+        """Return the request as JSON."""
         return request_to_json(
             self.process_proto_data(feed_dict, fetch_list, batch, log_id)
         ).decode()
 
     def _array(self, name: str, value: Any, batch: bool) -> np.ndarray:
-        """A value of the feed as it is sent; of a list the configuration knows the shape."""
+        """Return a value of the feed as it is sent; of a list the configuration knows the shape."""
         dtype = dtype_of(self.feed_types_[name])
         given = isinstance(value, np.ndarray)
         array = np.asarray(value)
@@ -338,7 +338,7 @@ class HttpClient:
             ) from None
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
-        """(status, content type, unpacked body)"""
+        """Return (status, content type, unpacked body)"""
         for attempt in itertools.count():
             connection, is_used = self._connection()
             try:
@@ -365,7 +365,7 @@ class HttpClient:
         return answer.status, answer.getheader("Content-Type", ""), content
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """This thread's connection, and whether it was used before."""
+        """Return this thread's connection, and whether it was used before."""
         kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         timeout_s = self.timeout_ms / 1000
         if kept is not None and kept.sock is not None:

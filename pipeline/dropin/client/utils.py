@@ -17,7 +17,7 @@ _PERCENTILES = (80, 90, 99)
 
 
 def benchmark_args() -> argparse.Namespace:
-    """The options of a benchmark script."""
+    """Return the options of a benchmark script."""
     parser = argparse.ArgumentParser("benchmark")
     parser.add_argument("--thread", type=int, default=10, help="clients at the same time")
     parser.add_argument("--model", default="", help="client configuration of the model")

@@ -28,7 +28,7 @@ class ArgsParser(argparse.ArgumentParser):
         self.add_argument("-o", "--opt", nargs="+", help="set configuration options: key.key=value")
 
     def parse_args(self, argv: Sequence[str] | None = None) -> Any:  # type: ignore[override]
-        """The options; what is wrong with them ends the script, as argparse does it."""
+        """Return the options; end the script if they are wrong, as argparse does it."""
         args = super().parse_args(argv)
         if args.config is None:
             self.error("name the configuration file: --config config.yml")
@@ -40,7 +40,7 @@ class ArgsParser(argparse.ArgumentParser):
 
 
 def _conf_dict(file: str, options: Sequence[str]) -> dict[str, Any]:
-    """The mapping in `file` with `key.key=value` set in it; ConfigError says what is wrong."""
+    """Return the mapping in `file` with `key.key=value` set in it. Raises ConfigError."""
     source = read_yaml(file)
     if source.problems:
         raise ConfigError("\n".join(source.problems))
@@ -95,7 +95,7 @@ def dump_pid_file(portList: Sequence[int], model: object) -> None:
 
 
 def pid_is_exist(pid: int) -> bool:
-    """Whether there is a process of that number that may be sent a signal."""
+    """Return whether there is a process of that number that may be sent a signal."""
     return _send(pid, 0)
 
 

@@ -15,7 +15,7 @@ __all__ = ["Op", "PipelineWebService", "WebService", "port_is_available"]
 
 
 def port_is_available(port: int) -> bool:
-    """Whether nobody accepts connections on that port of this machine."""
+    """Return whether nobody accepts connections on that port of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         return probe.connect_ex(("127.0.0.1", port)) != 0
@@ -43,7 +43,7 @@ class WebService(web_service.WebService):
         yml_dict: Mapping[str, Any] | None = None,
         yaml_file: str | None = None,
     ) -> None:
-        """The library's; `yaml_file` is the name of `yml_file` up to 0.6."""
+        """Prepare as the library does; `yaml_file` is the name of `yml_file` up to 0.6."""
         if yml_file is not None and yaml_file is not None:
             raise ConfigError("prepare_pipeline_config: give yml_file or yaml_file, not both.")
         super().prepare_pipeline_config(yml_file or yaml_file, yml_dict)

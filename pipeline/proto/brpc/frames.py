@@ -68,7 +68,7 @@ class FrameError(ValueError):
 
 
 class Trace(NamedTuple):
-    """Where a call belongs: ids of its trace, its own span and the span above. brpc has 64 bits
+    """Place of a call: ids of its trace, its own span and the span above. brpc has 64 bits
     for each; of a longer id the low ones travel."""
 
     trace_id: int
@@ -100,7 +100,7 @@ def request_meta(
     service: str = SERVICE,
     trace: Trace | None = None,
 ) -> RpcMeta:
-    """The meta of a call of `service`'s `method`; 0 leaves `log_id` and `timeout_ms` out.
+    """Return the meta of a call of `service`'s `method`; 0 leaves `log_id` and `timeout_ms` out.
 
     Ids may be any 64-bit number: one above 2**63 travels as the negative of the same bits.
     """
@@ -120,12 +120,12 @@ def request_meta(
 
 
 def _signed(bits: int) -> int:
-    """The low 64 bits as a signed number."""
+    """Return the low 64 bits as a signed number."""
     return (bits + 2**63) % 2**64 - 2**63
 
 
 def response_meta(correlation_id: int, code: int = 0, text: str = "") -> RpcMeta:
-    """The meta of an answer; with a `code` other than 0 it goes out without a body."""
+    """Return the meta of an answer; with a `code` other than 0 it goes out without a body."""
     meta = RpcMeta(correlation_id=correlation_id)
     meta.response.error_code = code
     if text:
@@ -134,13 +134,13 @@ def response_meta(correlation_id: int, code: int = 0, text: str = "") -> RpcMeta
 
 
 def error_of(meta: RpcMeta) -> tuple[int, str]:
-    """(code, text) of an answer; the code of a call that went well is 0."""
+    """Return (code, text) of an answer; the code of a call that went well is 0."""
     response = meta.response
     return response.error_code, response.error_text.decode("utf-8", "backslashreplace")
 
 
 def code_name(code: int) -> str:
-    """`code` for people: "1002 (NO_METHOD)", or the number alone when it is not brpc's own."""
+    """Return `code` for people: "1002 (NO_METHOD)", or the number if it is not brpc's own."""
     try:
         return f"{code} ({BrpcCode(code).name})"
     except ValueError:
@@ -151,16 +151,16 @@ def code_name(code: int) -> str:
 
 
 def pack(meta: RpcMeta, body: bytes, attachment: bytes = b"") -> bytes:
-    """The bytes of one frame; sets `meta.attachment_size`.
+    """Return the bytes of one frame; sets `meta.attachment_size`.
 
     Raises:
-        WireError: the frame's size does not fit into its header.
+        FrameError: the frame's size does not fit into its header.
     """
     return b"".join((pack_head(meta, len(body), attachment), body, attachment))
 
 
 def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
-    """What `pack` puts before the body."""
+    """Return the header and the meta, which stand before the body."""
     if attachment:
         if len(attachment) >= 2**31:
             raise FrameError(
@@ -193,10 +193,10 @@ class FrameReader:
         self._error: FrameError | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
-        """The frames that `data` completes, in the order in which they came; `data` is copied.
+        """Return the frames that a copy of `data` completes, in the order of their arrival.
 
         Raises:
-            WireError: the peer does not speak baidu_std, or sends a frame that is too large. What
+            FrameError: the peer does not speak baidu_std, or sends a frame that is too large. What
                 follows on the connection cannot be read: every later call raises the same.
         """
         if self._error is not None:
@@ -217,7 +217,7 @@ class FrameReader:
             raise
 
     def _cut(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
-        """The whole frames of `data`; what is left over is kept."""
+        """Return the whole frames of `data`; what is left over is kept."""
         frames = []
         at, end = 0, len(data)
         self._wanted = HEADER_BYTES
@@ -235,7 +235,7 @@ class FrameReader:
         return frames
 
     def _read_header(self, data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
-        """(size of all that follows, size of the meta)."""
+        """Return (size of all that follows, size of the meta)."""
         magic, size, meta_size = _HEADER.unpack_from(data, at)
         if magic != MAGIC:
             raise _not_baidu_std(bytes(data[at : at + HEADER_BYTES]))
@@ -257,7 +257,7 @@ def _not_baidu_std(start: bytes) -> FrameError:
 
 
 def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFrame:
-    """The frame whose meta, body and attachment are `data`."""
+    """Return the frame whose meta, body and attachment are `data`."""
     try:
         meta = RpcMeta.FromString(bytes(data[:meta_size]))
     except DecodeError as error:
@@ -272,7 +272,7 @@ def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFra
 
 
 def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
-    """A copy; of what is large and lies in a buffer of our own, a view."""
+    """Return a copy; of what is large and lies in a buffer of our own, a view."""
     if isinstance(data, memoryview) and data.readonly and len(data) > SHORT_BYTES:
         return data
     return bytes(data)
@@ -282,10 +282,10 @@ def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
 
 
 def compress(kind: int, data: bytes) -> bytes:
-    """`data` as `compress_type` `kind` says; snappy wraps them without making them smaller.
+    """Compress `data` as `compress_type` `kind` says; snappy only wraps them.
 
     Raises:
-        WireError: this library has no such compression.
+        FrameError: this library has no such compression.
     """
     if kind == Compression.NONE:
         return data
@@ -295,10 +295,10 @@ def compress(kind: int, data: bytes) -> bytes:
 
 
 def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
-    """What `compress` was given; memory stays within `max_bytes` and some overhead.
+    """Decompress `data`; memory stays within `max_bytes` and some overhead.
 
     Raises:
-        WireError: it is longer than `max_bytes`, or broken, or there is no such compression here.
+        FrameError: it is longer than `max_bytes`, or broken, or there is no such compression here.
     """
     if kind == Compression.NONE:
         if len(data) > max_bytes:
@@ -328,7 +328,7 @@ def _inflate(data: bytes | memoryview, wbits: int, max_bytes: int) -> bytes:
 
 
 def _wbits(kind: int) -> int:
-    """How zlib is told which of its two formats this is."""
+    """Return zlib's number for the format; raise FrameError for one that it lacks."""
     try:
         return _WBITS[Compression(kind)]
     except KeyError:

@@ -79,7 +79,7 @@ _ELEM_TYPES = {dtype: elem_type for elem_type, (dtype, _) in _LAYOUTS.items()}
 
 
 def dtype_of(elem_type: int) -> np.dtype[Any]:
-    """The dtype of an elem_type's arrays; object stands for text. ValueError: no such elem_type."""
+    """Return the dtype of an elem_type's arrays; object is text. Raises ValueError: unknown."""
     try:
         return _LAYOUTS[elem_type][0]
     except KeyError:
@@ -88,7 +88,7 @@ def dtype_of(elem_type: int) -> np.dtype[Any]:
 
 
 def elem_type_of(dtype: np.dtype[Any]) -> BrpcElemType:
-    """How arrays of `dtype` travel; ValueError for one that has no elem_type of its own."""
+    """Return the elem_type of arrays of `dtype`. Raises ValueError: it has none of its own."""
     try:
         return BrpcElemType(_ELEM_TYPES[dtype])
     except KeyError:
@@ -101,7 +101,7 @@ def elem_type_of(dtype: np.dtype[Any]) -> BrpcElemType:
 def value_to_tensor(
     name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
 ) -> Tensor:
-    """The tensor of `value`; see `put_value`."""
+    """Return the tensor of `value`; see `put_value`."""
     tensor = Tensor()
     put_value(tensor, name, alias, value, lod)
     return tensor
@@ -172,7 +172,7 @@ def _check_text(elements: Iterable[object]) -> None:
 def value_pieces(
     name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
 ) -> list[bytes | memoryview]:
-    """The bytes of `value_to_tensor`, in pieces: the elements of a large array are no copy."""
+    """Return the bytes of `value_to_tensor`, in pieces; a large array is not copied."""
     if not isinstance(value, np.ndarray) or value.dtype.kind in "OU" or value.nbytes < _LARGE_BYTES:
         return [value_to_tensor(name, alias, value, lod).SerializeToString()]
     try:
@@ -195,7 +195,7 @@ def value_pieces(
 
 
 def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memoryview]]) -> bytes:
-    """A Response of one model; each tensor in the pieces of `value_pieces`."""
+    """Return a Response of one model; each tensor in the pieces of `value_pieces`."""
     pieces: list[bytes | memoryview] = []
     for tensor in tensors:
         pieces += (field_head(_TENSOR, sum(map(len, tensor))), *tensor)
@@ -205,7 +205,7 @@ def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memo
 
 
 def large_request(message: bytes, limits: Limits) -> BlockMessage:
-    """A Request whose long fields are left in `message`. Raises DecodeError, TooLargeError."""
+    """Return a Request, its long fields left in `message`. Raises DecodeError, TooLargeError."""
     return hollow(message, Request, _REQUEST_SHAPE, limits)
 
 
@@ -213,12 +213,12 @@ def large_request(message: bytes, limits: Limits) -> BlockMessage:
 
 
 def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
-    """The tensor's elements in its shape: a writable array of its own; text as objects, each a str.
+    """Return a new array of the tensor's elements in its shape; text as objects, each a str.
 
     Without a shape one element gives a 0-d array and any other number a 1-D array.
 
     Raises:
-        WireError: an unknown elem_type, or data that do not fit it or the shape; the text names
+        FrameError: an unknown elem_type, or data that do not fit it or the shape; the text names
             the tensor.
     """
     try:
@@ -232,12 +232,12 @@ def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
 
 
 def lod_of(tensor: Tensor | BlockMessage) -> Array | None:
-    """The tensor's level-of-detail offsets as a 1-D int32 array; None when it has none."""
+    """Return the tensor's level-of-detail offsets as a 1-D int32 array; None when it has none."""
     return np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
 
 
 def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -> Array:
-    """The elements as a 1-D array; ValueError when the bytes do not make whole ones."""
+    """Return the elements as a 1-D array. Raises ValueError: the bytes make no whole ones."""
     if field in PACKED_DTYPES:
         numbers = read_packed(tensor, field)
         if dtype.kind == "c" and numbers.size % 2:

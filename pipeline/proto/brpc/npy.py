@@ -24,14 +24,14 @@ _SHAPE = re.compile(rb"'shape'\s*:\s*\(([0-9,\s]*)\)")
 
 
 def array_to_npy(array: Array) -> bytes:
-    """The .npy file of an array. Raises ValueError for an array of objects."""
+    """Return the .npy file of an array. Raises ValueError for an array of objects."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
 def npy_to_array(data: bytes | memoryview) -> Array:
-    """The writable array of a .npy file of a plain dtype (neither objects nor records).
+    """Return the writable array of a .npy file of a plain dtype (neither objects nor records).
 
     numpy's own reader allocates by the shape that the header states before it looks for the
     data, and evaluates the header as a Python literal; this one does neither.
@@ -50,7 +50,7 @@ def npy_to_array(data: bytes | memoryview) -> Array:
 
 
 def _split_header(data: bytes | memoryview) -> tuple[bytes, int]:
-    """The header's text, and where the elements start."""
+    """Return the header's text, and where the elements start."""
     version = data[len(MAGIC)] if len(data) > len(MAGIC) else None
     if version not in _LENGTH_FORMATS:
         raise ValueError(f"version {version} of the format is unknown")

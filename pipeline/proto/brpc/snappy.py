@@ -15,7 +15,7 @@ _LITERAL_4_TAG = 63 << 2
 
 
 def encode(data: bytes) -> bytes:
-    """`data` as one literal: a block that every reader of snappy takes, not a smaller one."""
+    """Return `data` as one literal: every reader of snappy takes it, and it is no smaller."""
     head = bytearray()
     length = len(data)
     if length >= 2**32:
@@ -31,7 +31,7 @@ def encode(data: bytes) -> bytes:
 
 
 def decode(block: bytes | memoryview, max_bytes: int) -> bytes:
-    """The data of one block.
+    """Return the data of one block.
 
     Memory stays within `max_bytes` whatever the block says. Pure Python: about 0.4 us for each
     element, of which a block that does not compress has few.
@@ -57,7 +57,7 @@ def decode(block: bytes | memoryview, max_bytes: int) -> bytes:
 
 
 def _read_length(block: bytes) -> tuple[int, int]:
-    """The length of the data, and where the elements start."""
+    """Return the length of the data, and where the elements start."""
     length = 0
     for at, byte in enumerate(block[:_MAX_VARINT_BYTES]):
         length |= (byte & 0x7F) << 7 * at

@@ -40,7 +40,7 @@ _print_options = threading.RLock()
 
 
 def numpy_to_text(value: Any, limits: Limits | None = None) -> str:
-    """The text of a value in a string answer.
+    """Return the text of a value in a string answer.
 
     An array gives exactly numpy's `repr` with all of its elements, to numpy's print precision
     (8 digits, unless the program changed it: float64 loses the rest). A list of `str` gives the
@@ -92,7 +92,7 @@ def _array_repr(array: Array, limits: Limits | None) -> str:
 
 
 def text_to_numpy(text: str) -> Any:
-    """The value that `numpy_to_text`, or `repr` of a list or number, wrote as `text`.
+    """Return the value that `numpy_to_text`, or `repr` of a list or number, wrote as `text`.
 
     `array(...)` gives an array, `[...]` a list, a number or bool itself. Raises PackageError
     when the text is anything else.
@@ -154,7 +154,7 @@ class _TextReader:
     # - values -
 
     def _value(self, depth: int) -> Any:
-        """The value that starts here; `depth` brackets are open."""
+        """Read the value that starts here; `depth` brackets are open."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} brackets are open")
         self._skip_space()
@@ -181,7 +181,7 @@ class _TextReader:
         return items
 
     def _number(self) -> int | float | complex:
-        """A number; a real part and the imaginary part right behind it are one."""
+        """Read a number; a real part and the imaginary part right behind it are one."""
         self._skip_space()
         match = self._match(_NUMBER, "a number")
         if match["imaginary"] is None:
@@ -218,7 +218,7 @@ class _TextReader:
     # - arrays -
 
     def _array(self, depth: int) -> Array:
-        """`array(` data [`, shape=`...] [`, dtype=`...] `)`, standing behind the name."""
+        """Read `array(` data [`, shape=`...] [`, dtype=`...] `)` from behind its name on."""
         self._expect("(")
         self._skip_space()
         start = self._at
@@ -349,7 +349,7 @@ def _check_elements(elements: list[Any], types: set[type], dtype: np.dtype[Any] 
 
 
 def _from_numbers(flat: str, dtype: np.dtype[Any] | None) -> Array:
-    """The 1-D array of numbers between commas."""
+    """Return the 1-D array of numbers between commas."""
     parts = flat.split(",")
     is_float = dtype is not None and dtype.kind in "fcV"  # bfloat16, a "V", prints 1.0 as 1
     if is_float or any(mark in flat for mark in ".eEn"):
@@ -362,7 +362,7 @@ def _from_numbers(flat: str, dtype: np.dtype[Any] | None) -> Array:
 
 
 def _from_objects(data: Any, dtype: np.dtype[Any] | None) -> Array:
-    """The array of nested lists of any constants."""
+    """Return the array of nested lists of any constants."""
     objects = np.array(data, dtype=object)
     elements = objects.ravel().tolist()
     types = set(map(type, elements))

@@ -49,7 +49,7 @@ class _OddError(Exception):
 
 
 def hollow(data: bytes, kind: type[Message], shape: Shape, limits: Limits) -> BlockMessage:
-    """The message, its long fields left in `data`.
+    """Return the message, its long fields left in `data`.
 
     Raises:
         DecodeError: `data` are no such message.
@@ -121,7 +121,7 @@ class _BlockWalk:
         return _Found(_without(view, cuts), found, nested)
 
     def _fields(self, view: View) -> Iterator[tuple[int, int, int, int, int]]:
-        """(number, wire type, start, start and end of the content) of each field."""
+        """Yield (number, wire type, start, start and end of the content) of each field."""
         at, size = 0, len(view)
         while at < size:
             start = at
@@ -216,11 +216,11 @@ class BlockMessage:
         ]
 
     def views(self, name: str) -> list[View] | None:
-        """The bytes of a long field, as often as it is there; None: it is in the message."""
+        """Return the bytes of each copy of a long field; None: it is in the message."""
         return self._blocks.get(name)
 
     def packed(self, name: str, dtype: np.dtype[Any]) -> Array | None:
-        """The elements of a packed field of numbers of one size; None: they are in the message."""
+        """Return the elements of a packed field of fixed size; None: they are in the message."""
         views = self._blocks.get(name)
         if views is None:
             return None
@@ -237,7 +237,7 @@ class BlockMessage:
         return np.concatenate([np.frombuffer(view, dtype) for view in views])
 
     def varints(self, name: str, dtype: np.dtype[Any]) -> Iterator[Array] | None:
-        """The elements of a packed field of integers, in slices; None: they are in the message."""
+        """Return the integers of a packed field, in slices; None: they are in the message."""
         views = self._blocks.get(name)
         return None if views is None else (part for view in views for part in _varints(view, dtype))
 
@@ -249,7 +249,7 @@ class BlockMessage:
                 child.release()
 
     def count(self, name: str) -> int:
-        """How many varints there are in a long field."""
+        """Count the varints of a long field."""
         return sum(
             int(np.count_nonzero(np.frombuffer(view[at : at + SLICE_BYTES], np.uint8) < 0x80))
             for view in self._blocks.get(name, ())
@@ -323,7 +323,7 @@ def _encoded(numbers: Array) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes lengths."""
+    """Return a number as protobuf writes lengths."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -333,12 +333,12 @@ def varint(number: int) -> bytes:
 
 
 def field_head(number: int, length: int) -> bytes:
-    """What stands before the content of a field that has a length."""
+    """Return tag and length of a field, which stand before its content."""
     return varint(number << 3 | _PREFIXED) + varint(length)
 
 
 def bytes_field(number: int, content: bytes | View) -> bytes:
-    """A whole field."""
+    """Return a whole field."""
     return b"".join((field_head(number, len(content)), content))
 
 

@@ -1,8 +1,8 @@
 """Requests and responses as proto3 JSON: read strictly, so that nothing is lost silently.
 
 What Go's protojson takes is taken, and little else (see `json_fields`; a field that is there
-twice), so that a gateway and the server's own door agree. `google.protobuf.json_format` takes half
-of a broken base64 text, "1_0" for 10 and "1e39" for an infinite float32, in ten times as long.
+twice), so that a gateway and the server's own frontend agree. `google.protobuf.json_format` takes
+half of a broken base64 text, "1_0" for 10 and "1e39" for an infinite float32, in ten times as long.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FLOAT_FIELDS = frozenset(PACKED_DTYPES) - {"bool_data"}
 
 
 def request_from_json(body: bytes, name: str, method: str) -> Request:
-    """The request that was posted to `/{name}/{method}`.
+    """Return the request that was posted to `/{name}/{method}`.
 
     `name` and `method` stand above those of the body. An empty body is an empty request;
     unknown fields are ignored, `null` is a field's default, field names may be the original or
@@ -74,8 +74,9 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
 
 
 def large_request_from_json(bodies: list[bytes], name: str, method: str, limits: Limits) -> Request:
-    """`request_from_json` for a body, the only one of `bodies`, that is too large to be read at
-    once; it is taken from there, so that its memory can be given back.
+    """Read the request in the only one of `bodies`, which is too large to be read at once.
+
+    It is taken from the list, so that its memory can be given back.
 
     A number that no double can hold is not noticed in a field that is unknown. Raises TooLargeError
     besides, for more strings than `limits` has.
@@ -218,7 +219,7 @@ def _set_long(
 
 
 def _plain(field: JsonField, values: list[Any], start: int, path: str) -> Any:
-    """A piece of a list as the message takes it; `start` is where it begins."""
+    """Return a piece of a list as the message takes it; `start` is where it begins."""
     part = Tensor() if field.name in _TENSOR_FIELDS else Request()
     try:
         _set_list(part, field, values, "")
@@ -249,7 +250,7 @@ def _misfit(place: str, expected: str, value: Any) -> PackageError:
 
 
 def response_to_json(response: Response) -> bytes:
-    """The JSON object of a response: original field names in their order, defaults included."""
+    """Return the JSON object of a response: all fields, by their original names."""
     tensors = response.tensors
     return orjson.dumps(
         {
@@ -264,7 +265,7 @@ def response_to_json(response: Response) -> bytes:
 
 
 def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
-    """`response_to_json` for an answer that is too large to be written at once.
+    """Return the JSON of an answer that is too large to be written at once.
 
     Raises TooLargeError for more JSON than `limits` lets pass.
     """
@@ -285,7 +286,7 @@ _ASK_GRPC = "ask over gRPC"
 
 
 def _fragment(pieces: Iterable[bytes], limits: Limits) -> orjson.Fragment:
-    """A list of JSON, made of its elements."""
+    """Return a list of JSON, made of its elements."""
     parts: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -340,14 +341,14 @@ def _float_writer(field: str) -> Callable[[Tensor], Any]:
 
 
 def floats_of(numbers: np.ndarray[Any, Any]) -> Any:
-    """What orjson prints for numbers."""
+    """Return the numbers in a form that orjson prints as JSON."""
     if bool(np.isfinite(numbers).all()):
         return numbers  # orjson prints a float32 with its own shortest digits
     return _with_special_floats(numbers)
 
 
 def _with_special_floats(numbers: np.ndarray[Any, Any]) -> list[Any]:
-    """The numbers as a list with the strings that JSON has for NaN and the infinities."""
+    """Return the numbers as a list with the strings that JSON has for NaN and the infinities."""
     printed: list[Any] = orjson.loads(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
     for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
         number = numbers[at]

@@ -1,4 +1,4 @@
-"""How the values of each type of protobuf field stand in proto3 JSON, read strictly.
+"""Values of each type of protobuf field as they stand in proto3 JSON, read strictly.
 
 The verdict is that of Go's protojson, with two exceptions. An integer of 2^53 or more that is
 written with a point or an exponent is refused: orjson hands it on as a double, of which nobody
@@ -42,7 +42,7 @@ class FieldKind:
     is_checked: bool = False
 
     def takes(self, value: Any) -> bool:
-        """Whether a value of JSON is of this kind."""
+        """Return whether a value of JSON is of this kind."""
         try:
             self.read(value)
         except ValueError:
@@ -60,7 +60,7 @@ class JsonField:
 
 
 def fields_of(message: type[Message]) -> dict[str, JsonField]:
-    """The fields of a message that are no messages, by their original and their camelCase names."""
+    """Return a message's plain fields, by their original and their camelCase names."""
     found = {}
     for field in message.DESCRIPTOR.fields:
         if field.type != FieldDescriptor.TYPE_MESSAGE:
@@ -70,7 +70,7 @@ def fields_of(message: type[Message]) -> dict[str, JsonField]:
 
 
 def shown(value: Any) -> str:
-    """A value of JSON in a line of text."""
+    """Return a line of text that shows a value of JSON."""
     if type(value) is list:
         return "an array"
     if type(value) is dict:
@@ -84,7 +84,7 @@ def shown(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float:
-    """A number; in a string too, as long as there is nothing else in it."""
+    """Return a number; also one in a string with nothing else in it."""
     if type(value) is str and value == value.strip():
         value = orjson.loads(value)
     if type(value) is int or type(value) is float:

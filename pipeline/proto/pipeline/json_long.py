@@ -21,13 +21,13 @@ from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.pipeline.shapes import block_dims
 from pipeline.proto.slices import SHORT_BYTES, breathe
 
-MOST_OBJECTS = 2**18
+MAX_TENSORS = 2**18
 """Tensors of one message of JSON."""
 
 _WINDOW_BYTES = 32 * 1024  # read at once
 MARKS = {"\0NaN": math.nan, "\0Infinity": math.inf, "\0-Infinity": -math.inf}
 _UNQUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?Infinity|NaN)', re.DOTALL)
-_MOST_SMALL = 2**20  # bytes of what is read at once
+_MAX_WHOLE_BYTES = 2**20  # bytes of what is read at once
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _STRING_OR_BRACKET = re.compile(rb'("(?:[^"\\]|\\.)*+")|[\[\]]', re.DOTALL)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
@@ -56,18 +56,20 @@ class LongArray:
         self.is_marked: bool = is_marked
 
     def pieces(self) -> Iterator[list[Any]]:
-        """The elements in order. Raises UnevenError for a list or object among them."""
+        """Yield the elements in order. Raises UnevenError for a list or object among them."""
         for window in self.windows():
             yield self._numbered(_parsed(window))
 
     def whole(self, what: str) -> list[Any]:
-        """All elements, of any kind.
+        """Return all elements, of any kind.
 
         Raises:
             TooLargeError: `what` they are takes too many bytes to be read at once.
         """
-        if len(self.text) > _MOST_SMALL:
-            text = f"{what} of the request has {len(self.text)} bytes, {_MOST_SMALL} are allowed"
+        if len(self.text) > _MAX_WHOLE_BYTES:
+            text = (
+                f"{what} of the request has {len(self.text)} bytes, {_MAX_WHOLE_BYTES} are allowed"
+            )
             raise TooLargeError(text)
         try:
             elements: list[Any] = orjson.loads(self.text)
@@ -76,7 +78,7 @@ class LongArray:
         return self._numbered(elements)
 
     def flat_pieces(self) -> Iterator[list[Any]]:
-        """The innermost elements of nested lists. Raises UnevenError: the lists are no block."""
+        """Yield the innermost elements of nested lists. Raises UnevenError: they are no block."""
         if not self._is_nested():
             yield from self.pieces()
             return
@@ -96,7 +98,7 @@ class LongArray:
         return [MARKS.get(value, value) if type(value) is str else value for value in values]
 
     def index_of_container(self) -> int:
-        """Which element is the first that is a list or object."""
+        """Return the index of the first element that is a list or object."""
         at = 0
         for window in self.windows():
             text = _STRING.sub(b"", window)
@@ -118,7 +120,7 @@ class LongArray:
         return b"[" + b",".join(parts) + b"]"
 
     def windows(self) -> Iterator[bytes]:
-        """What is between the brackets, cut at commas outside of strings."""
+        """Yield the text between the brackets, cut at commas outside of strings."""
         at, end, size = 1, len(self.text) - 1, _WINDOW_BYTES
         while at < end:
             breathe()
@@ -133,7 +135,7 @@ class LongArray:
 
 
 def _last_comma(window: bytes) -> int:
-    """Where the last comma is that stands in no string; the window begins outside of one."""
+    """Return the position of the last comma outside of strings; the window begins outside."""
     if b"\\" in window:
         window = window.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     cut = window.rfind(b",")
@@ -157,7 +159,7 @@ def _parsed(elements: bytes) -> list[Any]:
 
 
 def struct_of(names: list[str]) -> type[msgspec.Struct]:
-    """A Struct whose members of these names are left as text; `members_of` reads it."""
+    """Return a Struct whose members of these names are left as text; `members_of` reads it."""
     return msgspec.defstruct(
         "Members", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names]
     )
@@ -166,7 +168,7 @@ def struct_of(names: list[str]) -> type[msgspec.Struct]:
 def members_of(
     text: bytes | bytearray | memoryview | msgspec.Raw, kind: type[msgspec.Struct]
 ) -> dict[str, memoryview]:
-    """The members that there are of a JSON object, in the order of the text.
+    """Return the members that there are of a JSON object, in the order of the text.
 
     All others are only looked through: a number there may be too large for a double.
 
@@ -206,7 +208,7 @@ def _address(view: memoryview) -> int:
 def elements_of(
     text: memoryview, kind: type[msgspec.Struct], what: str
 ) -> list[dict[str, memoryview]]:
-    """The members of each object in a list of them.
+    """Return the members of each object in a list of them.
 
     Raises:
         TooLargeError: there are too many; `what` they are.
@@ -216,8 +218,8 @@ def elements_of(
         (_STRING.sub(b"", window) if b'"' in window else window).count(b"{")
         for window in LongArray(text).windows()
     )
-    if count > MOST_OBJECTS:
-        raise TooLargeError(f"the request has more than {MOST_OBJECTS} {what}")
+    if count > MAX_TENSORS:
+        raise TooLargeError(f"the request has more than {MAX_TENSORS} {what}")
     try:
         found = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]  # a value
     except msgspec.ValidationError as error:
@@ -237,12 +239,12 @@ def marked(text: bytes | memoryview) -> bytes:
 
 
 def value_of(text: memoryview, is_marked: bool = False) -> Any:
-    """What a member of an object is: a long list as a LongArray, all else as orjson reads it."""
+    """Return the value of a member: a long list as a LongArray, all else as orjson reads it."""
     if len(text) > SHORT_BYTES:
         kind = bytes(text[:1])
         if kind == b"[":
             return LongArray(text, is_marked)
-        if kind == b"{" and len(text) > _MOST_SMALL:
+        if kind == b"{" and len(text) > _MAX_WHOLE_BYTES:
             raise TooLargeError(f"the request has an object of {len(text)} bytes")
     try:
         return orjson.loads(text)

@@ -32,7 +32,7 @@ _LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
 
 
 def read_request(message: bytes, limits: Limits) -> BlockMessage:
-    """The Request in `message`, for our own RequestOp.
+    """Return the Request in `message`, for our own RequestOp.
 
     Raises PackageError, and TooLargeError for more text than `limits` lets pass.
     """
@@ -62,7 +62,7 @@ class LargeTensor:
         self.data: Any = data
 
     def numbers(self) -> Any:
-        """The elements of an array as they stand in their field, in one dimension."""
+        """Return the elements of an array as they stand in their field, in one dimension."""
         flat = self.data.reshape(-1)
         dtype = PACKED_DTYPES.get(self.field)
         if dtype is None:
@@ -72,7 +72,7 @@ class LargeTensor:
         return np.ascontiguousarray(flat, dtype)
 
     def wire(self) -> list[Any]:
-        """The pieces of the message, in the order of protobuf's own."""
+        """Return the pieces of the message, in the order of protobuf's own."""
         content: Any = self.data
         if isinstance(content, np.ndarray):
             numbers = self.numbers()
@@ -83,7 +83,7 @@ class LargeTensor:
 
 
 def large_tensors(payload: Mapping[str, Any]) -> Iterator[Tensor | LargeTensor]:
-    """The tensors of an answer. Raises PayloadTypeError for what has no place in one."""
+    """Yield the tensors of an answer. Raises PayloadTypeError for what has no place in one."""
     for key, value in payload.items():
         if key.endswith(".lod") and key.removesuffix(".lod") in payload:
             continue
@@ -127,16 +127,16 @@ class LargeResponse:
 
     @property
     def message(self) -> Response:
-        """The Response itself: a copy of all of it."""
+        """Return the Response itself: a copy of all of it."""
         return self.head if self._tensors is None else Response.FromString(self.to_wire())
 
     @property
     def tensors(self) -> list[Tensor | LargeTensor]:
-        """Whatever they are."""
+        """Return the tensors, large ones or messages."""
         return list(self.head.tensors) if self._tensors is None else self._tensors
 
     def to_wire(self) -> bytes:
-        """The message as protobuf writes it."""
+        """Return the message as protobuf writes it."""
         pieces = self._head_pieces()
         for tensor in self._tensors or ():
             breathe()
@@ -148,7 +148,7 @@ class LargeResponse:
         return joined(pieces)
 
     def _head_pieces(self) -> list[Any]:
-        """The head, long texts in slices: protobuf writes those while all others wait."""
+        """Return the head, long texts in slices: protobuf writes those while all others wait."""
         head = self.head
         if self._tensors is None or len(head.value) > _FEW:
             return [head.SerializeToString()]
@@ -172,7 +172,7 @@ def _encoded(text: str) -> Iterator[bytes]:
 
 
 def is_short(response: Response) -> bool:
-    """Whether a Response can be written on the event loop."""
+    """Return whether a Response can be written on the event loop."""
     values, tensors = response.value, response.tensors
     if len(values) > _FEW or len(response.key) > _FEW or len(tensors) > _FEW:
         return False
@@ -190,14 +190,14 @@ def is_short(response: Response) -> bool:
 
 
 def base64_pieces(data: bytes) -> Iterator[bytes]:
-    """The base64 of bytes, in slices."""
+    """Yield the base64 of bytes, in slices."""
     for at in range(0, len(data), _LINE_BYTES):
         breathe()
         yield base64.b64encode(data[at : at + _LINE_BYTES])
 
 
 def number_pieces(array: Any, dumps: Any) -> Iterator[bytes]:
-    """The JSON of a flat array's elements, without brackets, in slices."""
+    """Yield the JSON of a flat array's elements, without brackets, in slices."""
     for at in range(0, array.size, SLICE):
         breathe()
         numbers = np.ascontiguousarray(array[at : at + SLICE])  # orjson takes no other

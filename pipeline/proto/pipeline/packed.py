@@ -49,7 +49,7 @@ def write_packed(tensor: Message, field: str, data: Array) -> None:
 
 
 def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
-    """The elements of a field of PACKED_DTYPES as a 1-D array that is not to be written to."""
+    """Return a field of PACKED_DTYPES as a 1-D array that is not to be written to."""
     dtype = PACKED_DTYPES[field]
     if isinstance(tensor, BlockMessage) and (found := tensor.packed(field, dtype)) is not None:
         return found
@@ -64,7 +64,7 @@ def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
 
 
 def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
-    """Where the `size` bytes behind the tag `wanted` start in a serialised Tensor.
+    """Return the position of the `size` bytes behind the tag `wanted` in a serialised Tensor.
 
     A serialiser writes fields in the order of their numbers, and a Tensor's fields 1 to 8 are all
     packed: so only such blocks stand before the one we look for. None when that does not hold.
@@ -80,7 +80,7 @@ def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
 
 
 def read_varint(wire: bytes, at: int) -> tuple[int, int]:
-    """The number that starts at `at`, of some 64 bits, and the position behind it.
+    """Return the number that starts at `at`, of some 64 bits, and the position behind it.
 
     Raises IndexError where the bytes end before the number does.
     """

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 class ShapedTensor(Protocol):
-    """What the `Tensor` messages of our formats have in common."""
+    """Common part of the `Tensor` messages of our formats."""
 
     elem_type: int
 
@@ -26,7 +26,7 @@ class ShapedTensor(Protocol):
 
 
 def in_shape(tensor: ShapedTensor, elements: Array, field: str) -> Array:
-    """`elements`, which came from `field` of `tensor`, in the tensor's shape.
+    """Return `elements`, which came from `field` of `tensor`, in the tensor's shape.
 
     Without a shape one element is a 0-d array and any other number a 1-D array.
     Raises ValueError where the elements do not fill the shape exactly.

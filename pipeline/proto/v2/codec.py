@@ -108,7 +108,7 @@ class RequestedOutput(msgspec.Struct, frozen=True):
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """What a caller asks of a model; BYTES inputs are object arrays of `bytes`.
+    """Request for a model; BYTES inputs are object arrays of `bytes`.
 
     `model_version` is "" where the choice is the server's. No `outputs` means all of them.
     """
@@ -122,7 +122,7 @@ class InferRequest(msgspec.Struct, frozen=True):
 
 
 class InferResponse(msgspec.Struct, frozen=True):
-    """What a model answers, its outputs in the order in which they are written."""
+    """Answer of a model, its outputs in the order in which they are written."""
 
     model_name: str
     model_version: str = ""
@@ -137,7 +137,7 @@ class InferResponse(msgspec.Struct, frozen=True):
 def request_from_message(
     message: ModelInferRequest | BlockMessage, limits: Limits | None = None
 ) -> InferRequest:
-    """The request that came as a message; its arrays can be written to.
+    """Return the request that came as a message; its arrays can be written to.
 
     Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
     protocol and for one that needs an extension which is not served; TooLargeError for more text
@@ -178,7 +178,7 @@ def _inputs_of(
 
 
 def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:
-    """`request_from_message` for one that is too large to be copied first.
+    """Read a request that is too large to be copied first.
 
     Raises DecodeError besides: it is no ModelInferRequest.
     """
@@ -299,7 +299,7 @@ def tensors_to_arrays(
     asked: tuple[str, str] | None = None,
     limits: Limits | None = None,
 ) -> dict[str, Array]:
-    """The arrays of all tensors of a request or response, by name; they can be written to.
+    """Return the arrays of all tensors of a request or response, by name; they can be written to.
 
     Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for
     data that does not fit the shape, and where only some of the tensors are raw. With `asked`,
@@ -336,7 +336,7 @@ def contents_to_array(
     contents: InferTensorContents,
     limits: Limits | None = None,
 ) -> Array:
-    """The array of one tensor that is not raw; of BYTES, an object array of `bytes`.
+    """Return the array of one tensor that is not raw; of BYTES, an object array of `bytes`.
 
     Raises PackageError for FP16 and BF16, which have no field, for an unknown datatype, and for
     data that does not fit the datatype or the shape.
@@ -365,7 +365,7 @@ def contents_to_array(
 
 
 def _long_contents(datatype: str, shape: Sequence[int], contents: BlockMessage) -> Array:
-    """The array of a long field."""
+    """Return the array of a long field."""
     (field, wide), dtype = _CONTENTS[datatype], known_dtype(datatype)
     found = contents.packed(field, wide) if wide.kind in "bf" else None
     came = contents.count(field) if found is None else found.size
@@ -397,7 +397,7 @@ def _sliced(elements: Sequence[Any]) -> Iterator[Sequence[Any]]:
 def _wrong_contents(
     datatype: str, shape: list[int], field: str, contents: InferTensorContents
 ) -> UnfilledError:
-    """The error of contents whose `field`, that of the datatype, does not fill the shape."""
+    """Return the error of contents whose `field`, that of the datatype, does not fill the shape."""
     filled = [found.name for found, _ in contents.ListFields()]
     size, came = size_of(shape), len(getattr(contents, field))
     what = f"{datatype} of shape {shape}"

@@ -76,7 +76,7 @@ def read_request(
     raw_inputs: Sequence[RawInput] | None = None,
     limits: Limits | None = None,
 ) -> InferRequest:
-    """The request that was posted to a model's `infer`.
+    """Return the request that was posted to a model's `infer`.
 
     Args:
         body: all of it, inflated.
@@ -115,7 +115,7 @@ def read_request(
 
 
 def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
-    """Which of the outputs `names` the request wants as bytes after the JSON.
+    """Return those of the outputs `names` that the request wants as bytes after the JSON.
 
     Each output's own parameter `binary_data` counts, else the request's `binary_data_output`.
     """
@@ -200,7 +200,7 @@ class _Tail:
 def _inputs(
     fields: dict[str, Any], tail: _Tail, asked: tuple[str, str], limits: Limits
 ) -> dict[str, Array]:
-    """The arrays, by name; `asked`: the model and the id of the request."""
+    """Return the arrays, by name; `asked`: the model and the id of the request."""
     arrays: dict[str, Array] = {}
     names: list[str] = []
     for index, entry in enumerate(_list(fields, "inputs", "the request")):
@@ -263,7 +263,7 @@ def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
 def write_response(
     response: InferResponse, binary: Collection[str] = (), limits: Limits | None = None
 ) -> tuple[bytes, int | None]:
-    """The body of the answer, and the Inference-Header-Content-Length if it needs one.
+    """Return the body of the answer, and the Inference-Header-Content-Length if it needs one.
 
     Outputs named in `binary` stand as bytes after the JSON, all others as a flat list in it.
     Floats there that are not finite are `NaN`, `Infinity` and `-Infinity`, as clients of the
@@ -297,7 +297,7 @@ def write_response(
 def _output(
     name: str, array: Array, tail: list[bytes | memoryview] | None, limits: Limits | None
 ) -> dict[str, Any]:
-    """An output's JSON; its bytes are appended to the `tail` if there is one."""
+    """Return an output's JSON; its bytes are appended to the `tail` if there is one."""
     datatype = datatype_of(array.dtype)
     fields: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
     if tail is None:
@@ -325,7 +325,7 @@ def _parsed(text: memoryview) -> Any:
 
 
 def _large_fields(text: memoryview) -> dict[str, Any]:
-    """The members of a large request, in which the long lists of data are LongArrays."""
+    """Return the members of a large request, in which the long lists of data are LongArrays."""
     is_marked = False
     try:
         check_utf8(text)
@@ -365,7 +365,7 @@ def _large_inputs(text: memoryview, is_marked: bool) -> Any:
 
 
 def _short(name: str, value: Any) -> Any:
-    """A member that is no data: all of it at once, as far as it may be that large."""
+    """Return a member that is no data: all of it at once, as far as it may be that large."""
     return value.whole(repr(name)) if isinstance(value, LongArray) else value
 
 

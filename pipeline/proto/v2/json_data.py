@@ -41,7 +41,7 @@ _SHOWN = 40  # characters of a value in an error's text
 def data_to_array(
     datatype: str, shape: list[int], data: list[Any] | LongArray, limits: Limits | None = None
 ) -> Array:
-    """The array of a datatype and shape with the elements of `data`, flat or in nested lists.
+    """Return the array of the elements of `data`, which is flat or nested lists.
 
     Raises PackageError, which says what is wrong with which element; TooLargeError for more text
     than `limits` lets pass.
@@ -66,7 +66,7 @@ def data_to_array(
 
 
 def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
-    """The elements of a long list, which are never all there as objects unless they are text."""
+    """Return the elements of a long list; only text is ever all there as objects."""
     dtype = known_dtype(datatype)
     flat = np.empty(0, dtype)
     parts: list[Array] = []
@@ -98,7 +98,7 @@ def _miscounted(datatype: str, shape: list[int], size: int, count: int) -> Packa
 
 
 def _flat(data: list[Any]) -> list[Any]:
-    """The elements, which may stand in lists of lists; lists side by side have one length."""
+    """Return the elements of lists of lists; lists side by side have one length."""
     for _ in range(MAX_DIMENSIONS):
         kinds = set(map(type, data))
         if list not in kinds:
@@ -134,7 +134,7 @@ def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any], start: int = 
 
 
 def _whole(flat: list[Any], datatype: str, start: int) -> list[int]:
-    """The elements as integers: there are clients that write 1 as 1.0, and in JSON it is one."""
+    """Return the elements as integers; some clients write 1 as 1.0, which is one in JSON."""
     if float not in set(map(type, flat)):
         return flat
     for index, element in enumerate(flat):
@@ -170,7 +170,7 @@ def _wrong_type(text: str, index: int, element: Any) -> str:
 
 
 def array_to_data(array: Array, limits: Limits | None = None) -> Any:
-    """The elements as `orjson.dumps` takes them with OPT_SERIALIZE_NUMPY, flat.
+    """Return the elements as `orjson.dumps` takes them with OPT_SERIALIZE_NUMPY, flat.
 
     Raises PackageError, which says what to ask for instead, for elements with no JSON form,
     TooLargeError for more JSON than `limits` lets pass, and PayloadTypeError for a dtype or an
@@ -185,7 +185,7 @@ def array_to_data(array: Array, limits: Limits | None = None) -> Any:
 
 
 def _in_slices(array: Array, limits: Limits) -> orjson.Fragment:
-    """The text of many elements."""
+    """Return the text of many elements."""
     datatype = datatype_of(array.dtype)
     flat = array.reshape(-1)
     size = 2 * flat.size  # of the shortest elements
@@ -222,7 +222,7 @@ def _text(element: object) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of parsed JSON for an error's text, short whatever its size."""
+    """Return a value of parsed JSON for an error's text, short whatever its size."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, str):

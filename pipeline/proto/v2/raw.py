@@ -55,7 +55,7 @@ _FEW = 64  # elements that are quicker read one by one
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
-    """The protocol's name of a dtype; text and objects of any kind are BYTES.
+    """Return the protocol's name of a dtype; text and objects of any kind are BYTES.
 
     Raises PayloadTypeError for a dtype that the protocol lacks, such as complex64.
     """
@@ -70,7 +70,7 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
 
 def array_to_raw(array: Array) -> bytes:
-    """The elements as they stand in `raw_input_contents` and `raw_output_contents`.
+    """Return the elements as they stand in `raw_input_contents` and `raw_output_contents`.
 
     Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
     """
@@ -86,7 +86,7 @@ def array_to_raw(array: Array) -> bytes:
 
 
 def raw_view(array: Array) -> bytes | memoryview:
-    """`array_to_raw`, of numbers without a copy."""
+    """Return the bytes of `array_to_raw`, of numbers without a copy."""
     if datatype_of(array.dtype) == "BYTES":
         return array_to_raw(array)
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -120,13 +120,13 @@ class UnfilledError(PackageError):
         self._told = told
 
     def of_input(self, name: str, model: str, request_id: str) -> PackageError:
-        """The same, of an input of a request."""
+        """Return the same, of an input of a request."""
         told = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
         return PackageError(f"{about_request(request_id)}{told}")
 
 
 def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
-    """The error of a tensor of `expected` bytes, its datatype and shape `what`, of which `came`."""
+    """Return the error of a tensor, named `what`, of whose `expected` bytes `came` arrived."""
     return UnfilledError(
         f"{what} takes {expected} bytes, but {came} came",
         f"input byte size mismatch for input {{}}. Expected {expected}, got {came}: it is {what}",
@@ -134,7 +134,7 @@ def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
 
 
 def count_mismatch(expected: int, came: int) -> UnfilledError:
-    """The error of BYTES of which more or fewer elements came; of more, one is enough to know."""
+    """Return the error of BYTES of which more or fewer elements came than expected."""
     if came > expected:
         told = (
             f"unexpected number of string elements {came} for inference input {{}}, "
@@ -146,7 +146,7 @@ def count_mismatch(expected: int, came: int) -> UnfilledError:
 
 
 def about_request(request_id: str) -> str:
-    """What Triton's errors of a request that does not fit its model begin with."""
+    """Return the words that Triton's errors about a request begin with."""
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
@@ -156,7 +156,7 @@ def about_request(request_id: str) -> str:
 def raw_to_array(
     datatype: str, shape: Sequence[int], raw: bytes | memoryview, limits: Limits | None = None
 ) -> Array:
-    """The array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
+    """Return the array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
 
     Raises PackageError for an unknown datatype and for data that does not fit the shape;
     TooLargeError for more elements of BYTES than `limits` lets pass.
@@ -177,13 +177,13 @@ def raw_to_array(
 
 
 def _elements(raw: bytes | memoryview, count: int) -> list[bytes]:
-    """The `count` elements of BYTES in their raw form."""
+    """Return the `count` elements of BYTES in their raw form."""
     elements = _equal_elements(raw, count)
     return list(_unequal_elements(raw, count)) if elements is None else elements
 
 
 def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:
-    """The elements, if all are equally long; numpy takes a tenth of the time."""
+    """Return the elements, if all are equally long; numpy takes a tenth of the time."""
     if count < _FEW or len(raw) % count or len(raw) < count * (_LENGTH.size + 1):
         return None
     (length,) = _LENGTH.unpack_from(raw, 0)
@@ -218,7 +218,7 @@ def _unequal_elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
 
 
 def with_text(array: Array) -> Array:
-    """The array; of BYTES, one in which each element that is UTF-8 has become a `str`.
+    """Return the array; of BYTES, one in which each element that is UTF-8 has become a `str`.
 
     Decided for each element, so that a sample's type does not depend on the rest of its batch.
     """
@@ -235,7 +235,7 @@ def _text(element: bytes) -> str | bytes:
 
 
 def known_dtype(datatype: str) -> np.dtype[Any]:
-    """The dtype of a datatype's arrays. Raises PackageError for a name that is none."""
+    """Return the dtype of a datatype's arrays. Raises PackageError for a name that is none."""
     dtype = DATATYPES.get(datatype)
     if dtype is None:
         raise PackageError(f"datatype {datatype!r} is none of {', '.join(DATATYPES)}")
@@ -243,7 +243,7 @@ def known_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """How many elements a shape has. Raises PackageError for one that no array can have."""
+    """Count the elements of a shape. Raises PackageError for one that no array can have."""
     if len(shape) > MAX_DIMENSIONS:
         raise PackageError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
     if any(size < 0 for size in shape):
@@ -252,7 +252,7 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 def shaped(flat: Array, shape: Sequence[int]) -> Array:
-    """The elements in their shape. Raises PackageError for a shape that no array can have."""
+    """Return the elements in their shape. Raises PackageError: no array can have it."""
     try:
         return flat.reshape(tuple(shape))
     except ValueError as error:
@@ -260,7 +260,7 @@ def shaped(flat: Array, shape: Sequence[int]) -> Array:
 
 
 def object_array(elements: Sequence[str | bytes], shape: Sequence[int]) -> Array:
-    """An array of BYTES, its elements the very objects that are given."""
+    """Return an array of BYTES, its elements the very objects that are given."""
     flat = np.empty(len(elements), object)
     flat[:] = elements
     return shaped(flat, shape)

@@ -40,7 +40,7 @@ class TimeProfiler:
         self._is_enabled = enable
 
     def record(self, name_with_tag: str) -> None:
-        """The instant called `<name>_<tag>`; two of one name are a begin and an end."""
+        """Note the instant `<name>_<tag>`; two of one name are a begin and an end."""
         if not self._is_enabled:
             return
         event = f"{name_with_tag}:{self._clock_ns() // 1000} "
@@ -53,7 +53,7 @@ class TimeProfiler:
                 self._pairs += (begin, event)
 
     def gen_profile_str(self) -> str | None:
-        """A line of all that has ended since the last one; None if it is not enabled."""
+        """Return a line of all that has ended since the last one; None if it is not enabled."""
         if not self._is_enabled:
             return None
         with self._lock:

@@ -47,7 +47,7 @@ _ports = AvailablePortGenerator()
 
 
 def GetAvailablePortGenerator() -> AvailablePortGenerator:
-    """The generator that all callers share."""
+    """Return the generator that all callers share."""
     return _ports
 
 
