@@ -395,7 +395,10 @@ def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
             notes += args[1:]
             hint = args[0]
         elif origin in (typing.Union, types.UnionType):
-            (hint,) = (arg for arg in args if arg is not types.NoneType)
+            others = [arg for arg in args if arg is not types.NoneType]
+            if len(others) > 1:  # no key's type, so that of a field which is none
+                return hint, notes, optional
+            hint = others[0]
             optional = True
         else:
             return hint, notes, optional

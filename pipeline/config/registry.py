@@ -16,17 +16,22 @@ import difflib
 import functools
 import importlib
 from collections.abc import Collection, Iterable, Mapping
-from importlib import metadata
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from pipeline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 Kind = Literal["engines", "clients", "workers", "schedulers", "frontends", "sinks", "filters"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
-    "engines": {},
+    "engines": {
+        "onnx": "pipeline.predictors.onnx:ENGINE",
+        "paddle": "pipeline.predictors.paddle:ENGINE",
+    },
     "clients": {},
     "workers": {
         "thread": "pipeline.workers.thread:ThreadKind",
@@ -122,17 +127,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @functools.cache
-def _plug_ins(kind: Kind) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+def _plug_ins(kind: Kind) -> Mapping[str, tuple[EntryPoint, ...]]:
     """Return the entry points of a kind by name; there may be several of one name."""
-    found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
-    for point in metadata.entry_points(group=f"pipeline.{kind}"):
+    import importlib.metadata  # which is slow, and seldom needed
+
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in importlib.metadata.entry_points(group=f"pipeline.{kind}"):
         if point.name in BUILT_IN[kind]:
             raise ConfigError(f"{_described(point)} has the name of one that is built in")
         found[point.name] = (*found.get(point.name, ()), point)
     return found
 
 
-def _plug_in(kind: Kind, name: str) -> metadata.EntryPoint:
+def _plug_in(kind: Kind, name: str) -> EntryPoint:
     points = _plug_ins(kind).get(name)
     if points is None:
         known = names(kind)
@@ -146,7 +153,7 @@ def _plug_in(kind: Kind, name: str) -> metadata.EntryPoint:
     return points[0]
 
 
-def _load(point: metadata.EntryPoint) -> Any:
+def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # a plug-in raises what it likes
@@ -155,6 +162,6 @@ def _load(point: metadata.EntryPoint) -> Any:
         ) from error
 
 
-def _described(point: metadata.EntryPoint) -> str:
+def _described(point: EntryPoint) -> str:
     owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
     return f"the plug-in {point.name} = {point.value} of {owner} (entry point {point.group})"

@@ -124,7 +124,7 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
         "local_predictor: the workers run the model; brpc, grpc: a service of its own does.",
     ] = "local_predictor"
     engine: Annotated[
-        Literal["onnx", "paddle"] | None, "onnx or paddle; absent: by the model's file suffix."
+        str | None, OneOf("engines"), "onnx or paddle; absent: by the model's file suffix."
     ] = None
     workdir: Annotated[str, 'Working folder of a local server; "": a generated one.'] = ""
     thread_num: Annotated[Count, "CPU threads of one predictor."] = 2
@@ -135,23 +135,7 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     ] = -1
     devices: Annotated[Cards, 'Card numbers in quotes, "0,1", workers take turns; "": CPU.'] = ""
     fetch_list: Annotated[Names | None, "Outputs that are fetched; absent: all."] = None
-    mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
-    ir_optim: Annotated[
-        bool | None, "Let Paddle optimise the graph; absent: as it does by itself, which is on."
-    ] = None
-    precision: Annotated[Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."] = (
-        "fp32"
-    )
-    use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
-    use_mkldnn: Annotated[
-        bool | None, "Paddle: oneDNN on the CPU; absent: as it does by itself: on. ONNX: OpenVINO."
-    ] = None
-    mkldnn_cache_capacity: Annotated[Size, "Shapes that oneDNN caches; 0: its own default."] = 0
-    mkldnn_op_list: Annotated[Names | None, "Operators that oneDNN takes; absent: all."] = None
-    mkldnn_bf16_op_list: Annotated[
-        Names | None, "Operators that oneDNN runs in bf16; absent: all."
-    ] = None
-    min_subgraph_size: Annotated[Count, "Operators that make a TensorRT subgraph worthwhile."] = 3
+    engine_options: Annotated[Options, OptionsOf("engines", "engine", built_in=True)] = {}
 
 
 class OpConfig(Struct, frozen=True, kw_only=True):

@@ -103,15 +103,21 @@ class LocalServiceHandler:
         """
         from pipeline.predictors.base import LocalModel, load_local_predictor
 
-        settings = self.as_settings()
-        if settings.pop("client_type") != "local_predictor":
+        options = self.as_settings()
+        if options.pop("client_type") != "local_predictor":
             raise InitError(
                 "LocalServiceHandler.get_client: a model that runs as a service is reached by "
                 "self.client in the Op, once the server runs."
             )
-        settings.pop("workdir")
-        path = settings.pop("model_config")
-        model = LocalModel(model_path=path, dynamic_shapes=self.dynamic_shape_info, **settings)
+        model = LocalModel(
+            model_path=options.pop("model_config"),
+            fetch_list=options.pop("fetch_list"),
+            thread_num=options.pop("thread_num"),
+            device_type=options.pop("device_type"),
+            devices=options.pop("devices"),
+            dynamic_shapes=self.dynamic_shape_info,
+            options=options,
+        )
         return load_local_predictor(model, concurrency_idx or 0)
 
     def prepare_server(self) -> NoReturn:

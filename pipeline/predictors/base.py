@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from pipeline.config import registry
 from pipeline.errors import InitError
 
 Dim = int | str | None
@@ -109,15 +112,20 @@ class Device:
         return self.type in _HOST_DEVICES
 
 
-@dataclass(frozen=True, slots=True)
-class LocalModel:
-    """What a local predictor is made from; the fields are keys of `local_service_conf`.
+class LocalModel(Struct, frozen=True):
+    """What a local predictor is made from.
 
-    `model_path` is a model file, or a folder that holds exactly one. No `engine`: the file's
-    suffix decides. `devices` is a comma list of card numbers, empty for the CPU.
-    `ir_optim` and `use_mkldnn` are the engine's own choice where they are None.
-    `dynamic_shapes` has what the Op's `set_dynamic_shape_info` says: under "min_input_shape",
-    "max_input_shape" and "opt_input_shape" a dict of input name to shape each.
+    Each engine has its own Struct, the `Options` of its `PredictorEngine`: this one, and fields
+    for its own keys of `local_service_conf`, annotated as those of a configuration are.
+
+    Args:
+        model_path: a model file, or a folder that holds exactly one.
+        engine: None: the file's suffix decides.
+        fetch_list: the outputs to return by default; none: all.
+        devices: a comma list of card numbers, empty for the CPU.
+        dynamic_shapes: what the Op's `set_dynamic_shape_info` says: under "min_input_shape",
+            "max_input_shape" and "opt_input_shape" a dict of input name to shape each.
+        options: keys of the engine, for as long as it is not known which one that is.
     """
 
     model_path: str | Path
@@ -126,16 +134,8 @@ class LocalModel:
     thread_num: int = 2
     device_type: int = DeviceType.BY_CARDS
     devices: str = ""
-    precision: str = "fp32"
-    ir_optim: bool | None = None
-    mem_optim: bool = True
-    use_calib: bool = False
-    use_mkldnn: bool | None = None
-    mkldnn_cache_capacity: int = 0
-    mkldnn_op_list: Sequence[str] | None = None
-    mkldnn_bf16_op_list: Sequence[str] | None = None
-    min_subgraph_size: int = 3
-    dynamic_shapes: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    dynamic_shapes: Mapping[str, Mapping[str, Sequence[int]]] = {}
+    options: Mapping[str, object] = {}
 
     def device(self, worker_index: int = 0) -> Device:
         """The device of one worker: the cards of `devices` are given out in turn.
@@ -169,21 +169,56 @@ class LocalModel:
             ) from error
 
 
+class AcceleratedModel(LocalModel, frozen=True):
+    """A model of Paddle or ONNX, with the keys of Paddle Serving that both of them read.
+
+    `use_mkldnn` is the engine's own choice where it is None.
+    """
+
+    mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
+    precision: Annotated[Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."] = (
+        "fp32"
+    )
+    use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
+    use_mkldnn: Annotated[
+        bool | None, "Paddle: oneDNN on the CPU; absent: as it does by itself: on. ONNX: OpenVINO."
+    ] = None
+    mkldnn_cache_capacity: Annotated[
+        int, Meta(ge=0), "Shapes that oneDNN caches; 0: its own default."
+    ] = 0
+    mkldnn_op_list: Annotated[
+        tuple[str, ...] | None, "Operators that oneDNN takes; absent: all."
+    ] = None
+    mkldnn_bf16_op_list: Annotated[
+        tuple[str, ...] | None, "Operators that oneDNN runs in bf16; absent: all."
+    ] = None
+    min_subgraph_size: Annotated[
+        int, Meta(ge=1), "Operators that make a TensorRT subgraph worthwhile."
+    ] = 3
+
+
 @dataclass(frozen=True, slots=True)
 class PredictorEngine:
-    """A way to run model files. `module` has `load(model: LocalModel, device: Device)`.
+    """A way to run model files; the registry has them as `engines`.
 
     A file is a model if it has one of `names`, or one of `suffixes`; with `companion`, only if a
     file of the same stem and that suffix lies beside it.
+
+    Args:
+        module: has `load(model, device: Device) -> Predictor`, with a model of type `Options`;
+            imported when a model is loaded.
+        holds_gil: whether a model that runs keeps all other Python code of its process waiting.
     """
 
     module: str
     suffixes: tuple[str, ...]
     companion: str = ""
     names: tuple[str, ...] = ()
+    Options: type[LocalModel] = LocalModel
+    holds_gil: bool = False
 
     def runs(self, file: Path) -> bool:
-        """Whether `file` is a model of this engine."""
+        """Return whether `file` is a model of this engine."""
         if not file.is_file():
             return False
         if file.name in self.names:
@@ -191,34 +226,43 @@ class PredictorEngine:
         has_companion = not self.companion or file.with_suffix(self.companion).is_file()
         return file.suffix in self.suffixes and has_companion
 
+    def own_model(self, model: LocalModel) -> LocalModel:
+        """Return the model as this engine's `Options`, less options that this engine has not."""
+        given = {**msgspec.structs.asdict(model), **model.options, "options": {}}
+        fields = self.Options.__struct_fields__
+        return self.Options(**{name: given[name] for name in fields if name in given})
 
-ENGINES: Mapping[str, PredictorEngine] = MappingProxyType(
-    {
-        "onnx": PredictorEngine("pipeline.predictors.onnx.predictor", (".onnx",)),
-        "paddle": PredictorEngine(
-            "pipeline.predictors.paddle.predictor",
-            (".pdmodel", ".json"),
-            companion=".pdiparams",
-            names=("__model__",),  # its weights may be a file for each variable
-        ),
-    }
-)
-"""`local_service_conf.engine` to the module that runs it: a new engine is a file and a line."""
+    def load(self, model: LocalModel, device: Device) -> Predictor:
+        """Load a model; InitError: the engine refuses it, or the device."""
+        module = importlib.import_module(self.module)
+        predictor: Predictor = module.load(self.own_model(model), device)
+        return predictor
+
+
+def known_engines() -> Mapping[str, PredictorEngine]:
+    """Return all engines by name, those of plug-ins included."""
+    return {name: registry.find("engines", name) for name in registry.names("engines")}
 
 
 def load_local_predictor(
-    model: LocalModel, worker_index: int = 0, engines: Mapping[str, PredictorEngine] = ENGINES
+    model: LocalModel,
+    worker_index: int = 0,
+    engines: Mapping[str, PredictorEngine] | None = None,
 ) -> Predictor:
     """Load a model onto the device that `worker_index` is given.
 
+    Args:
+        engines: those to choose from; None: all.
+
     Raises:
         InitError: no such file, no engine for it, no such device, or the engine refuses it.
+        ConfigError: the plug-in of an engine is broken.
     """
     device = model.device(worker_index)
+    if engines is None:
+        engines = known_engines()
     name, file = _find(model, engines)
-    module = importlib.import_module(engines[name].module)
-    predictor: Predictor = module.load(replace(model, model_path=file, engine=name), device)
-    return predictor
+    return engines[name].load(replace(model, model_path=file, engine=name), device)
 
 
 def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[str, Path]:

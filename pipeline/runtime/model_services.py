@@ -83,6 +83,7 @@ class ModelServices:
         assert local.model_config is not None
         model = resolved(self._base_dir, local.model_config).absolute()
         conf = msgspec.to_builtins(local) | {"model_config": str(model)}
+        conf |= conf.pop("engine_options")
         if op.dynamic_shape_info:
             conf["dynamic_shape_info"] = op.dynamic_shape_info
         for card in local.devices.split(","):

@@ -99,15 +99,7 @@ def local_model(op: Op, base_dir: Path) -> LocalModel:
         thread_num=local.thread_num,
         device_type=local.device_type,
         devices=local.devices,
-        precision=local.precision,
-        ir_optim=local.ir_optim,
-        mem_optim=local.mem_optim,
-        use_calib=local.use_calib,
-        use_mkldnn=local.use_mkldnn,
-        mkldnn_cache_capacity=local.mkldnn_cache_capacity,
-        mkldnn_op_list=local.mkldnn_op_list,
-        mkldnn_bf16_op_list=local.mkldnn_bf16_op_list,
-        min_subgraph_size=local.min_subgraph_size,
+        options=local.engine_options,
         dynamic_shapes=op.dynamic_shape_info,
     )
 

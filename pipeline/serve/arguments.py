@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.predictors.base import ENGINES, DeviceType
+from pipeline.predictors.base import DeviceType, known_engines
 
 MODEL = "model"
 """The name of the Op that has the model."""
@@ -147,7 +147,7 @@ def _device_type(given: argparse.Namespace, cards: str) -> int:
 
 def _config(given: argparse.Namespace, local: dict[str, Any], model: Path) -> dict[str, Any]:
     cards = [card for card in str(local["devices"]).split(",") if card.strip()]
-    holds_gil = _engine_of(model, local.get("engine")) == "paddle"
+    holds_gil = _holds_gil(model, local.get("engine"))
     in_processes = holds_gil or len(cards) > 1
     workers = given.thread or (max(1, len(cards)) if in_processes else _DEFAULT_THREADS)
     if in_processes:
@@ -169,11 +169,14 @@ def _config(given: argparse.Namespace, local: dict[str, Any], model: Path) -> di
     }
 
 
-def _engine_of(model: Path, engine: str | None) -> str | None:
-    """Which engine is going to run the model; None: that is found out when it is loaded."""
+def _holds_gil(model: Path, engine: str | None) -> bool:
+    """Return whether the engine that is going to run the model keeps other threads waiting."""
+    engines = known_engines()
+    if engine is not None:
+        return engine in engines and engines[engine].holds_gil
     files = [model] if model.is_file() else sorted(model.iterdir())
-    found = (name for name, kind in ENGINES.items() if any(map(kind.runs, files)))
-    return engine or next(found, None)
+    found = (kind.holds_gil for kind in engines.values() if any(map(kind.runs, files)))
+    return next(found, False)
 
 
 def _port(text: str) -> int:

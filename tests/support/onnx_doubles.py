@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
 
 HOST = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -46,13 +46,13 @@ def save(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     initializers: Sequence[Any] = (),
-) -> LocalModel:
+) -> AcceleratedModel:
     """An ONNX model in a file, to be run by one thread."""
     onnx.save(build(nodes, inputs, outputs, initializers), path)
-    return LocalModel(path, thread_num=1)
+    return AcceleratedModel(path, thread_num=1)
 
 
-def identity(path: Path, element_type: int, shape: Any = ("n", 2)) -> LocalModel:
+def identity(path: Path, element_type: int, shape: Any = ("n", 2)) -> AcceleratedModel:
     """A model whose output y is its input x."""
     return save(
         path,

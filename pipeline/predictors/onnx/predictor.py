@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ClosedError, InitError, PredictorError
-from pipeline.predictors.base import Device, LocalModel
+from pipeline.predictors.base import AcceleratedModel, Device
 from pipeline.predictors.memory import LoadMeter, MemoryUse
 from pipeline.predictors.onnx.binding import DeviceMemory, Run, session_runner
 from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
@@ -107,7 +107,7 @@ class OnnxPredictor:
         self._run = None
 
 
-def load(model: LocalModel, device: Device, runtime: Any = None) -> OnnxPredictor:
+def load(model: AcceleratedModel, device: Device, runtime: Any = None) -> OnnxPredictor:
     """Load an ONNX file and run it once.
 
     `ir_optim` changes nothing: onnxruntime's own optimisation of the graph is always on.
@@ -157,7 +157,7 @@ def _engine_folder(path: Path, plan: Plan, runtime: Any) -> Path | None:
     return engine_folder(path, plan.providers[0][1], str(getattr(runtime, "__version__", "")))
 
 
-def _open(runtime: Any, model: LocalModel, plan: Plan, more_options: Options) -> Any:
+def _open(runtime: Any, model: AcceleratedModel, plan: Plan, more_options: Options) -> Any:
     """A session on exactly what was planned; `more_options` are for the first provider."""
     path = Path(model.model_path)
     if plan.memory is not None and plan.memory.kind == "cuda":
@@ -187,7 +187,7 @@ def _find_cuda(runtime: Any) -> None:
         preload()
 
 
-def _options(runtime: Any, model: LocalModel, plan: Plan) -> Any:
+def _options(runtime: Any, model: AcceleratedModel, plan: Plan) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = model.thread_num
     options.inter_op_num_threads = 1

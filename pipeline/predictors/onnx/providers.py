@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
 from pipeline.predictors.onnx.binding import DeviceMemory
 from pipeline.predictors.onnx.tensorrt import Options, tensorrt_options
 
@@ -73,7 +73,7 @@ class Plan:
         return [name for name, _ in self.providers if name != CPU and name not in offered]
 
 
-def plan_providers(model: LocalModel, device: Device, offered: Sequence[str]) -> Plan:
+def plan_providers(model: AcceleratedModel, device: Device, offered: Sequence[str]) -> Plan:
     """What to ask of an onnxruntime that offers these providers.
 
     Raises:
@@ -100,7 +100,7 @@ def plan_providers(model: LocalModel, device: Device, offered: Sequence[str]) ->
     return plan
 
 
-def _on_host(model: LocalModel, device: Device, offered: Collection[str]) -> Plan:
+def _on_host(model: AcceleratedModel, device: Device, offered: Collection[str]) -> Plan:
     if model.use_mkldnn:
         return _on_onednn(model, offered)
     name, warnings = _name(model), _precision_warnings(model)
@@ -111,7 +111,7 @@ def _on_host(model: LocalModel, device: Device, offered: Collection[str]) -> Pla
     return Plan(name, warnings=warnings)
 
 
-def _on_onednn(model: LocalModel, offered: Collection[str]) -> Plan:
+def _on_onednn(model: AcceleratedModel, offered: Collection[str]) -> Plan:
     """oneDNN's kernels: those in OpenVINO, which pip installs, or in a build made for them."""
     unused = [
         f"{key} has no effect on ONNX models"
@@ -149,7 +149,7 @@ def has_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
         return False
 
 
-def _on_gpu(model: LocalModel, card: int) -> Plan:
+def _on_gpu(model: AcceleratedModel, card: int) -> Plan:
     return Plan(
         _name(model),
         f"devices: GPU {card}",
@@ -162,7 +162,7 @@ def _on_gpu(model: LocalModel, card: int) -> Plan:
     )
 
 
-def _on_tensorrt(model: LocalModel, card: int) -> Plan:
+def _on_tensorrt(model: AcceleratedModel, card: int) -> Plan:
     """TensorRT, and CUDA for what it has not."""
     return Plan(
         _name(model),
@@ -176,7 +176,7 @@ def _on_tensorrt(model: LocalModel, card: int) -> Plan:
     )
 
 
-def _on_ascend(model: LocalModel, card: int) -> Plan:
+def _on_ascend(model: AcceleratedModel, card: int) -> Plan:
     mode = _ASCEND_PRECISIONS.get(model.precision)
     if mode is None:
         raise InitError(
@@ -194,7 +194,7 @@ def _on_ascend(model: LocalModel, card: int) -> Plan:
     )
 
 
-_ON_CARDS: dict[DeviceType, Callable[[LocalModel, int], Plan]] = {
+_ON_CARDS: dict[DeviceType, Callable[[AcceleratedModel, int], Plan]] = {
     DeviceType.GPU: _on_gpu,
     DeviceType.TENSORRT: _on_tensorrt,
     DeviceType.ASCEND310: _on_ascend,
@@ -206,11 +206,11 @@ def _cuda(card: int) -> tuple[str, Options]:
     return CUDA, {"device_id": card, **_CUDA_OPTIONS}
 
 
-def _name(model: LocalModel) -> str:
+def _name(model: AcceleratedModel) -> str:
     return Path(model.model_path).name
 
 
-def _precision_warnings(model: LocalModel) -> tuple[str, ...]:
+def _precision_warnings(model: AcceleratedModel) -> tuple[str, ...]:
     if model.precision == "fp32":
         return ()
     return (

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import LocalModel
+from pipeline.predictors.base import AcceleratedModel
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _LOCK_FILE = "building.lock"
 _WEIGHTS_FILE = re.compile(rb"\n\x08location\x12([\x01-\x7f])")
 
 
-def tensorrt_options(model: LocalModel, card: int) -> Options:
+def tensorrt_options(model: AcceleratedModel, card: int) -> Options:
     """The provider's options, without the cache's.
 
     Raises:
@@ -61,7 +61,7 @@ def tensorrt_options(model: LocalModel, card: int) -> Options:
     }
 
 
-def _calibration(model: LocalModel, path: Path) -> Options:
+def _calibration(model: AcceleratedModel, path: Path) -> Options:
     if not model.use_calib or model.precision != "int8":
         return {}
     for name, is_native in _TABLES.items():

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.base import Device, DeviceType
+from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.files import ModelFiles
 from pipeline.predictors.paddle.program import Program
 
@@ -28,7 +29,7 @@ _TENSORRT_BATCH = 32
 _SHAPE_KEYS = ("min_input_shape", "max_input_shape", "opt_input_shape")
 
 
-def check_device(paddle: Any, name: str, model: LocalModel, device: Device) -> None:
+def check_device(paddle: Any, name: str, model: PaddleModel, device: Device) -> None:
     """See that the installed Paddle has the device and can do what is asked of it there.
 
     Args:
@@ -91,7 +92,7 @@ def _check_card(name: str, kind: str, device: Device, count: int) -> None:
         )
 
 
-def _check_tensorrt(paddle: Any, name: str, model: LocalModel) -> None:
+def _check_tensorrt(paddle: Any, name: str, model: PaddleModel) -> None:
     if not any(paddle.inference.get_trt_compile_version()):
         raise InitError(
             f"[{name}] device_type: 2 (TENSORRT) was asked for, but the installed paddlepaddle "
@@ -115,7 +116,7 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
-def _check_precision(name: str, model: LocalModel, device: Device) -> None:
+def _check_precision(name: str, model: PaddleModel, device: Device) -> None:
     wanted = model.precision
     if wanted not in _PRECISIONS:
         raise InitError(f"[{name}] precision: {wanted!r} is none of {', '.join(_PRECISIONS)}")
@@ -141,7 +142,7 @@ def _check_precision(name: str, model: LocalModel, device: Device) -> None:
         )
 
 
-def check_quantized(name: str, model: LocalModel, device: Device, program: Program) -> None:
+def check_quantized(name: str, model: PaddleModel, device: Device, program: Program) -> None:
     """See that a model that is to run in int8 on the CPU is one.
 
     Raises:
@@ -157,7 +158,7 @@ def check_quantized(name: str, model: LocalModel, device: Device, program: Progr
 def configure(
     inference: Any,
     files: ModelFiles,
-    model: LocalModel,
+    model: PaddleModel,
     device: Device,
     names: Mapping[str, str],
 ) -> Any:
@@ -196,7 +197,7 @@ def _open(inference: Any, files: ModelFiles) -> Any:
     return inference.Config(str(files.program), str(files.weights))
 
 
-def _use_cpu(config: Any, name: str, model: LocalModel) -> None:
+def _use_cpu(config: Any, name: str, model: PaddleModel) -> None:
     config.disable_gpu()
     config.set_cpu_math_library_num_threads(model.thread_num)
     if model.use_mkldnn is False:
@@ -236,7 +237,7 @@ def require_avx512(name: str, cpu: Path = Path("/proc/cpuinfo")) -> None:
         )
 
 
-def _use_card(inference: Any, config: Any, name: str, model: LocalModel, device: Device) -> None:
+def _use_card(inference: Any, config: Any, name: str, model: PaddleModel, device: Device) -> None:
     precision = getattr(inference.PrecisionType, _PRECISIONS[model.precision])
     if device.type is DeviceType.KUNLUN_XPU:
         config.enable_xpu()
@@ -259,7 +260,7 @@ def _use_card(inference: Any, config: Any, name: str, model: LocalModel, device:
 
 
 def _use_tensorrt(
-    inference: Any, config: Any, name: str, model: LocalModel, names: Mapping[str, str]
+    inference: Any, config: Any, name: str, model: PaddleModel, names: Mapping[str, str]
 ) -> None:
     config.enable_tensorrt_engine(
         workspace_size=_TENSORRT_WORKSPACE_BYTES,
@@ -294,7 +295,7 @@ def _shapes(
     return shapes
 
 
-def _warn_of_no_effect(name: str, model: LocalModel, device: Device) -> None:
+def _warn_of_no_effect(name: str, model: PaddleModel, device: Device) -> None:
     is_tensorrt = device.type is DeviceType.TENSORRT
     no_onednn = not device.is_cpu or model.use_mkldnn is False
     idle = {

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError, one_line
-from pipeline.predictors.base import TEXT, Device, LocalModel
+from pipeline.predictors.base import TEXT, Device
 from pipeline.predictors.memory import LoadMeter, MemoryUse
 from pipeline.predictors.model_conf import conf_beside
+from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.config import check_device, check_quantized, configure
 from pipeline.predictors.paddle.files import ModelFiles, find_weights
 from pipeline.predictors.paddle.import_guard import undisturbed
@@ -214,7 +215,7 @@ def _as_fed(array: np.ndarray) -> Any:
     return array if array.flags.c_contiguous else array.copy()
 
 
-def load(model: LocalModel, device: Device, paddle: Any = None) -> PaddlePredictor:
+def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredictor:
     """Load a Paddle model.
 
     Args:

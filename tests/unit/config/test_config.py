@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -27,6 +27,7 @@ from pipeline.config.schema import (
 )
 from pipeline.config.yaml import MAX_DEPTH, read_yaml
 from pipeline.errors import ConfigError
+from pipeline.predictors.paddle import PaddleModel
 
 REFERENCE = ROOT / "config.yml"
 
@@ -274,9 +275,8 @@ def test_null_is_the_default_for_every_key() -> None:
 
 
 def test_words_of_a_closed_set_are_read_in_any_case() -> None:
-    assert (
-        op_config(local_service_conf={"precision": "FP16"}).local_service_conf.precision == "fp16"
-    )
+    local = op_config(local_service_conf={"precision": "FP16"}).local_service_conf
+    assert local.engine_options == {"precision": "fp16"}
     assert service(log={"level": "debug"}).log.level == "DEBUG"
 
 
@@ -546,6 +546,9 @@ def test_the_reference_holds_nothing_but_defaults() -> None:
     config = load_config(REFERENCE)
     ports = {"rpc_port": config.rpc_port, "http_port": config.http_port}
     bare = load_config(yml_dict={**ports, "op": {"example": {}}})
+    options = config.op["example"].local_service_conf.engine_options
+    assert PaddleModel("m", **options) == PaddleModel("m")
+    cast(dict[str, object], options).clear()
     for field in (name for name in ServiceConfig.__struct_fields__ if name != "source"):
         assert getattr(config, field) == getattr(bare, field), field
 

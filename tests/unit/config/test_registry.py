@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +60,7 @@ def test_one_of_ours_is_imported_from_its_place(built_in):
 
 
 def test_for_one_of_ours_no_plug_in_is_looked_for(built_in, monkeypatch):
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: pytest.fail("read"))
+    monkeypatch.setattr(metadata, "entry_points", lambda group: pytest.fail("read"))
     assert registry.known_as("sinks", "Ours") == "ours"
     assert registry.find("sinks", "ours")
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from pipeline.config.fields import settings_of
 from pipeline.config.schema import LocalServiceConfig
 from pipeline.dropin.local_service_handler import LocalServiceHandler
 from pipeline.errors import InitError, NotImplementedByOpError
@@ -16,8 +17,9 @@ from pipeline.errors import InitError, NotImplementedByOpError
 
 def test_its_settings_are_keys_of_the_configuration_with_the_same_defaults():
     settings = LocalServiceHandler("model").as_settings()
-    known = {name: getattr(LocalServiceConfig(), name) for name in settings}
-    assert settings == {**known, "model_config": "model"}
+    known = settings_of(LocalServiceConfig)
+    defaults = {name: known[name].default for name in settings}
+    assert settings == {**defaults, "model_config": "model"}
 
 
 def test_every_argument_is_in_its_settings():

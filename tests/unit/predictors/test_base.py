@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import replace
+from typing import Annotated
 
 import pytest
 
+from pipeline.config import registry
 from pipeline.errors import InitError
 from pipeline.predictors.base import (
-    ENGINES,
     Device,
     DeviceType,
     LocalModel,
     PredictorEngine,
+    known_engines,
     load_local_predictor,
 )
 
@@ -38,7 +40,8 @@ def engines():
 @pytest.fixture
 def own_engines(engines):
     """Our own table, with the doubles' `load`."""
-    return {name: replace(engine, module=engines[name].module) for name, engine in ENGINES.items()}
+    ours = known_engines()
+    return {name: replace(ours[name], module=engine.module) for name, engine in engines.items()}
 
 
 def touch(folder, *names):
@@ -116,6 +119,35 @@ def test_an_engine_that_is_not_there_is_refused_with_those_that_are(tmp_path):
             LocalModel(tmp_path, engine="paddle"),
             engines={"onnx": PredictorEngine("nothing", (".onnx",))},
         )
+
+
+class ToyModel(LocalModel, frozen=True):
+    """A model of an engine with a key of its own."""
+
+    factor: Annotated[int, "Factor."] = 2
+
+
+@pytest.fixture
+def toy(engines, monkeypatch):
+    """An engine that a script has registered."""
+    monkeypatch.setattr(registry, "_registered", {})
+    engine = replace(engines["onnx"], suffixes=(".toy",), Options=ToyModel)
+    registry.register("engines", "toy", engine)
+    return engine
+
+
+@pytest.mark.parametrize("named", ["toy", None])
+def test_an_engine_of_the_registry_runs_its_files(tmp_path, toy, named):
+    path = touch(tmp_path, "m.toy") / "m.toy"
+    _, model, _ = load_local_predictor(LocalModel(path, engine=named, options={"factor": 3}))
+    assert model == ToyModel(path, engine="toy", factor=3)
+
+
+def test_an_engine_gets_none_of_the_keys_that_it_has_not(tmp_path, toy):
+    path = touch(tmp_path, "m.toy") / "m.toy"
+    options = {"factor": 3, "precision": "fp16"}
+    _, model, _ = load_local_predictor(LocalModel(path, options=options))
+    assert model == ToyModel(path, engine="toy", factor=3)
 
 
 def test_the_device_of_the_worker_reaches_the_engine(tmp_path, engines):

@@ -10,6 +10,7 @@ from pipeline import LocalServiceHandler, Op
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import configure_op
+from pipeline.predictors.base import known_engines
 from pipeline.runtime.predictor_loader import ModelServiceAddress, PredictorLoader
 
 
@@ -168,7 +169,8 @@ def test_every_key_of_the_local_service_reaches_the_engine(tmp_path):
     op = op_with(local_service_conf={"model_config": "m", **settings})
     op.dynamic_shape_info = {"min_input_shape": {"x": [1, 3]}}
     PredictorLoader(tmp_path, load=load)(op, 0)
-    ((model, _),) = load.loaded
+    ((asked, _),) = load.loaded
+    model = known_engines()["paddle"].own_model(asked)
     for key, value in settings.items():
         found = getattr(model, key)
         assert (list(found) if isinstance(found, tuple) else found) == value

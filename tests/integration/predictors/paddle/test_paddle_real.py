@@ -14,7 +14,8 @@ import pytest
 from paths import ROOT, TESTS
 
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
-from pipeline.predictors.base import Device, DeviceType, LocalModel, load_local_predictor
+from pipeline.predictors.base import Device, DeviceType, load_local_predictor
+from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.predictor import load
 from pipeline.predictors.paddle.program import read_program
 
@@ -43,7 +44,7 @@ def toys(tmp_path_factory):
 
 def model(path, **keys):
     # None: as Paddle itself would have it, which is quick.
-    return LocalModel(path, **{"thread_num": 1, "ir_optim": None, "use_mkldnn": None} | keys)
+    return PaddleModel(path, **{"thread_num": 1, "ir_optim": None, "use_mkldnn": None} | keys)
 
 
 @pytest.fixture
@@ -299,14 +300,15 @@ QUIET = """
 import logging, os, signal, sys
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-from pipeline.predictors.base import LocalModel, load_local_predictor
-predictor = load_local_predictor(LocalModel(sys.argv[1], ir_optim=None, use_mkldnn=None))
+from pipeline.predictors.base import load_local_predictor
+from pipeline.predictors.paddle import PaddleModel
+predictor = load_local_predictor(PaddleModel(sys.argv[1], ir_optim=None, use_mkldnn=None))
 predictor.predict({"index": __import__("numpy").array([1])})
 os.kill(os.getpid(), signal.SIGTERM)
 assert stopped, "SIGTERM was taken"
 assert (logging.root.handlers, logging.root.level) == ([], logging.WARNING)
 if os.fork() == 0:
-    again = load_local_predictor(LocalModel(sys.argv[1]))
+    again = load_local_predictor(PaddleModel(sys.argv[1]))
     values = [p.predict({"index": __import__("numpy").array([1])}) for p in (predictor, again)]
     os._exit(0 if all(value["fetch_name_0"] == 20 for value in values) else 1)
 assert os.wait()[1] == 0, "the forked child"

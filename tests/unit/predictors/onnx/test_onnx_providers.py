@@ -8,7 +8,7 @@ import pytest
 from onnx_doubles import ARM, ASCEND, CUDA, HOST, ONEDNN, OPENVINO, TENSORRT
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
 from pipeline.predictors.onnx import providers as onnx_providers
 from pipeline.predictors.onnx.providers import has_bfloat16, plan_providers
 
@@ -16,7 +16,7 @@ EVERYTHING = [TENSORRT, CUDA, OPENVINO, ONEDNN, ASCEND, ARM, HOST]
 
 
 def plan(device_type, card=None, offered=EVERYTHING, **keys):
-    return plan_providers(LocalModel("m.onnx", **keys), Device(device_type, card), offered)
+    return plan_providers(AcceleratedModel("m.onnx", **keys), Device(device_type, card), offered)
 
 
 def names(a_plan):

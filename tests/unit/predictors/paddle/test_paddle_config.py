@@ -9,7 +9,8 @@ import pytest
 from paddle_double import FakePaddle
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.base import Device, DeviceType
+from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.config import (
     check_device,
     check_quantized,
@@ -30,7 +31,7 @@ NEW = ModelFiles(Path("m/a.json"), Path("m/a.pdiparams"))
 
 
 def model(**keys):
-    return LocalModel("m/a", **{"ir_optim": None, "use_mkldnn": None} | keys)
+    return PaddleModel("m/a", **{"ir_optim": None, "use_mkldnn": None} | keys)
 
 
 def config_of(device=CPU, files=OLD, paddle=None, names=None, **keys):

@@ -10,7 +10,8 @@ import pytest
 from paddle_double import FakePaddle, FakePredictor, json_program, operator
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError
-from pipeline.predictors.base import Device, DeviceType, LocalModel
+from pipeline.predictors.base import Device, DeviceType
+from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.predictor import brief, load
 
 CPU = Device(DeviceType.CPU)
@@ -32,7 +33,7 @@ def write(folder, dims=(-1, 2), dtype="0.t_f32"):
 
 
 def loaded(path, paddle=None, **keys):
-    return load(LocalModel(path, **keys), CPU, paddle or FakePaddle())
+    return load(PaddleModel(path, **keys), CPU, paddle or FakePaddle())
 
 
 def rows(*values):
@@ -230,4 +231,4 @@ def test_what_paddle_raises_at_start_names_the_files(path):
 def test_without_paddle_the_error_says_what_to_install(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "paddle", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[paddle\]'"):
-        load(LocalModel(path), CPU)
+        load(PaddleModel(path), CPU)
