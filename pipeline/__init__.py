@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
-    from pipeline.data import Tensor
+    from pipeline.data import RequestContext, Tensor
     from pipeline.dropin.local_service_handler import LocalServiceHandler
     from pipeline.errors import ProductError
     from pipeline.observe.analysis.analyst import Analyst
@@ -25,6 +25,7 @@ _HOME = {
     "PipelineClient": "pipeline.client",
     "ProductError": "pipeline.errors",
     "Op": "pipeline.op",
+    "RequestContext": "pipeline.data",
     "RequestOp": "pipeline.op",
     "ResponseOp": "pipeline.op",
     "PipelineServer": "pipeline.server",
@@ -41,6 +42,7 @@ __all__ = [
     "PipelineClient",
     "PipelineServer",
     "ProductError",
+    "RequestContext",
     "RequestOp",
     "ResponseOp",
     "Tensor",

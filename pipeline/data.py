@@ -1,9 +1,10 @@
-"""What travels through the graph (ChannelData), and what Ops say of it (Tensor)."""
+"""ChannelData, which travels through the graph; RequestContext, for hooks; Tensor, for Ops."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -143,6 +144,65 @@ def _not_feedable(item: object) -> str:
             f"np.ndarray or list[str], but get {type(value)}."
         )
     return ""
+
+
+class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller says of a request beside its data.
+
+    Args:
+        id: of a v2 request, which its answer has too; "" for none.
+        parameters: of a v2 request, all of them.
+        headers: HTTP headers and gRPC metadata that `dag.forward_headers` lets through, by their
+            names in lower case; of several with one name the last.
+        sequence_id: the sequence that a v2 request belongs to; 0 or "" for none.
+        sequence_start: whether it is the first of its sequence.
+        sequence_end: whether it is the last of its sequence.
+        priority: of a v2 request; 0: the caller did not say.
+    """
+
+    id: str = ""
+    parameters: Mapping[str, bool | int | float | str] = {}
+    headers: Mapping[str, str] = {}
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+
+
+NO_INFO = RequestInfo()
+
+
+class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
+    """A request, for a hook that has a parameter called `context`.
+
+    Args:
+        data_id: the server's own running number of the request.
+        log_id: the caller's number; 0 before `unpack_request_package` has said it.
+        deadline: when the caller stops waiting, in `time.monotonic`; None: never.
+        is_over: what `is_cancelled` asks.
+    """
+
+    data_id: int
+    log_id: int = 0
+    deadline: float | None = None
+    is_over: Callable[[], bool] = bool
+
+    def time_left(self) -> float | None:
+        """Return the seconds until `deadline`, negative behind it; None if there is none."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for the answer any more: the work may as well end."""
+        return self.is_over()
+
+
+def context_of(
+    request: Any, info: RequestInfo, is_over: Callable[[], bool] = bool
+) -> RequestContext:
+    """Return the context of `request`, which has data_id, log_id and deadline."""
+    said = {name: getattr(info, name) for name in RequestInfo.__struct_fields__}
+    own = {name: getattr(request, name) for name in ("data_id", "log_id", "deadline")}
+    return RequestContext(**said, **own, is_over=is_over)
 
 
 DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.data import ChannelData
+from pipeline.data import ChannelData, RequestContext, context_of
 from pipeline.engine.bound_op import BoundOp, coded_error
 from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.errors import (
@@ -54,9 +54,10 @@ class CallWatch(Protocol):
 class BatchRun(msgspec.Struct, eq=False):
     """One batch on its way through an Op's stages.
 
-    `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, trace, is_feed
-    and is_over. `rows` has how many rows each of them fed to `process`, where the Op has a model or
-    says how many it takes; empty: it did not get that far.
+    `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
+    is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them.
+    `rows` has how many rows each of them fed to `process`, where the Op has a model or says how
+    many it takes; empty: it did not get that far.
     `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
     payload or a PipelineError; None for a sample that was over before it began. A run that got
@@ -73,6 +74,7 @@ class BatchRun(msgspec.Struct, eq=False):
     prepared: dict[int, Any] = {}
     skipping: set[int] = set()
     states: dict[int, dict[str, Any]] = {}
+    contexts: list[RequestContext] = []
     calls: list[Call] | None = None
     rows: list[int] = []
     executions: list[int] = []
@@ -117,6 +119,8 @@ class BatchRun(msgspec.Struct, eq=False):
         """The first stage: preprocess each sample and plan the calls of `process`."""
         self.start_ns = clock_ns()
         self.outcomes = [None] * len(self.samples)
+        if op.asking:
+            self.contexts = [context_of(i, i.info, i.is_cancelled) for i in self.samples]
         self._preprocess(op)
         self.preprocess_end_ns = clock_ns()
         self.calls = self._plan(op)
@@ -195,6 +199,8 @@ class BatchRun(msgspec.Struct, eq=False):
             if sample.is_feed:
                 self.prepared[index] = sample.inputs
                 continue
+            if self.contexts:
+                op.context = self.contexts[index]
             try:
                 data, skip = op.preprocess(sample.inputs, sample.data_id, sample.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
@@ -268,6 +274,8 @@ class BatchRun(msgspec.Struct, eq=False):
             call.attempts += 1
             set_call_deadline(self._deadline(op, call))
             self._say_trace(op, call)
+            if self.contexts:
+                op.context = tuple(self.contexts[index] for index in call.samples)
             watch.call_begins()
             try:
                 call.result = op.process(call.feed, self.samples[call.samples[0]].log_id)
@@ -323,6 +331,8 @@ class BatchRun(msgspec.Struct, eq=False):
                 continue
             if index in self.states:
                 _restore(op.state, self.states[index])
+            if self.contexts:
+                op.context = self.contexts[index]
             try:
                 self.outcomes[index] = (
                     op.answer(data)

@@ -13,14 +13,31 @@ import contextvars
 import copy
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from pipeline.data import announced_batch, declares, max_batch_size_of
-from pipeline.engine.hooks import POSTPROCESS, PREPROCESS, PROCESS, UNPACK, Hook, argument_count
+from pipeline.data import RequestContext, announced_batch, declares, max_batch_size_of
+from pipeline.engine.hooks import (
+    CONTEXT,
+    POSTPROCESS,
+    PREPROCESS,
+    PROCESS,
+    UNPACK,
+    Hook,
+    asking,
+    call_form,
+)
 from pipeline.errors import (
     ErrorCode,
     PackageError,
@@ -51,6 +68,11 @@ class BoundOp:
         op: the Op after `init_op`; it is copied, shallowly.
         worker: the worker's number, from 0.
         loop: where `async def` methods run.
+
+    Attributes:
+        asking: the names of the hooks that ask for the context of their requests.
+        context: of what the worker is about to work on, for these: that of one request, or those
+            of a call of `process`.
     """
 
     def __init__(self, op: Op, worker: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -65,6 +87,8 @@ class BoundOp:
         self.attempts: int = max(1, op.pipeline_config.retry)
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()
+        self.asking: frozenset[str] = asking(op)
+        self.context: RequestContext | Sequence[RequestContext] | None = None
         self._named = {
             hook.name: f"Op {op.name!r}: {hook.name}" for hook in (PREPROCESS, PROCESS, POSTPROCESS)
         }
@@ -184,13 +208,16 @@ class BoundOp:
             )
         return data, bool(skip)
 
-    def call(self, method: str, argument: Any) -> Any:
-        """The result of one of the Op's one-argument methods, or the PipelineError it ended in."""
+    def call(self, method: str, argument: Any, context: RequestContext | None = None) -> Any:
+        """Return what one of the Op's one-argument methods does, or the PipelineError in its place.
+
+        `context` is for a method that asks for it.
+        """
         function = getattr(self.op, method)
         if inspect.iscoroutinefunction(function):
             function = self._on_loop(function, method)
         try:
-            return function(argument)
+            return function(argument) if context is None else function(argument, context=context)
         except AbandonedError:
             raise
         except ProductError as error:
@@ -204,12 +231,20 @@ class BoundOp:
 
     def _adapt(self, hook: Hook, forms: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(self.op, hook.name)
-        count, names = argument_count(self.op, hook)
+        count, names, takes_context = call_form(self.op, hook)
         if inspect.iscoroutinefunction(method):
             method = self._on_loop(method, hook.name)
+        if takes_context:
+            method = self._in_context(method)
         is_full = count == len(hook.most)
         adapted: Callable[..., Any] = method if is_full else forms(method, names[:count])
         return adapted
+
+    def _in_context(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            return method(*args, **{CONTEXT: self.context})
+
+        return call
 
     def _on_loop(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         """An `async def` method as a plain one: it runs on the loop, its worker waits."""
@@ -217,8 +252,9 @@ class BoundOp:
         if loop is None:
             raise PipelineError(f"Op {self.name!r}: async methods need a running server")
 
-        def wait_for(*args: Any) -> Any:
-            self._awaited = awaited = asyncio.run_coroutine_threadsafe(method(*args), loop)
+        def wait_for(*args: Any, **named: Any) -> Any:
+            coroutine = method(*args, **named)
+            self._awaited = awaited = asyncio.run_coroutine_threadsafe(coroutine, loop)
             try:
                 return awaited.result()
             except concurrent.futures.CancelledError as error:  # by us, or by user code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pipeline.data import RequestInfo
 from pipeline.errors import GraphError, PipelineError
 
 if TYPE_CHECKING:
@@ -38,10 +39,19 @@ class Item(msgspec.Struct, eq=False):
     def is_over(self) -> bool:
         return self.generation != self.request.generation
 
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for it any more; may be asked in any thread."""
+        return self.is_over
+
     @property
     def deadline(self) -> float | None:
         """When its caller stops waiting, in `time.monotonic`; None: never."""
         return self.request.deadline
+
+    @property
+    def info(self) -> RequestInfo:
+        """What the caller of its request says beside the data."""
+        return self.request.info
 
     @property
     def trace(self) -> str:

@@ -162,6 +162,8 @@ class OpDispatcher:
     def forget(self, request: RequestState) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
         self._drop(request)
+        if self.running and request.generation == RequestState.OVER:
+            self.workers.forget(request.data_id)
         if self.running and self._watch_timer is None:
             self._watch_in(_STUCK_AFTER_S)
 

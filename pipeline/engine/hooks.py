@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import InitError
 from pipeline.op import Op, RequestOp, ResponseOp, overrides, runs_process
 
 _ANY = "*"
+CONTEXT = "context"
+"""The parameter by which a hook asks for the `RequestContext` of what it works on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Hook:
         others: the forms between, for texts.
         may_be_async: whether somebody awaits it.
         answer: what it returns, for texts.
+        gives_context: whether it works on requests, and so can ask for their context.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Hook:
     others: tuple[tuple[str, ...], ...] = ()
     may_be_async: bool = True
     answer: str = "one dict"
+    gives_context: bool = False
 
     @property
     def forms(self) -> str:
@@ -50,18 +54,20 @@ PREPROCESS = Hook(
     1,
     (("input_dicts", "log_id"), ("input_dicts", "data_id")),
     answer="one dict, or a list of dicts",
+    gives_context=True,
 )
-PROCESS = Hook("process", ("feed_batch", "typical_logid"), 1)
+PROCESS = Hook("process", ("feed_batch", "typical_logid"), 1, gives_context=True)
 POSTPROCESS = Hook(
     "postprocess",
     ("input_dicts", "fetch_data", "data_id", "log_id"),
     2,
     (("input_dicts", "fetch_data", "log_id"), ("input_dicts", "fetch_data", "data_id")),
+    gives_context=True,
 )
 CHECK_JUMPING = Hook("check_jumping", ("input_data",), 1, may_be_async=False, answer="a bool")
 SHAPES = Hook("set_dynamic_shape_info", may_be_async=False, answer="nothing")
-UNPACK = Hook("unpack_request_package", ("request",), 1)
-PACK = Hook("pack_response_package", ("channeldata",), 1, answer="one Response")
+UNPACK = Hook("unpack_request_package", ("request",), 1, gives_context=True)
+PACK = Hook("pack_response_package", ("channeldata",), 1, answer="one Response", gives_context=True)
 _OF_ALL = (INIT_OP, SHAPES)
 _OF_OPS = (*_OF_ALL, PREPROCESS, PROCESS, POSTPROCESS, CHECK_JUMPING)
 _EVERY = (*_OF_OPS, UNPACK, PACK)
@@ -78,8 +84,26 @@ def check_hooks(ops: Iterable[Op]) -> None:
         raise InitError("\n".join(wrong))
 
 
-def argument_count(op: Op, hook: Hook) -> tuple[int, list[str]]:
-    """How many arguments a hook is called with, and the names of its positional parameters.
+class HookCall(NamedTuple):
+    """The form of a call of a hook: so many arguments by position, and perhaps `context` by name.
+
+    `names` are those of its positional parameters. Where one of the arguments that it has always
+    been given by position is called `context`, this is what it stays: scripts of old go on.
+    """
+
+    arguments: int
+    names: list[str]
+    takes_context: bool = False
+
+
+def asking(op: Op) -> frozenset[str]:
+    """Return the names of the hooks of `op` that ask for the context of their requests."""
+    gives = [hook for hook in _called(op) if hook.gives_context]
+    return frozenset(hook.name for hook in gives if call_form(op, hook).takes_context)
+
+
+def call_form(op: Op, hook: Hook) -> HookCall:
+    """Return how a hook is called.
 
     Raises:
         InitError: it cannot be called with any number of arguments that it may have.
@@ -92,13 +116,18 @@ def argument_count(op: Op, hook: Hook) -> tuple[int, list[str]]:
             f"self; it is called as {hook.forms}."
         )
     if outer is None:  # compiled code without one: it is believed to take everything
-        return len(hook.most), [_ANY]
+        return HookCall(len(hook.most), [_ANY])
     inner = _signature(method, follow_wrapped=True)
     says_more = inner is not None and _ANY in _positional(outer)
     for seen in ([outer, inner], [outer]) if says_more else ([outer],):
+        found = [signature for signature in seen if signature]
+        names = _positional(found[-1])
+        asks = hook.gives_context and _may_be_named(found[-1], CONTEXT)
         for count in range(len(hook.most), hook.least - 1, -1):
-            if all(_binds(signature, count) for signature in seen if signature):
-                return count, _positional(seen[-1] or outer)
+            if asks and all(_binds(signature, count, context=None) for signature in found):
+                return HookCall(count, names, takes_context=True)
+            if all(_binds(signature, count) for signature in found):
+                return HookCall(count, names)
     raise InitError(
         f"Op {op.name!r}: {_described(method, hook)} takes {outer}, which is none of the forms "
         f"that it is called in: {hook.forms}."
@@ -130,7 +159,7 @@ def _faults(op: Op, hook: Hook) -> Iterator[str]:
     elif inspect.iscoroutinefunction(method) and not hook.may_be_async:
         yield f"{where} is async def, and nobody awaits it. Make it def."
     try:
-        argument_count(op, hook)
+        call_form(op, hook)
     except InitError as error:
         yield str(error)
 
@@ -157,12 +186,20 @@ def _lacks_self(method: Callable[..., Any]) -> bool:
     return inspect.ismethod(method) and inspect.isfunction(method.__func__)
 
 
-def _binds(signature: inspect.Signature, count: int) -> bool:
+def _binds(signature: inspect.Signature, count: int, **named: None) -> bool:
     try:
-        signature.bind(*[None] * count)
+        signature.bind(*[None] * count, **named)
     except TypeError:
         return False
     return True
+
+
+def _may_be_named(signature: inspect.Signature, name: str) -> bool:
+    parameter = signature.parameters.get(name)
+    return parameter is not None and parameter.kind in (
+        parameter.KEYWORD_ONLY,
+        parameter.POSITIONAL_OR_KEYWORD,
+    )
 
 
 def _positional(signature: inspect.Signature) -> list[str]:
@@ -180,7 +217,13 @@ def _positional(signature: inspect.Signature) -> list[str]:
 
 
 def doubtful_names(ops: Iterable[Op]) -> Iterator[str]:
-    """Methods that look as if they were meant to be a hook, but are called by nobody."""
+    """Methods that look as if they were meant to be something else than they are.
+
+    Those that miss a hook's name, and those that ask for the context where another argument is.
+    """
+    ops = list(ops)
+    for op in ops:
+        yield from _misplaced_contexts(op)
     owners: dict[type, Op] = {}
     for op in ops:
         for cls in _own_classes(op):
@@ -190,6 +233,17 @@ def doubtful_names(ops: Iterable[Op]) -> Iterator[str]:
         for name, value in vars(cls).items():
             if _is_method(value) and name not in mentioned and (doubt := _doubt(op, cls, name)):
                 yield doubt
+
+
+def _misplaced_contexts(op: Op) -> Iterator[str]:
+    for hook in _called(op):
+        count, names, _ = call_form(op, hook)
+        if hook.gives_context and CONTEXT in names[:count]:
+            yield (
+                f"Op {op.name!r}: {hook.name} has {CONTEXT!r} where it is given something else, "
+                f"one of {hook.forms}. For the request's context write it behind a star: "
+                f"(self, {', '.join(hook.most[: hook.least])}, *, {CONTEXT})."
+            )
 
 
 def _own_classes(op: Op) -> list[type]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.data import ChannelData
+from pipeline.data import ChannelData, context_of
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.request import Phase, RequestState
@@ -57,7 +57,10 @@ class PackJob:
         try:
             with wanted_while(self._is_wanted):
                 if isinstance(self.method, str):
-                    result = op.call(self.method, self.argument)
+                    context = None
+                    if self.method in op.asking:
+                        context = context_of(self.request, self.request.info, self._is_cancelled)
+                    result = op.call(self.method, self.argument, context)
                 else:
                     result = self.method(self.argument)
         except AbandonedError:
@@ -65,6 +68,9 @@ class PackJob:
         # Known here, so that who writes the answers that are packed on the loop need not look.
         is_large = isinstance(result, Response) and not is_short(result)
         self.result = LargeResponse(result) if is_large else result
+
+    def _is_cancelled(self) -> bool:
+        return not self._is_wanted()
 
     def _is_wanted(self) -> bool:
         return self.request.phase is not Phase.ENDED

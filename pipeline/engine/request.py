@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
+from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.journal import Outcome
 from pipeline.engine.load_shedding import is_late
 from pipeline.errors import PipelineError
@@ -33,6 +34,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         rows: samples that it brings.
         traceparent: its caller's, as W3C Trace Context writes it; "" for none.
         is_large: what it brings is too much to be unpacked on the event loop.
+        info: what its caller says beside the data; None: nothing.
     """
 
     op: Op | None = None
@@ -42,6 +44,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     rows: int = 1
     traceparent: str = ""
     is_large: bool = False
+    info: RequestInfo | None = None
 
 
 class Phase(enum.IntEnum):
@@ -146,3 +149,9 @@ class RequestState(msgspec.Struct, eq=False):
         """Return whether newer requests go first; see `load_shedding.is_late`."""
         deadline = self.deadline
         return deadline is not None and is_late(now, self.asked_at, deadline, turn_s)
+
+    @property
+    def info(self) -> RequestInfo:
+        """What its caller says beside the data."""
+        said = self.target.info if self.target is not None else None
+        return NO_INFO if said is None else said

@@ -99,6 +99,9 @@ class Workers(Protocol):
         False if too many are stuck already: then `job` will not run.
         """
 
+    def forget(self, data_id: int) -> None:
+        """Let hooks know that nobody waits any more for what they may be working on."""
+
     async def stop(self, timeout_s: float) -> int:
         """End all workers; returns how many did not end in time."""
 

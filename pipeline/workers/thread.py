@@ -321,6 +321,9 @@ class ThreadWorkers:
         self._add(stuck.op.replacement(), stuck.op.worker, job)
         return True
 
+    def forget(self, data_id: int) -> None:
+        """Threads see their requests themselves."""
+
     def _fail_backlog(self) -> None:
         """Give back what no worker will take, if there is none left."""
         outage = self.outage

@@ -117,6 +117,9 @@ class VirtualWorkers:
     def busy(self) -> Iterable[VirtualWorker]:
         return [worker for worker in self._workers if worker.job is not None]
 
+    def forget(self, data_id: int) -> None:
+        """The jobs have their requests."""
+
     def replace(self, worker: VirtualWorker, job: Any) -> bool:
         self._workers.remove(worker)
         self._replaced += 1

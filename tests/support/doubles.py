@@ -179,6 +179,9 @@ class ScriptedWorkers:
             self._begin(following, job)
         return True
 
+    def forget(self, data_id: int) -> None:
+        """The jobs have their requests."""
+
     async def stop(self, timeout_s: float) -> int:
         return 0
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
+from pipeline.engine.hooks import asking
 from pipeline.engine.worker_api import Job
 from pipeline.errors import (
     OverloadedError,
@@ -119,6 +120,7 @@ class ProcessWorker:
         self.hung_at: BatchRun | None = None
         self.finished: int = 0
         self._op_name = op.name
+        self._asks_context = bool(asking(op))
         self._pool = pool
         self._memory = family.memory
         self._on_record = family.on_record
@@ -133,7 +135,7 @@ class ProcessWorker:
             family.memory.close_region(self._region)
             raise
         self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, self._parted)
-        self._link.send(framed(Init(self._region)))
+        self._link.send(framed(Init(self._region, family.memory.own_region)))
 
     # How it stands ------------------------------------------------------------------------
 
@@ -201,7 +203,10 @@ class ProcessWorker:
                 "another process: return a smaller one from unpack_request_package"
             )
         inputs = {n: self._sealed(n, part, parcels) for n, part in item.inputs.items()}
-        return WireItem(item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed)
+        info = item.info if self._asks_context else None
+        return WireItem(
+            item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed, info
+        )
 
     def _sealed(self, maker: str, part: Any, parcels: list[SharedPayload]) -> SerializedPayload:
         if isinstance(part, SharedPayload):

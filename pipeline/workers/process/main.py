@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp, run_init_op
 from pipeline.errors import (
@@ -30,6 +31,7 @@ from pipeline.predictors.metadata import note_of
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.wire import (
     ErrorFields,
+    Init,
     ItemOutcome,
     Result,
     WireItem,
@@ -103,6 +105,23 @@ class StatusPage:
         self._cells[2] = 0.0
 
 
+class ForgottenRequests:
+    """The requests that nobody waits for any more, of late: a page of shared memory.
+
+    The server writes, its workers read, where a hook asks. Each request has its own cell, which
+    it shares with every 512th: in the time that one of them is worked on as few others begin.
+    """
+
+    def __init__(self, region: memoryview) -> None:
+        self._cells = region[:4096].cast("q")
+
+    def add(self, data_id: int) -> None:
+        self._cells[data_id % len(self._cells)] = data_id + 1
+
+    def has(self, data_id: int) -> bool:
+        return self._cells[data_id % len(self._cells)] == data_id + 1
+
+
 class OpenedItem(msgspec.Struct, eq=False):
     """What `BatchRun` needs of a sample; `failure` if its inputs could not be opened."""
 
@@ -114,6 +133,11 @@ class OpenedItem(msgspec.Struct, eq=False):
     is_feed: bool = False
     is_over: bool = False
     failure: PayloadTypeError | None = None
+    info: RequestInfo = NO_INFO
+    forgotten: ForgottenRequests | None = None
+
+    def is_cancelled(self) -> bool:
+        return self.forgotten is not None and self.forgotten.has(self.data_id)
 
 
 @dataclass(frozen=True)
@@ -132,7 +156,7 @@ class WorkerMain:
         sock.setblocking(True)
         link = WorkerLink(sock)
         with contextlib.suppress(EOFError, ConnectionError):  # the server parted, or is gone
-            region = link.hello().region
+            hello = link.hello()
             self.begin(link.send_record)
             with contextlib.ExitStack() as stack:
                 try:
@@ -141,7 +165,7 @@ class WorkerMain:
                     link.send(WorkerReport(failure=_told(error)))
                     return
                 link.send(WorkerReport(is_ready=True, note=note_of(predictor_of(bound.op))))
-                _Worker(link, bound, self.arena, region).run()
+                _Worker(link, bound, self.arena, hello).run()
 
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
         op = self.op
@@ -169,12 +193,14 @@ def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop 
 class _Worker:
     """Takes jobs from the link, runs them, sends back what became of them."""
 
-    def __init__(self, link: WorkerLink, op: BoundOp, arena: Arena, region: int) -> None:
+    def __init__(self, link: WorkerLink, op: BoundOp, arena: Arena, hello: Init) -> None:
+        region = hello.region
         self._link = link
         self._op = op
         self._arena = arena
         self._memory = RegionAllocator(arena.view(region), region)
         self._status = StatusPage(arena.view(region))
+        self._forgotten = ForgottenRequests(arena.view(hello.server_region))
         self._jobs: deque[WireJob] = deque()
         self._results: list[Result] = []
         self._skipped: list[int] = []
@@ -248,7 +274,10 @@ class _Worker:
         except PayloadTypeError as error:  # of users' classes: fails its own sample only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
             return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure)
-        return OpenedItem(data_id, log_id, inputs, sample.deadline, sample.trace, sample.is_feed)
+        item = OpenedItem(data_id, log_id, inputs, sample.deadline, sample.trace, sample.is_feed)
+        if sample.info is not None:
+            item.info, item.forgotten = sample.info, self._forgotten
+        return item
 
     def _outcome(self, outcome: Any) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):

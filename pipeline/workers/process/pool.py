@@ -21,7 +21,7 @@ from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import ProcessContext, ProcessWorker
-from pipeline.workers.process.main import WorkerMain
+from pipeline.workers.process.main import ForgottenRequests, WorkerMain
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
 from pipeline.workers.shm.arena import Arena
 from pipeline.workers.shm.server_memory import ServerMemory
@@ -174,6 +174,10 @@ class ProcessWorkers:
             self._backlog.appendleft(job)
         self.feed()
         return True
+
+    def forget(self, data_id: int) -> None:
+        memory = self._family.memory
+        ForgottenRequests(memory.arena.view(memory.own_region)).add(data_id)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True

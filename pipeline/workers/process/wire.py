@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from pipeline.data import RequestInfo
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.payload import SerializedPayload
@@ -32,7 +33,7 @@ class WireItem(msgspec.Struct, array_like=True):
     """One request of a batch: `inputs` by the name of the Op that they come from.
 
     With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
-    which all processes of a machine share.
+    which all processes of a machine share. `info` is there if a hook of the Op asks for it.
     """
 
     data_id: int
@@ -41,6 +42,7 @@ class WireItem(msgspec.Struct, array_like=True):
     deadline: float | None = None
     trace: str = ""
     is_feed: bool = False
+    info: RequestInfo | None = None
 
 
 class WireJob(msgspec.Struct, array_like=True):
@@ -51,9 +53,10 @@ class WireJob(msgspec.Struct, array_like=True):
 
 
 class Init(msgspec.Struct, array_like=True):
-    """The first frame to a worker. `region` of the arena is the one that it writes to."""
+    """The first frame to a worker: the region of the arena that it writes to, and the server's."""
 
     region: int
+    server_region: int = 0
 
 
 class Jobs(msgspec.Struct, array_like=True):

@@ -28,7 +28,7 @@ class ServerMemory(MemoryDomain):
         self.arena = arena
         self._loads: Loads = anything_of if trusts_workers else data_of
         own = arena.new_region()
-        self._own_region = own
+        self.own_region: int = own
         self._own = RegionAllocator(arena.view(own), own)
         self._released: deque[Block] = deque()
         self._freed: dict[int, list[Block]] = {}
@@ -92,7 +92,7 @@ class ServerMemory(MemoryDomain):
             block = released.popleft()
             region = block.region
             self._used[region] -= 1
-            if region == self._own_region:
+            if region == self.own_region:
                 self._own.free(block)
             elif region in self._freed:
                 self._freed[region].append(block)

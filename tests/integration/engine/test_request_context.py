@@ -1,0 +1,195 @@
+"""What `context` says in each hook, in threads, processes and coroutines, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from doubles import server_for
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.data import RequestInfo
+from pipeline.engine import batch_run, pack_jobs
+from pipeline.engine.request import RequestTarget
+from pipeline.proto.pipeline_service_pb2 import Request
+
+INFO = RequestInfo(
+    id="seven",
+    parameters={"colour": "red", "sequence_id": 5},
+    headers={"x-user": "anna"},
+    sequence_id=5,
+    sequence_start=True,
+    sequence_end=False,
+    priority=3,
+)
+
+
+# What it says --------------------------------------------------------------------------------
+
+
+def told(context):
+    return {
+        "data_id": context.data_id,
+        "log_id": context.log_id,
+        "id": context.id,
+        "parameters": dict(context.parameters),
+        "headers": dict(context.headers),
+        "sequence": (context.sequence_id, context.sequence_start, context.sequence_end),
+        "priority": context.priority,
+        "has_time": 0 < (context.time_left() or 0) <= 60,
+        "is_cancelled": context.is_cancelled(),
+    }
+
+
+SAID = {
+    "data_id": 0,
+    "log_id": 9,
+    "id": "seven",
+    "parameters": {"colour": "red", "sequence_id": 5},
+    "headers": {"x-user": "anna"},
+    "sequence": (5, True, False),
+    "priority": 3,
+    "has_time": True,
+    "is_cancelled": False,
+}
+
+
+class AskingRequestOp(RequestOp):
+    def unpack_request_package(self, request, context):
+        return {"unpack": repr(told(context))}, 9, None, ""
+
+
+class AskingOp(Op):
+    def preprocess(self, input_dicts, *, context):
+        (inputs,) = input_dicts.values()
+        return {**inputs, "preprocess": repr(told(context))}
+
+    def process(self, feed_batch, *, context):
+        (feed,) = feed_batch
+        (only,) = context
+        return {**feed, "process": repr(told(only))}
+
+    def postprocess(self, input_dicts, fetch_data, *, context):
+        return {**fetch_data, "postprocess": repr(told(context))}
+
+
+class AsyncAskingOp(AskingOp):
+    async def preprocess(self, input_dicts, *, context):
+        return super().preprocess(input_dicts, context=context)
+
+    async def process(self, feed_batch, *, context):
+        return super().process(feed_batch, context=context)
+
+
+class AskingResponseOp(ResponseOp):
+    def pack_response_package(self, channeldata, context):
+        response = super().pack_response_package(channeldata)
+        response.key.append("pack")
+        response.value.append(repr(told(context)))
+        return response
+
+
+def asked(server, target=None, timeout_s=30.0):
+    """The answer of a running server's engine, by name."""
+    request = Request(key=["x"], value=["1"])
+    coroutine = server.executor.handle(request, timeout_s, target)
+    response = server._thread.run(coroutine)
+    assert (response.err_no, response.err_msg) == (0, "")
+    return dict(zip(response.key, response.value, strict=True))
+
+
+def served(last, response_op=None, **keys):
+    return server_for(last, response_op=response_op or ResponseOp(last), **keys)
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("kind", [AskingOp, AsyncAskingOp])
+def test_every_hook_is_told_the_same(kind, workers):
+    last = kind("a", AskingRequestOp())
+    with served(last, AskingResponseOp(last), op={"a": {"workers": workers}}) as server:
+        answer = asked(server, RequestTarget(info=INFO))
+    said = {name: eval(answer[name]) for name in ("preprocess", "process", "postprocess", "pack")}
+    assert said == dict.fromkeys(said, SAID)
+    assert eval(answer["unpack"]) == {**SAID, "log_id": 0}
+
+
+def test_a_request_of_which_nothing_is_said_has_an_empty_context():
+    last = AskingOp("a", RequestOp())
+    with served(last) as server:
+        said = eval(asked(server)["process"])
+    assert (said["id"], said["parameters"], said["headers"]) == ("", {}, {})
+    assert (said["sequence"], said["priority"]) == ((0, False, False), 0)
+
+
+class Batched(Op):
+    def preprocess(self, input_dicts, data_id, log_id, context):
+        assert context.data_id == data_id
+        return {"x": [str(data_id)]}
+
+    def process(self, feed_batch, *, context):
+        assert feed_batch[0]["x"] == [str(each.data_id) for each in context]
+        return {"y": [f"{len(context)}" for _ in context]}
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id, context):
+        assert context.data_id == data_id
+        return {"y": fetch_data["y"][0]}
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_process_gets_those_of_its_batch_in_order(workers):
+    last = Batched("a", RequestOp())
+    settings = {"workers": workers, "batch_size": 3, "auto_batching_timeout": 10_000}
+
+    async def three(server):
+        request = Request(key=["x"], value=["1"])
+        return await asyncio.gather(*(server.executor.handle(request) for _ in range(3)))
+
+    with served(last, op={"a": settings}) as server:
+        answers = server._thread.run(three(server))
+    assert [answer.value[0] for answer in answers] == ["3", "3", "3"], answers
+
+
+# Cancellation --------------------------------------------------------------------------------
+
+
+class Patient(Op):
+    """Works until nobody waits for it."""
+
+    def process(self, feed_batch, *, context):
+        (request,) = context
+        ends = time.monotonic() + 20
+        while not request.is_cancelled():
+            assert time.monotonic() < ends
+            threading.Event().wait(0.001)
+        open(feed_batch[0]["path"], "w").close()
+        return {"y": "left"}
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_hook_sees_that_nobody_waits_any_more(workers, tmp_path):
+    last = Patient("a", RequestOp())
+    path = tmp_path / "seen"
+    with served(last, op={"a": {"workers": workers}}) as server:
+        request = Request(key=["path"], value=[str(path)])
+        answer = server._thread.run(server.executor.handle(request, 0.2))
+        assert answer.err_no
+        ends = time.monotonic() + 20
+        while not path.exists():
+            assert time.monotonic() < ends
+            threading.Event().wait(0.005)
+
+
+# Cost ------------------------------------------------------------------------------------------
+
+
+def test_nobody_asks_and_nothing_is_made(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("a context was made")
+
+    monkeypatch.setattr(batch_run, "context_of", refuse)
+    monkeypatch.setattr(pack_jobs, "context_of", refuse)
+    last = Op("a", RequestOp())
+    with served(last) as server:
+        assert asked(server, RequestTarget(info=INFO)) == {"x": "1"}

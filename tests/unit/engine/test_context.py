@@ -1,0 +1,86 @@
+"""Who gets the context: in which forms of a hook a parameter called `context` asks for it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from pipeline import Op, RequestOp
+from pipeline.engine.hooks import (
+    POSTPROCESS,
+    PREPROCESS,
+    PROCESS,
+    UNPACK,
+    asking,
+    call_form,
+    check_hooks,
+    doubtful_names,
+)
+from pipeline.errors import InitError
+
+
+def op_with(base=Op, **methods):
+    made = type("Own", (base,), methods)
+    return made() if base is RequestOp else made("op", RequestOp())
+
+
+def tagged(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+FORMS = [
+    (PREPROCESS, lambda self, i, *, context: {}, (1, True)),
+    (PREPROCESS, lambda self, i, log_id, *, context: {}, (2, True)),
+    (PREPROCESS, lambda self, i, data_id, log_id, context: {}, (3, True)),
+    (PREPROCESS, lambda self, i, data_id=0, log_id=0, context=None: {}, (3, True)),
+    (PREPROCESS, lambda self, *args, context: {}, (3, True)),
+    (PREPROCESS, tagged(lambda self, i, *, context: {}), (1, True)),
+    (PROCESS, lambda self, feed_batch, *, context: {}, (1, True)),
+    (PROCESS, lambda self, feed_batch, typical_logid, context: {}, (2, True)),
+    (POSTPROCESS, lambda self, i, fetch, *, context: {}, (2, True)),
+    (POSTPROCESS, lambda self, i, fetch, data_id, log_id, context: {}, (4, True)),
+    # What is by position what it has always been stays that.
+    (PREPROCESS, lambda self, i, context: {}, (2, False)),
+    (PREPROCESS, lambda self, i, context=None: {}, (2, False)),
+    (PREPROCESS, lambda self, context: {}, (1, False)),
+    (PREPROCESS, lambda self, i, context, log_id: {}, (3, False)),
+    (PREPROCESS, lambda self, i, data_id, context: {}, (3, False)),
+    (PREPROCESS, tagged(lambda self, i, context: {}), (2, False)),
+    (PROCESS, lambda self, feed_batch, context: {}, (2, False)),
+    (POSTPROCESS, lambda self, i, fetch, context: {}, (3, False)),
+    # And who does not name it does not get it.
+    (PREPROCESS, lambda self, i, *args, **kwargs: {}, (3, False)),
+    (PREPROCESS, lambda self, *args, **kwargs: {}, (3, False)),
+]
+
+
+@pytest.mark.parametrize(("hook", "method", "called"), FORMS)
+def test_who_names_it_behind_what_there_has_always_been_gets_the_context(hook, method, called):
+    op = op_with(**{hook.name: method})
+    check_hooks([op])
+    arguments, _, takes_context = call_form(op, hook)
+    assert (arguments, takes_context) == called
+
+
+def test_the_edges_may_ask_too():
+    read = op_with(RequestOp, unpack_request_package=lambda self, request, context: {})
+    assert call_form(read, UNPACK)[::2] == (1, True)
+    assert asking(read) == {"unpack_request_package"}
+    assert asking(Op("a", read)) == set()
+
+
+def test_a_hook_without_requests_has_none():
+    with pytest.raises(InitError, match=r"init_op\(self\)"):
+        check_hooks([op_with(init_op=lambda self, context: None)])
+
+
+def test_a_context_that_is_something_else_is_told_at_the_start():
+    (warning,) = doubtful_names([op_with(preprocess=lambda self, i, context: {})])
+    assert "preprocess has 'context' where it is given something else" in warning
+    assert warning.endswith("write it behind a star: (self, input_dicts, *, context).")
+    assert list(doubtful_names([op_with(preprocess=lambda self, i, *, context: {})])) == []
