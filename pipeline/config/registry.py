@@ -50,7 +50,15 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "link": "pipeline.frontends.registry:link",
         "metrics": "pipeline.frontends.registry:metrics",
     },
-    "sinks": {},
+    "sinks": {
+        "statistics": "pipeline.observe.statistics:open_statistics",
+        "slow_requests": "pipeline.frontends.dashboard.recent:open_slow_requests",
+        "recording": "pipeline.frontends.dashboard.recent:open_recording",
+        "last_minute": "pipeline.frontends.dashboard.minute:open_last_minute",
+        "profile": "pipeline.observe.paddle.profile_writer:open_profile",
+        "opentelemetry": "pipeline.tracing.sink:open_telemetry",
+        "tracer": "pipeline.observe.paddle.tracer:open_tracer",
+    },
     "filters": {},
 }
 """The place "module:attribute" of each implementation of ours."""

@@ -1,0 +1,30 @@
+"""Readers of what happens in a server: its own, and what a plug-in needs to be one, see `Sink`."""
+
+from pipeline.engine.journal import (
+    NO_WORKER,
+    PIPELINE,
+    OpSpan,
+    Outcome,
+    RequestRecord,
+    Rows,
+    Sink,
+    op_spans,
+    request_records,
+    wall_offset_ns,
+)
+from pipeline.observe.sink import SinkContext, SinkFactory
+
+__all__ = [
+    "NO_WORKER",
+    "PIPELINE",
+    "OpSpan",
+    "Outcome",
+    "RequestRecord",
+    "Rows",
+    "Sink",
+    "SinkContext",
+    "SinkFactory",
+    "op_spans",
+    "request_records",
+    "wall_offset_ns",
+]

@@ -16,7 +16,8 @@ import orjson
 from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
 from pipeline.observe.histogram import buckets
-from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
+from pipeline.observe.sink import SinkContext
+from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
 from pipeline.observe.tables import Counters, Integers, batches, columns, groups, tally
 from pipeline.predictors.memory import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
@@ -28,6 +29,7 @@ __all__ = [
     "fill_statistics",
     "merge",
     "model_names",
+    "open_statistics",
     "select",
     "stats_json",
     "version_number",
@@ -206,6 +208,17 @@ def _counted_sizes(width: Integers) -> Integers:
         return width
     above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
     return np.where(width > _MOST_EXACT_SIZE, above, width)
+
+
+def open_statistics(context: SinkContext, options: None) -> Statistics:
+    """Open the sink `statistics`, which fills the models of the Snapshot."""
+    statistics = Statistics(context.pipeline_name, context.model_names)
+
+    def fill(snapshot: Snapshot) -> None:
+        snapshot.models = statistics.models
+
+    context.on_snapshot(fill)
+    return statistics
 
 
 # --- reading --------------------------------------------------------------------------------

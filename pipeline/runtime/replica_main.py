@@ -46,7 +46,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True):
 
     `shows_ready` is what its doors say. `failure` is why it could not start. With `is_over` it
     has said everything, and ends when the server parts. `records` are of its log, `question` is
-    for all copies, `reply` the answer to another's, `figures` its Snapshot, in case that it dies.
+    for all copies, `reply` the answer to another's, `snapshot` its Snapshot, in case that it dies.
     """
 
     is_started: bool = False
@@ -57,12 +57,12 @@ class ReplicaStatus(msgspec.Struct, array_like=True):
     records: list[bytes] = []
     question: QueryRequest | None = None
     reply: QueryReply | None = None
-    figures: bytes = b""
+    snapshot: bytes = b""
 
     @property
     def is_aside(self) -> bool:
         """Whether it says nothing of how the copy is."""
-        return bool(self.records or self.question or self.reply or self.figures)
+        return bool(self.records or self.question or self.reply or self.snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class _Replica:
     """One copy, in its own process."""
 
     def __init__(self, main: ReplicaMain, number: int) -> None:
-        self._asker = QueryClient(lambda question: self._say(ReplicaStatus(question=question)))
-        role = ReplicaContext(number, self._tell_readiness, self._asker.ask, main.is_replacement)
+        self._queries = QueryClient(lambda question: self._say(ReplicaStatus(question=question)))
+        role = ReplicaContext(number, self._tell_readiness, self._queries.ask, main.is_replacement)
         self.service = Service(
             main.name, main.graph, main.config, main.load_predictor, role, outside=main.outside
         )
@@ -129,8 +129,8 @@ class _Replica:
             with startup_frozen():
                 self._word.is_started = True
                 self._tell()
-                self.service.observation.on_figures(
-                    lambda figures: self._say(ReplicaStatus(figures=figures))
+                self.service.observation.on_snapshot(
+                    lambda snapshot: self._say(ReplicaStatus(snapshot=snapshot))
                 )
                 await self._stop.wait()
 
@@ -138,7 +138,7 @@ class _Replica:
         if order.question is not None:
             self._do(self._answer(order.question))
         elif order.reply is not None:
-            self._asker.reply(order.reply)
+            self._queries.on_reply(order.reply)
         else:
             self._follow(order)
 

@@ -1,33 +1,84 @@
-"""Questions that one copy of a server has for all of them, and how the server passes them on."""
+"""ReplicaQuery: what one replica asks all of them, and what the server as a whole answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
+from pipeline.engine.state import EngineState
+from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
+from pipeline.observe.statistics import merge
+
+SNAPSHOT = "snapshot"
+"""Asks for the Snapshot of a process."""
+
+_RECORD = "record"
+_TIMEOUT_S = 1.0  # for a replica to answer; it may be busy, stopped or dying
+
+Ask = Callable[[str, float], Awaitable[list[bytes]]]
+"""(question, seconds for the answer) -> what each replica of the server answers."""
+
+
+class ServerView:
+    """The server as a whole, whichever of its replicas is asked."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Return the Snapshot of each replica."""
+        answers = await self._ask(SNAPSHOT, _TIMEOUT_S)
+        return [msgspec.msgpack.decode(answer, type=Snapshot) for answer in answers]
+
+    async def record(self, seconds: float) -> list[bytes]:
+        """Return what happens in each replica in the next `seconds`; see `dashboard.recent`."""
+        return await self._ask(f"{_RECORD} {seconds!r}", seconds + _TIMEOUT_S)
+
+
+class RetiredCounters:
+    """The counters of replicas that have ended: no sum falls when one of them dies."""
+
+    def __init__(self) -> None:
+        self._models: list[ModelCounters] = []
+
+    def add(self, packed: bytes) -> None:
+        """Add the last Snapshot of a replica that has ended; b"": it never told one."""
+        if packed:
+            snapshot = msgspec.msgpack.decode(packed, type=Snapshot)
+            for model in snapshot.models:
+                model.memory = []
+            self._models = merge([self._models, snapshot.models])
+
+    def snapshots(self) -> list[bytes]:
+        """Return one more Snapshot, if there is anything in it."""
+        if not self._models:
+            return []
+        nothing = EngineState(is_ready=True, inside=0, waiting=0, accepted=0, rejected=0)
+        return [msgspec.msgpack.encode(Snapshot(NO_COPY, nothing, self._models))]
+
 
 class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
-    """`number` is the asker's own: of the copy, or of the server that passes it on."""
+    """A question. `number` is the sender's own: a replica's, or the server's that passes it on."""
 
     number: int
     text: str
-    limit_s: float
+    timeout_s: float
 
 
 class QueryReply(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a question: of one copy, or of all of them."""
+    """What is known of a question: of one replica, or of all of them."""
 
     number: int
     answers: list[bytes]
 
 
 class QueryClient:
-    """A copy's side: asks, and takes the reply.
+    """A replica's side: asks, and takes the reply.
 
     Args:
         send: takes a question to the server.
@@ -36,46 +87,46 @@ class QueryClient:
     def __init__(self, send: Callable[[QueryRequest], object]) -> None:
         self._send = send
         self._numbers = itertools.count()
-        self._open: dict[int, asyncio.Future[list[bytes]]] = {}
+        self._pending: dict[int, asyncio.Future[list[bytes]]] = {}
 
-    async def ask(self, text: str, limit_s: float) -> list[bytes]:
-        """What each copy answers, as far as it is known after `limit_s`; none if nobody is."""
+    async def ask(self, text: str, timeout_s: float) -> list[bytes]:
+        """Return what each replica answers, as far as it is known after `timeout_s`."""
         number = next(self._numbers)
-        reply = self._open[number] = asyncio.get_running_loop().create_future()
+        reply = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(QueryRequest(number, text, limit_s))
+            self._send(QueryRequest(number, text, timeout_s))
             with contextlib.suppress(TimeoutError):  # the server is gone, and we shall follow it
-                return await asyncio.wait_for(reply, 2 * limit_s)
+                return await asyncio.wait_for(reply, 2 * timeout_s)
             return []
         finally:
-            del self._open[number]
+            del self._pending[number]
 
-    def reply(self, reply: QueryReply) -> None:
+    def on_reply(self, reply: QueryReply) -> None:
         """Take what the server says."""
-        waiting = self._open.get(reply.number)
+        waiting = self._pending.get(reply.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply.answers)
 
 
 class Replica(Protocol):
-    """A copy, as the server's side sees it. Compared by identity."""
+    """A replica, as the server's side sees it. Compared by identity."""
 
-    figures: bytes
+    snapshot: bytes
     """The last Snapshot that it told of itself."""
 
-    def question(self, question: QueryRequest) -> None:
+    def send_query(self, request: QueryRequest) -> None:
         """Ask it."""
 
-    def reply(self, reply: QueryReply) -> None:
+    def send_reply(self, reply: QueryReply) -> None:
         """Tell it what became of a question of its own."""
 
 
 class _PendingQuery:
     """One question on its round."""
 
-    def __init__(self, asker: Replica, question: QueryRequest, members: Iterable[Replica]) -> None:
+    def __init__(self, asker: Replica, request: QueryRequest, members: Iterable[Replica]) -> None:
         self.asker = asker
-        self.question = question
+        self.request = request
         self.answers: dict[Replica, bytes] = {}
         self.awaited = set(members)
         self.timer: asyncio.TimerHandle | None = None
@@ -85,9 +136,9 @@ class ReplicaQuery:
     """The server's side: passes questions on, collects answers.
 
     Args:
-        members: the copies that run now.
-        stand_in: an answer for a copy that gives none in time, or b"".
-        extra: answers for copies that are no more; they have what each of them last said.
+        members: the replicas that run now.
+        stand_in: an answer for a replica that gives none in time, or b"".
+        extra: answers for replicas that have ended; they have what each of them last said.
     """
 
     def __init__(
@@ -100,52 +151,53 @@ class ReplicaQuery:
         self._stand_in = stand_in
         self._extra = extra
         self._numbers = itertools.count()
-        self._open: dict[int, _PendingQuery] = {}
+        self._pending: dict[int, _PendingQuery] = {}
 
-    def begin(self, asker: Replica, question: QueryRequest) -> None:
-        """Pass on a copy's question; `asker.reply` is called when all have answered, or in time."""
-        inquiry = _PendingQuery(asker, question, self._members())
+    def start(self, asker: Replica, request: QueryRequest) -> None:
+        """Pass on a question; `asker` gets the reply when all have answered, or in time."""
+        query = _PendingQuery(asker, request, self._members())
         number = next(self._numbers)
-        self._open[number] = inquiry
+        self._pending[number] = query
         loop = asyncio.get_running_loop()
-        inquiry.timer = loop.call_later(question.limit_s, self._end, number)
-        for member in list(inquiry.awaited):
-            member.question(QueryRequest(number, question.text, question.limit_s))
+        query.timer = loop.call_later(request.timeout_s, self._finish, number)
+        for member in list(query.awaited):
+            member.send_query(QueryRequest(number, request.text, request.timeout_s))
 
-    def answered(self, member: Replica, reply: QueryReply) -> str:
-        """Take a copy's answer. The text of the question; "" if nobody waits for it any more."""
-        inquiry = self._open.get(reply.number)
-        if inquiry is None or member not in inquiry.awaited:
+    def on_reply(self, member: Replica, reply: QueryReply) -> str:
+        """Take a replica's answer; return the question's text, "": nobody waits for it any more."""
+        query = self._pending.get(reply.number)
+        if query is None or member not in query.awaited:
             return ""
-        inquiry.awaited.remove(member)
-        inquiry.answers[member] = b"".join(reply.answers)
-        if not inquiry.awaited:
-            self._end(reply.number)
-        return inquiry.question.text
+        query.awaited.remove(member)
+        query.answers[member] = b"".join(reply.answers)
+        if not query.awaited:
+            self._finish(reply.number)
+        return query.request.text
 
-    def left(self, member: Replica) -> None:
-        """A copy is gone: nobody waits for its answer, nor is it to be counted twice."""
-        for number, inquiry in list(self._open.items()):
-            inquiry.awaited.discard(member)
-            if self._extra(inquiry.question.text):
-                inquiry.answers.pop(member, None)
-            if not inquiry.awaited:
-                self._end(number)
+    def on_exit(self, member: Replica) -> None:
+        """Wait no longer for a replica that has ended, and do not count it twice."""
+        for number, query in list(self._pending.items()):
+            query.awaited.discard(member)
+            if self._extra(query.request.text):
+                query.answers.pop(member, None)
+            if not query.awaited:
+                self._finish(number)
 
-    def _end(self, number: int) -> None:
-        inquiry = self._open.pop(number)
-        if inquiry.timer is not None:
-            inquiry.timer.cancel()
-        text = inquiry.question.text
-        answers = [*inquiry.answers.values()]
-        answers += [self._stand_in(member, text) for member in inquiry.awaited]
+    def _finish(self, number: int) -> None:
+        query = self._pending.pop(number)
+        if query.timer is not None:
+            query.timer.cancel()
+        text = query.request.text
+        answers = [*query.answers.values()]
+        answers += [self._stand_in(member, text) for member in query.awaited]
         answers += self._extra(text)
-        reply = QueryReply(inquiry.question.number, [answer for answer in answers if answer])
-        inquiry.asker.reply(reply)
+        query.asker.send_reply(
+            QueryReply(query.request.number, [answer for answer in answers if answer])
+        )
 
     def close(self) -> None:
         """Cancel the timers: nobody is answered any more."""
-        for inquiry in self._open.values():
-            if inquiry.timer is not None:
-                inquiry.timer.cancel()
-        self._open.clear()
+        for query in self._pending.values():
+            if query.timer is not None:
+                query.timer.cancel()
+        self._pending.clear()

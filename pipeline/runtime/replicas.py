@@ -26,10 +26,15 @@ from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
 from pipeline.observe.logs.setup import open_logs
 from pipeline.runtime.ingress import NoIngress
-from pipeline.runtime.observation import SNAPSHOT, RetiredCounters
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
-from pipeline.runtime.replica_query import QueryReply, QueryRequest, ReplicaQuery
+from pipeline.runtime.replica_query import (
+    SNAPSHOT,
+    QueryReply,
+    QueryRequest,
+    ReplicaQuery,
+    RetiredCounters,
+)
 from pipeline.runtime.service import LAST_S, Exposure, Sidecar, described, log_warnings
 from pipeline.system.event_loop import waited
 from pipeline.workers.process.wire import Link, framed
@@ -46,14 +51,14 @@ _FIRST, _REPLACEMENT = 0, 1  # the main functions that a copy can run
 class _RunningReplica:
     """One copy as the server sees it.
 
-    `word` is the last that it said of itself, `figures` its last Snapshot. `cause` is why we
+    `word` is the last that it said of itself, `snapshot` its last Snapshot. `cause` is why we
     killed it, if we did.
     """
 
     def __init__(self, copies: Replicas, place: RestartSlot, zygotes: Zygotes, main: int) -> None:
         self.place = place
         self.word: ReplicaStatus = ReplicaStatus()
-        self.figures: bytes = b""
+        self.snapshot: bytes = b""
         self.cause: str = ""
         self._copies = copies
         self._told = ReplicaCommand()
@@ -80,19 +85,19 @@ class _RunningReplica:
     def _heard_aside(self, word: ReplicaStatus) -> None:
         for record in word.records:
             replay_bytes(record)
-        self.figures = word.figures or self.figures
+        self.snapshot = word.snapshot or self.snapshot
         if word.question is not None:
-            self._copies.inquiries.begin(self, word.question)
+            self._copies.queries.start(self, word.question)
         if word.reply is not None:
-            text = self._copies.inquiries.answered(self, word.reply)
+            text = self._copies.queries.on_reply(self, word.reply)
             if text == SNAPSHOT:  # what has been shown must not be less when this copy is dead
-                self.figures = b"".join(word.reply.answers) or self.figures
+                self.snapshot = b"".join(word.reply.answers) or self.snapshot
 
-    def question(self, question: QueryRequest) -> None:
+    def send_query(self, request: QueryRequest) -> None:
         """Ask it."""
-        self._link.send(framed(ReplicaCommand(question=question)))
+        self._link.send(framed(ReplicaCommand(question=request)))
 
-    def reply(self, reply: QueryReply) -> None:
+    def send_reply(self, reply: QueryReply) -> None:
         """Tell it what all copies say to a question of its own."""
         self._link.send(framed(ReplicaCommand(reply=reply)))
 
@@ -145,11 +150,11 @@ class Replicas:
         self._running: set[_RunningReplica] = set()
         self._is_up = False
         self._order = ReplicaCommand()
-        self._past = RetiredCounters()
-        self.inquiries: ReplicaQuery = ReplicaQuery(
+        self._retired = RetiredCounters()
+        self.queries: ReplicaQuery = ReplicaQuery(
             lambda: [copy for copy in self._running if copy.word.is_started],
-            lambda copy, text: copy.figures if text == SNAPSHOT else b"",
-            lambda text: self._past.figures() if text == SNAPSHOT else [],
+            lambda copy, text: copy.snapshot if text == SNAPSHOT else b"",
+            lambda text: self._retired.snapshots() if text == SNAPSHOT else [],
         )
         self._stopping: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
@@ -260,7 +265,7 @@ class Replicas:
         finally:
             for place in self._places:
                 place.set_timer(None)
-            self.inquiries.close()
+            self.queries.close()
             self._outside.front.close()
             if self._companion is not None:
                 await self._companion.stop()
@@ -337,8 +342,8 @@ class Replicas:
     def ended(self, copy: _RunningReplica) -> None:
         """A copy is gone: its callers see their connections close; another takes its place."""
         self._running.discard(copy)
-        self._past.add(copy.figures)
-        self.inquiries.left(copy)
+        self._retired.add(copy.snapshot)
+        self.queries.on_exit(copy)
         if not self._running:
             self._all_ended.set()
         word, place = copy.word, copy.place

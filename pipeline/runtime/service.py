@@ -30,8 +30,9 @@ from pipeline.observe.logs.setup import RequestLog, log_folder, open_logs
 from pipeline.observe.logs.terminal import TOLD
 from pipeline.op import Op
 from pipeline.runtime.ingress import Ingress, NoIngress
-from pipeline.runtime.observation import Ask, ObservabilityStack, ServerView
+from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.replica_query import Ask, ServerView
 from pipeline.system.event_loop import waited
 from pipeline.workers.thread import ThreadKind
 
@@ -177,7 +178,7 @@ class Service:
             config,
             functools.partial(self._workers_factory, loop),
             loop,
-            observers=self.observation.watchers(self._request_log),
+            observers=self.observation.observers(self._request_log),
             filters=[NameCheck(self._name)] if self._name is not None else [],
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
@@ -230,7 +231,7 @@ class Service:
             self._executor.answer_all_closed()
 
     async def _stop(self) -> None:
-        self.observation.end_recordings()
+        self.observation.stop_soon()
         loop = asyncio.get_running_loop()
         await self.drain()
         if self._copy is None and self._was_up:  # else it is up to all copies together

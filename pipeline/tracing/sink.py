@@ -18,6 +18,7 @@ from pipeline.engine.journal import (
     wall_offset_ns,
 )
 from pipeline.errors import InitError, one_line
+from pipeline.observe.sink import SinkContext
 from pipeline.observe.tables import Integers, Positions, batches
 from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
@@ -46,8 +47,18 @@ class Recorder(Protocol):
         """Deliver what is left, which may take seconds."""
 
 
+def open_telemetry(context: SinkContext, options: None) -> Telemetry | None:
+    """Open the sink `opentelemetry`: `connect_telemetry`, with its hooks."""
+    telemetry = connect_telemetry(context.pipeline_name, context.op_names)
+    if telemetry is not None:
+        context.on_close(telemetry.close)
+        context.on_failure(telemetry.failed)
+        context.hooks.begin_trace = telemetry.begin
+    return telemetry
+
+
 def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | None:
-    """A `Telemetry` that exports as the OTEL_* environment says; None if that says: nothing.
+    """Return a `Telemetry` that exports as the OTEL_* environment says; None: it says nothing.
 
     It starts a thread, and belongs to the process that calls this.
 

@@ -10,11 +10,13 @@ import numpy as np
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows
 from pipeline.observe.histogram import buckets, percentile
-from pipeline.observe.snapshot import LATENCY_STEPS, MinuteSeries
+from pipeline.observe.sink import SinkContext
+from pipeline.observe.snapshot import LATENCY_STEPS, MinuteSeries, Snapshot
 from pipeline.observe.tables import Counters, Integers, tally
 
 SECONDS = 60
 _NS = 1_000_000_000
+_SAMPLE_S = 1.0
 
 
 class _Second:
@@ -83,6 +85,22 @@ class LastMinute:
             for old in [key for key in self._seconds if key < second - SECONDS]:
                 del self._seconds[old]
         return found
+
+
+def open_last_minute(context: SinkContext, options: None) -> LastMinute:
+    """Open the sink `last_minute`, which fills the minute of the Snapshot."""
+    minute = LastMinute()
+
+    def sample() -> None:
+        state = context.state()
+        minute.sample(state.inside + state.waiting)
+
+    def fill(snapshot: Snapshot) -> None:
+        snapshot.minute = minute.series()
+
+    context.every("last minute", _SAMPLE_S, sample)
+    context.on_snapshot(fill)
+    return minute
 
 
 def merged(replicas: Sequence[MinuteSeries]) -> MinuteSeries:

@@ -16,7 +16,8 @@ import numpy as np
 from pipeline.engine.journal import BY_CALLERS, REQUEST, SPAN, Outcome, Rows
 from pipeline.errors import utf8_text
 from pipeline.frontends.dashboard.pending import FoundSpans, PendingSpans
-from pipeline.observe.snapshot import RecentRequest, RecentSpan
+from pipeline.observe.sink import SinkContext
+from pipeline.observe.snapshot import RecentRequest, RecentSpan, Snapshot
 from pipeline.observe.tables import Positions
 
 UNPACK, PACK = "@unpack", "@pack"
@@ -236,6 +237,18 @@ def _hook_span(
     )
 
 
+def open_slow_requests(context: SinkContext, options: None) -> SlowRequestLog:
+    """Open the sink `slow_requests`, which fills the slowest and failed ones of the Snapshot."""
+    recent = SlowRequestLog(context.op_names)
+
+    def fill(snapshot: Snapshot) -> None:
+        snapshot.slowest, snapshot.failed = recent.slowest(), recent.failures()
+
+    context.on_failure(recent.failed)
+    context.on_snapshot(fill)
+    return recent
+
+
 # Recording ------------------------------------------------------------------------------------
 
 MAX_RECORDED = 20_000
@@ -313,6 +326,18 @@ class Recording:
     def end(self) -> None:
         """End all recordings now, with what they have: the server stops."""
         self._ending.set()
+
+
+def open_recording(context: SinkContext, options: None) -> Recording:
+    """Open the sink `recording`, which answers "record <seconds>"."""
+    recording = Recording(context.replica or 0, max(1, context.config.copies))
+
+    async def record(seconds: str) -> bytes:
+        return await recording.record(float(seconds), context.flush)
+
+    context.on_stop(recording.end)
+    context.on_question("record", record)
+    return recording
 
 
 class _RowBuffer:

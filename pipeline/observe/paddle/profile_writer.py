@@ -14,6 +14,7 @@ from pipeline.engine.journal import REQUEST, SPAN, Rows, wall_offset_ns
 from pipeline.observe.analysis.sampling import NO_LOADS, Chosen, Sampler
 from pipeline.observe.background import Background
 from pipeline.observe.paddle.profile import load_lines, profile_lines
+from pipeline.observe.sink import SinkContext
 from pipeline.system.stdio import write_out
 
 _LOGGER = logging.getLogger(__name__)
@@ -83,6 +84,16 @@ class ProfileWriter:
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             self._is_broken = True
             _LOGGER.error("dag.use_profile: no more PROFILE lines, stderr failed: %s", error)
+
+
+def open_profile(context: SinkContext, options: None) -> ProfileWriter:
+    """Open the sink `profile`."""
+    config = context.config
+    id_step = 1 if context.replica is None else config.copies
+    writer = ProfileWriter(context.op_names, config.dag.profile_per_s, id_step)
+    writer.start()
+    context.on_close(writer.close)
+    return writer
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:

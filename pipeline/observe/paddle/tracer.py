@@ -18,10 +18,13 @@ from pipeline.observe.paddle.tracer_block import (
     TracerBlock,
     TracerFiles,
     TracerOutput,
+    tracer_files,
 )
+from pipeline.observe.sink import SinkContext
 
-_MOST_ROWS = 8192  # that wait on the event loop: some 800 kB
-_MOST_JOBS = 16  # that wait for the thread, each of so many rows: a disk may hang
+_INTERVAL_S = 10.0  # unless it is configured
+_MAX_ROWS = 8192  # that wait on the event loop: some 800 kB
+_MAX_JOBS = 16  # that wait for the thread, each of so many rows: a disk may hang
 
 _Pieces = list[tuple[Rows, Rows]]
 
@@ -50,7 +53,7 @@ class Tracer:
     ) -> None:
         self._state = state
         self._clock = clock
-        self._background = Background("tracer", _MOST_JOBS)
+        self._background = Background("tracer", _MAX_JOBS)
         self._output = TracerOutput(files)
         self._started_s = clock()
         self._author = _Author(graph, self._output, self._started_s)
@@ -73,7 +76,7 @@ class Tracer:
         self._is_idle = False
         self._taken_in.append((spans, requests))
         self._rows += len(spans) + len(requests)
-        if self._rows >= _MOST_ROWS:
+        if self._rows >= _MAX_ROWS:
             pieces, started_s = self._taken(), self._started_s
             self._background.submit(lambda: self._author.add(pieces, started_s))
 
@@ -95,6 +98,20 @@ class Tracer:
     def _taken(self) -> _Pieces:
         pieces, self._taken_in, self._rows = self._taken_in, [], 0
         return pieces
+
+
+def open_tracer(context: SinkContext, options: None) -> Tracer:
+    """Open the sink `tracer`; InitError if its file cannot be written."""
+    config = context.config
+    tracer = Tracer(
+        TracedGraph.of(context.graph, config),
+        context.state,
+        tracer_files(context.log_folder, config.log, context.replica),
+    )
+    tracer.start()
+    context.on_close(tracer.close)
+    context.every("tracer", config.dag.tracer.interval_s or _INTERVAL_S, tracer.tick)
+    return tracer
 
 
 class _Author:

@@ -234,7 +234,7 @@ def test_workers_that_cannot_be_prepared_in_a_copy_are_an_error_that_says_why(mo
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no arena today")
 
-    monkeypatch.setattr("pipeline.runtime.service.Arena", refuse)  # the copies inherit it
+    monkeypatch.setattr("pipeline.workers.process.pool.Arena", refuse)  # the copies inherit it
     server = server_for(who(), op={"who": {"workers": "process"}}, **TWO)
     with pytest.raises(InitError, match=r"(?s)Traceback.*no arena today"):
         server.start()
@@ -425,9 +425,9 @@ def counted(server: PipelineServer, name: str) -> int:
 def told(server: PipelineServer) -> int:
     """Successes of the pipeline that the copies have told the server of."""
     snapshots = [
-        msgspec.msgpack.decode(copy.figures, type=Snapshot)
+        msgspec.msgpack.decode(copy.snapshot, type=Snapshot)
         for copy in server._service._running
-        if copy.figures
+        if copy.snapshot
     ]
     return sum(snapshot.models[0].success_count for snapshot in snapshots)
 

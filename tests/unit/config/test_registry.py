@@ -73,7 +73,7 @@ def test_a_plug_in_is_found_by_its_entry_point(install):
 
 def test_a_plug_in_is_imported_only_when_it_is_asked_for(install):
     install("toy-sinks", "raise RuntimeError", toy="toy_sinks:toy")
-    assert registry.names("sinks") == ("toy",)
+    assert registry.names("sinks") == (*registry.BUILT_IN["sinks"], "toy")
     assert "toy_sinks" not in sys.modules
 
 
@@ -124,7 +124,8 @@ def test_an_unknown_name_is_told_with_those_that_are_known(built_in, install):
     assert str(error.value) == "sinks: expected ours or toy, found 'tuy'; did you mean toy?"
 
 
-def test_where_there_is_nothing_the_text_says_so():
+def test_where_there_is_nothing_the_text_says_so(monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "sinks", {})
     with pytest.raises(ConfigError, match="sinks: expected none, as no plug-in is installed"):
         registry.find("sinks", "toy")
 
@@ -239,7 +240,8 @@ def test_what_is_wrong_with_those_that_are_named_is_told(toys, kind, given, text
 
 def test_a_name_that_nobody_has_is_told_where_it_stands(toys):
     assert refusal(sinks={"tay": {}}) == (
-        "yml_dict: sinks.tay: sinks: expected toy, found 'tay'; did you mean toy?"
+        f"yml_dict: sinks.tay: sinks: expected {' or '.join(registry.BUILT_IN['sinks'])} or toy, "
+        "found 'tay'; did you mean toy?"
     )
 
 

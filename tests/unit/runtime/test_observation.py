@@ -17,7 +17,8 @@ from pipeline.errors import InitError
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
 from pipeline.op import configure_op
-from pipeline.runtime.observation import SNAPSHOT, ObservabilityStack, RetiredCounters, ServerView
+from pipeline.runtime.observation import ObservabilityStack
+from pipeline.runtime.replica_query import SNAPSHOT, RetiredCounters, ServerView
 
 IDLE = EngineState(True, 0, 0, 0, 0)
 
@@ -49,10 +50,10 @@ def test_the_configuration_says_who_looks_on(config, sinks, tmp_path):
         observation.start(tmp_path)
         try:
             assert sinks_of(observation) == sinks
-            watchers = observation.watchers(RequestLog(logging.getLogger("pipeline.test")))
-            assert (watchers.journal is None) == (not sinks)
-            assert watchers.profile is not None, "a caller may ask for one at any time"
-            assert watchers.on_success is None, "no success is logged"
+            observers = observation.observers(RequestLog(logging.getLogger("pipeline.test")))
+            assert (observers.journal is None) == (not sinks)
+            assert observers.profile is not None, "a caller may ask for one at any time"
+            assert observers.on_success is None, "no success is logged"
         finally:
             await observation.close()
             await observation.close()
@@ -88,12 +89,12 @@ def test_opentelemetry_says_what_it_lacks(monkeypatch, tmp_path):
 
 def test_the_figures_of_ended_copies_add_up_without_their_memory():
     past = RetiredCounters()
-    assert past.figures() == []
+    assert past.snapshots() == []
     past.add(b"")
     for count in (2, 3):
         model = ModelCounters("svc", success_count=count, inference_count=10 * count)
         past.add(msgspec.msgpack.encode(Snapshot(1, IDLE, [model])))
-    (figures,) = past.figures()
+    (figures,) = past.snapshots()
     found = msgspec.msgpack.decode(figures, type=Snapshot)
     assert found.copy == NO_COPY
     assert [(m.success_count, m.inference_count, m.memory) for m in found.models] == [(5, 50, [])]

@@ -13,30 +13,30 @@ class Copy:
     """A member that is asked; the test answers for it."""
 
     def __init__(self, name: str) -> None:
-        self.figures = f"last of {name}".encode()
+        self.snapshot = f"last of {name}".encode()
         self.asked: list[QueryRequest] = []
         self.replies: list[QueryReply] = []
 
-    def question(self, question: QueryRequest) -> None:
+    def send_query(self, question: QueryRequest) -> None:
         self.asked.append(question)
 
-    def reply(self, reply: QueryReply) -> None:
+    def send_reply(self, reply: QueryReply) -> None:
         self.replies.append(reply)
 
 
-def inquiries_of(*copies: Copy, past: tuple[bytes, ...] = ()) -> ReplicaQuery:
-    return ReplicaQuery(lambda: copies, lambda copy, text: copy.figures, lambda text: list(past))
+def queries_of(*copies: Copy, past: tuple[bytes, ...] = ()) -> ReplicaQuery:
+    return ReplicaQuery(lambda: copies, lambda copy, text: copy.snapshot, lambda text: list(past))
 
 
 def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
     async def main():
         one, two = Copy("one"), Copy("two")
-        inquiries = inquiries_of(one, two, past=(b"past",))
-        inquiries.begin(one, QueryRequest(7, "how", 1.0))
+        queries = queries_of(one, two, past=(b"past",))
+        queries.start(one, QueryRequest(7, "how", 1.0))
         assert [copy.asked[0].text for copy in (one, two)] == ["how", "how"]
-        inquiries.answered(two, QueryReply(two.asked[0].number, [b"2"]))
+        queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
         assert one.replies == []
-        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
+        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
         (reply,) = one.replies
         assert (reply.number, sorted(reply.answers)) == (7, [b"1", b"2", b"past"])
         assert two.replies == []
@@ -47,13 +47,13 @@ def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
 def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
     async def main():
         one, two = Copy("one"), Copy("two")
-        inquiries = inquiries_of(one, two)
-        inquiries.begin(one, QueryRequest(0, "how", 1.0))
-        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
+        queries = queries_of(one, two)
+        queries.start(one, QueryRequest(0, "how", 1.0))
+        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
         await asyncio.sleep(1.5)
         (reply,) = one.replies
         assert sorted(reply.answers) == [b"1", b"last of two"]
-        inquiries.answered(two, QueryReply(two.asked[0].number, [b"late"]))
+        queries.on_reply(two, QueryReply(two.asked[0].number, [b"late"]))
         assert len(one.replies) == 1
 
     run_virtual(main())
@@ -62,10 +62,10 @@ def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
 def test_nobody_waits_for_a_copy_that_is_gone():
     async def main():
         one, two = Copy("one"), Copy("two")
-        inquiries = inquiries_of(one, two)
-        inquiries.begin(one, QueryRequest(0, "how", 1.0))
-        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
-        inquiries.left(two)
+        queries = queries_of(one, two)
+        queries.start(one, QueryRequest(0, "how", 1.0))
+        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+        queries.on_exit(two)
         assert [reply.answers for reply in one.replies] == [[b"1"]]
 
     run_virtual(main())
@@ -74,11 +74,11 @@ def test_nobody_waits_for_a_copy_that_is_gone():
 def test_an_answer_counts_once_and_an_empty_one_not_at_all():
     async def main():
         one, two = Copy("one"), Copy("two")
-        inquiries = inquiries_of(one, two)
-        inquiries.begin(one, QueryRequest(0, "how", 1.0))
+        queries = queries_of(one, two)
+        queries.start(one, QueryRequest(0, "how", 1.0))
         for _ in range(2):
-            inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
-        inquiries.answered(two, QueryReply(two.asked[0].number, [b""]))
+            queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+        queries.on_reply(two, QueryReply(two.asked[0].number, [b""]))
         assert [reply.answers for reply in one.replies] == [[b"1"]]
 
     run_virtual(main())
@@ -91,10 +91,10 @@ def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gon
         first = asyncio.ensure_future(asker.ask("a", 1.0))
         second = asyncio.ensure_future(asker.ask("b", 1.0))
         await settle()
-        asker.reply(QueryReply(sent[1].number, [b"b"]))
+        asker.on_reply(QueryReply(sent[1].number, [b"b"]))
         assert await second == [b"b"]
         assert await first == []
-        asker.reply(QueryReply(sent[0].number, [b"too late"]))
+        asker.on_reply(QueryReply(sent[0].number, [b"too late"]))
 
     run_virtual(main())
 
@@ -103,12 +103,12 @@ def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
     async def main():
         one, two = Copy("one"), Copy("two")
         past: list[bytes] = []
-        inquiries = ReplicaQuery(lambda: (one, two), lambda copy, text: b"", lambda text: past)
-        inquiries.begin(two, QueryRequest(0, "how", 1.0))
-        assert inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"])) == "how"
+        queries = ReplicaQuery(lambda: (one, two), lambda copy, text: b"", lambda text: past)
+        queries.start(two, QueryRequest(0, "how", 1.0))
+        assert queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"])) == "how"
         past.append(b"what one left, 1 in it")
-        inquiries.left(one)
-        inquiries.answered(two, QueryReply(two.asked[0].number, [b"2"]))
+        queries.on_exit(one)
+        queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
         (reply,) = two.replies
         assert sorted(reply.answers) == [b"2", b"what one left, 1 in it"]
 
@@ -118,11 +118,11 @@ def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
 def test_what_a_copy_recorded_that_is_gone_is_kept():
     async def main():
         one, two = Copy("one"), Copy("two")
-        inquiries = inquiries_of(one, two)
-        inquiries.begin(two, QueryRequest(0, "record", 1.0))
-        inquiries.answered(one, QueryReply(one.asked[0].number, [b"1"]))
-        inquiries.left(one)
-        inquiries.answered(two, QueryReply(two.asked[0].number, [b"2"]))
+        queries = queries_of(one, two)
+        queries.start(two, QueryRequest(0, "record", 1.0))
+        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+        queries.on_exit(one)
+        queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
         assert sorted(two.replies[0].answers) == [b"1", b"2"]
 
     run_virtual(main())

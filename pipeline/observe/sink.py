@@ -1,0 +1,100 @@
+"""SinkContext: the server that a sink is opened in, and the hooks that it has there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.journal import Sink
+
+if TYPE_CHECKING:  # processes without an engine import this folder for their logs
+    from pipeline.config.schema import ServiceConfig
+    from pipeline.engine.graph import Graph
+    from pipeline.engine.state import EngineState
+    from pipeline.observe.snapshot import Snapshot
+
+Answer = Callable[[str], Awaitable[bytes]]
+"""Answers what follows the first word of a question."""
+
+
+class SinkHooks:
+    """The hooks of all sinks of a process, see the methods of SinkContext.
+
+    `begin_trace` makes of (data id, the caller's traceparent or "") the request's own.
+    """
+
+    def __init__(self) -> None:
+        self.closing = contextlib.ExitStack()
+        self.stops: list[Callable[[], None]] = []
+        self.timers: list[tuple[str, float, Callable[[], None]]] = []
+        self.failures: list[Callable[[int, int, Exception], None]] = []
+        self.snapshots: list[Callable[[Snapshot], None]] = []
+        self.answers: dict[str, Answer] = {}
+        self.begin_trace: Callable[[int, str], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """The server that a sink is opened in, and the hooks that it has there.
+
+    The registry finds a sink by its name under `sinks:` of config.yml, and the server calls it
+    with (this, the Struct of its options or None): on the event loop, once, when it starts. What
+    it returns is the `Sink`; InitError says why the server cannot start.
+
+    Attributes:
+        pipeline_name: of the whole graph, as in statistics and metrics.
+        op_names: of the Ops; `OpSpan.op` and `RequestRecord.target` are indexes of it.
+        model_names: of the Ops, as in statistics and metrics.
+        replica: number of this process among the server's; None: it is the only one.
+        log_folder: of the server's logs.
+        state: returns how many requests are in the graph, and at each Op, now.
+        flush: brings `Sink.notify` up to now.
+    """
+
+    pipeline_name: str
+    op_names: Sequence[str]
+    model_names: Sequence[str]
+    replica: int | None
+    log_folder: Path
+    graph: Graph
+    config: ServiceConfig
+    state: Callable[[], EngineState]
+    flush: Callable[[], None]
+    hooks: SinkHooks = field(default_factory=SinkHooks)
+
+    def on_close(self, close: Callable[[], object]) -> None:
+        """Call `close` when the server has stopped: on a thread, so that it may block."""
+        self.hooks.closing.callback(close)
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Call `stop` when the server is about to stop, before it takes no more requests."""
+        self.hooks.stops.append(stop)
+
+    def every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
+        """Call `action` on the event loop, after `flush`, again and again.
+
+        An exception is logged as "<name> failed".
+        """
+        self.hooks.timers.append((name, interval_s, action))
+
+    def on_failure(self, failed: Callable[[int, int, Exception], None]) -> None:
+        """Call `failed` with (data id, log id, error) of each request that fails.
+
+        That may be before or after `Sink.notify` gets its row, which has no text of the error.
+        """
+        self.hooks.failures.append(failed)
+
+    def on_snapshot(self, fill: Callable[[Snapshot], None]) -> None:
+        """Have `fill` add to what this process tells of itself, on the dashboard and elsewhere."""
+        self.hooks.snapshots.append(fill)
+
+    def on_question(self, word: str, answer: Answer) -> None:
+        """Answer the questions that begin with `word`, which one replica asks all of them."""
+        self.hooks.answers[word] = answer
+
+
+SinkFactory = Callable[[SinkContext, Any], Sink | None]
+"""What the registry has for a name of the kind `sinks`; None: there is nothing to open."""
