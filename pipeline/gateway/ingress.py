@@ -1,4 +1,4 @@
-"""Gateway: `pipeline-gateway` as the front of this server, in a process that is kept running."""
+"""Gateway: `pipeline-gateway` as the ingress of this server, in a process that is kept running."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
 
 _KEY = "http_server: gateway"
-_LAST_S = 1.0  # for answers that are on their way out when the grace period is over
-_STALL_S = 2.0  # for a copy to answer the gateway's heartbeat; its requests then go to others
-_LONE_STALL_S = 10.0  # for a server without copies: user code that holds the GIL keeps it, too
-_END_S = 5.0  # to end by itself after its own grace period
+_EXTRA_GRACE_S = 1.0  # for answers that are on their way out when the grace period is over
+_STALL_TIMEOUT_S = 2.0  # for a replica to answer a heartbeat; its requests then go to others
+_LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL keeps it, too
+_END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
 
 
 class Gateway:
@@ -44,7 +44,7 @@ class Gateway:
         self._is_hurried = False
 
     def open(self) -> Path:
-        """The folder for the sockets of the doors that it asks, until `close`; see `InnerDoors`.
+        """Make the folder for the sockets of the frontends that it asks, until `close`.
 
         Raises:
             InitError: there is no binary, or no folder where sockets can be.
@@ -62,7 +62,7 @@ class Gateway:
         return folder
 
     def start(self) -> asyncio.Future[None]:
-        """Listen, and start it; done when it has found a copy of the server that is ready.
+        """Listen, and start it; done when it has found a replica of the server that is ready.
 
         Raises:
             InitError: the port is in use; from what is returned: it does not start.
@@ -87,15 +87,15 @@ class Gateway:
             self._place.end()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more requests, and end when those that are inside are answered."""
+        """Take no more requests, and end when the active ones are answered."""
         self.drain()
         if self._place is not None:
             if self._is_hurried:
                 self._place.hang_up()
-            await end_all([self._place], grace_s + _END_S)
+            await end_all([self._place], grace_s + _END_TIMEOUT_S)
 
     def hurry(self) -> None:
-        """Let it end as soon as what is on its way out is out."""
+        """Let it end as soon as the answers on their way out are out."""
         self._is_hurried = True
         if self._place is not None:
             self._place.hang_up()
@@ -124,13 +124,14 @@ class Gateway:
     def _arguments(self) -> list[str]:
         config, folder = self._config, self._folder.make()
         backends = [socket_paths(folder, number) for number in range(max(1, config.copies))]
+        stall_timeout_s = _STALL_TIMEOUT_S if len(backends) > 1 else _LONE_STALL_TIMEOUT_S
         settings = {
             "max-message-bytes": str(config.max_message_bytes),
             "max-json-bytes": str(config.max_json_bytes),
             "timeout": _duration(config.timeout_s or 0.0),
             "drain-delay": _duration(config.drain_delay_s),
-            "grace": _duration(config.stop_grace_period_s + _LAST_S),
-            "stall-timeout": _duration(_STALL_S if len(backends) > 1 else _LONE_STALL_S),
+            "grace": _duration(config.stop_grace_period_s + _EXTRA_GRACE_S),
+            "stall-timeout": _duration(stall_timeout_s),
             "access-log-sample": str(config.log.request_sample),
         }
         return [
@@ -141,5 +142,5 @@ class Gateway:
 
 
 def _duration(seconds: float) -> str:
-    """As Go reads it."""
+    """Return a duration as Go reads it."""
     return f"{round(seconds * 1000)}ms"

@@ -1,4 +1,4 @@
-"""Ingress: what stands before the doors of a server and takes its HTTP requests."""
+"""Ingress: a process before the frontends of a server, which takes its HTTP requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Ingress(Protocol):
-    """Takes HTTP requests in a process of its own, and asks the doors.
+    """A process that takes HTTP requests and asks the frontends.
 
     Attributes:
-        takes_http: whether it does; False: there is nothing before the doors.
+        takes_http: False: there is nothing before the frontends.
         port: where it listens, after `start`.
     """
 
@@ -24,20 +24,20 @@ class Ingress(Protocol):
         """Say not ready, serve on for the `drain_delay`, then take no more."""
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more, and end when those that are inside are answered, or `grace_s` is over.
+        """Take no more, and end when the active ones are answered, or `grace_s` is over.
 
-        The doors are still open. May be called without `start`.
+        The frontends are still open. May be called without `start`.
         """
 
     def hurry(self) -> None:
         """Cut the grace period short."""
 
     def close(self) -> None:
-        """Remove what it had in common with the doors, which are closed."""
+        """Remove what it had in common with the frontends, which are closed."""
 
 
 class NoIngress:
-    """The doors are what callers see."""
+    """No ingress: callers reach the frontends."""
 
     takes_http = False
     port: int | None = None

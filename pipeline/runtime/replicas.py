@@ -21,7 +21,7 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
-from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
+from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
 from pipeline.observe.logs.setup import open_logs
@@ -178,11 +178,11 @@ class Replicas:
         """Reserve the ports and fork what the copies are forked from.
 
         Raises:
-            InitError: a port is in use, or gRPC is in this process, see `check_that_grpc_rests`.
+            InitError: a port is in use, or gRPC is in this process, see `require_grpc_unused`.
         """
         start_method = self._config.dag.start_method
         if start_method == "fork":
-            check_that_grpc_rests()
+            require_grpc_unused()
         try:
             main = ReplicaMain(
                 self._name,

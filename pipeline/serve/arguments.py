@@ -48,7 +48,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What to serve and where.
+    """The model to serve, and the ports.
 
     `config` is what a config.yml would hold. `fd` is an inherited socket to listen on in place of
     `host` and `port`; `parent_fd` one whose other end is told when the service is ready, and
@@ -71,7 +71,7 @@ class ServeSettings:
 
 
 def read_arguments(arguments: Sequence[str] | None = None) -> ServeSettings:
-    """The settings that a command line asks for.
+    """Return the settings that a command line asks for.
 
     Raises:
         ConfigError: it asks for something that is not supported.
@@ -160,7 +160,7 @@ def _config(given: argparse.Namespace, local: dict[str, Any], model: Path) -> di
     if given.batch_infer_size > 1:
         op |= {"batch_size": given.batch_infer_size, "batching": "adaptive"}
     return {
-        "rpc_port": 0,  # the doors are others
+        "rpc_port": 0,  # the frontends are others
         "host": given.host,
         "max_message_bytes": min(given.max_body_size, 2**31 - 1),
         "queue_size": given.queue_size,

@@ -1,4 +1,4 @@
-"""One connection that speaks brpc's baidu_std: calls in, answers out, in any order."""
+"""BaiduStdConnection: one connection that speaks brpc's baidu_std, answers in any order."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pipeline.serve.ops import ModelCall, log_id_of
 
 _LOGGER = logging.getLogger(__name__)
 
-MOST_CALLS = 1024
-"""Calls of one connection that are worked on; it is not read from while there are more."""
+MAX_CALLS = 1024
+"""Active calls of one connection; it is not read from while there are more."""
 
 MODEL_FAILED = -5000
-"""What Paddle Serving's server calls a failure of the model, as `InferService` does below."""
+"""The code of Paddle Serving's server for a failure of the model, as `InferService` below."""
 
 _CODE_OF: Mapping[type[PipelineError], int] = {
     ClosedError: BrpcCode.LOGOFF,
@@ -48,15 +48,15 @@ _CODE_OF: Mapping[type[PipelineError], int] = {
 class BaiduStdConnection(asyncio.Protocol):
     """Answers the calls of one peer by `answer`.
 
-    What is no baidu_std ends the connection; a peer that says no more has left, as brpc sees it,
-    and its calls are cancelled. Neither its calls nor what a peer does not take of
-    its answers grow without bounds: it is not read from as long as there is too much of either.
+    Bytes that are no baidu_std end the connection; a peer that shuts its sending side has left, as
+    brpc sees it, and its calls are cancelled. Neither its calls nor the answers that it does not
+    take grow without bounds: it is not read from as long as there is too much of either.
 
     Args:
         answer: see there.
         max_bytes: of a frame.
         register: where it is while it is open.
-        most_calls: see `MOST_CALLS`.
+        max_calls: see `MAX_CALLS`.
         offload: where large messages are copied; its owner stops it.
 
     Attributes:
@@ -71,14 +71,14 @@ class BaiduStdConnection(asyncio.Protocol):
         answer: Answer,
         max_bytes: int,
         register: set[BaiduStdConnection],
-        most_calls: int = MOST_CALLS,
+        max_calls: int = MAX_CALLS,
         offload: Offload | None = None,
     ) -> None:
         self._answer = answer
         self._offload = offload or Offload(threads=0)
         self._max_bytes = max_bytes
         self._register = register
-        self._most_calls = most_calls
+        self._max_calls = max_calls
         self._reader = FrameReader(max_bytes)
         self._calls: set[asyncio.Task[None]] = set()
         self._call_bytes = 0
@@ -179,7 +179,7 @@ class BaiduStdConnection(asyncio.Protocol):
     def _throttle(self) -> None:
         is_too_much = (
             self._is_untaken
-            or len(self._calls) >= self._most_calls
+            or len(self._calls) >= self._max_calls
             or self._call_bytes > self._max_bytes
         )
         if is_too_much == self._is_paused or self.transport.is_closing():
@@ -192,7 +192,7 @@ class BaiduStdConnection(asyncio.Protocol):
 
 
 def _refusal(meta: RpcMeta) -> tuple[int, str] | None:
-    """What is wrong with a call that is not looked into, in brpc's words."""
+    """Return the error of a call that is not looked into, in brpc's words."""
     service, method = meta.request.service_name, meta.request.method_name
     if service != baidu_std.SERVICE:
         return BrpcCode.NO_SERVICE, f"Fail to find service={service}"

@@ -32,8 +32,8 @@ from pipeline.serve.ops import ModelCall, log_id_of
 PROTO = b"application/proto"
 _PROTOS = (PROTO, b"application/x-protobuf", b"application/protobuf")
 _PATH = re.compile(rf"/(?:baidu[.a-z_]*\.)?GeneralModelService/(?:{'|'.join(METHODS)})")
-_LEAST_PACKED_BYTES = 512  # what brpc packs at least; below it gzip costs more than it saves
-_QUICK_BYTES = 64 * 1024  # of an answer: they are packed on the event loop
+_MIN_GZIP_BYTES = 512  # as brpc has it; below it gzip costs more than it saves
+_MAX_INLINE_BYTES = 64 * 1024  # of an answer that is packed on the event loop
 _LEVEL = 1  # of gzip: tensors gain little by more
 
 
@@ -54,7 +54,7 @@ class ModelRoutes:
         self._limits = limits or Limits()
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Who answers it, also where the path is none of the service's."""
+        """Return the endpoint that answers it; one refuses paths that are not the service's."""
         return self._infer if _PATH.fullmatch(request.path) else _refuse_path
 
     async def _infer(self, request: WebRequest) -> WebResponse:
@@ -76,7 +76,7 @@ class ModelRoutes:
             status = 503 if isinstance(error, OverloadedError | ClosedError) else 200
             body = _failed(error, log_id, is_json)
         del message
-        if len(body) >= _LEAST_PACKED_BYTES and _takes_gzip(request):
+        if len(body) >= _MIN_GZIP_BYTES and _takes_gzip(request):
             body = await _packed(body)
             headers.append((b"content-encoding", b"gzip"))
         return WebResponse(status, body, JSON if is_json else PROTO, tuple(headers))
@@ -101,6 +101,6 @@ def _failed(error: PipelineError, log_id: int, is_json: bool) -> bytes:
 
 
 async def _packed(body: bytes) -> bytes:
-    if len(body) > _QUICK_BYTES:
+    if len(body) > _MAX_INLINE_BYTES:
         return await asyncio.to_thread(gzip.compress, body, _LEVEL)
     return gzip.compress(body, _LEVEL)

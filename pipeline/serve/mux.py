@@ -20,7 +20,7 @@ _LOGGER = logging.getLogger(__name__)
 _HTTP_2 = b"PRI "
 _HTTP_1 = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC")
 _TELLING_BYTES = 4
-_PATIENCE_S = 60.0  # for a peer to say what it speaks
+_READ_TIMEOUT_S = 60.0
 
 
 class OnePortFrontend:
@@ -28,11 +28,11 @@ class OnePortFrontend:
 
     Args:
         answer: answers a call, whichever way it came.
-        listener: a bound socket; the door closes it.
+        listener: a bound socket, which is closed here.
         max_bytes: limit of a message.
         grpc_path: of the Unix socket to which connections that speak HTTP/2 are relayed.
         http_path: of the one for those that speak HTTP/1.
-        patience_s: for a peer to say what it speaks.
+        read_timeout_s: for a peer to say what it speaks.
         offload: where large messages are copied; its owner stops it.
     """
 
@@ -43,7 +43,7 @@ class OnePortFrontend:
         max_bytes: int,
         grpc_path: str,
         http_path: str,
-        patience_s: float = _PATIENCE_S,
+        read_timeout_s: float = _READ_TIMEOUT_S,
         offload: Offload | None = None,
     ) -> None:
         self._offload = offload
@@ -51,7 +51,7 @@ class OnePortFrontend:
         self._answer = answer
         self._listener = listener
         self._max_bytes = max_bytes
-        self._patience_s = patience_s
+        self._read_timeout_s = read_timeout_s
         self._to_grpc = TcpProxy(grpc_path)
         self._to_http = TcpProxy(http_path)
         self._server: asyncio.Server | None = None
@@ -65,16 +65,16 @@ class OnePortFrontend:
         except OSError as error:
             raise InitError(f"cannot listen on port {self.port}: {error}") from error
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _FirstBytes(self, self._new, self._patience_s),
+            lambda: _FirstBytes(self, self._new, self._read_timeout_s),
             sock=self._listener,
             backlog=BACKLOG,
         )
 
     async def set_ready(self, ready: bool) -> None:
-        """The doors behind this one say it to those who ask."""
+        """Do nothing: the frontends behind this one answer those who ask."""
 
     async def drain(self) -> None:
-        """There is no way to send callers of brpc away."""
+        """Do nothing: there is no way to send callers of brpc away."""
 
     async def close(self, grace_s: float) -> None:
         """Stop accepting connections; calls on those that there are go on."""
@@ -98,7 +98,7 @@ class OnePortFrontend:
         self._to_http.abort()
 
     def take(self, transport: asyncio.Transport, said: bytes) -> None:
-        """Give a new connection, on which `said` was said, to whom it is for."""
+        """Give a new connection to the protocol that its first bytes, `said`, are of."""
         kind = said[:_TELLING_BYTES]
         if kind == baidu_std.MAGIC:
             connection = BaiduStdConnection(
@@ -117,29 +117,29 @@ class OnePortFrontend:
 
 
 class _FirstBytes(asyncio.Protocol):
-    """A connection whose peer has not said yet what it speaks."""
+    """A connection whose protocol is not known yet."""
 
     transport: asyncio.Transport
 
     def __init__(
-        self, door: OnePortFrontend, register: set[_FirstBytes], patience_s: float
+        self, frontend: OnePortFrontend, register: set[_FirstBytes], read_timeout_s: float
     ) -> None:
-        self._door = door
+        self._frontend = frontend
         self._register = register
-        self._patience_s = patience_s
+        self._read_timeout_s = read_timeout_s
         self._said = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._register.add(self)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._patience_s, self.transport.abort)
+        self._timer = loop.call_later(self._read_timeout_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._said += data
         if len(self._said) >= _TELLING_BYTES:
             self._part()
-            self._door.take(self.transport, self._said)
+            self._frontend.take(self.transport, self._said)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._part()

@@ -27,12 +27,12 @@ from pipeline.proto.pipeline.packed import read_varint
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
 ENGINE_NAME = "general_infer_0"
-"""What Paddle Serving calls the only model of a service in its answers."""
+"""The name of the only model of a service in Paddle Serving's answers."""
 
 _NO_CONF = ModelConf((), ())
 _LENGTH_PREFIXED = 2  # the wire type
 _LOG_ID_TAG = 4 << 3  # a varint
-_MOST_FIELDS = 1024  # that are looked through for it
+_MAX_FIELDS = 1024  # that are looked through for it
 
 
 class ModelCall(NamedTuple):
@@ -48,13 +48,13 @@ class ModelCall(NamedTuple):
 
 
 def log_id_of(message: bytes) -> int:
-    """`Request.log_id` of an encoded request, found without decoding its tensors.
+    """Return `Request.log_id` of an encoded request, without decoding its tensors.
 
     0 if there is none, or if it is no request: whoever decodes it will say so.
     """
     found = at = 0
     try:
-        for _ in range(_MOST_FIELDS):
+        for _ in range(_MAX_FIELDS):
             if at >= len(message):
                 break
             tag, at = read_varint(message, at)
@@ -69,7 +69,7 @@ def log_id_of(message: bytes) -> int:
 
 
 class CallOp(RequestOp):
-    """Passes the call on as it is: a worker reads it, the event loop has other work."""
+    """A RequestOp that passes the call on as it is, for a worker to read."""
 
     pipeline_is_quick = True
 
@@ -79,7 +79,7 @@ class CallOp(RequestOp):
 
 
 class AnswerOp(ResponseOp):
-    """Takes what the model's worker wrote; an error comes out as `pack_error` has it."""
+    """A ResponseOp that passes on what the model's worker wrote, or packs an error."""
 
     pipeline_is_quick = True
 
@@ -88,7 +88,7 @@ class AnswerOp(ResponseOp):
 
 
 class ModelOp(Op):
-    """Reads a call, runs the model, writes the answer; all of it on a worker.
+    """An Op that reads a call, runs the model, and writes the answer, all on a worker.
 
     Args:
         name: its settings are those of `op.<name>`.
@@ -186,7 +186,7 @@ class ModelOp(Op):
             raise _refused(f"not a Request: {error}", ErrorCode.RPC_PACKAGE_ERROR) from error
 
     def _fed(self, tensor: Tensor | BlockMessage) -> str:
-        """The feed that a tensor is for: clients give both names, or either."""
+        """Return the feed that a tensor is for: clients give both names, or either."""
         if tensor.alias_name in self._feeds:
             return self._feeds[tensor.alias_name]
         return self._known(tensor.name or tensor.alias_name, self._feeds)
@@ -200,12 +200,12 @@ class ModelOp(Op):
 
 
 def _refused(text: str, code: ErrorCode = ErrorCode.INPUT_PARAMS_ERROR) -> ProductError:
-    """What is wrong with a call, in words that its caller gets as they are."""
+    """Return the error of a call, in words that its caller gets as they are."""
     return ProductError(code, text)
 
 
 def _names(variables: tuple[Var, ...], names: list[str]) -> dict[str, str]:
-    """What callers may call an input or output: its predictor's name, the model's, its alias."""
+    """Return the names of inputs or outputs by all that callers may say: the model's, aliases."""
     known = {name: name for name in names}
     matches = 0
     for var in variables:

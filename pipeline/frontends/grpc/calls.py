@@ -1,4 +1,4 @@
-"""RunningCalls: the calls that a GrpcDoor is answering, and how they and their connections end."""
+"""RunningCalls: the active calls of a GrpcFrontend, and how they and their connections end."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RunningCalls:
-    """The calls that a door is answering, and what becomes of their connections when it closes."""
+    """The active calls of a frontend; when it closes their connections end with them.
+
+    `is_closing`: their streams have ended.
+    """
 
     def __init__(self) -> None:
-        self.is_leaving: bool = False
+        self.is_closing: bool = False
         self._calls: set[_Context] = set()
         self._streams: set[Messages] = set()
         self._idle: asyncio.Event | None = None  # once somebody waits for it
         self._open: dict[Peer, list[FoundSocket]] = {}
         self._per_peer: Counter[Peer] = Counter()  # of the calls, while there is something open
 
-    def begins(self, context: _Context) -> None:
-        """A call runs until its answer is sent."""
+    def add(self, context: _Context) -> None:
+        """Count a call as active until its answer is sent."""
         self._calls.add(context)
         if self._open:
             self._per_peer[_peer(context)] += 1
         context.add_done_callback(self._ended)  # type: ignore[arg-type]  # it is given the context
 
-    def reads(self, messages: AsyncIterator[bytes]) -> Messages:
-        """What a caller sends in a stream, up to the end of either."""
+    def read(self, messages: AsyncIterator[bytes]) -> Messages:
+        """Return the messages of a caller's stream, up to the end of either."""
         reading = Messages(messages, self._streams)
-        if self.is_leaving:
+        if self.is_closing:
             reading.close()
         return reading
 
     def end_streams(self) -> None:
         """Read no more from streams: they end behind their answers."""
-        self.is_leaving = True
+        self.is_closing = True
         for messages in list(self._streams):
             messages.close()
 
@@ -53,9 +56,9 @@ class RunningCalls:
             self._open.setdefault(peer, []).append(connection)
         self._per_peer = Counter(map(_peer, self._calls))
         for peer in self._open.keys() - self._per_peer.keys():
-            self._part(peer)
+            self._send_peer_away(peer)
 
-    async def are_over(self, timeout_s: float) -> None:
+    async def wait(self, timeout_s: float) -> None:
         """Wait for the calls to end, but no longer than that."""
         if self._calls:
             self._idle = self._idle or asyncio.Event()
@@ -70,15 +73,15 @@ class RunningCalls:
             peer = _peer(context)
             self._per_peer[peer] -= 1
             if self._per_peer[peer] <= 0:
-                self._part(peer)
+                self._send_peer_away(peer)
 
-    def _part(self, peer: Peer) -> None:
+    def _send_peer_away(self, peer: Peer) -> None:
         for connection in self._open.pop(peer, ()):
             send_away(connection)
 
 
 class Messages:
-    """An iterator over what a caller sends, which ends early when it is closed."""
+    """An iterator over a caller's messages, which ends early when it is closed."""
 
     def __init__(self, messages: AsyncIterator[bytes], register: set[Messages]) -> None:
         self._messages = messages
@@ -105,7 +108,7 @@ class Messages:
             self._register.discard(self)
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """End the iteration now."""
         self.is_closed = True
         if self._reading is not None:
             self._reading.cancel()

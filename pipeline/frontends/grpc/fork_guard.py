@@ -1,4 +1,4 @@
-"""Whether gRPC is in use in this process: then one that is forked from it cannot use it."""
+"""Fork safety of gRPC: a process that is forked from one that uses it cannot use it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from pipeline.errors import InitError
 
 _THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
-_REST_S = 1.0  # for them to end when the last channel was closed
+_END_TIMEOUT_S = 1.0  # for them to end when the last channel was closed
 
 
-def check_that_grpc_rests() -> None:
-    """For who is about to fork a process that uses gRPC: in use here, it is useless there.
+def require_grpc_unused() -> None:
+    """Check, before a fork, that the child can use gRPC: this process does not use it.
 
     Raises:
-        InitError: it is in use.
+        InitError: it does.
     """
-    deadline = time.monotonic() + _REST_S
+    deadline = time.monotonic() + _END_TIMEOUT_S
     while _THREADS & _thread_names():
         if time.monotonic() > deadline:
             raise InitError(
@@ -31,7 +31,7 @@ def check_that_grpc_rests() -> None:
 
 
 def _thread_names() -> set[str]:
-    """What the system calls the threads of this process."""
+    """Return the system's names of the threads of this process."""
     names = set()
     for path in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has just ended

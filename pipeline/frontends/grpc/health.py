@@ -14,9 +14,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Says of `names`, and of "" which is all of them, whether they serve; all or none do.
+    """The health of `names`, and of "" which is all of them: all serve, or none does.
 
-    `on_watch` is told of every watcher.
+    `on_watch` is given every watcher's call.
     """
 
     def __init__(self, names: Sequence[str], on_watch: Callable[[_Context], None]) -> None:
@@ -26,12 +26,12 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._changed: asyncio.Event | None = None
 
     def set_ready(self, ready: bool) -> None:
-        """Answer so from now on, and tell who watches."""
+        """Answer so from now on, and tell all watchers."""
         self._is_ready = ready and not self._is_closed
         self._tell()
 
     def close(self) -> None:
-        """Say NOT_SERVING for good; who watches is told, and sent away with UNAVAILABLE."""
+        """Answer NOT_SERVING for good; watchers are told, and sent away with UNAVAILABLE."""
         self._is_ready, self._is_closed = False, True
         self._tell()
 
@@ -41,13 +41,13 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
             changed.set()
 
     async def Check(self, request: Any, context: _Context) -> Any:
-        """Answer who asks once."""
+        """Answer a caller that asks once."""
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         return _Response(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: _Context) -> None:
-        """Tell how it is, and each change."""
+        """Tell a watcher the status, and each change."""
         self._on_watch(context)
         told = None
         while True:

@@ -209,7 +209,7 @@ class GrpcFrontend:
         self._max_message_bytes = max_message_bytes
         self._server: grpc.aio.Server | None = None
         self._running = RunningCalls()
-        self._health = GrpcHealth([service.name for service in services], self._running.begins)
+        self._health = GrpcHealth([service.name for service in services], self._running.add)
         self._sockets = GrpcSockets()
         self._guard: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[None] | None = None
@@ -301,7 +301,7 @@ class GrpcFrontend:
             self._guard.cancel()
         self._health.close()
         await self._sockets.stop_listening()
-        if not self._running.is_leaving:
+        if not self._running.is_closing:
             self._running.end_streams()
             self._running.send_away(self._sockets)
 
@@ -309,8 +309,8 @@ class GrpcFrontend:
         """End what still runs after `grace_s`. gRPC itself ends what no door of ours waits for."""
         await self.close(grace_s)
         if self._server is not None:
-            await self._running.are_over(grace_s)
-            await self._sockets.are_closed(min(_LAST_S, grace_s))
+            await self._running.wait(grace_s)
+            await self._sockets.wait_closed(min(_LAST_S, grace_s))
             if self._ending is None:
                 self._ending = asyncio.ensure_future(self._end(self._server))
             await asyncio.shield(self._ending)
@@ -374,7 +374,7 @@ def _handlers(
 
 def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
     async def answer(message: bytes, context: _Context) -> bytes:
-        running.begins(context)
+        running.add(context)
         try:
             return await method(message, _Call(context))
         except Exception as error:
@@ -387,8 +387,8 @@ def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
 
 def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
     async def answer(messages: AsyncIterator[bytes], context: _Context) -> None:
-        running.begins(context)
-        asked = running.reads(messages)
+        running.add(context)
+        asked = running.read(messages)
         try:
             async with contextlib.aclosing(stream(asked, _Call(context))) as answers:
                 async for message in answers:

@@ -1,4 +1,4 @@
-"""GrpcSockets: the sockets of one gRPC server, which the system knows and gRPC does not give away.
+"""GrpcSockets: the sockets of one gRPC server, found in /proc, as gRPC does not hand them out.
 
 gRPC has one way to stop, which ends every call that reaches it at that moment with CANCELLED.
 Callers take that for their own doing and do not try elsewhere. Here listening ends first, then each
@@ -21,9 +21,9 @@ from urllib.parse import unquote
 from pipeline.frontends.listen import take_last
 
 Peer = tuple[str, int] | None
-"""(address, port) of who is at the other end; None if it has none, as on Unix sockets."""
+"""(address, port) of the other end; None if it has none, as on Unix sockets."""
 
-_LOOK_S = 0.01
+_POLL_INTERVAL_S = 0.01
 _FOLDER = "/proc/self/fd"
 # HTTP/2: 8 bytes, of kind 7, no flags, on stream 0; whatever came before is worked on; no error.
 _GOAWAY = bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + b"\x7f\xff\xff\xff" + bytes(4)
@@ -72,20 +72,20 @@ class GrpcSockets:
                     _make_unreachable(found, sock.family)
 
     def connections(self) -> list[tuple[Peer, FoundSocket]]:
-        """All that are open. None if they cannot be told from those of another server."""
+        """Return the open ones; none if they cannot be told from those of another server."""
         if not self._listeners or _open_at[self._place] > 1:
             return []
         return [(_peer_of(sock), found) for found, sock in _sockets() if _is_at(sock, self._place)]
 
-    async def are_closed(self, timeout_s: float) -> None:
+    async def wait_closed(self, timeout_s: float) -> None:
         """Wait until there is no connection, but no longer than that."""
-        for _ in range(round(timeout_s / _LOOK_S)):
+        for _ in range(round(timeout_s / _POLL_INTERVAL_S)):
             if not self.connections():
                 break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     def forget(self) -> None:
-        """The server is gone, with all its sockets."""
+        """Forget the server, which is gone with all its sockets."""
         if self._listeners:
             self._listeners.clear()
             _open_at[self._place] -= 1
@@ -98,7 +98,7 @@ def _make_unreachable(listener: FoundSocket, family: int) -> None:
 
 
 def send_away(connection: FoundSocket) -> None:
-    """Say GOAWAY: its peer makes its next calls elsewhere, and closes it when it has no more.
+    """Send GOAWAY: the peer makes its next calls elsewhere, and closes when it has no more.
 
     Nothing may run on the connection: of what gRPC sends by itself then, each send is whole frames.
     """
@@ -109,7 +109,7 @@ def send_away(connection: FoundSocket) -> None:
 
 
 def end(connection: FoundSocket) -> None:
-    """Say no more on a connection: its peer, told so, closes it; gRPC sees that."""
+    """Shut the sending side down: the peer, told so, closes the connection; gRPC sees that."""
     with _taken(connection) as sock:
         if sock is not None:
             with contextlib.suppress(OSError):  # its peer was first
@@ -117,7 +117,7 @@ def end(connection: FoundSocket) -> None:
 
 
 def peer_named(name: str) -> Peer:
-    """Whom gRPC calls so, as in "ipv6:[::1]:5000"."""
+    """Return the peer that gRPC calls so, as in "ipv6:[::1]:5000"."""
     scheme, _, rest = unquote(name).partition(":")
     host, _, port = rest.rpartition(":")
     if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -126,7 +126,7 @@ def peer_named(name: str) -> Peer:
 
 
 def _address(host: str) -> str:
-    """As it is written in one way only: without scope, and IPv4 as such."""
+    """Return the one way to write an address: without scope, and IPv4 as such."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         return str(getattr(address, "ipv4_mapped", None) or address)
@@ -142,7 +142,7 @@ def _peer_of(sock: socket.socket) -> Peer:
 
 
 def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
-    """All stream sockets of this process that have a name, each open until the next one."""
+    """Yield all stream sockets of this process that have a name, each open until the next."""
     with contextlib.suppress(FileNotFoundError):  # no /proc: gRPC stops in its own way
         for name in os.listdir(_FOLDER):
             with _opened(int(name)) as sock:
@@ -163,7 +163,7 @@ def _listening() -> list[tuple[FoundSocket, object]]:
 
 
 def _place_of(sock: socket.socket) -> object:
-    """The port, or the name of a Unix socket."""
+    """Return the port, or the name of a Unix socket."""
     name = sock.getsockname()
     return name[1] if isinstance(name, tuple) else name
 
@@ -176,7 +176,7 @@ def _is_at(sock: socket.socket, place: object) -> bool:
 
 @contextlib.contextmanager
 def _taken(found: FoundSocket) -> Iterator[socket.socket | None]:
-    """The socket, if the descriptor is still that one's."""
+    """Yield the socket, if the descriptor is still that one's."""
     with _opened(found.descriptor) as sock:
         is_it = sock is not None and os.fstat(sock.fileno()).st_ino == found.inode
         yield sock if is_it else None
@@ -184,7 +184,7 @@ def _taken(found: FoundSocket) -> Iterator[socket.socket | None]:
 
 @contextlib.contextmanager
 def _opened(descriptor: int) -> Iterator[socket.socket | None]:
-    """A second way to the same socket, so that nobody else's is met if gRPC closes it meanwhile."""
+    """Yield the socket by a second descriptor: gRPC may close the first one meanwhile."""
     sock: socket.socket | None = None
     with contextlib.suppress(OSError):
         if os.readlink(f"{_FOLDER}/{descriptor}").startswith("socket:"):

@@ -1,4 +1,4 @@
-"""Hosts: whom a browser may speak for. A web page from elsewhere must neither ask nor look on."""
+"""Hosts: the names of this server. A web page from elsewhere must neither ask nor look on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.errors import ErrorCode, PipelineError
 
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _USUAL_PORTS = {"http": "80", "https": "443"}
-_MOST_SHOWN = 100
+_MAX_SHOWN = 100
 
 
 class ForeignPageError(PipelineError):
@@ -43,7 +43,7 @@ class Hosts:
         host = headers.get(b"host", b"").decode("latin-1")
         if not await self._knows(_name_of(host)):
             raise ForeignPageError(
-                f"this server does not know that it is called {_name_of(host)[:_MOST_SHOWN]!r}: "
+                f"this server does not know that it is called {_name_of(host)[:_MAX_SHOWN]!r}: "
                 "add the name to allowed_hosts"
             )
         site, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
@@ -71,7 +71,7 @@ class Hosts:
         if authority and self._is_told(_name_of(authority)):
             return
         raise ForeignPageError(
-            f"a web page from {page[:_MOST_SHOWN]!r} may not ask this server: add its host to "
+            f"a web page from {page[:_MAX_SHOWN]!r} may not ask this server: add its host to "
             "allowed_hosts, or send content-type: application/json from a page of this server's own"
         )
 
@@ -97,7 +97,7 @@ def _own_names() -> frozenset[str]:
 
 
 def _name_of(authority: str) -> str:
-    """The host without its port, in lower case; an IPv6 address without its brackets."""
+    """Return the host without its port, in lower case; an IPv6 address without its brackets."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0].lower()
     return authority.partition(":")[0].lower().rstrip(".")

@@ -51,7 +51,7 @@ Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
 
 class Routes(Protocol):
-    """Some paths of the HTTP port; those of three parts, `/<name>/<method>`, are not asked for."""
+    """Some paths of the HTTP port; `POST /<name>/<method>` is never one of them."""
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it; None for paths of others."""

@@ -1,4 +1,4 @@
-"""Frames of the link: what our gateway and LinkDoor say to each other on a Unix socket.
+"""Frames of the link between our gateway and a LinkFrontend, on a Unix socket.
 
 All numbers are big-endian. A frame is
 
@@ -17,7 +17,7 @@ one are the message. The bodies, first those from the gateway, then those to it,
                   first frame of a connection, and one at every change
     17 ANSWER     a Response in protobuf
     18 FAILURE    u16 HTTP status, i32 err_no, u16 seconds of Retry-After or 0, and the text in
-                  UTF-8: what the HTTP door would say
+                  UTF-8: as the HTTP frontend answers
     19 MORE_BACK  a piece of an ANSWER or a FAILURE
     20 PONG       empty
 
@@ -53,7 +53,7 @@ _PIECES_AT_ONCE = 4  # then the event loop has others to see to
 
 
 class BrokenError(Exception):
-    """What a peer sent is no frame."""
+    """A peer sent something that is no frame."""
 
 
 class LinkFrame(NamedTuple):
@@ -65,7 +65,7 @@ class LinkFrame(NamedTuple):
 
 
 class Inbox:
-    """Finds the frames in a gateway's bytes, however these are cut."""
+    """A reader that finds the frames in a gateway's bytes, however these are cut."""
 
     __slots__ = ("_needed", "_rest")
 
@@ -85,7 +85,7 @@ class Inbox:
             self._rest = bytearray(data[taken:])
 
     def _take(self, data: bytes, use: Callable[[LinkFrame], None]) -> int:
-        """How many bytes the frames have that are there."""
+        """Return the size of the frames that are there in whole."""
         start, there = 0, len(data)
         while there - start >= HEAD.size:
             size, kind, number = HEAD.unpack_from(data, start)
@@ -103,7 +103,7 @@ class Inbox:
 
 
 class Outbox:
-    """What a gateway is told: small messages in one packet, large ones piece by piece between them.
+    """A writer to a gateway: small messages in one packet, large ones piece by piece between them.
 
     Args:
         loop: the event loop that calls it.
@@ -120,7 +120,7 @@ class Outbox:
 
     @property
     def has_large(self) -> bool:
-        """Whether pieces of large messages wait."""
+        """True while pieces of large messages wait."""
         return bool(self._large)
 
     def send(self, kind: int, number: int, body: bytes) -> None:
@@ -137,7 +137,7 @@ class Outbox:
             self._large = deque(each for each in self._large if each[1] != number)
 
     def flush(self) -> None:
-        """Write what is small, and of what is large as much as the gateway takes."""
+        """Write all small messages, and of large ones as much as the gateway takes."""
         self._is_awaited = False
         self._write_small()
         for _ in range(_PIECES_AT_ONCE):
@@ -159,11 +159,11 @@ class Outbox:
         self._large.clear()
 
     def pause(self) -> None:
-        """The gateway does not take more."""
+        """Hold large messages back: the gateway does not take more."""
         self._is_full = True
 
     def resume(self) -> None:
-        """The gateway takes more."""
+        """Go on: the gateway takes more."""
         self._is_full = False
         self.flush()
 

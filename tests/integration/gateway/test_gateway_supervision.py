@@ -22,7 +22,7 @@ from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
 
 from pipeline import PipelineClient, PipelineServer
 from pipeline.errors import ConfigError, InitError
-from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
+from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import bind
 from pipeline.gateway.binary import VARIABLE
 from pipeline.proto.pipeline_service_pb2 import Request
@@ -191,7 +191,7 @@ def test_a_gateway_that_cannot_come_back_is_tried_again(played):
 @here
 @pytest.mark.parametrize("config", [{}, TWO], ids=["one process", "copies"])
 def test_a_gateway_that_does_not_start_says_why_and_nothing_is_left(played, config):
-    check_that_grpc_rests()
+    require_grpc_unused()
     played.shall("fail", "no place to listen")
     running = server_for(chain("a"), **{**GATEWAY, **config})
     with pytest.raises(InitError, match=r"^http_server: gateway: it does not start: no place to l"):
@@ -270,7 +270,7 @@ def test_requests_that_are_inside_are_answered_when_the_server_stops(played, tem
 
 @here
 def test_a_gateway_that_does_not_end_is_killed(played, monkeypatch):
-    monkeypatch.setattr("pipeline.gateway.ingress._END_S", 0.0)
+    monkeypatch.setattr("pipeline.gateway.ingress._END_TIMEOUT_S", 0.0)
     played.shall("be stubborn")
     with server(stop_grace_period=0):
         pass
@@ -298,7 +298,7 @@ def test_servers_run_one_after_the_other_and_at_once(played):
 
 @here
 def test_copies_have_sockets_of_their_own_and_one_gateway(played, temporary):
-    check_that_grpc_rests()
+    require_grpc_unused()
     with server_for(chain("a"), **TWO) as running:
         (folder,) = temporary.iterdir()
         given = [word for word in arguments_of(running) if word.startswith("--backend=")]
@@ -312,7 +312,7 @@ def test_copies_have_sockets_of_their_own_and_one_gateway(played, temporary):
 
 @here
 def test_copies_answer_the_gateway_until_it_is_gone(played, temporary):
-    check_that_grpc_rests()
+    require_grpc_unused()
     played.shall("hold")
     running = server_for(chain("a"), **TWO).start()
     port, rpc_port = running.http_port, running.rpc_port
@@ -332,7 +332,7 @@ def test_copies_answer_the_gateway_until_it_is_gone(played, temporary):
 
 @here
 def test_a_copy_that_is_killed_has_its_socket_again(played, temporary):
-    check_that_grpc_rests()
+    require_grpc_unused()
     with server_for(chain("a"), **TWO) as running:
         (folder,) = temporary.iterdir()
         victim = next(iter(running._service._running)).child

@@ -20,7 +20,7 @@ from doubles import client_of, http, post, server_for, wait_until
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.errors import InitError
-from pipeline.frontends.grpc.fork_guard import check_that_grpc_rests
+from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import bind, reserve
 from pipeline.observe.snapshot import Snapshot
 
@@ -33,7 +33,7 @@ TWO = {"build_dag_each_worker": True, "worker_num": 2}
 def grpc_rests(open_files: None) -> None:
     """Whatever tests before this one have left to the garbage collector is gone."""
     gc.collect()
-    check_that_grpc_rests()
+    require_grpc_unused()
 
 
 def path_of(name: str) -> Path:

@@ -73,14 +73,16 @@ async def echo(call: ModelCall, timeout_s: float | None) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def opened(answer: Answer = echo, patience_s: float = 60.0) -> AsyncIterator[OnePortFrontend]:
+async def opened(
+    answer: Answer = echo, read_timeout_s: float = 60.0
+) -> AsyncIterator[OnePortFrontend]:
     """The door, and the one for gRPC behind it."""
     inner = f"pipeline-test-{random.getrandbits(64):x}"
     grpc_door = GrpcFrontend([grpc_service(answer)], f"unix-abstract:{inner}", 0, LIMIT)
     site = ModelRoutes(answer, Limits(json_bytes=JSON_LIMIT))
     behind = HttpFrontend(None, f"unix-abstract:{inner}-http", 0, LIMIT, routes=[site])
     listener = bind("127.0.0.1", 0, "port")
-    door = OnePortFrontend(answer, listener, LIMIT, f"\0{inner}", f"\0{inner}-http", patience_s)
+    door = OnePortFrontend(answer, listener, LIMIT, f"\0{inner}", f"\0{inner}-http", read_timeout_s)
     await grpc_door.start(True)
     await behind.start(True)
     await door.start()
@@ -355,7 +357,7 @@ def test_no_more_calls_are_read_than_may_be_worked_on():
 
         register: set[BaiduStdConnection] = set()
         server = await asyncio.get_running_loop().create_server(
-            lambda: BaiduStdConnection(held, LIMIT, register, most_calls=2), "127.0.0.1", 0
+            lambda: BaiduStdConnection(held, LIMIT, register, max_calls=2), "127.0.0.1", 0
         )
         async with server:
             port = server.sockets[0].getsockname()[1]
@@ -557,7 +559,7 @@ def test_who_speaks_anything_else_is_hung_up_on(start):
 @pytest.mark.parametrize("start", [b"", b"PR"])
 def test_who_does_not_say_what_he_speaks_is_hung_up_on(start):
     async def test():
-        async with opened(patience_s=0.05) as door, peer_of(door) as peer:
+        async with opened(read_timeout_s=0.05) as door, peer_of(door) as peer:
             peer.send(start)
             assert await peer.rest() == b""
 
@@ -674,4 +676,4 @@ def test_what_is_no_request_has_no_log_id_that_matters(message):
 
 
 def test_the_number_of_calls_of_a_connection_is_bounded_by_default():
-    assert door_module.MOST_CALLS == 1024
+    assert door_module.MAX_CALLS == 1024
