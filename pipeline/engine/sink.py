@@ -25,7 +25,7 @@ class ResponseSink(Protocol):
 class RequestHandle(Protocol):
     """A request that has begun."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """Drop the request, whose caller has left; does nothing once it is answered."""
 
 

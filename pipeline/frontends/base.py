@@ -11,7 +11,6 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import RequestTarget
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
 
@@ -21,14 +20,6 @@ if TYPE_CHECKING:  # where they are made, this module is imported
 
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_DIGITS = 8  # as gRPC over HTTP/2 says
-
-
-class Handle(Protocol):
-    """`Engine.handle`: (request, seconds that the caller gives, target) -> response."""
-
-    def __call__(
-        self, raw: Any, timeout_s: float | None = None, target: RequestTarget | None = None
-    ) -> Awaitable[Any]: ...
 
 
 class Frontend(Protocol):

@@ -86,7 +86,7 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
     config = context.config
     if config.rpc_port is None:
         return None
-    ours = pipeline_service(context.engine.handle, config.opentelemetry, _wire(context))
+    ours = pipeline_service(context.engine.begin, config.opentelemetry, _wire(context))
     limit, is_shared = config.max_message_bytes, context.is_shared
     services = [ours, *context.services]
     return GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
@@ -106,8 +106,8 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
     if config.http_port is None or context.sockets is None:
         return None
     paths = socket_paths(context.sockets, context.replica)
-    handle, takes_trace = context.engine.handle, config.opentelemetry
-    linked = LinkFrontend(handle, paths.link, takes_trace, wire=_wire(context))
+    begin, takes_trace = context.engine.begin, config.opentelemetry
+    linked = LinkFrontend(begin, paths.link, takes_trace, wire=_wire(context))
     return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
 
 
@@ -128,7 +128,7 @@ def _wire(context: FrontendContext) -> PipelineWire:
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
     return HttpFrontend(
-        context.engine.handle,
+        context.engine.begin,
         host,
         port,
         config.max_message_bytes,

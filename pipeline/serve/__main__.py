@@ -114,7 +114,7 @@ def _listener(settings: ServeSettings) -> socket.socket:
 def _doors(
     behind: FrontendContext, listener: socket.socket, settings: ServeSettings
 ) -> Mapping[str, Frontend]:
-    answer = answers_of(behind.engine.handle)
+    answer = answers_of(behind.engine.begin)
     service, limit = grpc_service(answer), behind.config.max_message_bytes
     inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
     doors: dict[str, Frontend] = {

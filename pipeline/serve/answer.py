@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from pipeline.engine.sink import Begin, ask
 from pipeline.errors import PipelineError, error_from_wire
-from pipeline.frontends.base import Handle
 from pipeline.frontends.grpc.server import GrpcCall, GrpcService, grpc_error
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.serve.ops import ModelCall, log_id_of
@@ -16,11 +16,11 @@ Answer = Callable[[ModelCall, float | None], Awaitable[bytes]]
 """(call, seconds that its caller gives) -> bytes of the answer. Raises PipelineError."""
 
 
-def answers_of(handle: Handle) -> Answer:
-    """What answers calls by a `handle` of the graph of `model_ops`."""
+def answers_of(begin: Begin) -> Answer:
+    """Return what has the graph of `serve.ops` answer calls."""
 
     async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
-        response = await handle(call, timeout_s)
+        response = await ask(begin, call, timeout_s)
         if isinstance(response, bytes):
             return response
         raise error_from_wire(response.err_no, response.err_msg)

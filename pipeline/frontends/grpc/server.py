@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sink import Begin, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -26,7 +27,7 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import Handle, no_response, seconds_of
+from pipeline.frontends.base import no_response, seconds_of
 from pipeline.frontends.grpc.calls import RunningCalls
 from pipeline.frontends.grpc.health import GrpcHealth
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
@@ -113,9 +114,9 @@ class GrpcService:
 
 
 def pipeline_service(
-    handle: Handle, takes_trace: bool = False, wire: PipelineWire | None = None
+    begin: Begin, takes_trace: bool = False, wire: PipelineWire | None = None
 ) -> GrpcService:
-    """`PipelineService`, for a handle that answers a Request with a Response.
+    """`PipelineService`, for an engine that answers a Request with a Response.
 
     With `takes_trace` it is told the caller's traceparent. `wire` reads and writes the messages.
     """
@@ -127,14 +128,12 @@ def pipeline_service(
         try:
             if len(message) <= SHORT_BYTES:
                 request: Any = wire.read(message)
-                route = RequestTarget(traceparent=told) if told else None
+                target = RequestTarget(traceparent=told) if told else None
             else:
                 request, left_s = await wire.read_large([message], left_s)
-                route = RequestTarget(traceparent=told, is_large=True)
+                target = RequestTarget(traceparent=told, is_large=True)
             del message
-            response = await (
-                handle(request, left_s) if route is None else handle(request, left_s, route)
-            )
+            response = await ask(begin, request, left_s, target)
         except DeadlineError as error:
             return wire.write_error(error)
         except PipelineError as error:

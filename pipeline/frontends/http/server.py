@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sink import AnswerFuture, Begin, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -22,7 +23,7 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import Handle, no_response, seconds_of
+from pipeline.frontends.base import no_response, seconds_of
 from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection, HttpListener
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
 from pipeline.frontends.http.routes import (
@@ -50,7 +51,6 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_RESPONSES = (Response, LargeResponse)
 _BETWEEN = b"\n"  # values of one name; the parser lets it into none of them
 _READ_TIMEOUT_S = 60.0
 _OF_SITES = ("", "v2")  # first parts of paths that are no service's
@@ -62,17 +62,17 @@ _WINDOW_BITS = {
 
 
 class HttpFrontend:
-    """Serves `handle` at `host:port`, and beside it whatever sites there are.
+    """Serves an engine at `host:port`, and beside it whatever sites there are.
 
     Args:
-        handle: answers a Request with a Response; None: there are only sites.
+        begin: has a Request answered with a Response; None: there are only sites.
         host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
         read_timeout_s: for a request to arrive, from its first byte to its last.
         is_shared: whether other processes may listen on the port too.
         routes: asked in turn for every path but `/<name>/<method>`.
-        takes_trace: whether `handle` is told the caller's traceparent.
+        takes_trace: whether `begin` is told the caller's traceparent.
         key: the configuration key of the port, to name in an error.
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
@@ -81,7 +81,7 @@ class HttpFrontend:
 
     def __init__(
         self,
-        handle: Handle | None,
+        begin: Begin | None,
         host: str,
         port: int,
         max_message_bytes: int,
@@ -102,7 +102,7 @@ class HttpFrontend:
         self._takes_trace = takes_trace
         self._key = key
         self._is_shared = is_shared
-        self._handle = handle
+        self._begin = begin
         self._is_ready = False
         self._host = host
         self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
@@ -154,7 +154,7 @@ class HttpFrontend:
             if b"origin" in said and scope["method"] == "POST":  # a program says none
                 self._check_origin(said)
             parts = scope["path"].split("/")
-            if len(parts) != 3 or parts[1] in _OF_SITES or not parts[2] or self._handle is None:
+            if len(parts) != 3 or parts[1] in _OF_SITES or not parts[2] or self._begin is None:
                 reply = await self._visit(scope, said, connection, receive)
                 status, body, headers = reply.status, reply.body, reply.headers
                 content_type = reply.content_type
@@ -245,8 +245,8 @@ class HttpFrontend:
             except PipelineError as error:
                 raise HttpError(400, error) from error
             del body
-            route = RequestTarget(traceparent=told) if told else None
-            response = await self._answer(request, timeout_s, route)
+            target = RequestTarget(traceparent=told) if told else None
+            response = await self._ask(request, timeout_s, target)
             if type(response) is Response:
                 return 200, jsonpb.response_to_json(response)
             return 200, await self._json_of(response)
@@ -264,13 +264,15 @@ class HttpFrontend:
             raise HttpError(413, error) from error
         except PipelineError as error:
             raise HttpError(400, error) from error
-        route = RequestTarget(traceparent=traceparent, is_large=True)
-        return await self._json_of(await self._answer(request, left_s, route))
+        target = RequestTarget(traceparent=traceparent, is_large=True)
+        return await self._json_of(await self._ask(request, left_s, target))
 
-    async def _json_of(self, response: Response | LargeResponse) -> bytes:
-        """The JSON of an answer, or of the error that it is too large."""
-        if not isinstance(response, LargeResponse):
+    async def _json_of(self, response: Any) -> bytes:
+        """Return the JSON of an answer, or of the error that it is too large."""
+        if isinstance(response, Response):
             return jsonpb.response_to_json(response)
+        if not isinstance(response, LargeResponse):
+            raise HttpError(500, no_response(response))
         write = functools.partial(jsonpb.large_response_to_json, response, self._limits)
         try:
             body, _ = await self._offload.run(write)
@@ -297,18 +299,14 @@ class HttpFrontend:
             raise limit.passed()
         return await self._decompressed(body, encoding, limit) if encoding else body
 
-    async def _answer(
-        self, request: Any, timeout_s: float | None, route: RequestTarget | None
-    ) -> Response | LargeResponse:
-        assert self._handle is not None
+    def _ask(
+        self, request: Any, timeout_s: float | None, target: RequestTarget | None
+    ) -> AnswerFuture:
+        assert self._begin is not None
         try:
-            asked = (request, timeout_s) if route is None else (request, timeout_s, route)
-            response = await self._handle(*asked)
+            return ask(self._begin, request, timeout_s, target, self._loop)
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
-        if not isinstance(response, _RESPONSES):
-            raise HttpError(500, no_response(response))
-        return response
 
     async def _rest(
         self, message: Message, receive: Receive, connection: HttpConnection, limit: _Limit

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sink import Begin, RequestHandle, UnarySink
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -19,7 +22,7 @@ from pipeline.errors import (
     UserCodeError,
     utf8_text,
 )
-from pipeline.frontends.base import Handle, no_response
+from pipeline.frontends.base import no_response
 from pipeline.frontends.link.frames import (
     ANSWER,
     ASK,
@@ -47,12 +50,17 @@ from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_SECONDS = 0xFFFF
+_MAX_SECONDS = 0xFFFF
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
 _OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
 _LOOK_S = 5.0  # between two looks whether a gateway says anything
 _LOOKS = 3  # in a row that find nothing: it is gone
+_STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
+    (OverloadedError, 503),
+    (TooLargeError, 413),
+    (PackageError, 400),
+)
 
 
 class SocketPaths(NamedTuple):
@@ -68,12 +76,12 @@ def socket_paths(folder: Path, replica: int) -> SocketPaths:
 
 
 class LinkFrontend:
-    """Serves `handle` to gateways on a Unix socket.
+    """Serves an engine to gateways on a Unix socket.
 
     Args:
-        handle: answers a Request with a Response.
+        begin: has a Request answered with a Response.
         path: of the socket, which takes the place of what is there.
-        takes_trace: whether `handle` is told the caller's traceparent.
+        takes_trace: whether `begin` is told the caller's traceparent.
         max_message_bytes: limit of a Request; what is around it has its own.
         key: the configuration key to name in an error.
         wire: reads and writes the messages.
@@ -83,14 +91,14 @@ class LinkFrontend:
 
     def __init__(
         self,
-        handle: Handle,
+        begin: Begin,
         path: Path,
         takes_trace: bool = False,
         max_message_bytes: int = _LARGEST,
         key: str = "http_server",
         wire: PipelineWire | None = None,
     ) -> None:
-        self._service = _Service(handle, takes_trace, wire or PipelineWire())
+        self._service = _Service(begin, takes_trace, wire or PipelineWire())
         self._path = path
         self._key = key
         self._max_bytes = max_message_bytes + _OVERHEAD
@@ -131,9 +139,9 @@ class LinkFrontend:
     async def stop(self, grace_s: float = 1.0) -> None:
         """End all connections; what is not answered after `grace_s` is refused."""
         await self.close(grace_s)
-        calls = [call for connection in self._connections for call in connection.calls.values()]
-        if calls:
-            await asyncio.wait(calls, timeout=grace_s)
+        busy = [connection.when_idle() for connection in self._connections if connection.calls]
+        if busy:
+            await asyncio.wait(busy, timeout=grace_s)
         leaving = list(self._connections)
         for connection in leaving:
             connection.part(ClosedError("the server has stopped"))
@@ -143,58 +151,106 @@ class LinkFrontend:
             connection.transport.abort()  # its gateway does not read
 
 
-class _Failure(Exception):
-    """A request that is answered with a FAILURE."""
-
-    def __init__(self, status: int, error: PipelineError) -> None:
-        super().__init__(str(error))
-        self.status = status
-        self.error = error
-
-    def body(self) -> bytes:
-        error = self.error
-        retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0
-        head = FAILED.pack(self.status, error.code, min(retry_after_s, _MOST_SECONDS))
-        return head + utf8_text(str(error)).encode()
+def _failure(status: int, error: PipelineError) -> bytes:
+    """Return the body of a FAILURE."""
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0
+    head = FAILED.pack(status, error.code, min(retry_after_s, _MAX_SECONDS))
+    return head + utf8_text(str(error)).encode()
 
 
-class _Service:
-    """What is behind the door: bytes of a Request -> bytes of a Response."""
+class _Service(NamedTuple):
+    """What gateways are served with."""
 
-    __slots__ = ("_handle", "_wire", "takes_trace")
+    begin: Begin
+    takes_trace: bool
+    wire: PipelineWire
 
-    def __init__(self, handle: Handle, takes_trace: bool, wire: PipelineWire) -> None:
-        self._handle = handle
-        self._wire = wire
-        self.takes_trace = takes_trace
 
-    async def answer(self, pieces: list[bytes], timeout_s: float | None, traceparent: str) -> bytes:
-        """The Response to a Request in pieces. Raises _Failure, and whatever a bug raises."""
+class _Call(UnarySink):
+    """One request of a gateway, and the sink of its answer.
+
+    Args:
+        service: answers it.
+        loop: of the connection.
+        send: takes the kind of frame that ends the call, and its body; called once.
+    """
+
+    __slots__ = ("_loop", "_send", "_service", "_work")
+
+    def __init__(
+        self,
+        service: _Service,
+        loop: asyncio.AbstractEventLoop,
+        send: Callable[[int, bytes], None],
+    ) -> None:
+        self._service = service
+        self._loop = loop
+        self._send = send
+        self._work: RequestHandle | None = None  # what goes on for it now
+
+    def ask(self, pieces: list[bytes], timeout_s: float | None, traceparent: str) -> None:
+        """Begin a request of any size."""
+        if len(pieces) > 1 or len(pieces[0]) > SHORT_BYTES:
+            reading = self._read_large(pieces, timeout_s, traceparent)
+            self._work = self._loop.create_task(reading)
+            return
         try:
-            if len(pieces) == 1 and len(pieces[0]) <= SHORT_BYTES:
-                request: Any = self._wire.read(pieces.pop())
-                route = RequestTarget(traceparent=traceparent) if traceparent else None
-            else:
-                request, timeout_s = await self._wire.read_large(pieces, timeout_s)
-                route = RequestTarget(traceparent=traceparent, is_large=True)
+            request = self._service.wire.read(pieces.pop())
+            self._begin(request, timeout_s, RequestTarget(traceparent=traceparent))
+        except Exception as error:
+            self._fail(error)
+
+    async def _read_large(
+        self, pieces: list[bytes], timeout_s: float | None, traceparent: str
+    ) -> None:
+        try:
+            request, left_s = await self._service.wire.read_large(pieces, timeout_s)
             pieces.clear()
-            if route is None:
-                response = await self._handle(request, timeout_s)
+            target = RequestTarget(traceparent=traceparent, is_large=True)
+            self._begin(request, left_s, target)
+        except Exception as error:
+            self._fail(error)
+
+    def _begin(self, request: Any, timeout_s: float | None, target: RequestTarget) -> None:
+        self._work = None
+        is_plain = not (target.traceparent or target.is_large)
+        begun = self._service.begin(request, timeout_s, None if is_plain else target, self)
+        self._work = self._work or begun  # it may have ended by now, and be written
+
+    def end(self, answer: Any) -> None:
+        """Send the answer, as bytes of a Response."""
+        try:
+            if isinstance(answer, Response):
+                self._send(ANSWER, answer.SerializeToString())
+            elif isinstance(answer, LargeResponse):
+                self._work = self._loop.create_task(self._write_large(answer))
             else:
-                response = await self._handle(request, timeout_s, route)
-        except OverloadedError as error:
-            raise _Failure(503, error) from error
-        except TooLargeError as error:
-            raise _Failure(413, error) from error
-        except DeadlineError as error:
-            return self._wire.write_error(error)
-        except PackageError as error:
-            raise _Failure(400, error) from error
-        if isinstance(response, Response):
-            return response.SerializeToString()
-        if not isinstance(response, LargeResponse):
-            raise _Failure(500, no_response(response))
-        return await self._wire.write_large(response)
+                self._send(FAILURE, _failure(500, no_response(answer)))
+        except Exception as error:
+            self._fail(error)
+
+    async def _write_large(self, answer: LargeResponse) -> None:
+        try:
+            self._send(ANSWER, await self._service.wire.write_large(answer))
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, DeadlineError):
+            self._send(ANSWER, self._service.wire.write_error(error))
+            return
+        for kind, status in _STATUSES:
+            if isinstance(error, kind):
+                self._send(FAILURE, _failure(status, error))
+                return
+        _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours: that caller is told
+        failure = _failure(500, UserCodeError("internal error of the server"))
+        self._send(FAILURE, failure)
+
+    def cancel(self) -> None:
+        """Stop what goes on for it: there is nobody to answer."""
+        if self._work is not None:
+            self._work.cancel()
 
 
 class _Connection(asyncio.Protocol):
@@ -225,7 +281,8 @@ class _Connection(asyncio.Protocol):
         self._max_bytes = max_bytes
         self._register = register
         self._was_ready = is_ready
-        self.calls: dict[int, asyncio.Task[None]] = {}
+        self.calls: dict[int, _Call] = {}
+        self._idle: asyncio.Future[None] | None = None
         self._inbox = Inbox()
         self._pieces: dict[int, list[bytes]] = {}  # of requests that have not arrived in whole
         self._was_heard = False  # since the last look
@@ -267,6 +324,7 @@ class _Connection(asyncio.Protocol):
         for call in self.calls.values():
             call.cancel()
         self.calls.clear()
+        self._look_whether_idle()
 
     def look(self) -> None:
         """Give the gateway up if it has said nothing at several looks: one may be late itself."""
@@ -301,6 +359,7 @@ class _Connection(asyncio.Protocol):
             self._outbox.drop(number)
             if (call := self.calls.pop(number, None)) is not None:
                 call.cancel()
+                self._look_whether_idle()
 
     def _ask(self, number: int, pieces: list[bytes]) -> None:
         first = pieces[0]
@@ -321,23 +380,24 @@ class _Connection(asyncio.Protocol):
             raise BrokenError(f"the id {number} is in flight")
         timeout_s = None if timeout_ns < 0 else timeout_ns / _NS_PER_S
         pieces[0] = first[message:]
-        call = self._serve(number, pieces, timeout_s, traceparent)
-        self.calls[number] = self._loop.create_task(call)
+        call = _Call(self._service, self._loop, partial(self._answer, number))
+        self.calls[number] = call
+        call.ask(pieces, timeout_s, traceparent)
 
-    async def _serve(
-        self, number: int, pieces: list[bytes], timeout_s: float | None, traceparent: str
-    ) -> None:
-        kind = FAILURE
-        try:
-            body = await self._service.answer(pieces, timeout_s, traceparent)
-            kind = ANSWER
-        except _Failure as failure:
-            body = failure.body()
-        except Exception as error:  # a bug of ours: that caller is told
-            _LOGGER.exception("inference failed", exc_info=error)
-            body = _Failure(500, UserCodeError("internal error of the server")).body()
+    def _answer(self, number: int, kind: int, body: bytes) -> None:
         if self.calls.pop(number, None) is not None:
             self._outbox.send(kind, number, body)
+            self._look_whether_idle()
+
+    def _look_whether_idle(self) -> None:
+        if self._idle is not None and not self.calls and not self._idle.done():
+            self._idle.set_result(None)
+
+    def when_idle(self) -> asyncio.Future[None]:
+        """Return what is done as soon as no request is in flight."""
+        self._idle = self._loop.create_future()
+        self._look_whether_idle()
+        return self._idle
 
     # What the gateway is told -----------------------------------------------------------------
 
@@ -347,7 +407,7 @@ class _Connection(asyncio.Protocol):
 
     def part(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""
-        refusal = _Failure(503, error).body()
+        refusal = _failure(503, error)
         for number, call in self.calls.items():
             call.cancel()
             self._outbox.send(FAILURE, number, refusal)

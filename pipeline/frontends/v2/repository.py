@@ -10,6 +10,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sink import RequestHandle, ResponseSink, ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.convert import arrays_of, payload_of
@@ -42,9 +43,13 @@ _SERVER = "pipeline-serving"
 class ModelExecutor(Protocol):
     """The part of `Engine` that is asked here."""
 
-    async def handle(
-        self, raw: Any, timeout_s: float | None = None, target: RequestTarget | None = None
-    ) -> Any: ...
+    def begin(
+        self,
+        raw: Any,
+        timeout_s: float | None,
+        target: RequestTarget | None,
+        sink: ResponseSink,
+    ) -> RequestHandle: ...
 
     def note(self, op: Op) -> ModelMetadata | None: ...
 
@@ -178,11 +183,11 @@ class ModelRepository:
             asked = (timeout_s, limit_s if self._has_deadline else None)
             left_s = min((limit for limit in asked if limit is not None), default=None)
             if is_short(request.inputs):
-                raw, route = model.routed(request, rows, traceparent)
+                raw, target = model.routed(request, rows, traceparent)
             else:
                 work = partial(model.routed, request, rows, traceparent)
-                (raw, route), left_s = await self._offload.run(work, left_s)
-            answer = await self._engine.handle(raw, left_s, route)
+                (raw, target), left_s = await self._offload.run(work, left_s)
+            answer = await ask(self._engine.begin, raw, left_s, target)
             if _is_short(answer):
                 outputs = _outputs(answer, model, interface, wanted)
             else:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from begins import begin_of
 from doubles import chain, client_of, http, post, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Connection, request
@@ -107,7 +108,7 @@ class Door:
         self.holds = asyncio.Event()
         self.entered = asyncio.Event()
         self._peers: list[Peer] = []
-        self.door = HttpFrontend(self._answer, "127.0.0.1", 0, 10_000)
+        self.door = HttpFrontend(begin_of(self._answer), "127.0.0.1", 0, 10_000)
 
     async def _answer(self, request, timeout_s):
         self.entered.set()

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from begins import begin_of
 from linked import ask_once
 
 from pipeline.errors import ErrorCode, InitError, OverloadedError
@@ -47,11 +48,11 @@ def answers(text: str) -> Any:
 
 
 def http_door(path: Path, text: str = "it") -> HttpFrontend:
-    return HttpFrontend(answers(text), f"unix:{path}", 0, LIMIT)
+    return HttpFrontend(begin_of(answers(text)), f"unix:{path}", 0, LIMIT)
 
 
 def link_door(path: Path, text: str = "it") -> LinkFrontend:
-    return LinkFrontend(answers(text), path)
+    return LinkFrontend(begin_of(answers(text)), path)
 
 
 async def ask_http(path: Path) -> str:
@@ -187,7 +188,7 @@ def test_a_grpc_door_may_be_closed_and_stopped_at_the_same_moment():
     """gRPC dies of two grace periods of a server that end at the same time."""
 
     async def test():
-        door = GrpcFrontend([pipeline_service(answers("it"))], "127.0.0.1", 0, LIMIT)
+        door = GrpcFrontend([pipeline_service(begin_of(answers("it")))], "127.0.0.1", 0, LIMIT)
         await door.start(True)
         async with to(f"127.0.0.1:{door.port}") as channel:
             await channel.unary_unary(METHOD, None, Response.FromString)(b"", timeout=30)
@@ -224,7 +225,7 @@ def call(handle: Any, message: bytes = b"", **how: Any) -> Any:
     """A call of a door on TCP; every PipelineService has what is told here."""
 
     async def test() -> Any:
-        door = GrpcFrontend([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
+        door = GrpcFrontend([pipeline_service(begin_of(handle))], "127.0.0.1", 0, LIMIT)
         async with opened(door), to(f"127.0.0.1:{door.port}") as channel:
             return await channel.unary_unary(METHOD, None, Response.FromString)(message, **how)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from begins import begin_of
 from raw_http2 import PREFACE
 
 from pipeline.errors import (
@@ -658,7 +659,7 @@ def test_what_the_graph_answers_is_bytes_or_an_error():
             return pipeline_service_pb2.Response(err_no=code, err_msg="bad")
 
         with pytest.raises(InputError, match="bad"):
-            await answers_of(bad)(ModelCall(b""), None)
+            await answers_of(begin_of(bad))(ModelCall(b""), None)
 
     on_loop(test)
 

@@ -82,7 +82,7 @@ def with_model(
     answers: list[Answer] = []
 
     def no_doors(behind: FrontendContext) -> dict[str, Any]:
-        answers.append(answers_of(behind.engine.handle))
+        answers.append(answers_of(behind.engine.begin))
         return {}
 
     async def run() -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from begins import begin_of
 from doubles import chain, client_of, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -439,7 +440,7 @@ def test_two_doors_of_one_process_on_one_port_stop_apart():
     async def test():
         with reserve("127.0.0.1", 0, "rpc_port") as held:
             port = held.getsockname()[1]
-            services = [pipeline_service(answers)]
+            services = [pipeline_service(begin_of(answers))]
             first, second = (
                 GrpcFrontend(services, "127.0.0.1", port, LIMIT, True) for _ in range(2)
             )
@@ -475,7 +476,7 @@ def test_a_peer_is_known_by_the_name_that_grpc_gives_it(name, peer):
 
 @contextlib.asynccontextmanager
 async def door_and_channel(handle):
-    door = GrpcFrontend([pipeline_service(handle)], "127.0.0.1", 0, LIMIT)
+    door = GrpcFrontend([pipeline_service(begin_of(handle))], "127.0.0.1", 0, LIMIT)
     await door.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
+from begins import begin_of
 from doubles import Tag, chain, http, post, server_for, wait_until
 from raw_http import Answer, Connection, chunked, request
 
@@ -753,7 +754,9 @@ class Door:
     """An HttpFrontend on its own, in a loop of the test's, for a `handle` of the test's."""
 
     def __init__(self, handle, read_timeout_s: float = 60.0, routes=()) -> None:
-        self._door = HttpFrontend(handle, "127.0.0.1", 0, LIMIT, read_timeout_s, routes=routes)
+        self._door = HttpFrontend(
+            begin_of(handle), "127.0.0.1", 0, LIMIT, read_timeout_s, routes=routes
+        )
 
     @property
     def port(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from begins import begin_of
 from hypothesis import given
 from hypothesis import strategies as st
 from linked import Linked, Said, answer, ask, frame, linked, refusal_of, retry_after_s_of, said_in
@@ -106,7 +107,7 @@ def talk(folder: Path, open_files: None) -> Callable[..., Any]:
 
     def run_it(test: Callable[[Linked], Awaitable[Any]], handle: Any = echo, **how: Any) -> Any:
         async def main() -> Any:
-            door = LinkFrontend(handle, folder / "0.link", **how)
+            door = LinkFrontend(begin_of(handle), folder / "0.link", **how)
             async with opened(door), linked(folder / "0.link") as gateway:
                 return await test(gateway)
 
@@ -262,7 +263,7 @@ class Wire(asyncio.Transport):
 @contextlib.asynccontextmanager
 async def wired(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
     """The door's end of a connection, which has said that it is ready, and its transport."""
-    connection, wire = LinkFrontend(handle, Path("nowhere"), **how).accept(), Wire()
+    connection, wire = LinkFrontend(begin_of(handle), Path("nowhere"), **how).accept(), Wire()
     connection.connection_made(wire)
     await until(lambda: len(wire.packets) == 1)
     wire.packets.clear()
@@ -550,7 +551,7 @@ def test_a_gateway_that_is_gone_has_left_with_all_its_requests(folder, open_file
 
     async def test():
         path = folder / "0.link"
-        async with opened(LinkFrontend(holds, path)), linked(path) as other:
+        async with opened(LinkFrontend(begin_of(holds), path)), linked(path) as other:
             async with linked(path) as gateway:
                 gateway.say(ask(1, "a"), ask(2, "b"))
                 other.say(ask(1, "other"))
@@ -570,7 +571,7 @@ def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_rea
     folder, open_files
 ):
     async def test():
-        async with opened(LinkFrontend(echo, folder / "0.link"), is_ready=False) as door:
+        async with opened(LinkFrontend(begin_of(echo), folder / "0.link"), is_ready=False) as door:
             streams = await asyncio.open_unix_connection(str(folder / "0.link"))
             first = Linked(*streams)
             assert await first.hear() == (READY, 0, bytes([VERSION, 0]))
@@ -588,7 +589,10 @@ def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_rea
 def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
     async def test():
         path = folder / "0.link"
-        async with opened(LinkFrontend(echo, path), is_ready=False), linked(path) as gateway:
+        async with (
+            opened(LinkFrontend(begin_of(echo), path), is_ready=False),
+            linked(path) as gateway,
+        ):
             gateway.say(ask(1, "early"))
             assert await gateway.hear() == answer(1, "early")
 
@@ -615,7 +619,7 @@ def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
 def test_what_is_no_frame_ends_its_connection_and_no_other(folder, open_files, caplog, said, why):
     async def test():
         path, holds = folder / "0.link", Holds()
-        door = LinkFrontend(holds, path, max_message_bytes=LIMIT)
+        door = LinkFrontend(begin_of(holds), path, max_message_bytes=LIMIT)
         async with opened(door), linked(path) as good, linked(path) as bad:
             good.say(ask(1, "good"))
             await until(lambda: "good" in holds.inside)
@@ -648,7 +652,7 @@ def test_a_door_that_stops_waits_for_the_requests_inside(folder, open_files):
     holds = Holds()
 
     async def test():
-        door = LinkFrontend(holds, folder / "0.link")
+        door = LinkFrontend(begin_of(holds), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             gateway.say(ask(1, "a"))
             await until(lambda: len(holds.inside) == 1)
@@ -666,7 +670,7 @@ def test_a_door_that_stops_refuses_what_takes_too_long(folder, open_files):
     holds = Holds()
 
     async def test():
-        door = LinkFrontend(holds, folder / "0.link")
+        door = LinkFrontend(begin_of(holds), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             gateway.say(ask(1, "a"))
             await until(lambda: len(holds.inside) == 1)
@@ -680,7 +684,7 @@ def test_who_is_refused_by_a_door_that_stops_is_told_so(folder, open_files):
     holds = Holds()
 
     async def test():
-        door = LinkFrontend(holds, folder / "0.link")
+        door = LinkFrontend(begin_of(holds), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             gateway.say(ask(1, "a"))
             await until(lambda: len(holds.inside) == 1)
@@ -696,7 +700,7 @@ def test_a_gateway_that_does_not_read_does_not_hold_up_the_end(folder, open_file
     holds, text = Holds(), "x" * 20_000_000
 
     async def test():
-        door = LinkFrontend(holds, folder / "0.link")
+        door = LinkFrontend(begin_of(holds), folder / "0.link")
         async with opened(door):
             reader, writer = await asyncio.open_unix_connection(str(folder / "0.link"), limit=1)
             writer.write(ask(1, text))
@@ -714,7 +718,7 @@ def test_a_gateway_that_does_not_read_does_not_hold_up_the_end(folder, open_file
 
 def test_a_closed_door_takes_no_connections_and_keeps_those_that_there_are(folder, open_files):
     async def test():
-        door = LinkFrontend(echo, folder / "0.link")
+        door = LinkFrontend(begin_of(echo), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             await door.close()
             with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
@@ -727,7 +731,7 @@ def test_a_closed_door_takes_no_connections_and_keeps_those_that_there_are(folde
 
 def test_a_door_may_be_stopped_twice_or_before_it_starts(folder, open_files):
     async def test():
-        door = LinkFrontend(echo, folder / "0.link")
+        door = LinkFrontend(begin_of(echo), folder / "0.link")
         await door.stop()
         await door.start()
         await door.stop()
@@ -739,4 +743,4 @@ def test_a_door_may_be_stopped_twice_or_before_it_starts(folder, open_files):
 
 def test_a_door_that_cannot_listen_says_why(folder):
     with pytest.raises(InitError, match=r"http_server: cannot listen on unix:.*No such file"):
-        run(LinkFrontend(echo, folder / "none" / "0.link").start())
+        run(LinkFrontend(begin_of(echo), folder / "none" / "0.link").start())
