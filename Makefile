@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo ocr test bench advice soak chaos fuzz interop page proto gateway packages clean
+.PHONY: demo ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -16,12 +16,22 @@ demo: $(READY)
 ocr: $(READY)
 	cd examples/ocr && $(CURDIR)/$(BIN)/python demo.py --config $(CONFIG)
 
+# Two files of tests at a time; the cases of one file stay together, as they share servers.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+
+# For each save: no test in tests/unit starts a process, opens a socket or sleeps.
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/unit
+
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/check_go.py
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 bench: $(READY) $(GATEWAY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]' || echo "mosec could not be installed: not measured"
