@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from doubles import chain, client_of, server_for, wait_until
+from garbage import collect
 from paths import TESTS
 
 from pipeline.engine import request
@@ -29,10 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what has been imported out of the garbage collector's sight: a collection then takes
-    a tenth of the time, and tests ask for hundreds."""
-    gc.collect()
-    gc.freeze()
+    collect()
 
 
 def _files() -> int:
@@ -82,10 +79,10 @@ def _use_grpc() -> None:
 @pytest.fixture
 def open_files(grpc_is_up: None) -> Iterator[None]:
     """No file descriptor is lost; for tests that start servers in this process."""
-    gc.collect()
+    collect()
     before = _files()
     yield
-    gc.collect()
+    collect()
     wait_until(lambda: _files() <= before)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import uvloop
 from doubles import wait_until
+from garbage import collect
 from nursery import Nursery
 from obedient import living, our_files
 
@@ -19,7 +19,7 @@ from pipeline.workers.zygote.controller import ChildMain
 def nursery() -> Iterator[Callable[..., Nursery]]:
     """Makes nurseries; at the end no child, file descriptor or double report is left of them."""
     uvloop.new_event_loop().close()  # the first one opens what the library never closes
-    gc.collect()
+    collect()
     before = our_files()
     made: list[Nursery] = []
 

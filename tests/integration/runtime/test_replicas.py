@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from doubles import client_of, http, post, server_for, wait_until
+from garbage import collect
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.errors import InitError
@@ -32,7 +32,7 @@ TWO = {"build_dag_each_worker": True, "worker_num": 2}
 @pytest.fixture(autouse=True)
 def grpc_rests(open_files: None) -> None:
     """Whatever tests before this one have left to the garbage collector is gone."""
-    gc.collect()
+    collect()
     require_grpc_unused()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import os
 import random
 import resource
@@ -16,6 +15,7 @@ from collections.abc import Callable
 
 import pytest
 from doubles import wait_until
+from garbage import collect
 from nursery import KILLED, VANISHED
 from obedient import living, obey, our_files, status_of
 
@@ -117,7 +117,7 @@ class NoDescriptorLeft:
 
 
 def test_zygotes_that_cannot_be_forked_are_an_error_and_leave_nothing(monkeypatch):
-    gc.collect()
+    collect()
     before, forks, fork = our_files(), [], os.fork
 
     def fork_once() -> int:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import collections
-import gc
 import pickle
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
+from garbage import collect
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -58,7 +58,7 @@ class Shared:
 def shared() -> Iterator[Shared]:
     shared = Shared()
     yield shared
-    gc.collect()
+    collect()
     shared.arena.close()
 
 
