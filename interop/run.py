@@ -13,10 +13,9 @@ import numpy as np
 from servers import HERE, Server, build_java
 
 from pipeline.errors import DeadlineError, PredictorError, PredictorUnavailableError
-from pipeline.predictors.remote.brpc import connect
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
-from pipeline.predictors.remote.general_model import GeneralModelPredictor
-from pipeline.predictors.remote.registry import RemoteModel
+from pipeline.predictors.remote.general_model import GeneralModelPredictor, connect_brpc
 
 CONF = HERE / "serving_client_conf.prototxt"
 CHECKS: list[Callable[[Bench], None]] = []
@@ -42,7 +41,7 @@ class Bench:
 
 
 def predictor_to(*endpoints: str) -> GeneralModelPredictor:
-    return connect(RemoteModel("interop", "brpc", endpoints, CONF))
+    return connect_brpc(RemoteModel("interop", "brpc", endpoints, CONF))
 
 
 def feed_of(**given: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.process import Service, running
 from benchmarks.services.loops import run_loops
 from pipeline.predictors.model_conf import read_model_conf
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.general_model import GeneralModel
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.proto.brpc.frames import SERVICE, FrameReader, pack, request_meta
 from pipeline.proto.channels import close_at_exit
 from pipeline.proto.general_model_pb2 import Response

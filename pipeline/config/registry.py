@@ -32,7 +32,13 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "onnx": "pipeline.predictors.onnx:ENGINE",
         "paddle": "pipeline.predictors.paddle:ENGINE",
     },
-    "clients": {},
+    "clients": {
+        "brpc": "pipeline.predictors.remote.general_model:connect_brpc",
+        "grpc": "pipeline.predictors.remote.general_model:connect_grpc",
+        "pipeline_grpc": "pipeline.predictors.remote.pipeline:connect",
+        "triton": "pipeline.predictors.remote.kserve:connect",
+        "kserve": "pipeline.predictors.remote.kserve:connect",
+    },
     "workers": {
         "thread": "pipeline.workers.thread:ThreadKind",
         "process": "pipeline.workers.process.pool:ProcessKind",

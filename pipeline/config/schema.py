@@ -165,9 +165,11 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         Names, "host:port of remote model servers; empty: local_service_conf."
     ] = ()
     client_type: Annotated[
-        Literal["brpc", "grpc", "pipeline_grpc", "triton", "kserve", "local_predictor"] | None,
+        str | None,
+        OneOf("clients", also=("local_predictor",)),
         "Protocol of server_endpoints: brpc, grpc, pipeline_grpc, triton or kserve; absent: brpc.",
     ] = None
+    client_options: Annotated[Options, OptionsOf("clients", "client_type")] = {}
     client_config: Annotated[str | None, "Client prototxt of the remote model, or its folder."] = (
         None
     )

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ TEXT = np.dtype(object)
 """The dtype of tensors of text."""
 
 _SHOWN_FILES = 8
+
+_Own = TypeVar("_Own", bound=Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +228,17 @@ class PredictorEngine:
         has_companion = not self.companion or file.with_suffix(self.companion).is_file()
         return file.suffix in self.suffixes and has_companion
 
-    def own_model(self, model: LocalModel) -> LocalModel:
-        """Return the model as this engine's `Options`, less options that this engine has not."""
-        given = {**msgspec.structs.asdict(model), **model.options, "options": {}}
-        fields = self.Options.__struct_fields__
-        return self.Options(**{name: given[name] for name in fields if name in given})
-
     def load(self, model: LocalModel, device: Device) -> Predictor:
         """Load a model; InitError: the engine refuses it, or the device."""
         module = importlib.import_module(self.module)
-        predictor: Predictor = module.load(self.own_model(model), device)
+        predictor: Predictor = module.load(as_own_struct(model, self.Options), device)
         return predictor
+
+
+def as_own_struct(model: Any, own: type[_Own]) -> _Own:
+    """Return a model as the Struct of its engine or client, less `options` that it has not."""
+    given = {**msgspec.structs.asdict(model), **model.options, "options": {}}
+    return own(**{name: given[name] for name in own.__struct_fields__ if name in given})
 
 
 def known_engines() -> Mapping[str, PredictorEngine]:

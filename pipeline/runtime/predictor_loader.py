@@ -10,7 +10,7 @@ from pipeline.config.schema import OpConfig
 from pipeline.errors import InitError
 from pipeline.op import Op, connect_op
 from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 
 _DEFAULT_CLIENT = "brpc"  # what scripts of the predecessor mean that name endpoints only
 _LOCAL = "local_predictor"
@@ -85,6 +85,7 @@ class PredictorLoader:
             model_name=config.model_name,
             model_version=config.model_version,
             sends_tensors=op.pipeline_packs_tensors is not False,
+            options=config.client_options,
         )
 
 

@@ -13,7 +13,7 @@ from pipeline.dropin.stubs import stub
 from pipeline.errors import ClosedError, InitError, NotImplementedByOpError
 from pipeline.predictors.base import Predictor
 from pipeline.predictors.model_conf import ModelConf, read_model_conf
-from pipeline.predictors.remote.registry import (
+from pipeline.predictors.remote.base import (
     DEFAULT_TIMEOUT_S,
     RemoteModel,
     connect_remote_predictor,

@@ -26,8 +26,8 @@ from pipeline.errors import (
     one_line,
 )
 from pipeline.predictors.model_conf import read_model_conf
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
-from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.brpc.general_model import dtype_of, put_value

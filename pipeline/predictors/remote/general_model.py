@@ -1,20 +1,21 @@
-"""The client's half of the general model service: feed to `Request`, `Response` to arrays.
+"""Clients of the general model service of Paddle Serving: feed to `Request`, answer to arrays.
 
-Over which connection both travel is not known here: brpc and gRPC carry the same messages.
+brpc and gRPC carry the same messages; what either needs is loaded when it is asked for.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import EncodeError
+from google.protobuf.message import DecodeError, EncodeError
 
-from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
+from pipeline.errors import ConfigError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
-from pipeline.predictors.remote.registry import RemoteModel
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.signature import (
     LOD,
     ModelSignature,
@@ -22,27 +23,16 @@ from pipeline.predictors.signature import (
     only_feed,
     refuse_unknown_arguments,
 )
-from pipeline.proto.brpc.frames import FrameError
+from pipeline.proto.brpc.frames import SERVICE, FrameError
 from pipeline.proto.brpc.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
+from pipeline.proto.targets import host_and_port
+from pipeline.system.deadline import time_left
 
+_LOGGER = logging.getLogger(__name__)
 _ANY_DTYPE = np.dtype(object)
 _SHOWN = 16
-
-
-def described_by_client_config(model: RemoteModel) -> GeneralModel:
-    """The model as its client configuration describes it.
-
-    Raises:
-        InitError: there is no configuration, or it cannot be read.
-    """
-    if model.client_config is None:
-        raise InitError(
-            f"op.{model.name}.client_config: client_type {model.client_type} needs the model's "
-            "serving_client_conf.prototxt, or the folder that holds it; `python -m "
-            "pipeline.serve --write_client_conf DIR` writes one"
-        )
-    return GeneralModel(read_model_conf(model.client_config), model.name, model.fetch_list)
+_BRPC_FIRST_LOOK_S = 1.0  # for each server at start, before a warning says that it is not there
 
 
 class GeneralModel:
@@ -238,3 +228,74 @@ def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
     lod = lod_of(tensor)
     if lod is not None:
         yield name + LOD, lod
+
+
+def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
+    """Return a predictor that asks `model.endpoints`, of which any may be down, with a warning.
+
+    It has no threads of its own, and works in a forked child too, on connections of its own.
+
+    Raises:
+        InitError: no `client_config`, or it cannot be read; no endpoint, or one that is none.
+    """
+    from pipeline.predictors.remote.brpc_channel import BrpcChannel
+
+    addresses = _addresses(model)
+    messages = _described_by_client_config(model)
+    channel = BrpcChannel(model.name, model.endpoints, addresses)
+    for problem in channel.connect(_BRPC_FIRST_LOOK_S):
+        _LOGGER.warning("[%s] no server at %s", model.name, problem)
+
+    def ask(body: bytes, log_id: int, deadline_s: float | None) -> Response:
+        time_s = time_left(deadline_s, model.timeout_s)
+        return channel.ask(body, log_id, time_s, Response.FromString)
+
+    return GeneralModelPredictor(messages, ask, channel.close)
+
+
+def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
+    """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
+
+    Raises:
+        InitError: the prototxt is missing or wrong, or an endpoint is no "host:port".
+    """
+    from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
+
+    messages = _described_by_client_config(model)
+    channel = GrpcChannel(model)
+    channel.warn_if_down()
+    calls = GrpcCalls(model, channel.close)
+    inference = channel.method(f"/{SERVICE}/inference")
+
+    def ask(body: bytes, log_id: int, deadline_s: float | None) -> Response:
+        answer = calls.run(inference, body, deadline_s)
+        try:
+            return Response.FromString(answer)
+        except DecodeError as error:
+            calls.refuse_answer(error)
+
+    return GeneralModelPredictor(messages, ask, calls.close)
+
+
+def _described_by_client_config(model: RemoteModel) -> GeneralModel:
+    """Return the model as its client configuration describes it.
+
+    Raises:
+        InitError: there is no configuration, or it cannot be read.
+    """
+    if model.client_config is None:
+        raise InitError(
+            f"op.{model.name}.client_config: client_type {model.client_type} needs the model's "
+            "serving_client_conf.prototxt, or the folder that holds it; `python -m "
+            "pipeline.serve --write_client_conf DIR` writes one"
+        )
+    return GeneralModel(read_model_conf(model.client_config), model.name, model.fetch_list)
+
+
+def _addresses(model: RemoteModel) -> list[tuple[str, int]]:
+    if not model.endpoints:
+        raise InitError(f"op.{model.name}.server_endpoints: name at least one 'host:port'")
+    try:
+        return [host_and_port(endpoint) for endpoint in model.endpoints]
+    except (ConfigError, TypeError) as error:
+        raise InitError(f"op.{model.name}.server_endpoints: {error}") from error

@@ -20,7 +20,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
     one_line,
 )
-from pipeline.predictors.remote.registry import RemoteModel
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.targets import Address, grpc_target
 from pipeline.system.deadline import time_left

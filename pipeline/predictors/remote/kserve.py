@@ -15,8 +15,8 @@ from pipeline.errors import (
     PipelineError,
 )
 from pipeline.predictors.base import TensorSpec
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel, Method
-from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import ModelSignature, refuse_unknown_arguments
 from pipeline.proto.inference_v2_pb2 import (
     ModelInferRequest,

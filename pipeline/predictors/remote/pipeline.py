@@ -9,8 +9,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
-from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.predictors.signature import LOD, only_feed, refuse_unknown_arguments
 from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed

@@ -25,7 +25,7 @@ from served import PATIENCE_S, environment, family_of, nothing_more
 
 from pipeline.errors import ConfigError
 from pipeline.predictors.model_conf import CLIENT_FILE, SERVER_FILE, Var, read_model_conf
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, FrameReader, pack, request_meta

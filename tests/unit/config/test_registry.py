@@ -166,7 +166,7 @@ class Toy:
 
 @pytest.fixture
 def toys() -> None:
-    for kind in ("workers", "schedulers", "sinks", "filters", "frontends"):
+    for kind in ("clients", "workers", "schedulers", "sinks", "filters", "frontends"):
         registry.register(kind, "toy", Toy)  # type: ignore[arg-type]
     registry.register("filters", "plain", print)
 
@@ -178,9 +178,14 @@ def refusal(**keys: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("key", "field"), [("workers", "worker_options"), ("batching", "scheduler_options")]
+    ("key", "field"),
+    [
+        ("workers", "worker_options"),
+        ("batching", "scheduler_options"),
+        ("client_type", "client_options"),
+    ],
 )
-def test_the_options_of_workers_and_schedulers_are_keys_beside_their_names(toys, key, field):
+def test_the_options_of_what_an_op_names_are_keys_beside_the_name(toys, key, field):
     config = load_config(
         yml_dict={"rpc_port": 0, "op": {"bow": {key: "Toy", "limit": 3, "wait": 500}}}
     )

@@ -10,7 +10,8 @@ from pipeline import LocalServiceHandler, Op
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import configure_op
-from pipeline.predictors.base import known_engines
+from pipeline.predictors.base import as_own_struct
+from pipeline.predictors.paddle import PaddleModel
 from pipeline.runtime.predictor_loader import ModelServiceAddress, PredictorLoader
 
 
@@ -170,7 +171,7 @@ def test_every_key_of_the_local_service_reaches_the_engine(tmp_path):
     op.dynamic_shape_info = {"min_input_shape": {"x": [1, 3]}}
     PredictorLoader(tmp_path, load=load)(op, 0)
     ((asked, _),) = load.loaded
-    model = known_engines()["paddle"].own_model(asked)
+    model = as_own_struct(asked, PaddleModel)
     for key, value in settings.items():
         found = getattr(model, key)
         assert (list(found) if isinstance(found, tuple) else found) == value

@@ -22,8 +22,8 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
+from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
-from pipeline.predictors.remote.registry import RemoteModel
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SERVICE = "test.Service"

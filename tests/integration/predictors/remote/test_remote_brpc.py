@@ -26,8 +26,8 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.base import Predictor
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.general_model import GeneralModelPredictor
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.proto.brpc.frames import BrpcFrame
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.system.deadline import set_call_deadline

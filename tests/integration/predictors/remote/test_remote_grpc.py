@@ -22,8 +22,8 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.general_model import GeneralModelPredictor
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.general_model_pb2 import Request, Response
 

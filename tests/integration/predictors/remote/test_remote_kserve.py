@@ -21,8 +21,8 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.remote import kserve as remote_kserve
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.kserve import KServePredictor, connect
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.proto.inference_v2_pb2 import (
     ModelInferRequest,
     ModelInferResponse,

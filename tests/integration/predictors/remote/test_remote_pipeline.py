@@ -25,8 +25,8 @@ from pipeline.errors import (
     PredictorUnavailableError,
     ProductError,
 )
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.pipeline import PipelinePredictor, connect
-from pipeline.predictors.remote.registry import RemoteModel, connect_remote_predictor
 from pipeline.proto.codec import decode_tensors
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 

@@ -1,26 +1,28 @@
-"""Models on other machines: which module speaks which protocol."""
+"""Models on other machines: what a client is made from, and which client speaks which protocol."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
+from msgspec import Struct
+
+from pipeline.config import registry
 from pipeline.errors import InitError
-from pipeline.predictors.base import Predictor
+from pipeline.predictors.base import Predictor, as_own_struct
 
 DEFAULT_TIMEOUT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteModel:
+class RemoteModel(Struct, frozen=True):
     """What a remote predictor is made from; the fields are keys of `op.<name>`.
+
+    A client with keys of its own has a Struct of them, its `Options`: this one, and fields that
+    are annotated as those of a configuration are.
 
     Args:
         name: the Op's name, for error texts.
-        client_type: a key of `CLIENTS`.
+        client_type: a name of the registry's `clients`.
         endpoints: "host:port" of servers that all serve the model.
         client_config: the client prototxt of the model, or its folder (brpc, grpc).
         fetch_list: the outputs to return by default; none: all.
@@ -28,6 +30,7 @@ class RemoteModel:
         model_version: as text; empty: the server chooses (triton, kserve).
         sends_tensors: whether arrays travel as tensors rather than as text (pipeline_grpc).
         timeout_s: limit of a call that no deadline bounds.
+        options: keys of the client, for its own Struct.
     """
 
     name: str
@@ -39,30 +42,25 @@ class RemoteModel:
     model_version: str = ""
     sends_tensors: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
-
-
-CLIENTS: Mapping[str, str] = MappingProxyType(
-    {
-        "brpc": "pipeline.predictors.remote.brpc",
-        "grpc": "pipeline.predictors.remote.grpc",
-        "pipeline_grpc": "pipeline.predictors.remote.pipeline",
-        "triton": "pipeline.predictors.remote.kserve",
-        "kserve": "pipeline.predictors.remote.kserve",
-    }
-)
-"""`op.<name>.client_type` to the module that speaks it; each has `connect(model: RemoteModel)`."""
+    options: Mapping[str, object] = {}
 
 
 def connect_remote_predictor(model: RemoteModel) -> Predictor:
-    """A predictor that asks `model.endpoints`.
+    """Return a predictor that asks `model.endpoints`.
+
+    Its client is a callable of the registry that takes a RemoteModel, or its own `Options`.
 
     Raises:
         InitError: no such protocol, or the client cannot be made: see the protocol's module.
+        ConfigError: the plug-in of a client is broken.
     """
-    module = CLIENTS.get(model.client_type)
-    if module is None:
+    name = registry.known_as("clients", model.client_type)
+    if name is None:
         raise InitError(
-            f"op.{model.name}.client_type: {model.client_type!r} is none of {', '.join(CLIENTS)}"
+            f"op.{model.name}.client_type: {model.client_type!r} is none of "
+            f"{', '.join(registry.names('clients'))}"
         )
-    predictor: Predictor = importlib.import_module(module).connect(model)
+    connect = registry.find("clients", name)
+    own = registry.options_of("clients", name) or RemoteModel
+    predictor: Predictor = connect(as_own_struct(model, own))
     return predictor
