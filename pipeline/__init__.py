@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pipeline.client import AsyncPipelineClient, PipelineClient
     from pipeline.data import RequestContext, Tensor
     from pipeline.dropin.local_service_handler import LocalServiceHandler
+    from pipeline.engine.filters import Filter
     from pipeline.errors import ProductError
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Analyst": "pipeline.observe.analysis.analyst",
     "AsyncPipelineClient": "pipeline.client",
+    "Filter": "pipeline.engine.filters",
     "LocalServiceHandler": "pipeline.dropin.local_service_handler",
     "PipelineClient": "pipeline.client",
     "ProductError": "pipeline.errors",
@@ -37,6 +39,7 @@ _HOME = {
 __all__ = [
     "Analyst",
     "AsyncPipelineClient",
+    "Filter",
     "LocalServiceHandler",
     "Op",
     "PipelineClient",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.config.registry import find
 from pipeline.engine.request import RequestState
-from pipeline.errors import DeadlineError, NoServiceError, PipelineError
+from pipeline.errors import ConfigError, DeadlineError, NoServiceError, PipelineError
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.pipeline_service_pb2 import Response
 
@@ -20,8 +21,16 @@ class Filter:
     """Base of filters: override the hooks that are needed; the others cost nothing.
 
     Hooks run on the event loop and must not block. They are called in the order in which filters
-    are configured, those of an answer in the opposite one. `request` is the same object in all.
+    are configured, those of an answer in the opposite one. `request` is the same object in all:
+    its `info` has what its caller says beside the data, its `raw` is what came.
+
+    Args:
+        options: what config.yml says below the filter's name, a Struct of the class' own type
+            `Options`; None: it has none.
     """
+
+    def __init__(self, options: Any = None) -> None:
+        self.options: Any = options
 
     def on_request(self, request: RequestState) -> None:
         """Look at a request that has come; raise a PipelineError to refuse it.
@@ -75,6 +84,19 @@ class FilterChain:
         self.on_error: tuple[Callable[[RequestState, PipelineError], Any], ...] = hooks("on_error")
         self.on_answer: tuple[Callable[[RequestState, Any], Any], ...] = hooks("on_answer")[::-1]
         self.on_end: tuple[Callable[[RequestState], None], ...] = hooks("on_end")
+
+
+def configured(chosen: Mapping[str, object]) -> list[Filter]:
+    """Return the filters that config.yml names, each made with its options.
+
+    Raises:
+        ConfigError: what the registry has for a name is no filter.
+    """
+    filters = {name: find("filters", name)(options) for name, options in chosen.items()}
+    for name, made in filters.items():
+        if not isinstance(made, Filter):
+            raise ConfigError(f"filters: {name}: expected a Filter, found {type(made).__name__}")
+    return list(filters.values())
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:

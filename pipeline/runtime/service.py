@@ -16,7 +16,7 @@ from typing import Protocol
 from pipeline.config import registry
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.engine.engine import Engine
-from pipeline.engine.filters import NameCheck
+from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.offload import Offload
@@ -173,13 +173,14 @@ class Service:
         self._offload.start()
         self._request_log = RequestLog(_LOGGER, config.log.request_sample)
         self.observation.start(log_folder())
+        ours = [] if self._name is None else [NameCheck(self._name)]
         self._executor = Engine(
             self._graph,
             config,
             functools.partial(self._workers_factory, loop),
             loop,
             observers=self.observation.observers(self._request_log),
-            filters=[NameCheck(self._name)] if self._name is not None else [],
+            filters=[*ours, *configured(config.filters)],
             on_readiness=self._copy.on_readiness if self._copy else self.show_ready,
             numbering=(self._copy.number, config.copies) if self._copy else (0, 1),
         )
