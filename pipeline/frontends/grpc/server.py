@@ -19,6 +19,7 @@ from pipeline.engine.sink import Begin, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
+    InitError,
     InputError,
     OverloadedError,
     PackageError,
@@ -56,20 +57,19 @@ ERR_NO = "pipeline-err-no"
 # the loop closed before it has read them, the thread might block in its next write, and whoever
 # drops the last of gRPC's objects would wait for it for ever: as a rule the process, at its end.
 _WAKE_UPS = 1000  # more than the socket between them has room for
-_LAST_S = 0.2  # for callers that were sent away to close their connections
+_DRAIN_TIMEOUT_S = 0.2  # for callers that were sent away to close their connections
 RETRY_AFTER = "grpc-retry-pushback-ms"
 """Trailing metadata of a status that may be another one later: when, as gRPC's retries read it."""
 
-_LOOK_S = 0.1  # how often we look whether gRPC has crashed
-_FAREWELL_S = 30.0  # for the calls of a server that has crashed
+_CRASHING = (1, 84)  # and later: with a path that is no UTF-8 any peer closes the port for good
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
-_MOST_METADATA = 65536  # bytes, as the HTTP door has it: tokens are long
-_MOST_DETAILS = 2000  # bytes of a status' text: who calls takes 8 KiB of headers in all
+_MAX_METADATA = 65536  # bytes, as the HTTP frontend has it: tokens are long
+_MAX_DETAILS = 2000  # bytes of a status' text: callers take 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcError(Exception):
-    """A call that is answered with a status of gRPC's own.
+    """The error of a call that is answered with a status of gRPC's own.
 
     `err_no` if it is an error of ours, `retry_after_s` if it may be answered later.
     """
@@ -88,13 +88,13 @@ class GrpcError(Exception):
 
 
 class GrpcCall(Protocol):
-    """What a method may know of the call that it answers."""
+    """A call, as far as the method that answers it may know it."""
 
     def time_left(self) -> float | None:
-        """Seconds that the caller gives; None: it did not say."""
+        """Return the seconds that the caller gives; None: it did not say."""
 
     def header(self, name: str) -> str:
-        """The caller's metadata of this name, of several the last; "" for none."""
+        """Return the caller's metadata of this name, of several the last; "" for none."""
 
 
 Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
@@ -106,7 +106,7 @@ Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[bytes, None]]
 
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """What a GrpcFrontend serves: the full name, package and service, and the methods by theirs."""
+    """A service of a GrpcFrontend: its full name, with the package, and its methods by theirs."""
 
     name: str
     methods: Mapping[str, Unary]
@@ -149,7 +149,7 @@ def pipeline_service(
 
 
 def _time_given(call: GrpcCall) -> float | None:
-    """Seconds in which the server has to answer; None: the caller did not say."""
+    """Return the seconds in which the server has to answer; None: the caller did not say."""
     left, told = call.time_left(), call.header(TIMEOUT)
     if not told:
         return left
@@ -172,17 +172,17 @@ _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
 
 
 def grpc_error(error: PipelineError) -> GrpcError:
-    """`error` for a service whose answers have no place for one of ours."""
+    """Return `error` for a service whose answers have no place for one of ours."""
     status = _STATUS_OF.get(type(error), grpc.StatusCode.INTERNAL)
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
     return GrpcError(status, str(error), error.code, retry_after_s)
 
 
 class GrpcFrontend:
-    """Serves `services` at `host:port`.
+    """A gRPC server for `services` at `host:port`.
 
     Args:
-        services: what is served.
+        services: those that it serves.
         host: address to bind; "::" for IPv6 and IPv4; "unix-abstract:<name>" for a socket of
             Linux's that has neither port nor file.
         port: 0 for any free one, see `port` after `start`.
@@ -210,34 +210,41 @@ class GrpcFrontend:
         self._running = RunningCalls()
         self._health = GrpcHealth([service.name for service in services], self._running.add)
         self._sockets = GrpcSockets()
-        self._guard: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[None] | None = None
-        self._crashed: dict[asyncio.Future[None], grpc.aio.Server] = {}
-        self._no_farewells = _NoFarewells()
+        self._log_filter = _DepartedPeers()
 
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
+        _check_version(grpc.__version__)
         if not self._is_local:
             # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
             check_free(self._host, self.port, self._key, self._is_shared)
         _outlive_python()
-        _GRPC_LOGGER.addFilter(self._no_farewells)
+        _GRPC_LOGGER.addFilter(self._log_filter)
         self._health.set_ready(is_ready)
-        await self._open()
-        self._guard = asyncio.create_task(self._keep_open())
+        server = self._new_server()
+        with self._sockets.opening():
+            self.port = self._listen(server)
+        self._server = server
+        starting = asyncio.ensure_future(server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:  # one that is started by half cannot be stopped
+            await starting
+            raise
 
     @property
     def _is_local(self) -> bool:
         return self._host.startswith("unix")
 
-    async def _open(self) -> None:
+    def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_message_bytes),
                 ("grpc.max_send_message_length", self._max_message_bytes),
                 # By itself it takes 16 KiB at most, and of more than 8 refuses some by chance.
-                ("grpc.max_metadata_size", _MOST_METADATA),
-                ("grpc.absolute_max_metadata_size", _MOST_METADATA),
+                ("grpc.max_metadata_size", _MAX_METADATA),
+                ("grpc.absolute_max_metadata_size", _MAX_METADATA),
                 # Unless it is meant to: else a second server would silently share the port.
                 ("grpc.so_reuseport", int(self._is_shared)),
             ]
@@ -250,40 +257,13 @@ class GrpcFrontend:
         ours = [service.name for service in self._services]
         names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        self._sockets.forget()
-        self._sockets = GrpcSockets()
-        with self._sockets.opening():
-            self.port = self._listen(server)
-        self._server = server
-        starting = asyncio.ensure_future(server.start())
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:  # one that is started by half cannot be stopped
-            await starting
-            raise
+        return server
 
     def _listen(self, server: grpc.aio.Server) -> int:
         if self._is_local:
             server.add_insecure_port(self._host)
             return 0
         return server.add_insecure_port(address_of(self._host, self.port))
-
-    async def _keep_open(self) -> None:
-        """Open again if gRPC has crashed.
-
-        From grpcio 1.84 on any peer can end the loop that accepts calls, with a request for a
-        path that is not UTF-8: an exception there closes the port for good.
-        """
-        while (server := self._server) is not None:
-            try:
-                if not await server.wait_for_termination(_LOOK_S):
-                    return
-            except Exception as error:  # whatever it is that went wrong in there
-                _LOGGER.warning("gRPC crashed and is started again: %s", error)
-                leaving = asyncio.ensure_future(server.stop(_FAREWELL_S))
-                self._crashed[leaving] = server
-                leaving.add_done_callback(self._crashed.pop)
-                await self._open()
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the health service, for the server as a whole and for our services."""
@@ -296,8 +276,6 @@ class GrpcFrontend:
 
     async def close(self, grace_s: float) -> None:
         """Stop accepting, send callers away as before, and end streams. Waits for no call."""
-        if self._guard is not None:
-            self._guard.cancel()
         self._health.close()
         await self._sockets.stop_listening()
         if not self._running.is_closing:
@@ -305,25 +283,33 @@ class GrpcFrontend:
             self._running.send_away(self._sockets)
 
     async def stop(self, grace_s: float) -> None:
-        """End what still runs after `grace_s`. gRPC itself ends what no door of ours waits for."""
+        """End the calls that are active after `grace_s`, and reflection's at once."""
         await self.close(grace_s)
         if self._server is not None:
             await self._running.wait(grace_s)
-            await self._sockets.wait_closed(min(_LAST_S, grace_s))
+            await self._sockets.wait_closed(min(_DRAIN_TIMEOUT_S, grace_s))
             if self._ending is None:
                 self._ending = asyncio.ensure_future(self._end(self._server))
             await asyncio.shield(self._ending)
-        _GRPC_LOGGER.removeFilter(self._no_farewells)
+        _GRPC_LOGGER.removeFilter(self._log_filter)
 
     async def _end(self, server: grpc.aio.Server) -> None:
         """Close what is open; once, since of two at a time gRPC may free what both use."""
         for _, connection in self._sockets.connections():
             end(connection)
-        await asyncio.gather(server.stop(None), *(old.stop(None) for old in self._crashed.values()))
+        await server.stop(None)
         self._sockets.forget()
         for _ in range(_WAKE_UPS):
             await asyncio.sleep(0)
         self._server = None
+
+
+def _check_version(version: str) -> None:
+    """Raise InitError for a gRPC whose port any peer can close."""
+    if tuple(map(int, version.split(".")[:2])) >= _CRASHING:
+        raise InitError(
+            f"grpcio {version}: any peer can close the port of its servers. Install grpcio<1.84."
+        )
 
 
 def _outlive_python() -> None:
@@ -342,7 +328,7 @@ def _use_grpc_for_ever() -> None:
 
 
 class _Call:
-    """A call, as its method may know it."""
+    """A GrpcCall of `grpc.aio`."""
 
     __slots__ = ("_context", "time_left")
 
@@ -360,7 +346,7 @@ class _Call:
 def _handlers(
     service: GrpcService, running: RunningCalls
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    """Bytes in and out: gRPC would log each broken message with a traceback."""
+    """Return handlers of bytes: gRPC would log each broken message with a traceback."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         name: grpc.unary_unary_rpc_method_handler(_answering(name, method, running), None, None)
         for name, method in service.methods.items()
@@ -405,7 +391,7 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
 
 
 def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
-    """What a caller is told of an error of a method: status, text, trailing metadata."""
+    """Return the answer to an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
         return error.status, _short(str(error)), _trailing(error.err_no, error.retry_after_s)
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
@@ -419,20 +405,20 @@ def _trailing(err_no: int | None, retry_after_s: int | None = None) -> tuple[Any
 
 
 def _is_of_grpc(error: Exception) -> bool:
-    """Whether an answer could not be sent: its peer has left, or been told that it is too large."""
+    """Return whether an answer was not sent, as its peer has left, or it was too large."""
     return type(error).__name__ == _GRPCS_ERROR
 
 
 def _short(text: str) -> str:
-    """`text` for a header, where three bytes stand for most of those that are no ASCII."""
+    """Return `text` for a header, where most characters that are no ASCII take three bytes."""
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= _MOST_DETAILS:
+    if len(data) <= _MAX_DETAILS:
         return data.decode()
-    return data[:_MOST_DETAILS].decode("utf-8", "ignore") + "..."
+    return data[:_MAX_DETAILS].decode("utf-8", "ignore") + "..."
 
 
-class _NoFarewells(logging.Filter):
-    """Drops gRPC's report that a peer left before it could be told of an error.
+class _DepartedPeers(logging.Filter):
+    """A filter that drops gRPC's report that a peer left before it could be told of an error.
 
     The error itself, a path that is no text for instance, was reported in the line before. That
     the one who caused it did not wait for the answer is nothing that anybody can act on.

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
+from pipeline.errors import InitError
 from pipeline.frontends.grpc.server import (
     ERR_NO,
     SERVICE,
@@ -496,7 +497,7 @@ def test_health_is_not_serving_from_the_first_moment_on():
 
 
 def test_a_path_that_is_no_text_does_not_close_the_door():
-    """From grpcio 1.84 on it closes the port for good, unless the door is opened again."""
+    """From grpcio 1.84 on it closes the port for good: such a release is refused."""
     release = asyncio.Event()
 
     async def holds(request, timeout_s):
@@ -524,6 +525,14 @@ def test_a_path_that_is_no_text_does_not_close_the_door():
             assert (await inside).value == ["inside"]
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("version", ["1.84.0", "1.85.1", "2.0.0rc1"])
+def test_a_grpc_whose_port_any_peer_can_close_is_refused(version, monkeypatch):
+    monkeypatch.setattr(grpc, "__version__", version)
+    door = GrpcFrontend([], "127.0.0.1", 0, LIMIT)
+    with pytest.raises(InitError, match=f"grpcio {version}: any peer can close the port"):
+        asyncio.run(door.start())
 
 
 def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_reported(caplog):
