@@ -12,11 +12,13 @@ from pipeline.engine.journal import (
     request_records,
     wall_offset_ns,
 )
+from pipeline.observe.background import Background
 from pipeline.observe.sink import SinkContext, SinkFactory
 
 __all__ = [
     "NO_WORKER",
     "PIPELINE",
+    "Background",
     "OpSpan",
     "Outcome",
     "RequestRecord",

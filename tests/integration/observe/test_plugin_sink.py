@@ -1,0 +1,86 @@
+"""A sink that a plug-in brings: opened from config.yml by a server, fed by it, and closed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.client import PipelineClient
+from pipeline.config import registry
+from pipeline.errors import ConfigError, InitError, ProductError
+
+
+@pytest.fixture(autouse=True)
+def json_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the plug-in, as far as importlib.metadata can tell."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "plugin_package"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "json_lines_sink-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: json-lines-sink\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[pipeline.sinks]\njson_lines = json_lines_sink:JsonLines\n"
+    )
+    registry._plug_ins.cache_clear()
+    yield
+    registry._plug_ins.cache_clear()
+
+
+class Upper(Op):
+    def preprocess(self, input_dicts: Any, data_id: int, log_id: int) -> tuple[Any, bool, Any, Any]:
+        (value,) = input_dicts.values()
+        if value["text"] == "bad":
+            raise ProductError(5001, "not this one")
+        return {"text": value["text"].upper()}, False, None, ""
+
+
+def server_of(**config: Any) -> PipelineServer:
+    server = PipelineServer("svc")
+    ask = RequestOp()
+    first = Upper(name="first", input_ops=[ask])
+    server.set_response_op(ResponseOp([Upper(name="second", input_ops=[first])]))
+    server.prepare_server(yml_dict={"rpc_port": 0, "statistics": False, **config})
+    return server
+
+
+def test_a_sink_from_outside_gets_each_request_and_each_op_by_name(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    with server_of(sinks={"json_lines": {"path": str(path)}}) as server, PipelineClient() as client:
+        client.connect([f"127.0.0.1:{server.rpc_port}"])
+        assert client.predict({"text": "good"}).err_no == 0
+        assert client.predict({"text": "bad"}).err_no != 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    good, bad = [line for line in lines if line["kind"] == "request"]
+    assert (good["outcome"], good["err_no"], good["op"]) == ("OK", 0, None)
+    assert bad["outcome"] == "PRODUCT"
+    assert bad["err_no"] != 0
+    ops = [(line["data_id"], line["op"], line["outcome"]) for line in lines if line["kind"] == "op"]
+    assert sorted(ops) == [
+        (good["data_id"], "first", "OK"),
+        (good["data_id"], "second", "OK"),
+        (bad["data_id"], "first", "PRODUCT"),
+    ]
+    assert all(line["took_ms"] >= 0 for line in (good, bad))
+
+
+def test_its_options_are_checked_as_those_of_our_own(tmp_path):
+    with pytest.raises(ConfigError, match=r"sinks\.json_lines\.path: expected str, found 1"):
+        server_of(sinks={"json_lines": {"path": 1}})
+
+
+def test_a_sink_that_cannot_be_opened_is_why_the_server_does_not_start(tmp_path):
+    server = server_of(sinks={"json_lines": {"path": str(tmp_path / "none" / "requests.jsonl")}})
+    with pytest.raises(InitError, match=r"sinks\.json_lines\.path: .*No such file"):
+        server.start()
+
+
+def test_one_of_our_own_is_opened_once_if_it_is_named_too():
+    with server_of(sinks={"statistics": None}, statistics=True) as server:
+        sinks = [type(sink).__name__ for sink in server._service.observation.journal.sinks]
+    assert sinks == ["Statistics", "SlowRequestLog", "Recording", "LastMinute"]
