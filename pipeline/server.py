@@ -22,10 +22,10 @@ from pipeline.op import ResponseOp, configure_op
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replicas import Replicas
-from pipeline.runtime.service import Exposure, Service, startup_frozen
-from pipeline.system.event_loop import LoopThread, end_tasks, ends_before, loop_factory
-from pipeline.system.malloc import keep_freed_memory
-from pipeline.system.stdio import occupy_descriptors, say_on_stderr
+from pipeline.runtime.service import Exposure, Service, gc_frozen
+from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
+from pipeline.system.malloc import tune_malloc
+from pipeline.system.stdio import ensure_stdio, say_on_stderr
 
 
 class PipelineServer:
@@ -79,8 +79,8 @@ class PipelineServer:
         Raises:
             InitError: an Op, model or port could not be started; nothing is left running.
         """
-        occupy_descriptors()
-        keep_freed_memory()
+        ensure_stdio()
+        tune_malloc()
         service = self._new_service()
         serve_until_signalled(service, lambda: say_on_stderr(service.describe()))
 
@@ -202,9 +202,9 @@ def serve_until_signalled(
         attend(stop.set)
         with _signals_set(stop, service):
             try:
-                if await ends_before(stop, service.start()):
+                if await or_stopped(stop, service.start()):
                     on_ready()
-                    with startup_frozen():
+                    with gc_frozen():
                         await stop.wait()
             finally:
                 await service.stop()
@@ -224,7 +224,7 @@ def _signals_set(stop: asyncio.Event, service: Service | Replicas) -> Any:
 
     def on_signal() -> None:
         if stop.is_set():
-            service.hurry()
+            service.cancel_grace()
         stop.set()
 
     signals = (signal.SIGTERM, signal.SIGINT)

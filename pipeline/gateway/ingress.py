@@ -41,7 +41,7 @@ class Gateway:
         self._folder = TempDir(f"{_KEY}: the sockets between it and the server")
         self._listener: socket.socket | None = None
         self._place: SidecarSupervisor | None = None
-        self._is_hurried = False
+        self._is_grace_cancelled = False
 
     def open(self) -> Path:
         """Make the folder for the sockets of the frontends that it asks, until `close`.
@@ -90,13 +90,13 @@ class Gateway:
         """Take no more requests, and end when the active ones are answered."""
         self.drain()
         if self._place is not None:
-            if self._is_hurried:
+            if self._is_grace_cancelled:
                 self._place.hang_up()
             await end_all([self._place], grace_s + _END_TIMEOUT_S)
 
-    def hurry(self) -> None:
+    def cancel_grace(self) -> None:
         """Let it end as soon as the answers on their way out are out."""
-        self._is_hurried = True
+        self._is_grace_cancelled = True
         if self._place is not None:
             self._place.hang_up()
 

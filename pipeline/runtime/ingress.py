@@ -29,7 +29,7 @@ class Ingress(Protocol):
         The frontends are still open. May be called without `start`.
         """
 
-    def hurry(self) -> None:
+    def cancel_grace(self) -> None:
         """Cut the grace period short."""
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class NoIngress:
     async def stop(self, grace_s: float) -> None:
         pass
 
-    def hurry(self) -> None:
+    def cancel_grace(self) -> None:
         pass
 
     def close(self) -> None:

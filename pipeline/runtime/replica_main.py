@@ -18,9 +18,9 @@ from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.observe.logs.remote import LogsHome
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import QueryClient, QueryReply, QueryRequest
-from pipeline.runtime.service import Exposure, ReplicaContext, Service, startup_frozen
-from pipeline.system.event_loop import end_tasks, ends_before, loop_factory
-from pipeline.system.malloc import keep_freed_memory
+from pipeline.runtime.service import Exposure, ReplicaContext, Service, gc_frozen
+from pipeline.system.event_loop import end_tasks, loop_factory, or_stopped
+from pipeline.system.malloc import tune_malloc
 from pipeline.workers.process.wire import Link, framed
 
 
@@ -36,7 +36,7 @@ class ReplicaCommand(msgspec.Struct, array_like=True):
     drains: bool = False
     closes: bool = False
     stop: bool = False
-    hurry: bool = False
+    cancel_grace: bool = False
     question: QueryRequest | None = None
     reply: QueryReply | None = None
 
@@ -77,7 +77,7 @@ class ReplicaMain:
     is_replacement: bool = False
 
     def __call__(self, sock: socket.socket, number: int) -> None:
-        keep_freed_memory()
+        tune_malloc()
         copy = _Replica(self, number)
         try:
             copy.service.fork()
@@ -125,8 +125,8 @@ class _Replica:
         await end_tasks()
 
     async def _serve_until_stopped(self) -> None:
-        if await ends_before(self._stop, self.service.start()):
-            with startup_frozen():
+        if await or_stopped(self._stop, self.service.start()):
+            with gc_frozen():
                 self._word.is_started = True
                 self._tell()
                 self.service.observation.on_snapshot(
@@ -161,8 +161,8 @@ class _Replica:
             self._do(self.service.close_doors())
         if order.stop:
             self._stop.set()
-        if order.hurry:
-            self.service.hurry()
+        if order.cancel_grace:
+            self.service.cancel_grace()
         if order.is_ready != self._word.shows_ready:
             self._word.shows_ready = order.is_ready
             self.service.show_ready(order.is_ready)

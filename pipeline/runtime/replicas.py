@@ -248,14 +248,14 @@ class Replicas:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
 
-    def hurry(self) -> None:
+    def cancel_grace(self) -> None:
         """Cut the grace period short: what is left is answered at once."""
         self._hurried.set()
-        self._outside.front.hurry()
+        self._outside.front.cancel_grace()
         self._tell_to_hurry()
 
     def _tell_to_hurry(self) -> None:
-        self._tell(ReplicaCommand(stop=True, hurry=True))
+        self._tell(ReplicaCommand(stop=True, cancel_grace=True))
 
     async def _stop(self) -> None:
         try:
@@ -281,7 +281,7 @@ class Replicas:
             await waited(self._hurried, self._config.drain_delay_s)
         late = loop.call_later(grace_s, self._tell_to_hurry)
         if not self._is_up:  # what waits for the Ops waits in vain
-            self.hurry()
+            self.cancel_grace()
         elif not self._order.stop:
             self._tell(ReplicaCommand(closes=True))
             await waited(self._hurried, min(LAST_S, self._config.drain_delay_s))

@@ -202,11 +202,11 @@ class Service:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
 
-    def hurry(self) -> None:
+    def cancel_grace(self) -> None:
         """Cut all that is waited for short: what is left is answered at once."""
         self._grace_s = 0.0
         self._hurried.set()
-        self._outside.front.hurry()
+        self._outside.front.cancel_grace()
         self._answer_all()
 
     async def drain(self) -> None:
@@ -243,7 +243,7 @@ class Service:
             await waited(self._hurried, min(LAST_S, self._config.drain_delay_s))
         late = loop.call_at(ends, self._answer_all)
         if not self._was_up:  # what waits for the Ops waits in vain
-            self._outside.front.hurry()
+            self._outside.front.cancel_grace()
         await self._outside.front.stop(self._grace_s + _DOOR_GRACE_S)
         late.cancel()
         if self._executor is not None:
@@ -322,7 +322,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def startup_frozen() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Keep modules and models out of the garbage collector's rounds (5 % of an echo's time)."""
     gc.collect()
     gc.freeze()

@@ -36,8 +36,8 @@ from pipeline.serve.http import ModelRoutes
 from pipeline.serve.mux import OnePortFrontend
 from pipeline.serve.ops import AnswerOp, ModelOp
 from pipeline.server import serve_until_signalled
-from pipeline.system.malloc import keep_freed_memory
-from pipeline.system.stdio import occupy_descriptors, say_on_stderr
+from pipeline.system.malloc import tune_malloc
+from pipeline.system.stdio import ensure_stdio, say_on_stderr
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server has a clock of its own
@@ -63,8 +63,8 @@ def serve(settings: ServeSettings) -> None:
     """
     for note in settings.notes:
         sys.stderr.write(f"pipeline.serve: {note}\n")
-    occupy_descriptors()
-    keep_freed_memory()
+    ensure_stdio()
+    tune_malloc()
     _make_folder(settings.client_conf)
     config = load_config(yml_dict={**settings.config, "statistics": False})  # nobody can ask
     graph = _graph(settings, config)

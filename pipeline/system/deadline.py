@@ -1,4 +1,4 @@
-"""When the running call of `process` has to end, for whatever it calls in turn."""
+"""The deadline of the running call of `process`, for whatever it calls in turn."""
 
 from __future__ import annotations
 

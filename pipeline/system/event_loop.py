@@ -21,7 +21,7 @@ _JOIN_S = 30.0
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes new loops; no thread that runs something for them holds the process."""
+    """Return what makes new loops; none of their threads keeps the process alive."""
     try:
         import uvloop
     except ImportError:  # no wheel for this platform: asyncio's own loop serves as well
@@ -54,8 +54,8 @@ async def end_tasks() -> None:
             asyncio._unregister_task(task)  # documented, for who runs tasks in another way
 
 
-async def ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`; False if `stop` was set first: then the work was cancelled."""
+async def or_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work` and return True; or cancel it if `stop` is set first, and return False."""
     working = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +70,7 @@ async def ends_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
 
 
 async def waited(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for `event`, but no longer than that; whether it is set."""
+    """Wait for `event`, but no longer than that; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
     return event.is_set()
@@ -96,7 +96,7 @@ class LoopThread:
         return self._loop.result()
 
     def run(self, work: Any) -> Any:
-        """The result of a coroutine that runs in the thread's loop."""
+        """Return the result of a coroutine that runs in the thread's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:

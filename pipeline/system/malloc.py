@@ -1,4 +1,4 @@
-"""How the C library's allocator treats memory that is freed: kept for the next request."""
+"""Settings of the C library's allocator: freed memory is kept for the next request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FROM_HEAP_BYTES = 32 << 20  # the most that glibc allows
 _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory() -> None:
+def tune_malloc() -> None:
     """Let glibc keep up to 32 MiB of freed memory instead of returning it piece by piece.
 
     By default a freed megabyte goes back to the system at once, and the next request's costs

@@ -10,7 +10,7 @@ import sys
 from typing import TextIO
 
 
-def occupy_descriptors() -> None:
+def ensure_stdio() -> None:
     """Put /dev/null where stdin, stdout or stderr are closed.
 
     Else a socket of the event loop gets their number, and libuv aborts the process when it closes
@@ -61,7 +61,7 @@ def say_on_stderr(line: str, waits: bool = True, end: str = "\n") -> None:
 
 
 def _has_room(stream: TextIO) -> bool:
-    """Whether 4096 bytes can be written at once."""
+    """Return whether 4096 bytes can be written at once."""
     number = _descriptor(stream)
     if number is None:
         return True

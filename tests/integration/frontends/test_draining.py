@@ -251,7 +251,7 @@ def test_a_server_that_drains_is_not_ready_and_serves_on():
             answer = kept.answer()
             assert (answer.json["err_no"], answer.headers["connection"]) == (0, "close")
             assert not stopping.done()
-            thread.loop.call_soon_threadsafe(service.hurry)  # as a second signal does
+            thread.loop.call_soon_threadsafe(service.cancel_grace)  # as a second signal does
             stopping.result(60)
 
 

@@ -1,4 +1,4 @@
-"""keep_freed_memory: counted in page faults, in processes of their own."""
+"""tune_malloc: counted in page faults, in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 _COUNT = """
 import resource, sys
-from pipeline.system.malloc import keep_freed_memory
+from pipeline.system.malloc import tune_malloc
 if sys.argv[1] == "kept":
-    keep_freed_memory()
+    tune_malloc()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 kept = bytearray(1 << 20)
 before = faults()

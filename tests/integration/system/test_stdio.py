@@ -13,10 +13,10 @@ from pipeline.system.stdio import write_out
 
 OCCUPIES = """
 import os
-from pipeline.system.stdio import occupy_descriptors
+from pipeline.system.stdio import ensure_stdio
 before = [os.path.exists(f"/proc/self/fd/{n}") for n in range(3)]
-occupy_descriptors()
-occupy_descriptors()
+ensure_stdio()
+ensure_stdio()
 found = [os.readlink(f"/proc/self/fd/{n}") for n in range(3)]
 assert before == [False, True, False], before
 assert (found[0], found[2]) == ("/dev/null", "/dev/null"), found
