@@ -22,7 +22,7 @@ from pipeline.errors import (
 )
 from pipeline.proto import codec, pipeline_service_pb2
 from pipeline.proto.pipeline.large import LargeResponse, large_tensors
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, is_short_text, weight
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
 
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig
@@ -33,6 +33,7 @@ EXECUTOR_NAME = "@DAGExecutor"
 PROFILE_KEY = "pipeline.profile"
 """A request pair of this name asks for a profile of the request; it is not data."""
 
+_STR = frozenset({str})
 _TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
 
 
@@ -299,12 +300,13 @@ class RequestOp(Op):
             `value` become str; tensors become ndarrays, str or bytes, and a tensor's LoD an
             int32 array under "<name>.lod". A tensor wins over a pair of the same name.
         """
+        keys, values = request.key, request.value
         try:
-            data = _pairs(request.key, request.value)
+            is_short = len(keys) <= SLICE
+            data = dict(zip(keys, values, strict=True)) if is_short else _pairs(keys, values)
         except ValueError:
             raise PackageError(
-                f"request has {len(request.key)} keys but {len(request.value)} values: send one "
-                "value a key"
+                f"request has {len(keys)} keys but {len(values)} values: send one value a key"
             ) from None
         data.pop(PROFILE_KEY, None)
         if request.tensors:
@@ -348,7 +350,7 @@ class ResponseOp(Op):
             return pack_error(channeldata)
         as_text, as_tensors = _formats(self, channeldata)
         payload = channeldata.payload
-        if as_text and not as_tensors and all(type(value) is str for value in payload.values()):
+        if as_text and not as_tensors and set(map(type, payload.values())) <= _STR:
             return pipeline_service_pb2.Response(key=map(str, payload), value=payload.values())
         response = pipeline_service_pb2.Response()
         try:
@@ -426,24 +428,8 @@ def runs_on_the_loop(op: Op, method: str) -> bool:
     return op.pipeline_is_quick or not overrides(op, method)
 
 
-def has_tensors(request: Any) -> bool:
-    """Whether the caller speaks tensors, and so is answered with tensors too."""
-    return bool(getattr(request, "tensors", None))
-
-
-def wants_profile(request: Any) -> bool:
-    """Whether the caller asked for a profile of its request."""
-    keys: Sequence[str] = getattr(request, "key", ())
-    # Most requests have one pair, and `in` takes three times as long.
-    return keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys
-
-
 def is_cheap_to_pack(op: ResponseOp, channeldata: ChannelData) -> bool:
     """Whether packing is quick enough for the event loop: nothing in the answer is large."""
-    if channeldata.error is not None or op.pipeline_is_quick:
-        return True
-    if is_short_text(channeldata.payload):  # as most are
-        return True
     if weight(channeldata.payload) > SHORT_BYTES:
         return False
     if not _formats(op, channeldata)[0]:
@@ -455,7 +441,7 @@ def _formats(op: ResponseOp, channeldata: ChannelData) -> tuple[bool, bool]:
     """(as text, as tensors)"""
     if op.pipeline_pack_format is not None:
         return not op.pipeline_pack_format, op.pipeline_pack_format
-    if op.pipeline_packs_tensors or op.get_input_ops()[0].pipeline_packs_tensors:
+    if op.pipeline_packs_tensors or op._input_ops[0].pipeline_packs_tensors:
         return False, True
     return True, channeldata.as_tensors
 
@@ -498,9 +484,7 @@ def pack_large(
 
 
 def _pairs(keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
-    """Raises ValueError for more of one than of the other."""
-    if len(keys) <= SLICE:
-        return dict(zip(keys, values, strict=True))
+    """Return a long request's pairs; raises ValueError for more of one than of the other."""
     data: dict[str, Any] = {}
     for at in range(0, max(len(keys), len(values)), SLICE):
         data.update(zip(keys[at : at + SLICE], values[at : at + SLICE], strict=True))

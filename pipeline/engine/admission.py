@@ -110,8 +110,10 @@ class AdmissionController:
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
         self.accepted += 1
-        if not self.queued and self._has_room():
-            self._admit(request)
+        has_place = self.is_open and not self.queued and len(self.active) < self._cap
+        if has_place and (self.is_full is None or not self.is_full()):
+            self.active.add(request)
+            self._enter(request)
         else:
             request.advance(Phase.QUEUED)
             self._queue[request] = None
@@ -145,7 +147,8 @@ class AdmissionController:
                     self._late[request] = None
                     continue
             self._count()
-            self._admit(request)
+            self.active.add(request)
+            self._enter(request)
 
     def _count(self) -> None:
         self.queued = len(self._queue) + len(self._late)
@@ -153,7 +156,3 @@ class AdmissionController:
     def _has_room(self) -> bool:
         has_place = self.is_open and len(self.active) < self._cap
         return has_place and (self.is_full is None or not self.is_full())
-
-    def _admit(self, request: RequestState) -> None:
-        self.active.add(request)
-        self._enter(request)

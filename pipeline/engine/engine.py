@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.bound_op import unpack_result
 from pipeline.engine.executor import Executor, Pump, own_dict
 from pipeline.engine.filters import Deadline, Filter, FilterChain, Profile, RequestRetry, Trace
 from pipeline.engine.graph import Graph
@@ -101,7 +100,7 @@ class Engine:
         )
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
-        self._unpacker = Unpacker(graph.request_op, factory, self._unpacked)
+        self._unpacker = Unpacker(graph.request_op, factory, self._dispatch, self._complete)
         self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
         self._filters = FilterChain(self._own_filters(config), filters)
         self._on_readiness = on_readiness
@@ -301,18 +300,6 @@ class Engine:
         else:
             self._unpacker.unpack(request)
 
-    def _unpacked(self, request: RequestState, unpacked: Any) -> None:
-        try:
-            if isinstance(unpacked, PipelineError):
-                raise unpacked
-            payload, log_id = unpack_result(unpacked)
-        except PipelineError as error:
-            self._complete(request, error)
-            return
-        request.log_id = int(log_id or 0)
-        request.as_tensors = bool(getattr(request.raw, "tensors", None))
-        self._dispatch(request, payload)
-
     def _dispatch(self, request: RequestState, payload: Any) -> None:
         for look in self._filters.on_input:
             look(request, payload)
@@ -341,23 +328,19 @@ class Engine:
             for look in self._filters.on_error:
                 if look(request, error):
                     return
-        branches = request.live - 1  # that nobody waits for any more
-        self._close(request)
+        request.advance(Phase.PACKING)
+        request.generation = RequestState.OVER
+        request.completed_ns = self._observers.clock_ns()
         if error is not None:
             request.blame(error, outcome_of(error))
-        if branches > 0:
+        if self.executor.joins:
+            self.executor.drop_parts(request)
+        if request.live > 1:  # there are branches that nobody waits for any more
             self.executor.drop(request)
         if wants_response:
             self._packer.pack(request, _channel_data(request, payload, error), keeps=answer)
         else:
             self._answer(request, _channel_data(request, payload, error))
-
-    def _close(self, request: RequestState) -> None:
-        """Have nothing count any more that is still on its way for this request."""
-        request.advance(Phase.PACKING)
-        request.generation = RequestState.OVER
-        request.completed_ns = self._observers.clock_ns()
-        self.executor.drop_parts(request)
 
     def _expire(self, request: RequestState) -> None:
         self._end_now(

@@ -85,6 +85,7 @@ class Executor:
 
     Attributes:
         nodes: the dispatchers of the Ops, in the order of the graph.
+        joins: those of them that read several Ops.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Executor:
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
         self._last = self.nodes[graph.last_op]
-        self._joins = tuple(node for node in nodes if len(node.channel.producers) > 1)
+        self.joins: tuple[OpDispatcher, ...] = tuple(
+            node for node in nodes if len(node.channel.producers) > 1
+        )
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
 
     def is_full(self) -> bool:
@@ -125,6 +128,8 @@ class Executor:
         target = request.target
         if target is not None and target.op is not None:
             self.nodes[target.op].offer_alone(request, target)
+        elif len(self._entries) == 1:
+            self._entries[0].offer(request, EXECUTOR_NAME, payload)
         else:
             self.send(request, self._entries, EXECUTOR_NAME, payload)
 
@@ -144,7 +149,7 @@ class Executor:
 
     def drop_parts(self, request: RequestState) -> None:
         """Forget the parts that wait in joins for a request that is over."""
-        for node in self._joins:
+        for node in self.joins:
             node.channel.discard_parts(request)
 
     # Through --------------------------------------------------------------------------------
@@ -164,7 +169,11 @@ class Executor:
         else:
             if source.is_target:
                 request.settled |= {source}
-            self.send(request, source.successors, source.name, answer)
+            readers = source.successors
+            if len(readers) == 1:
+                readers[0].offer(request, source.name, answer)
+            else:
+                self.send(request, readers, source.name, answer)
 
     def send(
         self,
@@ -175,11 +184,8 @@ class Executor:
         stand_in: str | None = None,
     ) -> None:
         """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
-        if len(readers) == 1:
-            readers[0].offer(request, producer, answer, stand_in)
-            return
         generation = request.generation
-        if self._is_shared and isinstance(answer, dict):
+        if self._is_shared and len(readers) > 1 and isinstance(answer, dict):
             answer = _sealed_once(readers, answer)
         for place, reader in enumerate(readers):
             if request.generation == generation:  # neither over nor started anew
@@ -214,7 +220,7 @@ class Executor:
 
     def strand(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
-        held = (node.channel.held_error(request) for node in self._joins)
+        held = (node.channel.held_error(request) for node in self.joins)
         self._complete(
             request,
             next((error for error in held if error is not None), None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.batch_run import CallWatch
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.engine.request import Phase, RequestState
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PackageError, PipelineError, described
@@ -18,6 +18,7 @@ from pipeline.op import (
     RequestOp,
     ResponseOp,
     is_cheap_to_pack,
+    overrides,
     pack_error,
     pack_large,
     runs_on_the_loop,
@@ -25,7 +26,7 @@ from pipeline.op import (
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import AbandonedError, Limits, wanted_while
+from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
 
 
 class PackJob:
@@ -95,7 +96,8 @@ class Unpacker:
     Args:
         op: the RequestOp.
         make_workers: makes the workers of the Op.
-        unpacked: takes a request and what the Op made of it, or the error in its place.
+        unpacked: takes a request and its payload.
+        failed: takes a request that cannot be unpacked, and the reason.
     """
 
     def __init__(
@@ -103,9 +105,12 @@ class Unpacker:
         op: RequestOp,
         make_workers: WorkersFactory,
         unpacked: Callable[[RequestState, Any], None],
+        failed: Callable[[RequestState, PipelineError], None],
     ) -> None:
         self._op = op
         self._unpacked = unpacked
+        self._failed = failed
+        self._is_ours = not overrides(op, "unpack_request_package")
         self._is_inline = runs_on_the_loop(op, "unpack_request_package")
         self.workers: Workers = make_workers(op, PackRunner(self._done))
 
@@ -119,8 +124,14 @@ class Unpacker:
             try:
                 unpacked = self._op.unpack_request_package(request.raw)
             except Exception as error:  # ours, on a caller's data: that caller is told
-                unpacked = _refused(error)
-            self._unpacked(request, unpacked)
+                self._failed(request, _refused(error))
+                return
+            if self._is_ours:  # and has one form
+                payload, request.log_id = unpacked[:2]
+                request.as_tensors = bool(request.raw.tensors)
+                self._unpacked(request, payload)
+            else:
+                self._take(request, unpacked)
 
     def _unpack_large(self, raw: Any) -> Any:
         """Return what our own RequestOp makes of a large request, in a thread."""
@@ -136,7 +147,20 @@ class Unpacker:
 
     def _done(self, worker: Worker, job: PackJob) -> None:
         if job.request.phase is Phase.ACTIVE:
-            self._unpacked(job.request, job.result)
+            self._take(job.request, job.result)
+
+    def _take(self, request: RequestState, unpacked: Any) -> None:
+        """Pass on what the Op made of a request, in any historical form."""
+        try:
+            if isinstance(unpacked, PipelineError):
+                raise unpacked
+            payload, log_id = unpack_result(unpacked)
+        except PipelineError as error:
+            self._failed(request, error)
+            return
+        request.log_id = int(log_id or 0)
+        request.as_tensors = bool(getattr(request.raw, "tensors", None))
+        self._unpacked(request, payload)
 
 
 class Packer:
@@ -166,7 +190,12 @@ class Packer:
         """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`."""
         if not self.is_inline:
             self.workers.submit([PackJob(request, "pack_response_package", data, keeps)])
-        elif not is_cheap_to_pack(self._op, data):
+        elif not (
+            data.error is not None
+            or self._op.pipeline_is_quick
+            or is_short_text(data.payload)  # as most are
+            or is_cheap_to_pack(self._op, data)
+        ):
             self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
         else:
             try:

@@ -57,14 +57,14 @@ class Phase(enum.IntEnum):
     ENDED = 4  # answered, or its caller has left
 
 
-LEGAL_STEPS: dict[Phase, tuple[Phase, ...]] = {
-    Phase.ARRIVED: (Phase.QUEUED, Phase.ACTIVE, Phase.ENDED),
-    Phase.QUEUED: (Phase.ACTIVE, Phase.ENDED),
-    Phase.ACTIVE: (Phase.PACKING, Phase.ENDED),
-    Phase.PACKING: (Phase.ENDED,),
-    Phase.ENDED: (),
-}
-"""Which phase may follow which. A request that starts over stays ACTIVE."""
+LEGAL_STEPS: tuple[tuple[Phase, ...], ...] = (
+    (Phase.QUEUED, Phase.ACTIVE, Phase.ENDED),  # of ARRIVED
+    (Phase.ACTIVE, Phase.ENDED),  # of QUEUED
+    (Phase.PACKING, Phase.ENDED),  # of ACTIVE; a request that starts over stays there
+    (Phase.ENDED,),  # of PACKING
+    (),  # of ENDED
+)
+"""The phases that may follow each; a tuple, since an Enum's hash takes a call of Python's."""
 
 
 def report_illegal_step(request: RequestState, phase: Phase) -> None:
