@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -47,6 +48,7 @@ Cards = Annotated[
     ),
 ]
 Millis = Annotated[float, Duration("ms")]
+Pattern = Annotated[str, Rule("a regular expression", lambda text: _is_pattern(text))]
 Names = tuple[str, ...]
 Options = Mapping[str, object]
 """What the Struct of an implementation's options is made with, by its fields."""
@@ -111,6 +113,9 @@ class DagConfig(Struct, frozen=True, kw_only=True):
         "An Op with several inputs starts with the first that arrives.",
     ] = False
     tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
+    forward_headers: Annotated[
+        Pattern, 'Names of headers that the context of a request has, as a pattern; "": none.'
+    ] = ""
     enable_prometheus: Annotated[bool, "Serve /metrics on prometheus_port."] = False
     prometheus_port: Annotated[Port, "Port of the metrics; 0: any free one."] = 19393
 
@@ -366,6 +371,14 @@ def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> l
         for name, op in ops.items()
         if op.batch_size > limit
     ]
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _is_left_out(argument: str, value: object) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import functools
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.schema import ServiceConfig
+from pipeline.data import RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
+from pipeline.engine.hooks import asking
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
@@ -18,6 +22,15 @@ if TYPE_CHECKING:  # where they are made, this module is imported
     from pipeline.frontends.grpc.server import GrpcService
     from pipeline.frontends.http.routes import Routes
 
+_OF_CONNECTIONS = {
+    *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
+    "upgrade",
+}
+_CREDENTIALS = {
+    *("authorization", "cookie", "proxy-authenticate", "proxy-authorization", "set-cookie"),
+    *("x-api-key", "x-auth-token"),
+}
+_MAX_NAMES = 1024  # of headers, whose verdict is kept
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_DIGITS = 8  # as gRPC over HTTP/2 says
 
@@ -68,6 +81,17 @@ class FrontendContext:
     routes: list[Routes] = field(default_factory=list)
     services: list[GrpcService] = field(default_factory=list)
 
+    @property
+    def takes_info(self) -> bool:
+        """Whether a hook or a filter asks what callers say beside their data."""
+        return bool(self.config.filters) or any(map(asking, self.graph.all_ops))
+
+    @property
+    def forwarding(self) -> HeaderForwarding | None:
+        """The headers that hooks and filters get to see; None: none of them."""
+        pattern = self.config.dag.forward_headers
+        return HeaderForwarding(pattern) if pattern and self.takes_info else None
+
 
 class FrontendFactory(Protocol):
     """An entry of the registry's kind `frontends`: a function, or the class of a Frontend.
@@ -77,6 +101,38 @@ class FrontendFactory(Protocol):
 
     def __call__(self, context: FrontendContext, options: Any) -> Frontend | None:
         """Return a frontend, which the server starts; None if there is none to start."""
+
+
+class HeaderForwarding:
+    """Chooses the headers of a request that its context has.
+
+    Args:
+        pattern: regular expression of whole names, in any case. It lets headers of connections,
+            and those with credentials, through only if their names stand in it, as they are.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._matches = re.compile(pattern, re.IGNORECASE).fullmatch
+        named = pattern.lower()
+        self._withheld = {name for name in _OF_CONNECTIONS | _CREDENTIALS if name not in named}
+        self._forwards = functools.lru_cache(_MAX_NAMES)(self._is_forwarded)
+
+    def choose(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
+        """Return the headers that are forwarded, by their names in lower case."""
+        texts = ((_text(name).lower(), value) for name, value in headers)
+        return {name: _text(value) for name, value in texts if self._forwards(name)}
+
+    def info(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> RequestInfo | None:
+        """Return what the headers say; None for nothing."""
+        chosen = self.choose(headers)
+        return RequestInfo(headers=chosen) if chosen else None
+
+    def _is_forwarded(self, name: str) -> bool:
+        return name not in self._withheld and self._matches(name) is not None
+
+
+def _text(header: str | bytes) -> str:
+    return header if isinstance(header, str) else header.decode("latin-1")
 
 
 def no_response(answer: Any) -> PackageError:

@@ -62,6 +62,8 @@ def v2(context: FrontendContext, options: None) -> None:
         has_statistics=config.statistics,
         has_deadline=config.timeout_s is not None,
         offload=context.offload,
+        takes_info=context.takes_info,
+        forwarding=context.forwarding,
     )
     context.routes.append(InferenceRoutes(models, context.offload, config.limits))
     context.services.append(inference_service(models, context.offload, config.limits))
@@ -86,7 +88,9 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
     config = context.config
     if config.rpc_port is None:
         return None
-    ours = pipeline_service(context.engine.begin, config.opentelemetry, _wire(context))
+    ours = pipeline_service(
+        context.engine.begin, config.opentelemetry, _wire(context), context.forwarding
+    )
     limit, is_shared = config.max_message_bytes, context.is_shared
     services = [ours, *context.services]
     return GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
@@ -135,6 +139,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         is_shared=context.is_shared,
         routes=context.routes,
         takes_trace=config.opentelemetry,
+        forwarding=context.forwarding,
         offload=context.offload,
         limits=config.limits,
         hosts=Hosts(config.allowed_hosts),

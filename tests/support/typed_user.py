@@ -15,6 +15,7 @@ from pipeline import (
     PipelineClient,
     PipelineServer,
     ProductError,
+    RequestContext,
     RequestOp,
     ResponseOp,
     Tensor,
@@ -104,6 +105,38 @@ class Loose(Op):
     @staticmethod
     def process(feed_batch: list[Any]) -> dict[str, Any]:
         return {"y": feed_batch}
+
+
+class Asks(Op):
+    """Every method that may ask for the context."""
+
+    def preprocess(self, input_dicts: Inputs, *, context: RequestContext) -> dict[str, Any]:
+        return {"x": context.headers.get("x-user", ""), "left": context.time_left()}
+
+    async def process(
+        self, feed_batch: list[Any], *, context: tuple[RequestContext, ...]
+    ) -> dict[str, Any]:
+        return {"y": [request.parameters.get("colour") for request in context]}
+
+    def postprocess(
+        self,
+        input_dicts: Inputs,
+        fetch_data: Any,
+        data_id: int,
+        log_id: int,
+        context: RequestContext,
+    ) -> dict[str, Any]:
+        return {"y": context.is_cancelled(), "sequence": context.sequence_id}
+
+
+class ReadAsking(RequestOp):
+    def unpack_request_package(self, request: Request, context: RequestContext) -> dict[str, Any]:
+        return {"id": context.id}
+
+
+class WriteAsking(ResponseOp):
+    def pack_response_package(self, channeldata: ChannelData, context: RequestContext) -> Response:
+        return Response(err_no=context.priority)
 
 
 class Read(RequestOp):

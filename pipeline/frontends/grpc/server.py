@@ -6,7 +6,15 @@ import asyncio
 import atexit
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,7 +36,7 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import no_response, seconds_of
+from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.calls import RunningCalls
 from pipeline.frontends.grpc.health import GrpcHealth
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
@@ -96,6 +104,9 @@ class GrpcCall(Protocol):
     def header(self, name: str) -> str:
         """Return the caller's metadata of this name, of several the last; "" for none."""
 
+    def headers(self) -> Iterable[tuple[str, str | bytes]]:
+        """Return the caller's metadata."""
+
 
 Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
 """Bytes of a request -> bytes of the answer. Raises GrpcError."""
@@ -114,24 +125,30 @@ class GrpcService:
 
 
 def pipeline_service(
-    begin: Begin, takes_trace: bool = False, wire: PipelineWire | None = None
+    begin: Begin,
+    takes_trace: bool = False,
+    wire: PipelineWire | None = None,
+    forwarding: HeaderForwarding | None = None,
 ) -> GrpcService:
     """`PipelineService`, for an engine that answers a Request with a Response.
 
-    With `takes_trace` it is told the caller's traceparent. `wire` reads and writes the messages.
+    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
+    reads and writes the messages.
     """
     wire = wire or PipelineWire()
 
     async def inference(message: bytes, call: GrpcCall) -> bytes:
         told = call.header("traceparent") if takes_trace else ""
+        info = None if forwarding is None else forwarding.info(call.headers())
         left_s = _time_given(call)
         try:
             if len(message) <= SHORT_BYTES:
                 request: Any = wire.read(message)
-                target = RequestTarget(traceparent=told) if told else None
+                is_usual = not told and info is None
+                target = None if is_usual else RequestTarget(traceparent=told, info=info)
             else:
                 request, left_s = await wire.read_large([message], left_s)
-                target = RequestTarget(traceparent=told, is_large=True)
+                target = RequestTarget(traceparent=told, is_large=True, info=info)
             del message
             response = await ask(begin, request, left_s, target)
         except DeadlineError as error:
@@ -338,9 +355,12 @@ class _Call:
 
     def header(self, name: str) -> str:
         value: str | bytes = ""
-        for key, found in self._context.invocation_metadata() or ():
+        for key, found in self.headers():
             value = found if key == name else value
         return value if isinstance(value, str) else value.decode("latin-1")
+
+    def headers(self) -> Iterable[tuple[str, str | bytes]]:
+        return self._context.invocation_metadata() or ()
 
 
 def _handlers(

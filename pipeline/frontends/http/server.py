@@ -23,7 +23,7 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import no_response, seconds_of
+from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection, HttpListener
 from pipeline.frontends.http.hosts import ForeignPageError, Hosts
 from pipeline.frontends.http.routes import (
@@ -73,6 +73,7 @@ class HttpFrontend:
         is_shared: whether other processes may listen on the port too.
         routes: asked in turn for every path but `/<name>/<method>`.
         takes_trace: whether `begin` is told the caller's traceparent.
+        forwarding: the headers that it is told; None: none.
         key: the configuration key of the port, to name in an error.
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
@@ -89,6 +90,7 @@ class HttpFrontend:
         is_shared: bool = False,
         routes: Sequence[Routes] = (),
         takes_trace: bool = False,
+        forwarding: HeaderForwarding | None = None,
         key: str = "http_port",
         offload: Offload | None = None,
         limits: Limits | None = None,
@@ -100,6 +102,7 @@ class HttpFrontend:
         self._limits = limits or Limits()
         self._routes = routes
         self._takes_trace = takes_trace
+        self._forwarding = forwarding
         self._key = key
         self._is_shared = is_shared
         self._begin = begin
@@ -237,22 +240,25 @@ class HttpFrontend:
         except DeadlineError as error:
             return 200, error_body(error)
         told = traceparent if self._takes_trace else ""
+        info = None if self._forwarding is None else self._forwarding.info(said.items())
         with _CancelledIfLeft(connection, self._loop):
             if len(body) > SHORT_BYTES:
-                return 200, await self._infer_large(body, name, method, timeout_s, told)
+                large = RequestTarget(traceparent=told, is_large=True, info=info)
+                return 200, await self._infer_large(body, name, method, timeout_s, large)
             try:
                 request = jsonpb.request_from_json(body, name, method)
             except PipelineError as error:
                 raise HttpError(400, error) from error
             del body
-            target = RequestTarget(traceparent=told) if told else None
+            is_usual = not told and info is None
+            target = None if is_usual else RequestTarget(traceparent=told, info=info)
             response = await self._ask(request, timeout_s, target)
             if type(response) is Response:
                 return 200, jsonpb.response_to_json(response)
             return 200, await self._json_of(response)
 
     async def _infer_large(
-        self, body: bytes, name: str, method: str, timeout_s: float | None, traceparent: str
+        self, body: bytes, name: str, method: str, timeout_s: float | None, target: RequestTarget
     ) -> bytes:
         read = functools.partial(jsonpb.large_request_from_json, [body], name, method, self._limits)
         del body
@@ -264,7 +270,6 @@ class HttpFrontend:
             raise HttpError(413, error) from error
         except PipelineError as error:
             raise HttpError(400, error) from error
-        target = RequestTarget(traceparent=traceparent, is_large=True)
         return await self._json_of(await self._ask(request, left_s, target))
 
     async def _json_of(self, response: Any) -> bytes:

@@ -113,7 +113,7 @@ class _Calls:
         del message
         traceparent = call.header("traceparent")
         try:
-            response = await self._models.infer(request, left_s, traceparent)
+            response = await self._models.infer(request, left_s, traceparent, call.headers)
         except V2Error as error:
             if error.kind is V2Status.UNAVAILABLE and _is_over(call):
                 # What the caller's own library tells, if it is the first to look at the clock.

@@ -163,7 +163,7 @@ class InferenceRoutes:
             request, left_s = await self._offload.run(read, left_s)
         del body, read
         traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
-        response = await self._models.infer(request, left_s, traceparent)
+        response = await self._models.infer(request, left_s, traceparent, web.headers.items)
         binary = binary_names(request, response.outputs)
         encoding = _accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
         if is_short(response.outputs):

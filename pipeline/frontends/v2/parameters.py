@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from pipeline.data import RequestInfo
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.proto.v2.codec import InferRequest
 
 _MICROS = 1e-6
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -16,8 +20,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "binary_data_output": ((bool,), "a boolean"),
     "triton_enable_empty_final_response": ((bool,), "a boolean"),
 }
-"""The protocol's own names, with what they may hold. Sequences and priorities are for models that
-know them: to the others, which ours are, they say nothing."""
+"""The protocol's own names, with what they may hold. Sequences and priorities are for hooks that
+ask for their context: the server itself does nothing with them."""
+
+_OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
 
 
 def timeout_of(parameters: Mapping[str, object]) -> float | None:
@@ -38,6 +44,13 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
     micros = parameters.get("timeout", 0)
     assert isinstance(micros, int)
     return micros * _MICROS if micros else None
+
+
+def info_of(request: InferRequest, headers: Mapping[str, str]) -> RequestInfo:
+    """Return what a request says beside its data, whose parameters `timeout_of` has checked."""
+    said = {name: request.parameters[name] for name in _OF_INFO if name in request.parameters}
+    info = RequestInfo(id=request.id, parameters=request.parameters, headers=headers)
+    return msgspec.structs.replace(info, **said) if said else info
 
 
 def _check_kind(name: str, value: object) -> None:

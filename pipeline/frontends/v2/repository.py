@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
+
+import msgspec
 
 from pipeline.data import ChannelData
 from pipeline.engine.graph import Graph
@@ -12,13 +15,14 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.sink import RequestHandle, ResponseSink, ask
 from pipeline.errors import PipelineError
+from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
 from pipeline.frontends.v2.model_config import VERSION
-from pipeline.frontends.v2.parameters import timeout_of
+from pipeline.frontends.v2.parameters import info_of, timeout_of
 from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 from pipeline.observe.statistics import (
     StatisticsError,
@@ -69,6 +73,8 @@ class ModelRepository:
         offload: where large requests and answers are looked into; its owner stops it.
         has_deadline: whether the server limits the time of requests by itself. Only then does it
             heed the `timeout` of a request, as Triton does: there are clients that send anything.
+        takes_info: whether a hook or a filter asks what callers say beside their data.
+        forwarding: the headers that these get; None: none.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -83,12 +89,16 @@ class ModelRepository:
         has_statistics: bool = True,
         has_deadline: bool = False,
         offload: Offload | None = None,
+        takes_info: bool = False,
+        forwarding: HeaderForwarding | None = None,
     ) -> None:
         self._engine = engine
         self._offload = offload or Offload(threads=0)
         self._whole = whole
         self._has_statistics = has_statistics
         self._has_deadline = has_deadline
+        self._takes_info = takes_info
+        self._forwarding = forwarding
         name, op_names = model_names(service_name, [op.name for op in graph.ops])
         ops = [
             OpModel(op_name, op, engine.note)
@@ -161,7 +171,11 @@ class ModelRepository:
     # Inference --------------------------------------------------------------------------
 
     async def infer(
-        self, request: InferRequest, timeout_s: float | None = None, traceparent: str = ""
+        self,
+        request: InferRequest,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+        headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
     ) -> InferResponse:
         """Run the pipeline, or one Op alone.
 
@@ -169,6 +183,7 @@ class ModelRepository:
             timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout`
                 among the request's parameters, in microseconds, applies as well.
             traceparent: the caller's, see `tracing`; "" for none.
+            headers: gives the caller's, if they are asked for.
 
         Raises:
             V2Error: with Triton's texts, for what does not fit the model; and for whatever the
@@ -187,6 +202,9 @@ class ModelRepository:
             else:
                 work = partial(model.routed, request, rows, traceparent)
                 (raw, target), left_s = await self._offload.run(work, left_s)
+            if self._takes_info:
+                chosen = self._forwarding.choose(headers()) if self._forwarding else {}
+                target = msgspec.structs.replace(target, info=info_of(request, chosen))
             answer = await ask(self._engine.begin, raw, left_s, target)
             if _is_short(answer):
                 outputs = _outputs(answer, model, interface, wanted)
