@@ -97,15 +97,15 @@ class AdmissionController:
         """Whether more waited, at the last look, than could be begun."""
         return self._throughput is not None and self._throughput.is_backed_up
 
-    def look(self, is_backed_up: bool, turn_s: float) -> None:
+    def look(self, is_backed_up: bool, span_s: float) -> None:
         """Take down how the engine stands, when all was begun that can be.
 
         Args:
             is_backed_up: whether more wait, to be let in too.
-            turn_s: what a turn at the slowest Op takes.
+            span_s: what a span at the slowest Op takes.
         """
         if self._throughput is not None:
-            self._throughput.look(self._clock(), is_backed_up, turn_s)
+            self._throughput.look(self._clock(), is_backed_up, span_s)
 
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
@@ -136,14 +136,14 @@ class AdmissionController:
     def admit_queued(self) -> None:
         """Admit who waits, as far as there is room: the late ones last, and the newest first."""
         now = self._clock() if self.queued else 0.0
-        turn_s = self._throughput.turn_s if self._throughput is not None else 0.0
+        span_s = self._throughput.span_s if self._throughput is not None else 0.0
         while self.queued and self._has_room():
             if not self._queue:
                 request = self._late.popitem()[0]
             else:
                 request = next(iter(self._queue))
                 del self._queue[request]
-                if request.is_late(now, turn_s):
+                if request.is_late(now, span_s):
                     self._late[request] = None
                     continue
             self._count()

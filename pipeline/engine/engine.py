@@ -55,7 +55,7 @@ class _Life(enum.IntEnum):
 
 
 class Engine:
-    """Serves a graph; everything but the workers runs on one event loop.
+    """Server of a graph; everything but the workers runs on one event loop.
 
     Args:
         graph: checked; its Ops are configured.
@@ -151,7 +151,7 @@ class Engine:
         )
 
     def workers_changed(self) -> None:
-        """Tell of it if this changed `is_ready`: an Op lost a worker, or got one back."""
+        """Tell of it if `is_ready` has changed: an Op lost a worker, or got one back."""
         if self.is_ready != self._was_ready:
             self._was_ready = self.is_ready
             self._on_readiness(self._was_ready)

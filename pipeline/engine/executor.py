@@ -18,7 +18,7 @@ from pipeline.op import EXECUTOR_NAME, Op
 
 
 class Pump:
-    """Lets Ops cut their batches, all to which something happened in one round of the event loop.
+    """Trigger of the Ops: those to which something happened cut their batches, in one round.
 
     Args:
         loop: the event loop.
@@ -61,12 +61,12 @@ class Pump:
         is_backed_up = self._admission.queued > 0
         for node in self.nodes:
             is_backed_up = is_backed_up or node.is_backed_up
-        turn_s = max(node.load.service_s for node in self.nodes)
-        self._admission.look(is_backed_up, turn_s)
+        span_s = max(node.load.service_s for node in self.nodes)
+        self._admission.look(is_backed_up, span_s)
 
 
 class Executor:
-    """Takes requests into a graph, and the answers of all its Ops.
+    """Router of requests into a graph, and of the answers of all its Ops.
 
     Errors travel as answers do, so that a join knows all its parts and a first-arrival join can
     take another one. The Ops that a jump passes over say that nothing will come of them, in the

@@ -1,4 +1,4 @@
-"""Filters: what surrounds every request of an engine, each in a class of its own."""
+"""Filters: all that surrounds the requests of an engine, each in a class of its own."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NameCheck(Filter):
-    """Refuses requests that are for a service of another name."""
+    """Check of the service's name: requests for another service are refused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -129,7 +129,7 @@ class NameCheck(Filter):
 
 
 class Deadline(Filter):
-    """Gives each request its time: that of its caller or of the service, whichever is shorter.
+    """Time of each request: that of its caller or of the service, whichever is shorter.
 
     Args:
         limit_s: of the service; None: none.
@@ -162,7 +162,7 @@ class Deadline(Filter):
 
 
 class RequestRetry(Filter):
-    """`dag.retry`: runs a whole request again after a timeout, as long as it has attempts left.
+    """`dag.retry`: a whole request runs again after a timeout, while it has attempts left.
 
     Args:
         attempts: of a request, the first included.
@@ -182,7 +182,7 @@ class RequestRetry(Filter):
 
 
 class Trace(Filter):
-    """Gives each request a traceparent of its own, made of (data id, its caller's or "")."""
+    """Traceparent of each request's own, made of (data id, its caller's or "")."""
 
     def __init__(self, begin: Callable[[int, str], str]) -> None:
         self._begin = begin
@@ -196,7 +196,7 @@ class Trace(Filter):
 
 
 class Profile(Filter):
-    """Adds a profile of its request to an answer whose caller asked for one.
+    """Profile of a request in its answer, where the caller asked for one.
 
     Args:
         write: makes the text of a profile; "" for none.

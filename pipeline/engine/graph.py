@@ -20,7 +20,7 @@ class Graph:
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
-        """With the RequestOp and the ResponseOp."""
+        """All Ops, with the RequestOp and the ResponseOp."""
         return (self.request_op, *self.ops, self.response_op)
 
     @property
@@ -29,7 +29,7 @@ class Graph:
         return self.response_op.get_input_ops()[0]
 
     def successors(self, op: Op) -> list[Op]:
-        """The Ops that read `op`, in graph order; the ResponseOp is not among them."""
+        """Return the Ops that read `op`, in graph order; the ResponseOp is not among them."""
         return [other for other in self.ops if op in other.get_input_ops()]
 
 
@@ -72,7 +72,7 @@ def build_graph(
 
 
 def _in_order(response_op: ResponseOp) -> list[Op]:
-    """All Ops that lead to `response_op`, inputs first; depth first, without recursion."""
+    """Return all Ops that lead to `response_op`, inputs first; depth first, without recursion."""
     ordered: list[Op] = []
     on_path: list[Op] = []
     done: set[Op] = set()
@@ -136,7 +136,7 @@ def _check_names(graph: Graph) -> None:
 
 
 def _loose_ops(graph: Graph) -> list[Op]:
-    """The Ops that read this graph but feed nothing in it: they were left out by mistake."""
+    """Return the Ops that read this graph but feed nothing in it: left out by mistake."""
     members = {graph.request_op, *graph.ops}
     loose: list[Op] = []
     frontier = sorted(members, key=lambda op: op.name)
@@ -166,5 +166,5 @@ def _check_jumps(graph: Graph) -> None:
 
 
 def names_of(ops: Sequence[Op]) -> str:
-    """The names of Ops for a text."""
+    """Return the names of Ops for a text."""
     return ", ".join(sorted(repr(op.name) for op in ops)) or "none"

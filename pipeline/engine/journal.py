@@ -1,4 +1,4 @@
-"""What happened, when, to whom: rows of integers that all who look into a server read.
+"""Journal: rows of integers for all that happens, which all who look into a server read.
 
 A span is one request's pass through one Op. The hot path appends numbers to a `Journal` (0.3 us);
 statistics, tracer, profiles, metrics and traces take in its rows later, many at a time, in numpy.
@@ -24,7 +24,7 @@ _MAX_SPANS = 2048  # before they are flushed, which takes some 0.5 us each
 
 
 class Outcome(enum.IntEnum):
-    """How a span or a request ended. The failures are Triton's reasons for one, and PRODUCT."""
+    """Ending of a span or of a request. The failures are Triton's reasons for one, and PRODUCT."""
 
     OK = 0
     REJECTED = 1  # its time was over before it ran
@@ -39,7 +39,7 @@ BY_CALLERS = (Outcome.CANCELED, Outcome.PRODUCT)
 
 
 def outcome_of(error: PipelineError) -> Outcome:
-    """How a span or a request ends that failed with `error` while it was worked on."""
+    """Return the ending of a span or a request that failed with `error` while worked on."""
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 

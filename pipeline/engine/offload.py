@@ -16,11 +16,11 @@ from pipeline.system.daemon_threads import DaemonThreads
 _Result = TypeVar("_Result")
 
 _THREADS = 2  # at work; what else is large waits in the order in which it came
-_JOIN_S = 5.0
+_JOIN_TIMEOUT_S = 5.0
 
 
 class Offload:
-    """Runs work of a caller's size beside the event loop.
+    """Threads for work of a caller's size, beside the event loop.
 
     Args:
         limit_s: the service's own deadline of a request; None: none.
@@ -44,7 +44,7 @@ class Offload:
     async def run(
         self, work: Callable[[], _Result], timeout_s: float | None = None
     ) -> tuple[_Result, float | None]:
-        """The result of `work`, and what is left of the time of its caller, who gives `timeout_s`.
+        """Return the result of `work`, and what is left of `timeout_s`, which its caller gives.
 
         Work whose caller leaves, or has no more time, ends at its next slice.
 
@@ -59,7 +59,7 @@ class Offload:
         job = _Job()
         self._jobs.add(job)
         future = self._pool.submit(job.run, work)
-        future.add_done_callback(_look)
+        future.add_done_callback(_retrieve)
         waiting = asyncio.wrap_future(future)
         try:
             await asyncio.wait({waiting}, timeout=None if ends is None else ends - loop.time())
@@ -80,7 +80,7 @@ class Offload:
         self._pool.shutdown(wait=False, cancel_futures=True)
         joined = asyncio.to_thread(self._pool.shutdown, wait=True)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(joined), _JOIN_S)
+            await asyncio.wait_for(asyncio.shield(joined), _JOIN_TIMEOUT_S)
 
 
 class _Job:
@@ -98,7 +98,7 @@ class _Job:
             return work()
 
 
-def _look(future: Future[_Result]) -> None:
+def _retrieve(future: Future[_Result]) -> None:
     """Take notice of an error that nobody waits for."""
     if not future.cancelled():
         future.exception()

@@ -78,20 +78,20 @@ class PackJob:
 
 
 class PackRunner:
-    """Owns the workers of unpack or pack, which are always threads."""
+    """Owner of the workers of unpack or pack, which are always threads."""
 
     def __init__(self, done: Callable[[Worker, PackJob], None]) -> None:
         self.done = done
 
     def lost(self, job: PackJob, error: PipelineError) -> None:
-        """Threads lose no job."""
+        """Ignore it: threads lose no job."""
 
     def workers_changed(self) -> None:
-        """Unpacking and packing count for nothing in the server's readiness."""
+        """Ignore it: unpacking and packing count for nothing in the server's readiness."""
 
 
 class Unpacker:
-    """Has the RequestOp make payloads of requests.
+    """The RequestOp's side: makes payloads of requests.
 
     Args:
         op: the RequestOp.
@@ -164,7 +164,7 @@ class Unpacker:
 
 
 class Packer:
-    """Has the ResponseOp make responses of answers.
+    """The ResponseOp's side: makes responses of answers.
 
     Args:
         op: the ResponseOp.

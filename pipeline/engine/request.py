@@ -1,4 +1,4 @@
-"""RequestState: what an engine knows of one request; changed on the event loop only."""
+"""RequestState: one request, as an engine knows it; changed on the event loop only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class RequestTarget(msgspec.Struct, frozen=True):
-    """Describes how a request comes in and goes out, where RequestOp and ResponseOp are not all.
+    """Path of a request that does not just come by the RequestOp and go by the ResponseOp.
 
     Args:
         op: this Op alone works on it; None: the whole graph.
@@ -145,10 +145,10 @@ class RequestState(msgspec.Struct, eq=False):
         if self.error is None:
             self.error, self.outcome = error, outcome
 
-    def is_late(self, now: float, turn_s: float = 0.0) -> bool:
+    def is_late(self, now: float, span_s: float = 0.0) -> bool:
         """Return whether newer requests go first; see `load_shedding.is_late`."""
         deadline = self.deadline
-        return deadline is not None and is_late(now, self.asked_at, deadline, turn_s)
+        return deadline is not None and is_late(now, self.asked_at, deadline, span_s)
 
     @property
     def info(self) -> RequestInfo:

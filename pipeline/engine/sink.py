@@ -9,7 +9,7 @@ from pipeline.engine.request import RequestTarget
 
 
 class ResponseSink(Protocol):
-    """Takes what a request is answered with, on the event loop; it must not block.
+    """Receiver of a request's answer, on the event loop; it must not block.
 
     A sink is ended once, maybe before `Engine.begin` returns, and gets nothing after that. The
     sink of a request that was cancelled gets nothing at all.

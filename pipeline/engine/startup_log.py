@@ -1,4 +1,4 @@
-"""Starting: what takes its time while a server starts is told, by two lines of the log."""
+"""Startup log: two lines for each thing that takes its time while a server starts."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ async def told_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEvent
 
 
 def who_loads(message: str) -> str:
-    """Who is loading, as the message of a record of STARTUP says; "": it says something else."""
+    """Return who is loading, as a message of STARTUP says; "": it says something else."""
     found = _LOADING.match(message)
     return found[1] if found else ""
 
 
 def who_ended(message: str) -> str:
-    """Who is no longer loading; "": it says something else."""
+    """Return who is no longer loading; "": the message says something else."""
     found = _ENDED.match(message)
     return found[1] if found else ""

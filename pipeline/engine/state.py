@@ -1,4 +1,4 @@
-"""How an engine stands right now: numbers for metrics, pages and tests."""
+"""EngineState: numbers of an engine right now, for metrics, the dashboard and tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OpState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):
-    """The whole engine. `inside` the graph, `waiting` to be let in; the others are totals."""
+    """The whole engine. `inside` the graph, `waiting` for admission; the others are totals."""
 
     is_ready: bool
     inside: int

@@ -132,4 +132,4 @@ def test_batches_are_answered_many_at_a_time_and_that_is_no_hurry(turn_s, at_onc
 
 def test_a_request_is_late_at_half_of_its_time_or_when_less_is_left_than_a_turn_takes():
     assert [is_late(now, 10.0, 12.0) for now in (10.99, 11.0)] == [False, True]
-    assert [is_late(now, 10.0, 12.0, turn_s=1.5) for now in (10.4, 10.5)] == [False, True]
+    assert [is_late(now, 10.0, 12.0, span_s=1.5) for now in (10.4, 10.5)] == [False, True]
