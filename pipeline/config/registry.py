@@ -44,8 +44,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "process": "pipeline.workers.process.pool:ProcessKind",
     },
     "schedulers": {
-        "full": "pipeline.engine.schedulers.dynamic:full",
-        "adaptive": "pipeline.engine.schedulers.dynamic:adaptive",
+        "full": "pipeline.engine.schedulers.dynamic:FullScheduler",
+        "adaptive": "pipeline.engine.schedulers.dynamic:AdaptiveScheduler",
     },
     "frontends": {
         "v2": "pipeline.frontends.registry:v2",

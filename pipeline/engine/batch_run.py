@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
-import msgspec
+from msgspec import field
 
 from pipeline.data import ChannelData, RequestContext, context_of
 from pipeline.engine.bound_op import BoundOp, coded_error
 from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought, rows_of
+from pipeline.engine.schedulers.base import Batch
 from pipeline.errors import (
     DeadlineError,
     InputError,
@@ -51,41 +52,38 @@ class CallWatch(Protocol):
     def call_ends(self) -> None: ...
 
 
-class BatchRun(msgspec.Struct, eq=False):
+class BatchRun(Batch, eq=False):
     """One batch on its way through an Op's stages.
 
-    `samples` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
+    `items` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
     is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them.
     `rows` has how many rows each of them fed to `process`, where the Op has a model or says how
     many it takes; empty: it did not get that far.
-    `states` has what `preprocess` of a sample stored on the Op, for its own `postprocess` to read:
-    in a batch the others' `preprocess` runs in between. `outcomes` has, for each sample, its
-    payload or a PipelineError; None for a sample that was over before it began. A run that got
+    `states` has what `preprocess` of an item stored on the Op, for its own `postprocess` to read:
+    in a batch the others' `preprocess` runs in between. `outcomes` has, for each item, its
+    payload or a PipelineError; None for an item that was over before it began. A run that got
     stuck in a call can be taken up by another worker, see `resumed`: the dispatcher then sets
     `is_superseded`. `calls` is None until they are planned, which is not seen where the workers
     keep no progress; `attempts` then counts the workers that it was lost with, see `again`.
 
-    Where its samples did not all go through one call of `process`, `executions` has the number of
+    Where its items did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
     """
 
-    samples: Sequence[Any]
-    outcomes: list[Any] = []
-    prepared: dict[int, Any] = {}
-    skipping: set[int] = set()
-    states: dict[int, dict[str, Any]] = {}
-    contexts: list[RequestContext] = []
+    outcomes: list[Any] = field(default_factory=list)
+    prepared: dict[int, Any] = field(default_factory=dict)
+    skipping: set[int] = field(default_factory=set)
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    contexts: list[RequestContext] = field(default_factory=list)
     calls: list[Call] | None = None
-    rows: list[int] = []
-    executions: list[int] = []
-    execution_ends_ns: list[int] = []
+    rows: list[int] = field(default_factory=list)
+    executions: list[int] = field(default_factory=list)
+    execution_ends_ns: list[int] = field(default_factory=list)
     jumped: bool = False
     is_superseded: bool = False
     attempts: int = 0
-    start_ns: int = 0
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
-    end_ns: int = 0
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """All stages, or those that are left. Raises nothing."""
@@ -116,22 +114,22 @@ class BatchRun(msgspec.Struct, eq=False):
         return self.calls is not None
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
-        """The first stage: preprocess each sample and plan the calls of `process`."""
+        """The first stage: preprocess each item and plan the calls of `process`."""
         self.start_ns = clock_ns()
-        self.outcomes = [None] * len(self.samples)
+        self.outcomes = [None] * len(self.items)
         if op.asking:
-            self.contexts = [context_of(i, i.info, i.is_cancelled) for i in self.samples]
+            self.contexts = [context_of(i, i.info, i.is_cancelled) for i in self.items]
         self._preprocess(op)
         self.preprocess_end_ns = clock_ns()
         self.calls = self._plan(op)
         if op.has_model or op.most_rows:
-            self.rows = rows_brought(self.calls, len(self.samples))
+            self.rows = rows_brought(self.calls, len(self.items))
 
     def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
         """The same run for another worker, after the running call exceeded its timeout.
 
-        The call is tried again if it has attempts left, each of its samples alone, so that only
-        the one that is to blame hangs again; else its samples fail and the rest of the batch goes
+        The call is tried again if it has attempts left, each of its items alone, so that only
+        the one that is to blame hangs again; else its items fail and the rest of the batch goes
         on. The stuck worker keeps this object and cannot disturb the new one.
         """
         run = copy(self)
@@ -144,14 +142,14 @@ class BatchRun(msgspec.Struct, eq=False):
         stuck = calls[place]  # who began it has counted the attempt
         if stuck.attempts >= attempts:
             stuck.done = True
-            stuck.error = DeadlineError(self._failed(op_name, worker, stuck.samples, _EXCEEDED))
-        elif len(stuck.samples) > 1:
+            stuck.error = DeadlineError(self._failed(op_name, worker, stuck.items, _EXCEEDED))
+        elif len(stuck.items) > 1:
             calls[place : place + 1] = alone(stuck, self.prepared, stuck.attempts)
         return run
 
     def take_along(self, state: dict[str, Any]) -> None:
-        """Keep what a lone sample's preprocess stored on the Op, for a worker with another copy."""
-        if len(self.samples) == 1:
+        """Keep what a lone item's preprocess stored on the Op, for a worker with another copy."""
+        if len(self.items) == 1:
             self.states = {0: dict(state)}
 
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
@@ -159,30 +157,30 @@ class BatchRun(msgspec.Struct, eq=False):
 
         A batch is taken apart, so that only the request that is to blame fails: at once if the
         worker died of it, and if it took too long for as long as there are attempts left.
-        Empty: the samples fail.
+        Empty: the items fail.
         """
-        live = [sample for sample in self.samples if not sample.is_over]
+        live = [item for item in self.items if not item.is_over]
         tried = self.attempts + 1
-        if isinstance(error, WorkerDiedError) and len(self.samples) > 1:
+        if isinstance(error, WorkerDiedError) and len(self.items) > 1:
             # It was nobody's attempt in particular: who is to blame may be over by now.
             tried = self.attempts
         elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
             return []
-        return [BatchRun([sample], attempts=tried) for sample in live]
+        return [BatchRun([item], attempts=tried) for item in live]
 
     def timed_out(self, op_name: str, worker: int) -> DeadlineError:
-        """What the samples are told when the run took too long."""
-        return DeadlineError(self._failed(op_name, worker, range(len(self.samples)), _EXCEEDED))
+        """What the items are told when the run took too long."""
+        return DeadlineError(self._failed(op_name, worker, range(len(self.items)), _EXCEEDED))
 
     def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
-        """What the samples are told when the process of worker number `worker` ended."""
+        """What the items are told when the process of worker number `worker` ended."""
         what = f"the worker process {cause}"
-        return WorkerDiedError(self._failed(op_name, worker, range(len(self.samples)), what))
+        return WorkerDiedError(self._failed(op_name, worker, range(len(self.items)), what))
 
     def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
         """The predecessor's words for a batch that `process` gave no result for."""
-        ids = [self.samples[index].data_id for index in indexes]
-        log_id = self.samples[indexes[0]].log_id
+        ids = [self.items[index].data_id for index in indexes]
+        log_id = self.items[indexes[0]].log_id
         return (
             f"[{op_name}] failed to predict. (data_id={ids[0]} log_id={log_id}) "
             f"[{op_name}|{worker}] Failed to process(batch: {ids}): {what}. {_ADVICE}"
@@ -191,20 +189,20 @@ class BatchRun(msgspec.Struct, eq=False):
     # Preprocess -------------------------------------------------------------------------
 
     def _preprocess(self, op: BoundOp) -> None:
-        keeps_state = op.keeps_state and len(self.samples) > 1
+        keeps_state = op.keeps_state and len(self.items) > 1
         before = dict(op.state) if keeps_state else {}
-        for index, sample in enumerate(self.samples):
-            if sample.is_over:
+        for index, item in enumerate(self.items):
+            if item.is_over:
                 continue
-            if sample.is_feed:
-                self.prepared[index] = sample.inputs
+            if item.is_feed:
+                self.prepared[index] = item.inputs
                 continue
             if self.contexts:
                 op.context = self.contexts[index]
             try:
-                data, skip = op.preprocess(sample.inputs, sample.data_id, sample.log_id)
+                data, skip = op.preprocess(item.inputs, item.data_id, item.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[index] = _stage_error(error, op, "preprocess", sample.log_id)
+                self.outcomes[index] = _stage_error(error, op, "preprocess", item.log_id)
                 continue
             if keeps_state:
                 self.states[index] = dict(op.state)
@@ -222,11 +220,11 @@ class BatchRun(msgspec.Struct, eq=False):
         feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
         if op.most_rows:
             self._refuse_large(op, feeds)
-        is_fed = any(self.samples[index].is_feed for index in feeds)
+        is_fed = any(self.items[index].is_feed for index in feeds)
         return plan(feeds, op.most_fed_rows if is_fed else op.most_rows) if feeds else []
 
     def _refuse_large(self, op: BoundOp, feeds: dict[int, Any]) -> None:
-        """Take out the samples that no execution may get, with Triton's words for it."""
+        """Take out the items that no execution may get, with Triton's words for it."""
         for index, data in list(feeds.items()):
             parts = data if isinstance(data, list) else [data]
             if any(rows_of(part) > op.most_rows for part in parts):
@@ -251,21 +249,21 @@ class BatchRun(msgspec.Struct, eq=False):
             position += 1
 
     def _tell_executions(self, calls: list[Call]) -> None:
-        """Say which samples ran together, if not all did."""
-        if len(calls) == 1 and len(calls[0].samples) == len(self.samples):
+        """Say which items ran together, if not all did."""
+        if len(calls) == 1 and len(calls[0].items) == len(self.items):
             return
-        self.executions, self.execution_ends_ns = [-1] * len(self.samples), []  # see `resumed`
+        self.executions, self.execution_ends_ns = [-1] * len(self.items), []  # see `resumed`
         for call in calls:
-            is_first = self.executions[call.samples[0]] < 0
+            is_first = self.executions[call.items[0]] < 0
             if is_first:  # else it is another part of a mini-batch
-                for index in call.samples:
+                for index in call.items:
                     self.executions[index] = len(self.execution_ends_ns)
                 self.execution_ends_ns.append(0)
             self.execution_ends_ns[-1] = call.end_ns
 
     def _is_worth_isolating(self, call: Call) -> bool:
-        """A merged call that failed for what was in it: each sample is run for itself."""
-        if len(call.samples) == 1 or call.error is None:
+        """A merged call that failed for what was in it: each item is run for itself."""
+        if len(call.items) == 1 or call.error is None:
             return False
         return not isinstance(call.error, DeadlineError | PredictorUnavailableError)
 
@@ -275,10 +273,10 @@ class BatchRun(msgspec.Struct, eq=False):
             set_call_deadline(self._deadline(op, call))
             self._say_trace(op, call)
             if self.contexts:
-                op.context = tuple(self.contexts[index] for index in call.samples)
+                op.context = tuple(self.contexts[index] for index in call.items)
             watch.call_begins()
             try:
-                call.result = op.process(call.feed, self.samples[call.samples[0]].log_id)
+                call.result = op.process(call.feed, self.items[call.items[0]].log_id)
                 call.result = distribute(call)
                 call.error = None
                 call.done = True
@@ -291,8 +289,8 @@ class BatchRun(msgspec.Struct, eq=False):
                 set_call_deadline(None)
 
     def _say_trace(self, op: BoundOp, call: Call) -> None:
-        """What the call goes on to ask belongs to the trace of its first traced sample."""
-        trace = first_of(self.samples[index].trace for index in call.samples)
+        """What the call goes on to ask belongs to the trace of its first traced item."""
+        trace = first_of(self.items[index].trace for index in call.items)
         if trace or call_trace():
             set_call_trace(child(trace, op.name, "process") if trace else "")
 
@@ -300,8 +298,8 @@ class BatchRun(msgspec.Struct, eq=False):
         """When nobody waits for the call any more, in `time.monotonic`; None: never."""
         attempt_ends = None if op.timeout_s is None else time.monotonic() + op.timeout_s
         last = 0.0
-        for index in call.samples:
-            deadline: float | None = self.samples[index].deadline
+        for index in call.items:
+            deadline: float | None = self.items[index].deadline
             if deadline is None:  # as nearly always
                 return attempt_ends
             last = max(last, deadline)
@@ -311,9 +309,9 @@ class BatchRun(msgspec.Struct, eq=False):
         if isinstance(error, ProductError):
             return _product_error(error)
         if not isinstance(error, PipelineError):
-            data_id = self.samples[call.samples[0]].data_id
+            data_id = self.items[call.items[0]].data_id
             _log_raised(f"data_id={data_id}", op.name, "process", error)
-        text = self._failed(op.name, op.worker, call.samples, described(error))
+        text = self._failed(op.name, op.worker, call.items, described(error))
         if isinstance(error, PredictorUnavailableError):
             return PredictorUnavailableError(text)
         return _stage_failure(error, text)
@@ -322,7 +320,7 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def _postprocess(self, op: BoundOp) -> None:
         fetched = self._gather(op) if self.calls else self.prepared
-        for index, sample in enumerate(self.samples):
+        for index, item in enumerate(self.items):
             if self.outcomes[index] is not None or index not in self.prepared:
                 continue
             data = fetched.get(index, self.prepared[index])
@@ -336,14 +334,14 @@ class BatchRun(msgspec.Struct, eq=False):
             try:
                 self.outcomes[index] = (
                     op.answer(data)
-                    if sample.is_feed
-                    else op.postprocess(sample.inputs, data, sample.data_id, sample.log_id)
+                    if item.is_feed
+                    else op.postprocess(item.inputs, data, item.data_id, item.log_id)
                 )
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[index] = _stage_error(error, op, "postprocess", sample.log_id)
+                self.outcomes[index] = _stage_error(error, op, "postprocess", item.log_id)
 
     def _gather(self, op: BoundOp) -> dict[int, Any]:
-        """Results by sample: a dict, a list of them for a mini-batch, or the error."""
+        """Results by item: a dict, a list of them for a mini-batch, or the error."""
         if not op.runs_process:
             return {}
         fetched: dict[int, Any] = {
@@ -352,7 +350,7 @@ class BatchRun(msgspec.Struct, eq=False):
             if isinstance(data, list) and index not in self.skipping
         }
         for call in self.calls or ():
-            for place, index in enumerate(call.samples):
+            for place, index in enumerate(call.items):
                 piece = call.error if call.error is not None else call.result[place]
                 if call.part is None or isinstance(piece, PipelineError):
                     fetched[index] = piece
@@ -362,8 +360,8 @@ class BatchRun(msgspec.Struct, eq=False):
 
     def _check_jumping(self, op: BoundOp) -> bool:
         answers = OrderedDict(
-            (sample.data_id, ChannelData(sample.data_id, sample.log_id, outcome))
-            for sample, outcome in zip(self.samples, self.outcomes, strict=True)
+            (item.data_id, ChannelData(item.data_id, item.log_id, outcome))
+            for item, outcome in zip(self.items, self.outcomes, strict=True)
             if outcome is not None and not isinstance(outcome, PipelineError)
         )
         if not answers:
@@ -380,15 +378,15 @@ class BatchRun(msgspec.Struct, eq=False):
 
 
 def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:
-    """What ran together: the indexes of samples, and when its stages began and it ended.
+    """What ran together: the indexes of items, and when its stages began and it ended.
 
     A batch that took several calls of `process` counts as that many, one after the other: the
-    first has `preprocess` of all samples, the last their `postprocess`. What no call was made for
+    first has `preprocess` of all items, the last their `postprocess`. What no call was made for
     is one by itself, which takes no time.
     """
     if not run.executions:
         times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
-        return [(range(len(run.samples)), times)]
+        return [(range(len(run.items)), times)]
     found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):
@@ -434,9 +432,9 @@ def _log_raised(request: str, op_name: str, stage: str, error: BaseException) ->
 def _keep_changes(
     before: dict[str, Any], states: dict[int, dict[str, Any]], after: dict[str, Any]
 ) -> None:
-    """Leave of each state, in place, the attributes that any sample has changed.
+    """Leave of each state, in place, the attributes that any item has changed.
 
-    Also those that a sample found as it wanted them: another one may have changed them since, be
+    Also those that an item found as it wanted them: another one may have changed them since, be
     it one that failed then.
     """
     changed = set()
@@ -467,8 +465,8 @@ def _hint_at(error: BaseException) -> str:
     if isinstance(key, str) and key.endswith(LOD):
         return (
             f" (the model gave no LoD of {key.removesuffix(LOD)!r}: Paddle from 2.6 on gives none "
-            "of multiclass_nms3. Where each sample's rows begin are the sums of the output that "
-            "has the number of boxes of each sample)"
+            "of multiclass_nms3. Where each item's rows begin are the sums of the output that "
+            "has the number of boxes of each item)"
         )
     return ""
 

@@ -1,8 +1,8 @@
-"""How samples become calls of `process` and results become samples again. Pure functions.
+"""How items become calls of `process` and results become items again. Pure functions.
 
 Samples that agree in names, dtypes and trailing shapes are merged along axis 0; the others run
 in calls of their own. LoD offsets (`<name>.lod`) are re-based both ways. Lists are joined,
-scalars are kept, and samples with different scalars are not mixed.
+scalars are kept, and items with different scalars are not mixed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
 class Call:
     """One call of `process`.
 
-    `samples` are the indexes, in the batch, of the samples that it serves; `spans` has, for
-    each countable thing (rows, sequences, tokens), how many of it every sample brought. `part`
+    `items` are the indexes, in the batch, of the items that it serves; `spans` has, for
+    each countable thing (rows, sequences, tokens), how many of it every item brought. `part`
     is the place in the list of a mini-batch. `end_ns` is set where the batch has several calls.
     """
 
     feed: Any
-    samples: list[int]
+    items: list[int]
     spans: list[list[int]] = field(default_factory=list)
     part: int | None = None
     attempts: int = 0
@@ -39,42 +39,42 @@ class Call:
     end_ns: int = 0
 
 
-def plan(samples: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
-    """The calls that serve `samples` (index in the batch -> what preprocess returned).
+def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
+    """The calls that serve `items` (index in the batch -> what preprocess returned).
 
     Samples are merged up to `most_rows` rows, if that is not 0; none is split.
 
-    Raises nothing: a sample that is neither dict nor list gets a call that already failed.
+    Raises nothing: an item that is neither dict nor list gets a call that already failed.
     """
-    if len(samples) == 1:
-        ((index, sample),) = samples.items()
-        return [Call(sample, [index])] if isinstance(sample, dict) else _plan_one(index, sample)
-    if _are_alike(list(samples.values())):
-        parts = _bounded(samples, list(samples), most_rows)
-        return [_merge_arrays({index: samples[index] for index in part}) for part in parts]
+    if len(items) == 1:
+        ((index, item),) = items.items()
+        return [Call(item, [index])] if isinstance(item, dict) else _plan_one(index, item)
+    if _are_alike(list(items.values())):
+        parts = _bounded(items, list(items), most_rows)
+        return [_merge_arrays({index: items[index] for index in part}) for part in parts]
     calls: list[Call] = []
     groups: dict[Hashable, list[int]] = {}
-    for index, sample in samples.items():
-        signature = _signature(sample) if isinstance(sample, dict) else None
+    for index, item in items.items():
+        signature = _signature(item) if isinstance(item, dict) else None
         if signature is None:
-            calls.extend(_plan_one(index, sample))
+            calls.extend(_plan_one(index, item))
         else:
             groups.setdefault(signature, []).append(index)
     return calls + [
-        _merge([samples[index] for index in part], part)
+        _merge([items[index] for index in part], part)
         for group in groups.values()
-        for part in _bounded(samples, group, most_rows)
+        for part in _bounded(items, group, most_rows)
     ]
 
 
-def _bounded(samples: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
+def _bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
     """`group` in parts, in order, of at most so many rows each; 0: of any number."""
     if not most_rows:
         return [group]
     parts: list[list[int]] = []
     room = 0
     for index in group:
-        rows = rows_of(samples[index])
+        rows = rows_of(items[index])
         if not parts or rows > room:
             parts.append([])
             room = most_rows
@@ -83,15 +83,15 @@ def _bounded(samples: Mapping[int, Any], group: list[int], most_rows: int) -> li
     return parts
 
 
-def rows_brought(calls: Sequence[Call], samples: int) -> list[int]:
-    """How many rows each of a batch's samples brought, all its parts together; at least 1."""
-    rows = [0] * samples
+def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
+    """How many rows each of a batch's items brought, all its parts together; at least 1."""
+    rows = [0] * items
     for call in calls:
         if call.spans:
-            for place, index in enumerate(call.samples):
+            for place, index in enumerate(call.items):
                 rows[index] += call.spans[0][place]
-        elif call.samples:
-            rows[call.samples[0]] += rows_of(call.feed)
+        elif call.items:
+            rows[call.items[0]] += rows_of(call.feed)
     return [max(1, count) for count in rows]
 
 
@@ -106,47 +106,47 @@ def rows_of(feed: Any) -> int:
     return next((len(value) for value in feed.values() if isinstance(value, list)), 1)
 
 
-def alone(call: Call, samples: Mapping[int, Any], attempts: int = 0) -> list[Call]:
-    """A merged call taken apart: one call a sample, which counts `attempts` already."""
-    return [Call(samples[index], [index], attempts=attempts) for index in call.samples]
+def alone(call: Call, items: Mapping[int, Any], attempts: int = 0) -> list[Call]:
+    """A merged call taken apart: one call an item, which counts `attempts` already."""
+    return [Call(items[index], [index], attempts=attempts) for index in call.items]
 
 
 def distribute(call: Call) -> list[Any]:
-    """The call's result, cut into one for each of its samples.
+    """The call's result, cut into one for each of its items.
 
     Raises:
         PayloadTypeError: the result of a merged call does not have a row for each row fed.
     """
-    if len(call.samples) == 1:
+    if len(call.items) == 1:
         return [call.result]
     return _split(call.result, call.spans)
 
 
-def _plan_one(index: int, sample: Any) -> list[Call]:
-    if isinstance(sample, dict):
-        return [Call(sample, [index])]
-    if isinstance(sample, list):
-        return [Call(element, [index], part=part) for part, element in enumerate(sample)]
-    error = PayloadTypeError(f"expect input type is dict or list, but get {type(sample)}")
-    return [Call(sample, [index], error=error, done=True)]
+def _plan_one(index: int, item: Any) -> list[Call]:
+    if isinstance(item, dict):
+        return [Call(item, [index])]
+    if isinstance(item, list):
+        return [Call(element, [index], part=part) for part, element in enumerate(item)]
+    error = PayloadTypeError(f"expect input type is dict or list, but get {type(item)}")
+    return [Call(item, [index], error=error, done=True)]
 
 
 # Merge --------------------------------------------------------------------------------------
 
 
-def _are_alike(samples: list[Any]) -> bool:
-    """Whether all samples are dicts of plain arrays that only differ in their rows.
+def _are_alike(items: list[Any]) -> bool:
+    """Whether all items are dicts of plain arrays that only differ in their rows.
 
     True for nearly every batch of a model, and much quicker to see than signatures to compare.
     """
-    first = samples[0]
+    first = items[0]
     if not isinstance(first, dict) or not first:
         return False
-    for sample in samples:
-        if not isinstance(sample, dict) or len(sample) != len(first):
+    for item in items:
+        if not isinstance(item, dict) or len(item) != len(first):
             return False
         rows = -1
-        for name, value in sample.items():
+        for name, value in item.items():
             other = first.get(name)
             if type(value) is not np.ndarray or type(other) is not np.ndarray or not value.ndim:
                 return False
@@ -158,29 +158,29 @@ def _are_alike(samples: list[Any]) -> bool:
     return True
 
 
-def _merge_arrays(samples: Mapping[int, dict[str, Any]]) -> Call:
-    feeds = list(samples.values())
+def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:
+    feeds = list(items.values())
     names = list(feeds[0])
     if len(feeds) == 1:
-        return Call(feeds[0], list(samples))
+        return Call(feeds[0], list(items))
     merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in names}
-    return Call(merged, list(samples), [[len(feed[names[0]]) for feed in feeds]])
+    return Call(merged, list(items), [[len(feed[names[0]]) for feed in feeds]])
 
 
-def _signature(sample: dict[str, Any]) -> Hashable | None:
-    """Equal for samples that can be merged; None for one that can be merged with nothing."""
+def _signature(item: dict[str, Any]) -> Hashable | None:
+    """Equal for items that can be merged; None for one that can be merged with nothing."""
     entries: list[Hashable] = []
-    for name in sorted(sample, key=str):
-        entry = _entry(name, sample)
+    for name in sorted(item, key=str):
+        entry = _entry(name, item)
         if entry is None:
             return None
         entries.append(entry)
-    return tuple(entries) if _spans_of(sample) is not None else None
+    return tuple(entries) if _spans_of(item) is not None else None
 
 
-def _entry(name: str, sample: dict[str, Any]) -> Hashable | None:
-    value = sample[name]
-    if _is_lod_of(name, sample):
+def _entry(name: str, item: dict[str, Any]) -> Hashable | None:
+    value = item[name]
+    if _is_lod_of(name, item):
         return (name, "lod") if _flat_lod(value) is not None else None
     if isinstance(value, np.ndarray) and value.ndim:
         kind = value.dtype.kind if value.dtype.kind in "USO" else value.dtype.str
@@ -210,16 +210,16 @@ def _flat_lod(value: Any) -> np.ndarray | None:
     return offsets if bool((np.diff(offsets) >= 0).all()) else None
 
 
-def _spans_of(sample: dict[str, Any]) -> list[int] | None:
+def _spans_of(item: dict[str, Any]) -> list[int] | None:
     """[rows, then sequences and tokens of every LoD tensor]; None if rows disagree."""
     rows: set[int] = set()
     lod_spans: list[int] = []
-    for name in sorted(sample, key=str):
-        value = sample[name]
-        if _is_lod_of(name, sample):
+    for name in sorted(item, key=str):
+        value = item[name]
+        if _is_lod_of(name, item):
             continue
-        if f"{name}{LOD}" in sample and isinstance(value, np.ndarray) and value.ndim:
-            offsets = _flat_lod(sample[f"{name}{LOD}"])
+        if f"{name}{LOD}" in item and isinstance(value, np.ndarray) and value.ndim:
+            offsets = _flat_lod(item[f"{name}{LOD}"])
             if offsets is None or offsets[-1] != len(value):
                 return None
             lod_spans += [len(offsets) - 1, len(value)]
@@ -230,24 +230,24 @@ def _spans_of(sample: dict[str, Any]) -> list[int] | None:
     return [rows.pop() if rows else (lod_spans[0] if lod_spans else 1), *lod_spans]
 
 
-def _merge(samples: list[dict[str, Any]], indexes: list[int]) -> Call:
-    if len(samples) == 1:
-        return Call(samples[0], indexes)
-    feed = {name: _join_values(name, samples) for name in samples[0]}
-    spans = [list(column) for column in zip(*map(_known_spans, samples), strict=True)]
+def _merge(items: list[dict[str, Any]], indexes: list[int]) -> Call:
+    if len(items) == 1:
+        return Call(items[0], indexes)
+    feed = {name: _join_values(name, items) for name in items[0]}
+    spans = [list(column) for column in zip(*map(_known_spans, items), strict=True)]
     return Call(feed, indexes, spans)
 
 
-def _known_spans(sample: dict[str, Any]) -> list[int]:
-    spans = _spans_of(sample)
-    assert spans is not None, "only samples with a signature are merged"
+def _known_spans(item: dict[str, Any]) -> list[int]:
+    spans = _spans_of(item)
+    assert spans is not None, "only items with a signature are merged"
     return spans
 
 
-def _join_values(name: str, samples: list[dict[str, Any]]) -> Any:
-    values = [sample[name] for sample in samples]
+def _join_values(name: str, items: list[dict[str, Any]]) -> Any:
+    values = [item[name] for item in items]
     first = values[0]
-    if _is_lod_of(name, samples[0]):
+    if _is_lod_of(name, items[0]):
         joined = _join_lods([_known_lod(value) for value in values])
         return joined.tolist() if isinstance(first, list) else joined.astype(first.dtype)
     if isinstance(first, np.ndarray) and first.ndim:
@@ -259,7 +259,7 @@ def _join_values(name: str, samples: list[dict[str, Any]]) -> Any:
 
 def _known_lod(value: Any) -> np.ndarray:
     offsets = _flat_lod(value)
-    assert offsets is not None, "only samples with a signature are merged"
+    assert offsets is not None, "only items with a signature are merged"
     return offsets
 
 
@@ -290,7 +290,7 @@ def _split(result: Any, spans: list[list[int]]) -> list[Any]:
 
 
 def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
-    """One piece a sample; what has no axis 0 goes to all of them, dicts are split within."""
+    """One piece an item; what has no axis 0 goes to all of them, dicts are split within."""
     if isinstance(value, Mapping):
         return _split(value, spans)
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.executor import Executor, Pump, own_dict
+from pipeline.engine.executor import DispatchCycle, Executor, own_dict
 from pipeline.engine.filters import Deadline, Filter, FilterChain, Profile, RequestRetry, Trace
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
@@ -86,13 +86,13 @@ class Engine:
         self._observers = observers = observers or EngineObservers()
         cap = config.most_inside or _default_cap(graph)
         self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
-        pump = Pump(loop, self._admission)
-        factory = make_workers(pump.run)
+        cycle = DispatchCycle(loop, self._admission)
+        factory = make_workers(cycle.run)
         self.executor: Executor = Executor(
             graph,
             factory,
             loop,
-            pump,
+            cycle,
             self._complete,
             self.workers_changed,
             observers,
@@ -390,7 +390,7 @@ class Engine:
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
         op = request.target.op if request.target is not None else None
-        target = PIPELINE if op is None else self.executor.nodes[op].index
+        target = PIPELINE if op is None else self.executor.nodes[op].spans.index
         self._observers.tell(request, target)
         for look in self._filters.on_end:
             look(request)

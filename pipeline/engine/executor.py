@@ -7,8 +7,9 @@ from typing import Any
 
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.channel import PassedOver
-from pipeline.engine.dispatcher import OpDispatcher, link
+from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.graph import Graph
+from pipeline.engine.links import link
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
@@ -17,7 +18,7 @@ from pipeline.errors import GraphError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op
 
 
-class Pump:
+class DispatchCycle:
     """Trigger of the Ops: those to which something happened cut their batches, in one round.
 
     Args:
@@ -29,14 +30,14 @@ class Pump:
         self.nodes: tuple[OpDispatcher, ...] = ()
         self._loop = loop
         self._admission = admission
-        self._touched: list[OpDispatcher] = []
+        self._dirty: list[OpDispatcher] = []
         self._is_due = False
 
-    def touch(self, node: OpDispatcher) -> None:
-        """See to it that `node.pump` is called before long."""
-        if not node.is_touched:
-            node.is_touched = True
-            self._touched.append(node)
+    def mark_dirty(self, node: OpDispatcher) -> None:
+        """See to it that `node.schedule` is called before long."""
+        if not node.is_dirty:
+            node.is_dirty = True
+            self._dirty.append(node)
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self.run)
@@ -44,11 +45,11 @@ class Pump:
     def run(self) -> None:
         """Let every Op to which something happened cut its batches."""
         is_left = False
-        self._is_due = True  # whoever is touched below is pumped in this very call
-        while self._touched:
-            nodes, self._touched = self._touched, []
+        self._is_due = True  # whoever is marked below is served in this very call
+        while self._dirty:
+            nodes, self._dirty = self._dirty, []
             for node in nodes:
-                is_left = node.pump() or is_left
+                is_left = node.schedule() or is_left
         self._is_due = False
         admission = self._admission
         if admission.judges and (is_left or admission.queued or admission.is_backed_up):
@@ -77,7 +78,7 @@ class Executor:
         graph: checked; its Ops are configured.
         make_workers: makes an Op's workers.
         loop: clock and timers of the Ops.
-        pump: lets them cut their batches.
+        cycle: lets them cut their batches.
         complete: takes the answer of a request, or the error in its place.
         workers_changed: told when an Op lost a worker, or got one back.
         observers: who is told what happens.
@@ -93,13 +94,13 @@ class Executor:
         graph: Graph,
         make_workers: WorkersFactory,
         loop: Loop,
-        pump: Pump,
+        cycle: DispatchCycle,
         complete: Callable[[RequestState, Any], None],
         workers_changed: Callable[[], None],
         observers: EngineObservers,
         channel_size: int = 0,
     ) -> None:
-        self.touch: Callable[[OpDispatcher], None] = pump.touch
+        self.mark_dirty: Callable[[OpDispatcher], None] = cycle.mark_dirty
         self.workers_changed: Callable[[], None] = workers_changed
         self._complete = complete
         self._clock_ns = observers.clock_ns
@@ -107,13 +108,11 @@ class Executor:
             op: OpDispatcher(op, make_workers, self, loop, index, observers, channel_size)
             for index, op in enumerate(graph.ops)
         }
-        nodes = pump.nodes = tuple(self.nodes.values())
+        nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
         self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
         self._last = self.nodes[graph.last_op]
-        self.joins: tuple[OpDispatcher, ...] = tuple(
-            node for node in nodes if len(node.channel.producers) > 1
-        )
+        self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
 
     def is_full(self) -> bool:
@@ -127,9 +126,9 @@ class Executor:
         request.dispatched_ns = self._clock_ns()
         target = request.target
         if target is not None and target.op is not None:
-            self.nodes[target.op].offer_alone(request, target)
+            self.nodes[target.op].enqueue_direct(request, target)
         elif len(self._entries) == 1:
-            self._entries[0].offer(request, EXECUTOR_NAME, payload)
+            self._entries[0].enqueue(request, EXECUTOR_NAME, payload)
         else:
             self.send(request, self._entries, EXECUTOR_NAME, payload)
 
@@ -145,7 +144,7 @@ class Executor:
     def drop(self, request: RequestState) -> None:
         """Forget what is queued or worked on for a request that is over, or starts anew."""
         for node in self.nodes.values():
-            node.forget(request)
+            node.drop(request)
 
     def drop_parts(self, request: RequestState) -> None:
         """Forget the parts that wait in joins for a request that is over."""
@@ -154,24 +153,22 @@ class Executor:
 
     # Through --------------------------------------------------------------------------------
 
-    def deliver(
-        self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool
-    ) -> None:
+    def route(self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool) -> None:
         """Pass on a payload or a PipelineError of a request that is not over."""
         if request.target is not None and request.target.op is not None:
             self._complete(request, answer)
-        elif source.is_target and source in request.settled:
+        elif source.links.is_target and source in request.settled:
             return  # a jump stood in for it
         elif jumped and not isinstance(answer, PipelineError):
             self._jump(source, request, answer)
         elif source is self._last:
             self._complete(request, answer)
         else:
-            if source.is_target:
+            if source.links.is_target:
                 request.settled |= {source}
-            readers = source.successors
+            readers = source.links.successors
             if len(readers) == 1:
-                readers[0].offer(request, source.name, answer)
+                readers[0].enqueue(request, source.name, answer)
             else:
                 self.send(request, readers, source.name, answer)
 
@@ -190,35 +187,34 @@ class Executor:
         for place, reader in enumerate(readers):
             if request.generation == generation:  # neither over nor started anew
                 own = own_dict(answer) if place else answer
-                reader.offer(request, producer, own, stand_in)
+                reader.enqueue(request, producer, own, stand_in)
 
     def _jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
-        if self._last in source.targets:
+        if self._last in source.links.targets:
             self._complete(request, answer)
             return
-        generation, settled = request.generation, request.settled
-        targets = [
-            t for t in dict.fromkeys(source.targets) if t not in settled or source in t.below
-        ]
-        request.settled = ((settled | {source}) - source.runs_again).union(targets)
-        for node in source.begins_laps:
+        generation, settled, links = request.generation, request.settled, source.links
+        distinct = dict.fromkeys(links.targets)
+        targets = [t for t in distinct if t not in settled or source in t.links.below]
+        request.settled = ((settled | {source}) - links.runs_again).union(targets)
+        for node in links.begins_laps:
             node.begin_lap(request)
         for target in targets:
             if request.generation == generation:
-                self.send(request, target.successors, target.name, answer, source.name)
-        is_heard_of = source in source.targets or source in source.runs_again
+                self.send(request, target.links.successors, target.name, answer, source.name)
+        is_heard_of = source in links.targets or source in links.runs_again
         if request.generation == generation and not is_heard_of:
             self._pass_over(source, request)
 
     def _pass_over(self, source: OpDispatcher, request: RequestState) -> None:
-        names = ", ".join(repr(target.name) for target in source.targets)
+        names = ", ".join(repr(target.name) for target in source.links.targets)
         error = PassedOver(
             f"the request got lost in the graph: Op {source.name!r} jumped to {names}, past an Op "
             "whose answer a later Op waits for. Check jump_to_ops."
         )
-        self.send(request, source.successors, source.name, error)
+        self.send(request, source.links.successors, source.name, error)
 
-    def strand(self, request: RequestState) -> None:
+    def fail_unreachable(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
         held = (node.channel.held_error(request) for node in self.joins)
         self._complete(

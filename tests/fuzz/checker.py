@@ -97,7 +97,7 @@ class Outlook:
         """Every request is told once, and every turn that it had."""
         self.check_counts(executor.state().accepted)
         for index, node in enumerate(executor.executor.nodes.values()):
-            begun = node.channel._pushed
+            begun = node.scheduler._added
             if begun != self.spans[index]:
                 self.complain(
                     f"turns begun but not told: {begun} and {self.turns[index]} at {node.name}"

@@ -20,6 +20,8 @@ from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import Deadline
 from pipeline.engine.journal import Outcome
+from pipeline.engine.schedulers.base import ReadyQueue
+from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.errors import PipelineError
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -45,9 +47,9 @@ def a_lost_wake_up() -> Iterator[None]:
 
     def make(done: Any) -> Any:
         def lazy(self: OpDispatcher, worker: Any, job: Any) -> None:
-            self.is_touched, before = True, self.is_touched
+            self.is_dirty, before = True, self.is_dirty
             done(self, worker, job)
-            self.is_touched = before
+            self.is_dirty = before
 
         return lazy
 
@@ -60,16 +62,16 @@ def parts_of_two_requests_mixed() -> Iterator[None]:
     """A join gives a request the part of the one before, now and then."""
 
     def make(push: Any) -> Any:
-        def mixing(self: Channel, item: Any) -> None:
+        def mixing(self: ReadyQueue, item: Any, now: float) -> None:
             before = getattr(self, "mixed_up", None)
             if before is not None and len(item.inputs) > 1 and item.data_id % 4 == 3:
                 item.inputs = {**before, **dict(list(item.inputs.items())[1:])}
             self.mixed_up = dict(item.inputs)  # type: ignore[attr-defined]
-            push(self, item)
+            push(self, item, now)
 
         return mixing
 
-    with _wrapped(Channel, "push", make):
+    with _wrapped(ReadyQueue, "add", make):
         yield
 
 
@@ -189,12 +191,12 @@ def a_turn_is_not_told() -> Iterator[None]:
     """What is dropped does not get into the statistics."""
 
     def make(note: Any) -> Any:
-        def forgetful(self: OpDispatcher, items: Any, outcome: Any) -> None:
+        def forgetful(self: SpanRecorder, items: Any, outcome: Any) -> None:
             note(self, list(items)[1:], outcome)
 
         return forgetful
 
-    with _wrapped(OpDispatcher, "_note_unfinished", make):
+    with _wrapped(SpanRecorder, "unfinished", make):
         yield
 
 
@@ -266,7 +268,7 @@ def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
 
     def make(restart: Any) -> Any:
         def hasty(self: Engine, request: Any) -> bool:
-            with mock.patch.object(OpDispatcher, "forget", return_value=None):
+            with mock.patch.object(OpDispatcher, "drop", return_value=None):
                 return bool(restart(self, request))
 
         return hasty

@@ -24,6 +24,7 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import Journal
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.pack_jobs import PackRunner
+from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Owner
@@ -72,6 +73,9 @@ class VirtualWorkers:
         self.is_process = (
             not isinstance(owner, PackRunner) and op.pipeline_config.workers == "process"
         )
+        self.memory_domain = LOCAL
+        self.keeps_progress = not self.is_process
+        self.addressable = False
         self._engine = engine
         self._wanted = count
         self._workers: list[VirtualWorker] = []
@@ -149,9 +153,9 @@ class VirtualWorkers:
         worker.job = worker.run = job
         if self.is_process:
             worker.run = _sent(job)
-            if not worker.run.samples:  # nothing that it could be sent
+            if not worker.run.items:  # nothing that it could be sent
                 now = self._engine.clock_ns()
-                job.outcomes = [None] * len(job.samples)
+                job.outcomes = [None] * len(job.items)
                 job.start_ns = job.preprocess_end_ns = job.process_end_ns = job.end_ns = now
                 self.loop.call_soon(self._finish, worker, job)
                 return
@@ -186,7 +190,7 @@ class VirtualWorkers:
     def _finish(self, worker: VirtualWorker, job: Any) -> None:
         run, worker.job, worker.run = worker.run, None, None
         worker.job_started = worker.call_started = None
-        if self.is_process and run.samples:
+        if self.is_process and run.items:
             _take_result(job, run)
         if worker.is_given_up:
             self._stuck.remove(worker)
@@ -239,7 +243,7 @@ def _sent(job: BatchRun) -> BatchRun:
                 item.trace,
                 item.is_feed,
             )
-            for item in job.samples
+            for item in job.items
             if not item.is_over
         ]
     )
@@ -247,8 +251,8 @@ def _sent(job: BatchRun) -> BatchRun:
 
 def _take_result(job: BatchRun, run: BatchRun) -> None:
     def spread(values: list[Any], absent: Any) -> list[Any]:
-        by_id = dict(zip((sample.data_id for sample in run.samples), values, strict=True))
-        return [by_id.get(item.data_id, absent) for item in job.samples]
+        by_id = dict(zip((sample.data_id for sample in run.items), values, strict=True))
+        return [by_id.get(item.data_id, absent) for item in job.items]
 
     job.outcomes, job.jumped = spread(run.outcomes, None), run.jumped
     if run.rows:

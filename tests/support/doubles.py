@@ -204,7 +204,7 @@ class ScriptedWorkers:
         if isinstance(job, BatchRun):
             if job.calls is None:
                 job.prepare(worker.op, self._clock_ns)
-            self.batches.append([sample.data_id for sample in job.samples])
+            self.batches.append([sample.data_id for sample in job.items])
             _count_attempt(job, 1)
         self.begun_at.append(self._loop.time())
         if isinstance(job, BatchRun) and job.calls and all(call.done for call in job.calls):

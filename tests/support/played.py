@@ -107,7 +107,7 @@ class PlayedChild:
     @property
     def taken_ids(self) -> list[list[int]]:
         """Data ids of the batches that have arrived and were not taken before."""
-        return [[sample.data_id for sample in job.samples] for job in self.take()]
+        return [[sample.data_id for sample in job.items] for job in self.take()]
 
     @property
     def region(self) -> int:
@@ -141,7 +141,7 @@ class PlayedChild:
             self._outcome(
                 unseal(sample.inputs["read"], self._arena) if payload is None else payload
             )
-            for sample in job.samples
+            for sample in job.items
         ]
         self.status.ends()
         return Result(job.number, outcomes, False, 1, 2, 3, 4)

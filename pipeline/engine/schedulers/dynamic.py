@@ -1,72 +1,84 @@
-"""When to cut a batch: pure functions of what is ready, what is measured and the time."""
+"""The schedulers `full` and `adaptive`: batches of whatever is ready, oldest request first."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-_WEIGHT = 1 / 16  # of the newest sample in the running means
-_LONGEST_GAP_S = 1.0  # an idle hour must not hide the rush after it
+from pipeline.config.schema import OpConfig
+from pipeline.engine.channel import Item
+from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
+
+_WEIGHT = 1 / 16  # of the newest gap in the running mean
+_MAX_GAP_S = 1.0  # an idle hour must not hide the rush after it
 _HEADROOM = 1.25  # the adaptive target may grow by a quarter from one batch to the next
 _AHEAD_S = 0.001  # work to queue at a busy worker, so that it never waits for the loop
-_MOST_AHEAD = 32
+_MAX_AHEAD = 32
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPolicy:
-    """How an Op's batches are cut.
+class FullScheduler(ReadyQueue):
+    """Fills batches up to `batch_size` requests, and to as many samples as an execution takes.
 
     Without a timeout nobody waits: an idle worker takes what is ready. With one, the first
-    request of a batch waits for company that long at most: for a full batch, or with
-    `adaptive` for the batch that keeps up with the arrivals.
+    request of a batch waits for a full one that long at most.
     """
 
-    batch_size: int
-    timeout_s: float | None = None
-    adaptive: bool = False
+    def __init__(self, config: OpConfig, options: None = None) -> None:
+        super().__init__()
+        self._batch_size = config.batch_size
+        self._timeout_s = config.auto_batching_timeout_s
 
-    def target(self, load: Load, workers: int) -> int:
-        """The batch that is worth waiting for.
+    def next(self, load: Load, now: float) -> Batch | float | None:
+        ready, size = len(self._ready) + len(self._late), self._batch_size
+        if not ready or load.max_items <= 0:
+            return None
+        is_whole = ready >= size or 0 < load.max_rows <= self.rows
+        if load.running >= load.workers and not (is_whole and self._may_queue_ahead(load)):
+            return None
+        if not is_whole and self._timeout_s is not None and not load.is_full:
+            due = self.first_ready_at() + self._timeout_s
+            if now < due and ready < self.target(load):
+                return due
+        return Batch(self.take(min(size, load.max_items), load, now))
+
+    def done(self, batch: Batch, now: float) -> None:
+        """Nothing is kept of a batch."""
+
+    def target(self, load: Load) -> int:
+        """Return the batch that is worth waiting for."""
+        return self._batch_size
+
+    def _may_queue_ahead(self, load: Load) -> bool:
+        ahead = batches_ahead(load.service_s, self._batch_size, load.workers)
+        return load.workers > 0 and load.running < load.workers + ahead
+
+
+class AdaptiveScheduler(FullScheduler):
+    """Waits only for the batch that keeps up with the arrivals."""
+
+    def __init__(self, config: OpConfig, options: None = None) -> None:
+        super().__init__(config)
+        self._arrived_at: float | None = None
+        self.gap_s: float = 0.0  # running mean between arrivals
+
+    def add(self, item: Item, now: float) -> None:
+        super().add(item, now)
+        if self._arrived_at is not None:
+            gap = min(now - self._arrived_at, _MAX_GAP_S)
+            self.gap_s += (gap - self.gap_s) * _WEIGHT if self.gap_s else gap
+        self._arrived_at = now
+
+    def target(self, load: Load) -> int:
+        """Return the batch that is worth waiting for.
 
         By Little's law `service time x arrival rate` requests arrive while a batch runs.
         """
-        if not self.adaptive:
-            return self.batch_size
-        arrivals = load.service_s / (load.gap_s * workers) if load.gap_s else self.batch_size
-        wanted = math.ceil(min(arrivals, self.batch_size) * _HEADROOM)
-        return max(1, min(self.batch_size, wanted))
-
-    def due(self, first_ready_at: float) -> float:
-        """When a batch leaves at the latest whose first request became ready then."""
-        return first_ready_at + (self.timeout_s or 0.0)
-
-    def ready_to_cut(self, ready: int, target: int, first_ready_at: float, now: float) -> bool:
-        """Whether an idle worker should take what is ready now."""
-        return ready >= target or now >= self.due(first_ready_at)
-
-
-class Load:
-    """Running means of what an Op sees: gap between arrivals and time a batch takes, in s."""
-
-    __slots__ = ("_last_arrival", "gap_s", "service_s")
-
-    def __init__(self) -> None:
-        self._last_arrival: float | None = None
-        self.gap_s: float = 0.0
-        self.service_s: float = 0.0
-
-    def arrived(self, now: float) -> None:
-        if self._last_arrival is not None:
-            gap = min(now - self._last_arrival, _LONGEST_GAP_S)
-            self.gap_s += (gap - self.gap_s) * _WEIGHT if self.gap_s else gap
-        self._last_arrival = now
-
-    def served(self, seconds: float) -> None:
-        self.service_s += (seconds - self.service_s) * _WEIGHT if self.service_s else seconds
+        size, workers = self._batch_size, max(1, load.workers)
+        arrivals = load.service_s / (self.gap_s * workers) if self.gap_s else size
+        return max(1, min(size, math.ceil(min(arrivals, size) * _HEADROOM)))
 
 
 def batches_ahead(service_s: float, batch_size: int, workers: int) -> int:
-    """How many full batches may be queued at busy workers.
+    """Return how many full batches may be queued at busy workers.
 
     About a millisecond's worth, which hides the way to the loop and back for quick Ops; a slow
     Op gets one a worker, and only where batches are merged: where each request is a batch of
@@ -75,4 +87,4 @@ def batches_ahead(service_s: float, batch_size: int, workers: int) -> int:
     if service_s <= 0:
         return 0
     floor = workers if batch_size > 1 else 0
-    return max(floor, min(_MOST_AHEAD, int(_AHEAD_S / service_s)))
+    return max(floor, min(_MAX_AHEAD, int(_AHEAD_S / service_s)))

@@ -171,21 +171,21 @@ class ProcessWorker:
     # What it is told ----------------------------------------------------------------------
 
     def give(self, run: BatchRun) -> bool:
-        """Queue a run for the next `flush`; False if no sample of it can, or need, be sent."""
-        run.outcomes = [None] * len(run.samples)
+        """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
+        run.outcomes = [None] * len(run.items)
         parcels: list[SharedPayload] = []
         indexes: list[int] = []
-        samples: list[WireItem] = []
-        for index, item in enumerate(run.samples):
+        items: list[WireItem] = []
+        for index, item in enumerate(run.items):
             if item.is_over:
                 continue
             try:
-                samples.append(self._sample(item, parcels))
+                items.append(self._item(item, parcels))
             except PipelineError as error:
                 run.outcomes[index] = error
                 continue
             indexes.append(index)
-        if not samples:
+        if not items:
             now = time.monotonic_ns()
             run.start_ns = run.preprocess_end_ns = run.process_end_ns = run.end_ns = now
             return False
@@ -193,10 +193,10 @@ class ProcessWorker:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
         self.sent[self._last_number] = _Sent(run, indexes, parcels)
-        self._unsent.append(WireJob(self._last_number, samples))
+        self._unsent.append(WireJob(self._last_number, items))
         return True
 
-    def _sample(self, item: Item, parcels: list[SharedPayload]) -> WireItem:
+    def _item(self, item: Item, parcels: list[SharedPayload]) -> WireItem:
         if not _LEAST_INT <= item.log_id <= _MOST_INT:
             raise PayloadTypeError(
                 f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
@@ -284,9 +284,9 @@ class ProcessWorker:
         run.start_ns, run.preprocess_end_ns = result.start_ns, result.preprocess_end_ns
         run.process_end_ns, run.end_ns = result.process_end_ns, result.end_ns
         if result.rows:
-            run.rows = _spread(result.rows, sent.indexes, [1] * len(run.samples))
+            run.rows = _spread(result.rows, sent.indexes, [1] * len(run.items))
         if result.executions:
-            run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.samples))
+            run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.items))
             run.execution_ends_ns = result.execution_ends_ns
         self._pool.done(self, run)
 
@@ -309,7 +309,7 @@ class ProcessWorker:
 
 
 def _spread(found: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:
-    """`values` with what was found of the samples that were sent."""
+    """`values` with what was found of the items that were sent."""
     for index, value in zip(indexes, found, strict=True):
         values[index] = value
     return values

@@ -123,7 +123,7 @@ class ForgottenRequests:
 
 
 class OpenedItem(msgspec.Struct, eq=False):
-    """What `BatchRun` needs of a sample; `failure` if its inputs could not be opened."""
+    """What `BatchRun` needs of an item; `failure` if its inputs could not be opened."""
 
     data_id: int
     log_id: int
@@ -248,11 +248,11 @@ class _Worker:
         It counts as what the worker is at until its result is sent, or held beside the next job:
         should the process end of that, it is this job that is tried again.
         """
-        run = BatchRun([self._open(sample) for sample in job.samples])
+        run = BatchRun([self._open(item) for item in job.items])
         run.run(self._op, self._status, time.monotonic_ns)
         outcomes = [
-            self._outcome(sample.failure or outcome)
-            for sample, outcome in zip(run.samples, run.outcomes, strict=True)
+            self._outcome(item.failure or outcome)
+            for item, outcome in zip(run.items, run.outcomes, strict=True)
         ]
         return Result(
             job.number,
@@ -267,17 +267,17 @@ class _Worker:
             run.execution_ends_ns,
         )
 
-    def _open(self, sample: WireItem) -> OpenedItem:
-        data_id, log_id = sample.data_id, sample.log_id
+    def _open(self, item: WireItem) -> OpenedItem:
+        data_id, log_id = item.data_id, item.log_id
         try:
-            inputs = {name: unseal(part, self._arena) for name, part in sample.inputs.items()}
-        except PayloadTypeError as error:  # of users' classes: fails its own sample only
+            inputs = {name: unseal(part, self._arena) for name, part in item.inputs.items()}
+        except PayloadTypeError as error:  # of users' classes: fails its own item only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
             return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure)
-        item = OpenedItem(data_id, log_id, inputs, sample.deadline, sample.trace, sample.is_feed)
-        if sample.info is not None:
-            item.info, item.forgotten = sample.info, self._forgotten
-        return item
+        opened = OpenedItem(data_id, log_id, inputs, item.deadline, item.trace, item.is_feed)
+        if item.info is not None:
+            opened.info, opened.forgotten = item.info, self._forgotten
+        return opened
 
     def _outcome(self, outcome: Any) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):

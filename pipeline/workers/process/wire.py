@@ -49,7 +49,7 @@ class WireJob(msgspec.Struct, array_like=True):
     """One batch. `number` is the job's, rising from 1, for this worker."""
 
     number: int
-    samples: list[WireItem]
+    items: list[WireItem]
 
 
 class Init(msgspec.Struct, array_like=True):
@@ -75,14 +75,14 @@ class ErrorFields(msgspec.Struct, array_like=True):
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):
-    """What became of a sample: one of both."""
+    """What became of an item: one of both."""
 
     payload: SerializedPayload | None = None
     error: ErrorFields | None = None
 
 
 class Result(msgspec.Struct, array_like=True):
-    """What became of a job, sample by sample; see `BatchRun`."""
+    """What became of a job, item by item; see `BatchRun`."""
 
     number: int
     outcomes: list[ItemOutcome]

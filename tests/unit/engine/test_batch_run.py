@@ -483,10 +483,10 @@ def test_a_merged_call_that_hung_is_tried_again_one_sample_at_a_time():
     bound = bind(Model("m"))
     first = BatchRun(samples(rows(1), rows(2), rows(3)))
     first.prepare(bound, lambda: 0)
-    assert [call.samples for call in first.calls] == [[0, 1, 2]]
+    assert [call.items for call in first.calls] == [[0, 1, 2]]
     first.calls[0].attempts = 1  # it was begun
     second = first.resumed("m", 0, attempts=3)
-    assert [(call.samples, call.attempts) for call in second.calls] == [
+    assert [(call.items, call.attempts) for call in second.calls] == [
         ([0], 1),
         ([1], 1),
         ([2], 1),

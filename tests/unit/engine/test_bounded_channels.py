@@ -48,13 +48,13 @@ class Full(Engine):
         return asked
 
     def check_is_full(self):
-        assert (len(self.b.channel), len(self.a.channel)) == (self.size, self.size)
+        assert (len(self.b.scheduler), len(self.a.scheduler)) == (self.size, self.size)
         assert self.executor.waiting > 0
 
     async def check_all_moved_up(self, waiting):
         """Somebody took the free place in each channel, and a request came in by the door."""
         await asyncio.sleep(0.01)
-        assert (len(self.b.channel), len(self.a.channel)) == (self.size, self.size)
+        assert (len(self.b.scheduler), len(self.a.scheduler)) == (self.size, self.size)
         assert self.executor.waiting == waiting - 1
 
     async def finish(self, asked):
@@ -63,7 +63,7 @@ class Full(Engine):
             self.pools["b"].release()
             await asyncio.sleep(0.01)
         found = await asyncio.gather(*asked, return_exceptions=True)
-        assert (len(self.a.channel), len(self.b.channel), self.executor.inside) == (0, 0, 0)
+        assert (len(self.a.scheduler), len(self.b.scheduler), self.executor.inside) == (0, 0, 0)
         return found
 
 
@@ -204,11 +204,11 @@ def test_a_place_becomes_free_when_the_request_is_answered_by_another_branch(siz
             nodes = {node.name: node for node in engine.nodes.values()}
             asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
             await asyncio.sleep(0.9)
-            assert len(nodes["slow"].channel) == size
+            assert len(nodes["slow"].scheduler) == size
             assert engine.executor.waiting > 0
             found = await asyncio.gather(*asked)
             assert paths_of(found) == [f"{i}>quick>last" for i in range(len(asked))]
-            assert not any(len(node.channel) for node in nodes.values())
+            assert not any(len(node.scheduler) for node in nodes.values())
 
     run_virtual(main())
 
@@ -233,10 +233,10 @@ def test_a_place_becomes_free_when_a_request_starts_again(size):
             nodes = {node.name: node for node in engine.nodes.values()}
             asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
             await asyncio.sleep(0.4)
-            assert len(nodes["slow"].channel) == size
+            assert len(nodes["slow"].scheduler) == size
             found = await asyncio.gather(*asked)
             assert {response.err_no for response in found} == {DeadlineError.code}
-            assert not any(len(node.channel) for node in nodes.values())
+            assert not any(len(node.scheduler) for node in nodes.values())
             assert engine.executor.inside == 0
 
     run_virtual(main())
@@ -270,7 +270,7 @@ def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
                 await asyncio.sleep(1.0)
                 assert not engine.pools["over"].batches
             await asyncio.sleep(size + 2.0)
-            assert len(nodes["over"].channel) == size
+            assert len(nodes["over"].scheduler) == size
             while not all(one.done() for one in (*hop, *walk)):
                 engine.pools["over"].release()
                 engine.pools["last"].release()
@@ -288,7 +288,7 @@ def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
             nodes = {node.name: node for node in engine.nodes.values()}
             asked = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
             await asyncio.sleep(1.0)
-            assert len(nodes["last"].channel) == len(nodes["jumper"].channel) == size
+            assert len(nodes["last"].scheduler) == len(nodes["jumper"].scheduler) == size
             assert engine.executor.waiting > 0
             while not all(one.done() for one in asked):
                 engine.pools["last"].release()

@@ -38,13 +38,6 @@ def test_requests_are_joined_by_themselves():
     assert channel.waiting_for_parts == 1
 
 
-def test_the_oldest_request_goes_first():
-    channel = Channel(["a"])
-    for data_id in (5, 2, 9, 2):
-        channel.push(item(request(data_id), 0.0))
-    assert [popped.data_id for popped in channel.pop(10)] == [2, 2, 5, 9]
-
-
 def test_first_arrival_wins_and_later_parts_are_dropped():
     channel = Channel(["a", "b"], first_arrival=True)
     late, early = request(7), request(3)
@@ -123,44 +116,13 @@ def test_a_channel_tells_which_error_waits_for_other_parts():
 
 
 @pytest.mark.parametrize("first_arrival", [False, True])
-def test_discard_forgets_parts_and_ready_items(first_arrival):
+def test_discarded_parts_are_forgotten(first_arrival):
     channel = Channel(["a", "b"], first_arrival)
     gone, stays = request(1), request(2)
     channel.join(gone, "a", 1)
-    channel.push(item(gone, 0.0))
-    channel.push(item(stays, 0.0))
-    channel.discard(gone)
-    assert channel.waiting_for_parts == 0
-    assert [popped.request for popped in channel.pop(5)] == [stays]
-
-
-def test_items_are_taken_up_to_so_many_samples_and_none_is_passed_over():
-    channel = Channel(["a"])
-    for data_id, rows in enumerate((3, 3, 3, 9, 1)):
-        asked = request(data_id)
-        asked.rows = rows
-        channel.push(item(asked))
-    assert channel.rows == 19
-    taken = [[popped.data_id for popped in channel.pop(5, 8)] for _ in range(4)]
-    assert taken == [[0, 1], [2], [3], [4]]
-    assert channel.rows == 0
-
-
-def test_samples_that_were_discarded_do_not_count():
-    channel = Channel(["a"])
-    gone, stays = request(1), request(2)
-    gone.rows, stays.rows = 5, 2
-    channel.push(item(gone))
-    channel.push(item(stays))
-    channel.discard(gone)
-    assert channel.rows == 2
-
-
-def test_the_longest_ready_item_need_not_be_the_oldest_request():
-    channel = Channel(["a"])
-    channel.push(item(request(1), 20.0))
-    channel.push(item(request(2), 10.0))
-    assert channel.first_ready_at() == 10.0
+    channel.join(stays, "a", 1)
+    channel.discard_parts(gone)
+    assert channel.waiting_for_parts == 1
 
 
 def test_an_item_is_over_as_soon_as_its_request_moved_on():

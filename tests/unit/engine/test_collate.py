@@ -16,7 +16,7 @@ def run_identity(samples):
     for call in plan(samples):
         assert call.error is None
         call.result = call.feed
-        for index, piece in zip(call.samples, distribute(call), strict=True):
+        for index, piece in zip(call.items, distribute(call), strict=True):
             results[index].append(piece)
     return results
 
@@ -32,14 +32,14 @@ def test_a_lone_sample_is_fed_as_it_is():
     sample = {"x": np.zeros((1, 3)), "n": object()}
     (call,) = plan({4: sample})
     assert call.feed is sample
-    assert call.samples == [4]
+    assert call.items == [4]
 
 
 def test_like_samples_are_merged_along_axis_0():
     samples = {i: {"x": np.full((i + 1, 2), i)} for i in range(3)}
     (call,) = plan(samples)
     assert call.feed["x"].shape == (6, 2)
-    assert call.samples == [0, 1, 2]
+    assert call.items == [0, 1, 2]
     assert call.spans == [[1, 2, 3]]
 
 
@@ -55,7 +55,7 @@ def test_like_samples_are_merged_along_axis_0():
 )
 def test_unlike_samples_run_in_calls_of_their_own(other):
     calls = plan({0: {"x": np.zeros((1, 3))}, 1: other, 2: {"x": np.ones((1, 3))}})
-    assert sorted(call.samples for call in calls) == [[0, 2], [1]]
+    assert sorted(call.items for call in calls) == [[0, 2], [1]]
 
 
 def test_scalars_are_kept_and_not_mixed():
@@ -66,7 +66,7 @@ def test_scalars_are_kept_and_not_mixed():
             2: {"x": np.ones((1, 2)), "k": 6},
         }
     )
-    assert [(call.samples, call.feed["k"]) for call in calls] == [([0, 1], 5), ([2], 6)]
+    assert [(call.items, call.feed["k"]) for call in calls] == [([0, 1], 5), ([2], 6)]
 
 
 def test_zero_dimensional_arrays_count_as_scalars():
@@ -84,18 +84,18 @@ def test_lists_are_joined_whole():
 
 def test_objects_that_cannot_be_merged_run_alone():
     calls = plan({0: {"x": {"deep": 1}}, 1: {"x": {"deep": 1}}})
-    assert sorted(call.samples for call in calls) == [[0], [1]]
+    assert sorted(call.items for call in calls) == [[0], [1]]
 
 
 def test_rows_that_disagree_within_a_sample_run_alone():
     odd = {"x": np.zeros((2, 3)), "y": np.zeros((5, 1))}
     calls = plan({0: odd, 1: dict(odd)})
-    assert sorted(call.samples for call in calls) == [[0], [1]]
+    assert sorted(call.items for call in calls) == [[0], [1]]
 
 
 def test_mini_batches_run_one_by_one():
     calls = plan({0: [{"x": 1}, {"x": 2}], 1: [], 2: [{"x": 3}]})
-    assert [(call.samples, call.part, call.feed["x"]) for call in calls] == [
+    assert [(call.items, call.part, call.feed["x"]) for call in calls] == [
         ([0], 0, 1),
         ([0], 1, 2),
         ([2], 0, 3),
@@ -104,12 +104,12 @@ def test_mini_batches_run_one_by_one():
 
 def test_mini_batches_and_dicts_may_meet_in_one_batch():
     calls = plan({0: [{"x": np.zeros((1, 2))}], 1: {"x": np.zeros((1, 2))}})
-    assert sorted((call.samples, call.part) for call in calls) == [([0], 0), ([1], None)]
+    assert sorted((call.items, call.part) for call in calls) == [([0], 0), ([1], None)]
 
 
 def test_anything_else_fails_alone():
     calls = plan({0: 5, 1: {"x": np.zeros((1, 2))}})
-    by_sample = {call.samples[0]: call for call in calls}
+    by_sample = {call.items[0]: call for call in calls}
     assert isinstance(by_sample[0].error, PayloadTypeError)
     assert "expect input type is dict or list, but get <class 'int'>" in str(by_sample[0].error)
     assert by_sample[1].error is None
@@ -144,7 +144,7 @@ def test_a_broken_lod_keeps_its_sample_out_of_the_merge():
     good = {"w": np.zeros((3, 1)), "w.lod": [0, 3]}
     broken = {"w": np.zeros((3, 1)), "w.lod": [0, 7]}
     calls = plan({0: good, 1: broken, 2: dict(good)})
-    assert sorted(call.samples for call in calls) == [[0, 2], [1]]
+    assert sorted(call.items for call in calls) == [[0, 2], [1]]
 
 
 def test_outputs_without_rows_go_to_every_sample():
@@ -170,7 +170,7 @@ def test_a_result_that_is_an_array_is_cut_like_a_value():
 def test_taking_a_call_apart_gives_every_sample_its_own():
     samples = {i: {"x": np.full((1, 2), i)} for i in range(3)}
     (call,) = plan(samples)
-    assert [(c.samples, c.feed) for c in alone(call, samples)] == [
+    assert [(c.items, c.feed) for c in alone(call, samples)] == [
         ([i], samples[i]) for i in range(3)
     ]
 
@@ -222,7 +222,7 @@ def test_results_of_several_models_are_split_within():
 
 
 def fed(call):
-    return [len(call.feed["x"]), call.samples]
+    return [len(call.feed["x"]), call.items]
 
 
 @pytest.mark.parametrize("odd", [{}, {"scalar": 1}])
@@ -247,4 +247,4 @@ def test_rows_of_a_lod_tensor_are_its_sequences():
     assert rows_of(sample) == 2
     assert rows_of({"x": [1, 2, 3]}) == 3
     assert rows_of({"k": 1}) == 1
-    assert [call.samples for call in plan({i: dict(sample) for i in range(3)}, 4)] == [[0, 1], [2]]
+    assert [call.items for call in plan({i: dict(sample) for i in range(3)}, 4)] == [[0, 1], [2]]

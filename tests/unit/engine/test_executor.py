@@ -90,7 +90,7 @@ def test_the_oldest_request_is_served_first():
             asked = [engine.ask() for _ in range(4)]
             await settle()
             slow_pool, join_pool = engine.pools["slow"], engine.pools["j"]
-            workers = {w.job.samples[0].data_id: w for w in slow_pool.busy()}
+            workers = {w.job.items[0].data_id: w for w in slow_pool.busy()}
             for data_id in (2, 1, 0):
                 slow_pool._finish(workers[data_id])
                 await settle()
@@ -265,7 +265,7 @@ def test_a_full_channel_holds_its_producer_back_and_the_door_too():
         async with engine:
             asked = [engine.ask() for _ in range(10)]
             await asyncio.sleep(1)
-            channels = {node.name: len(node.channel) for node in engine.nodes.values()}
+            channels = {node.name: len(node.scheduler) for node in engine.nodes.values()}
             assert channels["b"] == 2
             assert channels["a"] <= 2
             assert engine.executor.waiting > 0

@@ -349,7 +349,7 @@ def test_a_request_has_the_trace_that_was_begun_for_it():
             )
             await settle()
             (worker,) = engine.pools["a"].busy()
-            assert worker.job.samples[0].trace == "0 of t"
+            assert worker.job.items[0].trace == "0 of t"
             engine.pools["a"].release()
             await asked
 

@@ -32,7 +32,7 @@ def run_of(*data_ids, over=(), attempts=0):
 
 
 def shape(runs):
-    return [([sample.data_id for sample in run.samples], run.attempts) for run in runs]
+    return [([sample.data_id for sample in run.items], run.attempts) for run in runs]
 
 
 # The rule ---------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_batch_that_is_lost_twice_is_started_over_once():
             engine.pool.release()
             await asked
             node = next(iter(engine.nodes.values()))
-            assert node.running == 0
+            assert node.load.running == 0
 
     run_virtual(main())
 
@@ -210,7 +210,7 @@ def test_requests_that_are_over_when_their_worker_dies_are_left_alone():
             engine.pool.release()
             assert answers(await good) == {"path": "good>slow"}
             node = next(iter(engine.nodes.values()))
-            assert (node.running, engine.executor.inside) == (0, 0)
+            assert (node.load.running, engine.executor.inside) == (0, 0)
 
     run_virtual(main())
 
@@ -227,7 +227,7 @@ def test_a_batch_whose_requests_are_all_over_is_not_started_again():
             await settle()
             assert len(engine.pool.batches) == begun
             node = next(iter(engine.nodes.values()))
-            assert (node.running, engine.executor.inside) == (0, 0)
+            assert (node.load.running, engine.executor.inside) == (0, 0)
 
     run_virtual(main())
 
@@ -255,14 +255,14 @@ def test_a_lost_batch_of_a_request_that_started_anew_is_not_the_new_ones():
             request.generation += 1
             request.live = 0
             node = next(iter(engine.nodes.values()))
-            node.forget(request)
-            node.offer(request, node.channel.producers[0], {"path": "again"})
+            node.drop(request)
+            node.enqueue(request, node.channel.producers[0], {"path": "again"})
             engine.lose()
             await settle()
             assert engine.pool.batches == [[0], [0]]
             engine.pool.release()
             assert answers(await asked) == {"path": "again>slow"}
-            assert node.running == 0
+            assert node.load.running == 0
 
     run_virtual(main())
 

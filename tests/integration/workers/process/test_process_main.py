@@ -280,7 +280,7 @@ def test_what_is_large_comes_in_shared_memory_and_is_the_users_own():
         (result,), _ = home.results()
         assert [block.region for block in result.outcomes[0].payload.buffers] == [home.region]
         assert (home.opened(result)[0]["x"] == BIG + 1).all()
-        assert (unseal(job.samples[0].inputs["read"], home.arena)["x"] == BIG).all()
+        assert (unseal(job.items[0].inputs["read"], home.arena)["x"] == BIG).all()
 
 
 def test_blocks_that_the_server_has_freed_are_used_again():

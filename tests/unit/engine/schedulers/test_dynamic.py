@@ -1,26 +1,76 @@
+"""`full` and `adaptive`: when a batch is cut, and how large it is."""
+
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from doubles import Engine, Tag, answers, run_virtual
+from scheduling import item, load, request
 
-from pipeline.engine.schedulers.dynamic import BatchPolicy, Load, batches_ahead
+from pipeline import RequestOp
+from pipeline.config.schema import OpConfig
+from pipeline.engine.schedulers.base import Batch, Load
+from pipeline.engine.schedulers.dynamic import AdaptiveScheduler, FullScheduler, batches_ahead
 
 
-def load(gap_s=0.0, service_s=0.0):
-    made = Load()
-    made.gap_s, made.service_s = gap_s, service_s
-    return made
+def filled(ready, kind=FullScheduler, rows=1, **config):
+    scheduler = kind(OpConfig(**config))
+    for data_id in range(ready):
+        scheduler.add(item(request(data_id, rows), 5.0), 5.0)
+    return scheduler
+
+
+def size(batch):
+    assert isinstance(batch, Batch)
+    assert batch.worker is None
+    return len(batch.items)
+
+
+def test_there_is_no_batch_of_nothing():
+    assert filled(0, batch_size=8).next(load(), 5.0) is None
 
 
 def test_without_a_timeout_nobody_waits():
-    assert BatchPolicy(8).ready_to_cut(ready=1, target=8, first_ready_at=5.0, now=5.0)
+    assert size(filled(1, batch_size=8).next(load(), 5.0)) == 1
 
 
 def test_full_waits_for_the_batch_size_or_the_timeout():
-    policy = BatchPolicy(8, timeout_s=0.01)
-    assert policy.target(load(gap_s=1.0, service_s=0.001), workers=2) == 8
-    assert not policy.ready_to_cut(ready=7, target=8, first_ready_at=5.0, now=5.009)
-    assert policy.ready_to_cut(ready=8, target=8, first_ready_at=5.0, now=5.0)
-    assert policy.ready_to_cut(ready=1, target=8, first_ready_at=5.0, now=policy.due(5.0))
+    config = {"batch_size": 8, "auto_batching_timeout_s": 0.01}
+    assert FullScheduler(OpConfig(**config)).target(load(2)) == 8
+    scheduler = filled(7, **config)
+    assert scheduler.next(load(), 5.009) == 5.01, "asks to be asked again then"
+    assert size(scheduler.next(load(), 5.01)) == 7
+    assert size(filled(8, **config).next(load(), 5.0)) == 8
+    assert size(filled(1, **config).next(load(), 5.01)) == 1
+
+
+def test_busy_workers_get_no_batch_that_is_not_full():
+    assert filled(7, batch_size=8).next(load(2, running=2), 5.0) is None
+    assert size(filled(7, batch_size=8).next(load(2, running=1), 5.0)) == 7
+
+
+def test_a_full_batch_is_queued_at_a_busy_worker_that_is_known_to_be_quick():
+    assert filled(8, batch_size=8).next(load(2, running=2), 5.0) is None
+    assert size(filled(8, batch_size=8).next(load(2, running=2, service_s=0.0001), 5.0)) == 8
+    assert filled(8, batch_size=8).next(load(0, service_s=0.0001), 5.0) is None
+
+
+def test_a_batch_is_bounded_in_samples_too():
+    scheduler = filled(4, rows=3, batch_size=8, auto_batching_timeout_s=0.01)
+    assert size(scheduler.next(load(max_rows=8), 5.0)) == 2, "as many as fit, at once"
+    assert scheduler.next(load(max_rows=8), 5.0) == 5.01, "6 samples are no full batch"
+
+
+def test_no_more_begin_than_there_is_room_for_behind():
+    scheduler = filled(8, batch_size=8)
+    assert scheduler.next(load(max_items=0), 5.0) is None
+    assert size(scheduler.next(load(max_items=3), 5.0)) == 3
+
+
+def test_nobody_waits_for_company_that_cannot_come():
+    scheduler = filled(2, batch_size=8, auto_batching_timeout_s=0.01)
+    assert size(scheduler.next(load(is_full=True), 5.0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -35,31 +85,40 @@ def test_full_waits_for_the_batch_size_or_the_timeout():
     ],
 )
 def test_adaptive_aims_at_what_arrives_while_a_batch_runs(gap_s, workers, target):
-    policy = BatchPolicy(8, timeout_s=0.005, adaptive=True)
-    assert policy.target(load(gap_s, service_s=0.005), workers) == target
+    scheduler = AdaptiveScheduler(OpConfig(batch_size=8, auto_batching_timeout_s=0.005))
+    scheduler.gap_s = gap_s
+    assert scheduler.target(load(workers, service_s=0.005)) == target
 
 
 def test_adaptive_wants_a_full_batch_when_everything_arrives_at_once():
-    assert BatchPolicy(8, 0.005, adaptive=True).target(load(0.0, 0.005), workers=1) == 8
+    scheduler = filled(3, AdaptiveScheduler, batch_size=8, auto_batching_timeout_s=0.005)
+    assert scheduler.target(load(service_s=0.005)) == 8
+    assert scheduler.next(load(service_s=0.005), 5.0) == 5.005
+
+
+def test_adaptive_cuts_a_batch_as_soon_as_it_is_large_enough():
+    scheduler = filled(2, AdaptiveScheduler, batch_size=8, auto_batching_timeout_s=0.005)
+    scheduler.gap_s = 0.0025
+    assert size(scheduler.next(load(2, service_s=0.005), 5.0)) == 2
 
 
 def test_gaps_and_service_times_are_running_means():
-    seen = Load()
+    scheduler, seen = AdaptiveScheduler(OpConfig()), Load()
     for now in (0.0, 1.0, 2.0):
-        seen.arrived(now)
-    assert seen.gap_s == 1.0
-    seen.arrived(2.0)
-    assert 0.9 < seen.gap_s < 1.0
+        scheduler.add(item(request()), now)
+    assert scheduler.gap_s == 1.0
+    scheduler.add(item(request()), 2.0)
+    assert 0.9 < scheduler.gap_s < 1.0
     seen.served(0.01)
     seen.served(0.02)
     assert 0.01 < seen.service_s < 0.011
 
 
 def test_an_idle_hour_does_not_hide_the_rush_after_it():
-    seen = Load()
+    scheduler = AdaptiveScheduler(OpConfig())
     for now in (0.0, 3600.0):
-        seen.arrived(now)
-    assert seen.gap_s <= 1.0
+        scheduler.add(item(request()), now)
+    assert scheduler.gap_s <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -68,3 +127,15 @@ def test_an_idle_hour_does_not_hide_the_rush_after_it():
 )
 def test_only_quick_ops_and_full_batches_are_queued_ahead(service_s, batch_size, ahead):
     assert batches_ahead(service_s, batch_size, workers=2) == ahead
+
+
+@pytest.mark.parametrize("batching", ["full", "adaptive"])
+def test_in_an_engine_a_lone_request_waits_for_company_as_long_as_configured(batching):
+    async def main():
+        op = {"batch_size": 4, "auto_batching_timeout": 50, "batching": batching}
+        async with Engine(Tag("a", input_ops=[RequestOp()]), {"op": {"a": op}}) as engine:
+            began = asyncio.get_running_loop().time()
+            assert answers(await engine.ask(path="x")) == {"path": "x>a"}
+            assert engine.pools["a"].begun_at == [pytest.approx(began + 0.05)]
+
+    run_virtual(main())

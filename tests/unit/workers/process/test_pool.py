@@ -161,7 +161,7 @@ async def test_a_result_is_what_the_worker_reported():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
         run = run_of(1, 2, x="hello")
-        run.samples[0].inputs["read"]["x"] = BIG
+        run.items[0].inputs["read"]["x"] = BIG
         pool.workers.submit([run])
         (job,) = child.take()
         child.answers(job)
@@ -200,7 +200,7 @@ async def test_a_payload_that_came_from_a_worker_goes_to_the_next_unopened():
         used = pool.memory.used
         pool.workers.submit([following])
         (job,) = child.take()
-        assert job.samples[0].inputs["op"] == parcel.sealed
+        assert job.items[0].inputs["op"] == parcel.sealed
         assert pool.memory.used == used
 
 
@@ -209,10 +209,10 @@ async def test_samples_that_are_over_are_not_sent():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
         run = run_of(1, 2, 3)
-        run.samples[1].is_over = True
+        run.items[1].is_over = True
         pool.workers.submit([run])
         (job,) = child.take()
-        assert [sample.data_id for sample in job.samples] == [1, 3]
+        assert [sample.data_id for sample in job.items] == [1, 3]
         child.answers(job, payload="done")
         await settle()
         assert [outcome and outcome.open() for outcome in run.outcomes] == ["done", None, "done"]
@@ -223,7 +223,7 @@ async def test_what_ran_together_is_told_of_the_samples_that_were_sent():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
         run = run_of(1, 2, 3)
-        run.samples[1].is_over = True
+        run.items[1].is_over = True
         pool.workers.submit([run])
         (job,) = child.take()
         result = child.result(job, "done")
@@ -240,7 +240,7 @@ async def test_a_run_whose_samples_are_all_over_is_done_without_a_worker():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
         run = run_of(1, 2)
-        for sample in run.samples:
+        for sample in run.items:
             sample.is_over = True
         pool.workers.submit([run])
         assert pool.finished == [], "never from inside of submit"
@@ -257,7 +257,7 @@ async def test_what_no_pickle_takes_fails_alone():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
         run = run_of(1, 2, x=BIG)
-        run.samples[0].inputs["read"]["odd"] = Unpicklable()
+        run.items[0].inputs["read"]["odd"] = Unpicklable()
         pool.workers.submit([run])
         (job,) = child.take()
         child.answers(job)
@@ -287,7 +287,7 @@ async def test_a_log_id_that_no_frame_holds_fails_its_sample_alone(log_id):
     async with PlayedPool() as pool:
         (child,) = await pool.up()
         run = run_of(1, 2)
-        run.samples[0].log_id = log_id
+        run.items[0].log_id = log_id
         pool.workers.submit([run])
         assert child.taken_ids == [[2]]
         assert isinstance(run.outcomes[0], PayloadTypeError)
@@ -305,7 +305,7 @@ async def test_jobs_that_are_submitted_while_no_worker_is_up_wait_for_one():
         child.is_ready()
         await settle()
         (job,) = child.take()
-        assert job.samples[0].data_id == 1, "one at a time, so that other workers get some, too"
+        assert job.items[0].data_id == 1, "one at a time, so that other workers get some, too"
         child.answers(job)
         await settle()
         assert child.taken_ids == [[2]]
@@ -334,7 +334,7 @@ async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads():
         for _ in range(1000):
             await settle(2)
             jobs += child.take()
-        assert [job.samples[0].data_id for job in jobs] == list(range(20))
+        assert [job.items[0].data_id for job in jobs] == list(range(20))
         child.answers(*jobs, payload="ok")
         await settle()
         assert pool.finished == runs
@@ -379,11 +379,11 @@ async def test_jobs_do_not_wait_behind_a_slow_one_while_another_worker_is_idle()
         for expected in ([[2]], [[4]]):
             await asyncio.sleep(0.01)
             jobs = second.take()
-            assert [[sample.data_id for sample in job.samples] for job in jobs] == expected
+            assert [[sample.data_id for sample in job.items] for job in jobs] == expected
             second.answers(*jobs)
         first.answers(slow)
         await settle()
-        assert {run.samples[0].data_id for run in pool.finished} == set(range(6))
+        assert {run.items[0].data_id for run in pool.finished} == set(range(6))
         assert len(pool.finished) == 6
         assert pool.owner.losses == []
 
@@ -436,7 +436,7 @@ async def test_what_both_sides_take_for_the_others_is_reported_and_runs():
         first.says(skipped=[raced.number])
         await settle()
         (again,) = second.take() or first.take()
-        assert again.samples[0].data_id == 2
+        assert again.items[0].data_id == 2
 
 
 @virtual
@@ -511,7 +511,7 @@ async def test_a_worker_that_hangs_is_killed_and_its_other_jobs_go_on_in_order()
         assert [worker.number for worker in pool.workers.busy()] == [1]
         for expected in ([[100]], [[2]], [[4]], []):
             jobs = second.take()
-            assert [[sample.data_id for sample in job.samples] for job in jobs] == expected
+            assert [[sample.data_id for sample in job.items] for job in jobs] == expected
             if jobs:
                 second.answers(*jobs)
             await settle()
@@ -571,7 +571,7 @@ async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_b
         await asyncio.sleep(3)
         child.answers(first)
         await settle()
-        assert worker.job.samples[0].data_id == 2
+        assert worker.job.items[0].data_id == 2
         assert worker.call_started == given + 3.0 + 1.0
 
 
@@ -1043,8 +1043,8 @@ async def test_inputs_stay_in_memory_until_their_worker_is_done_or_dead():
         (child,) = await pool.up()
         run = run_of(1, x=BIG)
         pool.workers.submit([run])
-        run.samples[0].inputs = {}
-        run.samples[0].is_over = True
+        run.items[0].inputs = {}
+        run.items[0].is_over = True
         assert pool.memory.used == 1
         child.answers(*child.take(), payload="done")
         await settle()

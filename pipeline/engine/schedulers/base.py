@@ -1,0 +1,180 @@
+"""The seam between an Op's dispatcher and what cuts its batches; and the queue of what is ready.
+
+A scheduler is plain code of (state, now): it neither waits nor sets timers, and is called on the
+event loop only. The registry finds it by the key `batching`, and makes one an Op.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from pipeline.config import registry
+from pipeline.config.schema import OpConfig
+from pipeline.engine.channel import Item
+from pipeline.engine.request import RequestState
+
+_WEIGHT = 1 / 16  # of the newest batch in the running mean
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Items that run together.
+
+    `worker` is the number of the one that has to run it, where the workers are addressable; None:
+    any. The times are those of the worker; `end_ns` is 0 for a batch that was not finished.
+    """
+
+    items: Sequence[Any]
+    worker: int | None = None
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+class Load:
+    """What a scheduler sees of the workers that it cuts batches for.
+
+    Attributes:
+        workers: those that take batches.
+        running: batches that they have, or that wait for one of them.
+        items: requests in these batches.
+        service_s: running mean of the time that a batch takes.
+        max_rows: samples that one execution may get; 0: any number.
+        max_items: requests that may begin now, for there is room behind for their answers.
+        is_full: no more requests come until some have begun.
+    """
+
+    __slots__ = ("is_full", "items", "max_items", "max_rows", "running", "service_s", "workers")
+
+    def __init__(self) -> None:
+        self.workers: int = 0
+        self.running: int = 0
+        self.items: int = 0
+        self.service_s: float = 0.0
+        self.max_rows: int = 0
+        self.max_items: int = sys.maxsize
+        self.is_full: bool = False
+
+    def served(self, seconds: float) -> None:
+        """Take down how long a batch took."""
+        mean = self.service_s
+        self.service_s = mean + (seconds - mean) * _WEIGHT if mean else seconds
+
+
+class Scheduler(Protocol):
+    """Cuts one Op's batches out of what is ready for it."""
+
+    def __len__(self) -> int:
+        """Return how many items are ready."""
+
+    def add(self, item: Item, now: float) -> None:
+        """Take an item that is ready."""
+
+    def next(self, load: Load, now: float) -> Batch | float | None:
+        """Return the next batch to run; or when to ask again; None: when something changes.
+
+        It is asked again at once after a batch; and after each `add`, `done` and change of the
+        workers.
+        """
+
+    def done(self, batch: Batch, now: float) -> None:
+        """Take note that a batch came to an end; of one that was started over, each part."""
+
+    def drop(self, request: RequestState) -> list[Item]:
+        """Forget a request that is over or starts anew; return what was ready of it."""
+
+    def clear(self) -> list[Item]:
+        """Forget and return all that is ready, as no worker will ever take it."""
+
+
+def make_scheduler(config: OpConfig) -> Scheduler:
+    """Return the scheduler that an Op's configuration names."""
+    options = registry.options_of("schedulers", config.batching)
+    make = registry.find("schedulers", config.batching)
+    scheduler: Scheduler = make(config, options and options(**config.scheduler_options))
+    return scheduler
+
+
+class ReadyQueue:
+    """The items that are ready, the oldest request first; a base for schedulers.
+
+    Those that have waited too long are set aside, and go last, the newest of them first.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[int, int, Item]] = []
+        self._late: list[tuple[int, int, Item]] = []
+        self._added = 0
+        self._has_deadlines = False  # nobody's request so far
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._late)
+
+    @property
+    def rows(self) -> int:
+        """Samples of all that is ready."""
+        return sum(entry[2].request.rows for entry in (*self._ready, *self._late))
+
+    def add(self, item: Item, now: float) -> None:
+        self._added += 1
+        if item.request.deadline is not None:
+            self._has_deadlines = True
+        bisect.insort(self._ready, (item.data_id, self._added, item))
+
+    def take(self, count: int, load: Load, now: float) -> list[Item]:
+        """Take up to `count` items, of `load.max_rows` samples in all.
+
+        A request that alone brings more samples goes alone: none is passed over, none is split.
+        """
+        ready, late, max_rows = self._ready, self._late, load.max_rows
+        if self._has_deadlines and (max_rows or len(ready) + len(late) > count):
+            self._set_aside(now, load.service_s)  # else all go at once
+        if count == 1 and ready:  # as nearly always
+            return [ready.pop(0)[2]]
+        first = ready[:count]
+        after = late[: -1 - min(count - len(first), len(late)) : -1]
+        taken = [entry[2] for entry in (*first, *after)]
+        if max_rows and len(taken) > 1:
+            del taken[_fitting(taken, max_rows) :]
+        del ready[: len(taken)]
+        if len(taken) > len(first):
+            del late[len(first) - len(taken) :]
+        return taken
+
+    def _set_aside(self, now: float, service_s: float) -> None:
+        """Let those go last who have waited too long; see `load_shedding.is_late`."""
+        ready, count = self._ready, 0
+        while count < len(ready) and ready[count][2].request.is_late(now, service_s):
+            count += 1
+        if count:
+            self._late += ready[:count]
+            del ready[:count]
+
+    def first_ready_at(self) -> float:
+        """Return when the item that has been ready longest became so; there is one."""
+        return min(entry[2].ready_at for entry in (*self._ready, *self._late))
+
+    def drop(self, request: RequestState) -> list[Item]:
+        entries = [*self._late, *self._ready]
+        dropped = [entry[2] for entry in entries if entry[2].request is request]
+        if dropped:
+            self._ready = [entry for entry in self._ready if entry[2].request is not request]
+            self._late = [entry for entry in self._late if entry[2].request is not request]
+        return dropped
+
+    def clear(self) -> list[Item]:
+        items = [entry[2] for entry in (*self._ready, *reversed(self._late))]
+        self._ready, self._late = [], []
+        return items
+
+
+def _fitting(items: Sequence[Item], max_rows: int) -> int:
+    """Return how many items, in order, have no more rows in all; at least one."""
+    for count, item in enumerate(items):
+        max_rows -= item.request.rows
+        if max_rows < 0 and count:
+            return count
+    return len(items)

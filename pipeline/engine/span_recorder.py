@@ -1,0 +1,102 @@
+"""SpanRecorder: takes down, for the journal, what became of the requests at one Op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.engine.batch_run import BatchRun, executions
+from pipeline.engine.channel import Item
+from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, pack_span
+from pipeline.engine.observers import EngineObservers
+from pipeline.engine.worker_api import Worker
+from pipeline.errors import PipelineError
+
+_OK = int(Outcome.OK)
+
+
+class SpanRecorder:
+    """Packs the spans of one Op; see `journal.SPAN`.
+
+    Args:
+        index: the Op's place in the graph, by which the journal knows it.
+        observers: have the journal, if there is one, and the clock.
+    """
+
+    def __init__(self, index: int, observers: EngineObservers) -> None:
+        self.index: int = index
+        self.journal = observers.journal
+        self.clock_ns = observers.clock_ns
+        self._batches = 0
+
+    def batch(self, worker: Worker, run: BatchRun) -> None:
+        """Take down the spans of a batch that a worker is done with."""
+        result_received_ns = self.clock_ns()
+        if run.executions:
+            missed = []
+            for indexes, times in executions(run):
+                missed += self._execution(worker, run, indexes, (*times, result_received_ns))
+        else:
+            whole = (
+                run.start_ns,
+                run.preprocess_end_ns,
+                run.process_end_ns,
+                run.end_ns,
+                result_received_ns,
+            )
+            missed = self._execution(worker, run, range(len(run.items)), whole)
+        if missed:
+            self.unfinished(missed, Outcome.OTHER)
+        if self.journal is not None:
+            self.journal.flush_if_long()
+
+    def _execution(
+        self,
+        worker: Worker,
+        run: BatchRun,
+        indexes: Iterable[int],
+        times: tuple[int, int, int, int, int],
+    ) -> list[Item]:
+        """Take down the spans of those that ran together; return those that were over before."""
+        self._batches += 1
+        journal, rows, missed = self.journal, run.rows, []
+        start_ns, preprocess_end_ns, process_end_ns, end_ns, result_received_ns = times
+        for index in indexes:
+            item, outcome = run.items[index], run.outcomes[index]
+            if outcome is None:
+                missed.append(item)
+                continue
+            request, is_failed = item.request, isinstance(outcome, PipelineError)
+            span = pack_span(
+                self.index,
+                worker.number,
+                self._batches,
+                item.data_id,
+                rows[index] if rows else request.rows,
+                outcome_of(outcome) if is_failed else _OK,
+                item.ready_ns,
+                start_ns,
+                preprocess_end_ns,
+                process_end_ns,
+                end_ns,
+                result_received_ns,
+            )
+            if journal is not None:
+                journal.spans.append(span)
+            if request.spans is not None:
+                request.spans.append(span)
+            if not is_failed and item.generation == request.generation:
+                request.input_ns += preprocess_end_ns - start_ns
+                request.infer_ns += process_end_ns - preprocess_end_ns
+                request.output_ns += end_ns - process_end_ns
+        return missed
+
+    def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
+        """Take down spans that came to nothing: as their request ended, or else as `outcome`."""
+        if self.journal is None:
+            return
+        now = self.clock_ns()
+        for item in items:
+            ended = item.request.outcome
+            reason = ended if ended in FROM_OUTSIDE else outcome
+            ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
+            self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
