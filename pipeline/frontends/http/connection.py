@@ -35,7 +35,7 @@ CONNECTION = "pipeline.connection"
 HEADERS = "pipeline.headers"
 """The key under which the last value of each header is found, by its lower-case name."""
 
-_TYPE_AND_LENGTH = b"content-type: %b\r\ncontent-length: %d\r\n\r\n"
+_STOPS = (httptools.HttpParserUpgrade, httptools.HttpParserError)
 _MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
 _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
 _KEEP_ALIVE_S = 75  # between two requests
@@ -52,9 +52,13 @@ def _head_too_large() -> HttpError:
     return HttpError(431, PackageError(text))
 
 
-@functools.cache
-def _status_line(status: int) -> bytes:
-    return b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())
+@functools.lru_cache(maxsize=64)  # of a second, most answers have the same
+def _head(status: int, content_type: bytes, headers: tuple[Header, ...]) -> bytes:
+    """Return the head of an answer up to its length."""
+    lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines.append(b"content-type: %b\r\ncontent-length: " % content_type)
+    return b"".join(lines)
 
 
 def _check_target(target: bytes) -> None:
@@ -129,7 +133,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # with additions of ours
         scope[CONNECTION] = self
-        if self.parser.should_upgrade():  # `_decline_upgrade` has the head read again
+        if self.parser.should_upgrade():  # `_parser_stopped` has the head read again
             super().on_headers_complete()
             return
         if len(self.url) >= _MAX_HEAD_BYTES or self.url[:1] != b"/":
@@ -145,7 +149,13 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
-        self._feed(data)
+        stop: Exception | None = None
+        try:
+            self.parser.feed_data(data)
+        except _STOPS as error:
+            stop = error
+        if stop is not None:  # not where it is caught: another error would have it for context
+            self._parser_stopped(stop, data)
         cycle = self.cycle
         if cycle is None or cycle.scope is not self.scope:
             self._count_head(len(data))
@@ -176,39 +186,33 @@ class HttpConnection(HttpToolsProtocol):
                 self.task.cancel()
 
     def _should_upgrade(self) -> bool:
-        return True  # so that uvicorn leaves it to us: see `_decline_upgrade`
+        return True  # so that uvicorn leaves it to us: see `_parser_stopped`
 
     # What a caller may do -----------------------------------------------------------------
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            rest = data[offer.args[0] :]
-        except httptools.HttpParserError as error:
-            ours = error.__context__  # what `on_headers_complete` raised
-            self._refuse(ours if isinstance(ours, HttpError) else _not_http(str(error)))
-            return
-        else:
-            return
-        self._decline_upgrade(
-            rest
-        )  # not where the offer is handled: errors would have it for context
+    def _parser_stopped(self, stop: Exception | None, data: bytes) -> None:
+        """Go on in HTTP/1.1 behind an offer of another protocol; refuse what is an error.
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Go on in HTTP/1.1 with a request that offers another protocol, as Java's clients do.
-
-        The parser takes the body, and all that follows, for the other protocol's: it is told
-        the head again without the offer.
+        The parser takes the body, and all that follows, for the other protocol's: it is told the
+        head again without the offer, which Java's clients make.
         """
-        method = self.scope["method"].encode()
-        if method == b"CONNECT":
-            self._refuse(HttpError(405, PackageError("method CONNECT: this is no proxy")))
-            return
-        lines = [b"%s %s HTTP/1.1" % (method, self.url)]
-        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
-        self.parser: httptools.HttpRequestParser = httptools.HttpRequestParser(self)
-        self._feed(b"\r\n".join([*lines, b"", rest]))
+        while isinstance(stop, httptools.HttpParserUpgrade):
+            method = self.scope["method"].encode()
+            if method == b"CONNECT":
+                self._refuse(HttpError(405, PackageError("method CONNECT: this is no proxy")))
+                return
+            lines = [b"%s %s HTTP/1.1" % (method, self.url)]
+            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            data = b"\r\n".join([*lines, b"", data[stop.args[0] :]])
+            self.parser: httptools.HttpRequestParser = httptools.HttpRequestParser(self)
+            stop = None
+            try:
+                self.parser.feed_data(data)
+            except _STOPS as error:
+                stop = error
+        if stop is not None:
+            ours = stop.__context__  # raised by `on_headers_complete`
+            self._refuse(ours if isinstance(ours, HttpError) else _not_http(str(stop)))
 
     def _count_head(self, size: int) -> None:
         """Count bytes of a head, or of trailers: nobody takes them until they are complete."""
@@ -240,8 +244,23 @@ class HttpConnection(HttpToolsProtocol):
             cycle.keep_alive = False
 
     def _write_error(self, error: HttpError) -> None:
-        self.transport.write(self._packet(error.status, (CLOSE,), error_body(error.error)))
+        head = _head(error.status, JSON, (*self.server_state.default_headers, CLOSE))
+        body = error_body(error.error)
+        self.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         self.transport.close()
+
+    def take_body(self) -> bytes | None:
+        """Return the body of the request that is served; None if it has to be received."""
+        cycle = self.cycle_served
+        if (
+            cycle.more_body
+            or cycle.disconnected
+            or cycle.waiting_for_100_continue
+            or self.flow.read_paused
+        ):
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
 
     async def answer(
         self, status: int, headers: tuple[Header, ...], body: bytes, content_type: bytes = JSON
@@ -262,13 +281,16 @@ class HttpConnection(HttpToolsProtocol):
             cycle.keep_alive = False
             headers = (*headers, CLOSE)
         cycle.response_started = True
-        is_head = cycle.scope["method"] == "HEAD"
-        if len(body) > SHORT_BYTES and not is_head:
-            self.transport.write(self._packet(status, headers, body, content_type, is_head=True))
+        head = _head(status, content_type, (*self.server_state.default_headers, *headers))
+        size = len(body)
+        if cycle.scope["method"] == "HEAD":
+            body = b""
+        if len(body) <= SHORT_BYTES:
+            self.transport.write(b"%b%d\r\n\r\n%b" % (head, size, body))
+        else:
+            self.transport.write(b"%b%d\r\n\r\n" % (head, size))
             if not await self._write_in_slices(body):
                 return
-        else:
-            self.transport.write(self._packet(status, headers, body, content_type, is_head))
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
@@ -285,22 +307,6 @@ class HttpConnection(HttpToolsProtocol):
                 return False
             self.transport.write(view[at : at + SLICE_BYTES])
         return True
-
-    def _packet(
-        self,
-        status: int,
-        headers: tuple[Header, ...],
-        body: bytes,
-        content_type: bytes = JSON,
-        is_head: bool = False,
-    ) -> bytes:
-        head = [_status_line(status)]
-        for name, value in (*self.server_state.default_headers, *headers):
-            head += (name, b": ", value, b"\r\n")
-        head.append(_TYPE_AND_LENGTH % (content_type, len(body)))
-        if not is_head:
-            head.append(body)
-        return b"".join(head)
 
     def hang_up(self) -> None:
         """Close; a caller that still sends would be cut off before it sees its answer.

@@ -1,4 +1,4 @@
-"""HttpFrontend: `POST /<name>/<method>` in proto3 JSON, health and sites; raw ASGI on uvicorn."""
+"""HttpFrontend: `POST /<name>/<method>` in proto3 JSON, health, and the routes of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import AnswerFuture, Begin, ask
+from pipeline.engine.sink import Begin, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -51,9 +51,9 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_BETWEEN = b"\n"  # values of one name; the parser lets it into none of them
 _READ_TIMEOUT_S = 60.0
-_OF_SITES = ("", "v2")  # first parts of paths that are no service's
+_OF_ROUTES = ("", "v2")  # first parts of paths that are no service's
+_SPECIAL = frozenset((b"content-encoding", b"grpc-timeout", b"traceparent"))
 _WINDOW_BITS = {
     b"gzip": zlib.MAX_WBITS | 16,
     b"x-gzip": zlib.MAX_WBITS | 16,
@@ -62,17 +62,17 @@ _WINDOW_BITS = {
 
 
 class HttpFrontend:
-    """Serves an engine at `host:port`, and beside it whatever sites there are.
+    """An HTTP server for an engine at `host:port`, and for the routes of others.
 
     Args:
-        begin: has a Request answered with a Response; None: there are only sites.
+        begin: has a Request answered with a Response; None: there are only routes.
         host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket.
         port: 0 for any free one, see `port` after `start`.
         max_message_bytes: limit of a request's body, unpacked.
         read_timeout_s: for a request to arrive, from its first byte to its last.
-        is_shared: whether other processes may listen on the port too.
+        is_shared: other processes may listen on the port too.
         routes: asked in turn for every path but `/<name>/<method>`.
-        takes_trace: whether `begin` is told the caller's traceparent.
+        takes_trace: `begin` is told the caller's traceparent.
         forwarding: the headers that it is told; None: none.
         key: the configuration key of the port, to name in an error.
         offload: where large bodies are read and written; its owner stops it.
@@ -103,11 +103,9 @@ class HttpFrontend:
         self._routes = routes
         self._takes_trace = takes_trace
         self._forwarding = forwarding
-        self._key = key
-        self._is_shared = is_shared
         self._begin = begin
         self._is_ready = False
-        self._host = host
+        self._bind = functools.partial(bind, host, port, key, is_shared)
         self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
         if self._limits.json_bytes < max_message_bytes:
             self._json_limit = _Limit("max_json_bytes", self._limits.json_bytes)
@@ -119,7 +117,7 @@ class HttpFrontend:
         """Bind and listen. InitError names an address that is in use."""
         self._is_ready = is_ready
         self._loop = asyncio.get_running_loop()
-        listener = bind(self._host, self.port, self._key, self._is_shared)
+        listener = self._bind()
         self.port = port_of(listener)
         await self._listener.start(listener)
 
@@ -150,15 +148,16 @@ class HttpFrontend:
         """The ASGI app."""
         connection: HttpConnection = scope.pop(CONNECTION)  # left there it would be a cycle
         connection.cycle_served = receive.__self__  # type: ignore[attr-defined]  # of uvicorn's
+        connection.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel
         headers: tuple[Header, ...] = ()
         content_type = JSON
         try:
-            said = _merged(scope)
+            said: Headers = scope[HEADERS]
             if b"origin" in said and scope["method"] == "POST":  # a program says none
                 self._check_origin(said)
             parts = scope["path"].split("/")
-            if len(parts) != 3 or parts[1] in _OF_SITES or not parts[2] or self._begin is None:
-                reply = await self._visit(scope, said, connection, receive)
+            if len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2] or self._begin is None:
+                reply = await self._route(scope, connection, receive)
                 status, body, headers = reply.status, reply.body, reply.headers
                 content_type = reply.content_type
             elif parts[1] == "health":
@@ -166,38 +165,40 @@ class HttpFrontend:
             elif scope["method"] != "POST":
                 raise not_allowed(scope["method"], b"POST")
             else:
-                _, name, method = parts
-                status, body = await self._infer(said, connection, receive, name, method)
+                status, body = 200, await self._infer(scope, connection, receive, *parts[1:])
         except HttpError as error:
             status, body, headers = error.status, error_body(error.error), error.headers
-        except _CallerLeftError:
-            return
-        except asyncio.CancelledError:  # by `stop`: there is no more time for it
-            closed = ClosedError("the server has stopped")
+        except asyncio.CancelledError:
+            if connection.has_left:  # there is nobody to answer
+                return
+            closed = ClosedError("the server has stopped")  # there is no more time for it
             status, body, headers = 503, error_body(closed), (CLOSE,)
         except Exception as error:  # a bug of ours, or of a double's: that caller is told
             _LOGGER.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
             status, body = 500, error_body(UserCodeError("internal error of the server"))
+        finally:
+            connection.task = None
         if connection.cycle_served.more_body:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
         await connection.answer(status, headers, body, content_type)
 
     def _check_origin(self, said: Headers) -> None:
-        """Refuse what a web page from elsewhere has a browser send."""
+        """Refuse a POST that a web page from elsewhere has a browser send."""
         host, content_type = said.get(b"host", b""), said.get(b"content-type", b"")
         try:
             self._hosts.check_post(said[b"origin"], host, content_type)
         except ForeignPageError as error:
             raise HttpError(403, error) from error
 
-    async def _visit(
-        self, scope: Message, said: Headers, connection: HttpConnection, receive: Receive
+    async def _route(
+        self, scope: Message, connection: HttpConnection, receive: Receive
     ) -> WebResponse:
-        """The answer of one of the sites."""
-        encoding, timeout_s, length, _ = _relevant(said)
+        """Return the answer of the routes that the path belongs to."""
+        said: Headers = scope[HEADERS]
+        encoding, timeout_s, _ = _special(scope)
 
         async def read() -> bytes:
-            return await self._body(connection, receive, encoding, length, self._limit)
+            return await self._body(connection, receive, said, encoding, self._limit)
 
         request = WebRequest(
             method=scope["method"],
@@ -210,8 +211,7 @@ class HttpFrontend:
         )
         for routes in self._routes:
             if (endpoint := routes.endpoint(request)) is not None:
-                with _CancelledIfLeft(connection, self._loop):
-                    return await endpoint(request)
+                return await endpoint(request)
         raise HttpError(
             404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
         )
@@ -228,49 +228,55 @@ class HttpFrontend:
 
     async def _infer(
         self,
-        said: Headers,
+        scope: Message,
         connection: HttpConnection,
         receive: Receive,
         name: str,
         method: str,
-    ) -> tuple[int, bytes]:
-        encoding, timeout_s, length, traceparent = _relevant(said)
-        try:
-            body = await self._body(connection, receive, encoding, length, self._json_limit)
-        except DeadlineError as error:
-            return 200, error_body(error)
-        told = traceparent if self._takes_trace else ""
-        info = None if self._forwarding is None else self._forwarding.info(said.items())
-        with _CancelledIfLeft(connection, self._loop):
-            if len(body) > SHORT_BYTES:
-                large = RequestTarget(traceparent=told, is_large=True, info=info)
-                return 200, await self._infer_large(body, name, method, timeout_s, large)
-            try:
-                request = jsonpb.request_from_json(body, name, method)
-            except PipelineError as error:
-                raise HttpError(400, error) from error
-            del body
-            is_usual = not told and info is None
-            target = None if is_usual else RequestTarget(traceparent=told, info=info)
-            response = await self._ask(request, timeout_s, target)
-            if type(response) is Response:
-                return 200, jsonpb.response_to_json(response)
-            return 200, await self._json_of(response)
-
-    async def _infer_large(
-        self, body: bytes, name: str, method: str, timeout_s: float | None, target: RequestTarget
     ) -> bytes:
-        read = functools.partial(jsonpb.large_request_from_json, [body], name, method, self._limits)
-        del body
+        """Return the JSON of the engine's answer."""
+        said: Headers = scope[HEADERS]
+        encoding, timeout_s, told = b"", None, ""
+        if not _SPECIAL.isdisjoint(said):
+            encoding, timeout_s, told = _special(scope)
+        body = None if encoding else connection.take_body()
+        if body is None:
+            try:
+                body = await self._body(connection, receive, said, encoding, self._json_limit)
+            except DeadlineError as error:
+                return error_body(error)
+        elif len(body) > self._json_limit.size:
+            raise self._json_limit.passed()
+        told = told if self._takes_trace else ""
+        info = None if self._forwarding is None else self._forwarding.info(said.items())
+        is_large = len(body) > SHORT_BYTES
+        target = None
+        if is_large or told or info is not None:
+            target = RequestTarget(traceparent=told, is_large=is_large, info=info)
         try:
-            request, left_s = await self._offload.run(read, timeout_s)
+            if not is_large:
+                request: Any = jsonpb.request_from_json(body, name, method)
+                del body
+            else:
+                read = functools.partial(
+                    jsonpb.large_request_from_json, [body], name, method, self._limits
+                )
+                del body
+                request, timeout_s = await self._offload.run(read, timeout_s)
         except DeadlineError as error:
             return error_body(error)
         except TooLargeError as error:
             raise HttpError(413, error) from error
         except PipelineError as error:
             raise HttpError(400, error) from error
-        return await self._json_of(await self._ask(request, left_s, target))
+        assert self._begin is not None
+        try:
+            response = await ask(self._begin, request, timeout_s, target, self._loop)
+        except OverloadedError as error:
+            raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
+        if type(response) is Response:
+            return jsonpb.response_to_json(response)
+        return await self._json_of(response)
 
     async def _json_of(self, response: Any) -> bytes:
         """Return the JSON of an answer, or of the error that it is too large."""
@@ -289,46 +295,35 @@ class HttpFrontend:
         self,
         connection: HttpConnection,
         receive: Receive,
+        said: Headers,
         encoding: bytes,
-        length: int,
         limit: _Limit,
     ) -> bytes:
-        """The body of a request, unpacked."""
-        if length > limit.size:
+        """Return the body of a request, unpacked."""
+        if int(said.get(b"content-length", 0)) > limit.size:
             raise limit.passed()
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if message.get("more_body") or message["type"] != "http.request":
-            body = await self._rest(message, receive, connection, limit)
+        body = connection.take_body()
+        if body is None:
+            body = await self._rest(receive, connection, limit)
         if len(body) > limit.size:
             raise limit.passed()
         return await self._decompressed(body, encoding, limit) if encoding else body
 
-    def _ask(
-        self, request: Any, timeout_s: float | None, target: RequestTarget | None
-    ) -> AnswerFuture:
-        assert self._begin is not None
-        try:
-            return ask(self._begin, request, timeout_s, target, self._loop)
-        except OverloadedError as error:
-            raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
-
-    async def _rest(
-        self, message: Message, receive: Receive, connection: HttpConnection, limit: _Limit
-    ) -> bytes:
-        """The body of a request that did not come in one piece."""
-        pieces = [message.get("body", b"")]
-        size = len(pieces[0])
-        while message["type"] == "http.request" and message.get("more_body"):
-            if connection.body_error is not None:
+    async def _rest(self, receive: Receive, connection: HttpConnection, limit: _Limit) -> bytes:
+        """Return the body of a request that has not arrived in whole."""
+        pieces: list[bytes] = []
+        size, has_more = 0, True
+        while has_more:
+            if pieces and connection.body_error is not None:
                 raise connection.body_error
             message = await receive()
+            if message["type"] != "http.request":
+                raise asyncio.CancelledError  # the caller has left
             pieces.append(message.get("body", b""))
+            has_more = message.get("more_body", False)
             size += len(pieces[-1])
             if size > limit.size:
                 raise limit.passed()
-        if message["type"] != "http.request":
-            raise _CallerLeftError
         if size <= SHORT_BYTES:
             return b"".join(pieces)
         body, _ = await self._offload.run(functools.partial(emptied, pieces))
@@ -361,7 +356,7 @@ class HttpFrontend:
 
 
 class _Limit(NamedTuple):
-    """Of a request's body, with its key in the configuration."""
+    """A limit of a request's body, with its key in the configuration."""
 
     key: str
     size: int
@@ -371,58 +366,16 @@ class _Limit(NamedTuple):
         return HttpError(413, TooLargeError(text))
 
 
-class _CallerLeftError(Exception):
-    """There is nobody to answer."""
-
-
-class _CancelledIfLeft:
-    """What runs meanwhile is cancelled, and nobody answered, when the caller leaves.
-
-    A class, since every request passes it: `contextlib.contextmanager` takes three times as long.
-    """
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: HttpConnection, loop: asyncio.AbstractEventLoop) -> None:
-        self._connection = connection
-        connection.task = asyncio.current_task(loop)  # without the loop it asks the kernel
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._connection.task = None
-        if kind is asyncio.CancelledError and self._connection.has_left:
-            raise _CallerLeftError from None
-
-
-def _merged(scope: Message) -> Headers:
-    """Return the last value of each name, of Grpc-Timeout all of them: each has to be right."""
+def _special(scope: Message) -> tuple[bytes, float | None, str]:
+    """Return (content-encoding, timeout in s, traceparent) of a request, if said."""
     said: Headers = scope[HEADERS]
-    if len(said) < len(scope["headers"]) and b"grpc-timeout" in said:
-        values = [value for name, value in scope["headers"] if name == b"grpc-timeout"]
-        said[b"grpc-timeout"] = _BETWEEN.join(values)
-    return said
-
-
-def _relevant(said: Headers) -> tuple[bytes, float | None, int, str]:
-    """(content-encoding, timeout in s, content-length, traceparent) of a request, if said."""
-    encoding, timeout_s, traceparent = b"", None, ""
-    if b"content-encoding" in said:  # the parser keeps what stands behind a value
-        encoding = said[b"content-encoding"].strip(b" \t").lower()
-    if b"grpc-timeout" in said:
-        timeout_s = _timeout(said[b"grpc-timeout"])
-    if b"traceparent" in said:
-        traceparent = said[b"traceparent"].decode("latin-1")
-    length = int(said.get(b"content-length", 0))
-    return b"" if encoding == b"identity" else encoding, timeout_s, length, traceparent
-
-
-def _timeout(values: bytes) -> float:
+    encoding = said.get(b"content-encoding", b"").strip(b" \t").lower()  # as the parser keeps them
+    timeout_s = None
     try:
-        found = [
-            seconds_of(value.decode("latin-1"), "Grpc-Timeout") for value in values.split(_BETWEEN)
-        ]
-        return found[-1]
+        for name, value in scope["headers"]:
+            if name == b"grpc-timeout":  # of several each has to be right
+                timeout_s = seconds_of(value.decode("latin-1"), "Grpc-Timeout")
     except PackageError as error:
         raise HttpError(400, error) from error
+    traceparent = said.get(b"traceparent", b"").decode("latin-1")
+    return b"" if encoding == b"identity" else encoding, timeout_s, traceparent
