@@ -19,10 +19,11 @@ from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.gateway.ingress import Gateway
 from pipeline.op import ResponseOp, configure_op
+from pipeline.runtime.base import Exposure, Runtime
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replicas import Replicas
-from pipeline.runtime.service import Exposure, Service, gc_frozen
+from pipeline.runtime.service import Service, gc_frozen
 from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
@@ -45,7 +46,7 @@ class PipelineServer:
         self._graph: Graph | None = None
         self._config: ServiceConfig | None = None
         self._base_dir = Path.cwd()
-        self._service: Service | Replicas | None = None
+        self._service: Runtime | None = None
         self._thread: LoopThread | None = None
 
     def set_response_op(self, response_op: ResponseOp) -> None:
@@ -125,7 +126,7 @@ class PipelineServer:
         if service is not None:
             await service.stop()
 
-    async def _start(self, service: Service | Replicas) -> Service | Replicas:
+    async def _start(self, service: Runtime) -> Runtime:
         try:
             await service.start()
         except BaseException:
@@ -133,19 +134,19 @@ class PipelineServer:
             raise
         return service
 
-    def _new_service(self) -> Service | Replicas:
+    def _new_service(self) -> Runtime:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
         check_hooks(self._graph.all_ops)
         kind = Replicas if self._config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
-            outside = _outside_of(self._config, undo)
+            exposure = _exposure_of(self._config, undo)
             models = ModelServices(self._graph.ops, self._base_dir)
             undo.callback(models.close)
             models.open()
             loader = PredictorLoader(self._base_dir, models.addresses)
             service = kind(
-                self.name, self._graph, self._config, loader, companion=models, outside=outside
+                self.name, self._graph, self._config, loader, sidecar=models, exposure=exposure
             )
             service.fork()
             undo.pop_all()
@@ -166,26 +167,26 @@ class PipelineServer:
     @property
     def executor(self) -> Engine:
         """The running engine."""
-        return self._running().executor
+        return self._running().engine
 
-    def _running(self) -> Service | Replicas:
+    def _running(self) -> Runtime:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
 
 
-def _outside_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
+def _exposure_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
     """What callers see of the server: its own HTTP door, or the gateway and doors behind it."""
     if config.http_server == "embedded":
         return Exposure()
     gateway = Gateway(config)
     undo.callback(gateway.close)
-    doors = functools.partial(pipeline_frontends, sockets=gateway.open())
-    return Exposure(doors, front=gateway)
+    frontends = functools.partial(pipeline_frontends, sockets=gateway.open())
+    return Exposure(frontends, ingress=gateway)
 
 
 def serve_until_signalled(
-    service: Service | Replicas,
+    service: Runtime,
     on_ready: Callable[[], object],
     attend: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> None:
@@ -215,7 +216,7 @@ def serve_until_signalled(
 
 
 @contextlib.contextmanager
-def _signals_set(stop: asyncio.Event, service: Service | Replicas) -> Any:
+def _signals_set(stop: asyncio.Event, service: Runtime) -> Any:
     """SIGTERM and SIGINT set `stop`; a second one ends the grace period."""
     if threading.current_thread() is not threading.main_thread():
         yield

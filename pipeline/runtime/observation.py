@@ -65,6 +65,7 @@ class ObservabilityStack:
         self._executor: Engine | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._hooks = SinkHooks()
+        self._request_log: RequestLog | None = None
         self._on_snapshot: Callable[[bytes], object] | None = None
         self._told_flushes = 0
         self.journal: Journal = Journal([])
@@ -72,6 +73,7 @@ class ObservabilityStack:
     def observers(self, log: RequestLog) -> EngineObservers:
         """Return the engine's observers; after `start`."""
         op_names = [op.name for op in self._graph.ops]
+        self._request_log = log
 
         def failed(request: RequestState, error: PipelineError) -> None:
             level = logging.INFO if request.outcome in BY_CALLERS else logging.ERROR
@@ -157,6 +159,8 @@ class ObservabilityStack:
         for timer in self._timers.values():
             timer.cancel()
         self.journal.flush()
+        if self._request_log is not None:
+            self._request_log.flush()
         await asyncio.to_thread(self._hooks.closing.close)  # files, and collectors that may hang
 
     # Questions --------------------------------------------------------------------------

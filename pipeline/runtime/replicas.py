@@ -1,9 +1,9 @@
-"""Replicas: a server as several processes, each with doors, graph and workers of its own.
+"""Replicas: a server as several processes, each with frontends, graph and workers of its own.
 
 All of them listen on the same ports (SO_REUSEPORT): the system shares the connections out. Where
-there is a front it takes HTTP, and shares the requests out. This process only supervises: it starts
-the copies, replaces one that ends, tells all of them whether the whole is ready, and writes the log
-files.
+there is an ingress it takes HTTP, and shares the requests out. This process only supervises: it
+starts the replicas, replaces one that ends, tells all of them whether the whole is ready, and
+writes the log files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
 from pipeline.observe.logs.setup import open_logs
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Sidecar, log_warnings, ready_line
 from pipeline.runtime.ingress import NoIngress
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
@@ -35,7 +36,6 @@ from pipeline.runtime.replica_query import (
     ReplicaQuery,
     RetiredCounters,
 )
-from pipeline.runtime.service import LAST_S, Exposure, Sidecar, described, log_warnings
 from pipeline.system.event_loop import waited
 from pipeline.workers.process.wire import Link, framed
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
@@ -43,79 +43,84 @@ from pipeline.workers.zygote.controller import Child, Zygotes
 
 _LOGGER = logging.getLogger(__name__)
 
-_END_S = 10.0  # for a copy to end after its grace period
-_PARTED_S = 5.0  # for a copy to end after its last word
-_FIRST, _REPLACEMENT = 0, 1  # the main functions that a copy can run
+_EXIT_TIMEOUT_S = 10.0  # for a replica to end after its grace period
+_DISCONNECTED_TIMEOUT_S = 5.0  # for a replica to end after its last status
+_FIRST, _REPLACEMENT = 0, 1  # the main functions that a replica can run
 
 
 class _RunningReplica:
-    """One copy as the server sees it.
+    """One replica as the server sees it.
 
-    `word` is the last that it said of itself, `snapshot` its last Snapshot. `cause` is why we
+    `status` is the last that it told of itself, `snapshot` its last Snapshot. `cause` is why we
     killed it, if we did.
     """
 
-    def __init__(self, copies: Replicas, place: RestartSlot, zygotes: Zygotes, main: int) -> None:
-        self.place = place
-        self.word: ReplicaStatus = ReplicaStatus()
+    def __init__(self, replicas: Replicas, slot: RestartSlot, zygotes: Zygotes, main: int) -> None:
+        self.slot = slot
+        self.status: ReplicaStatus = ReplicaStatus()
         self.snapshot: bytes = b""
         self.cause: str = ""
-        self._copies = copies
-        self._told = ReplicaCommand()
+        self._replicas = replicas
+        self._sent = ReplicaCommand()
         self._loop = asyncio.get_running_loop()
-        self.child: Child = zygotes.start(main, place.number, self._changed)
-        self._link = Link(self.child.sock, self._loop, ReplicaStatus, self._heard, self._parted)
+        self.child: Child = zygotes.start(main, slot.number, self._on_child_change)
+        self._link = Link(
+            self.child.sock, self._loop, ReplicaStatus, self._on_status, self._on_disconnect
+        )
 
-    def tell(self, order: ReplicaCommand) -> None:
-        """Say it, unless it is nothing new."""
-        if order != self._told:
-            self._told = order
-            self._link.send(framed(order))
+    def tell(self, command: ReplicaCommand) -> None:
+        """Send the command, unless it is nothing new."""
+        if command != self._sent:
+            self._sent = command
+            self._link.send(framed(command))
 
-    def _heard(self, word: ReplicaStatus) -> None:
-        if word.is_aside:
-            self._heard_aside(word)
+    def _on_status(self, status: ReplicaStatus) -> None:
+        if status.is_extra:
+            self._on_extra(status)
             return
-        self.word = word
-        if word.is_over:
+        self.status = status
+        if status.is_done:
             self._link.close()
-            self._parted()
-        self._copies.heard_of(self)
+            self._on_disconnect()
+        self._replicas.on_status(self)
 
-    def _heard_aside(self, word: ReplicaStatus) -> None:
-        for record in word.records:
+    def _on_extra(self, status: ReplicaStatus) -> None:
+        for record in status.records:
             replay_bytes(record)
-        self.snapshot = word.snapshot or self.snapshot
-        if word.question is not None:
-            self._copies.queries.start(self, word.question)
-        if word.reply is not None:
-            text = self._copies.queries.on_reply(self, word.reply)
-            if text == SNAPSHOT:  # what has been shown must not be less when this copy is dead
-                self.snapshot = b"".join(word.reply.answers) or self.snapshot
+        self.snapshot = status.snapshot or self.snapshot
+        if status.question is not None:
+            self._replicas.queries.start(self, status.question)
+        if status.reply is not None:
+            text = self._replicas.queries.on_reply(self, status.reply)
+            if text == SNAPSHOT:  # what has been shown must not be less when this replica is dead
+                self.snapshot = b"".join(status.reply.answers) or self.snapshot
 
     def send_query(self, request: QueryRequest) -> None:
         """Ask it."""
         self._link.send(framed(ReplicaCommand(question=request)))
 
     def send_reply(self, reply: QueryReply) -> None:
-        """Tell it what all copies say to a question of its own."""
+        """Tell it what all replicas say to a question of its own."""
         self._link.send(framed(ReplicaCommand(reply=reply)))
 
-    def _parted(self) -> None:
-        """It has closed its socket, or we have: it is about to end."""
-        self._kill_in(_PARTED_S, "closed its connection to the server, did not end, and was killed")
+    def _on_disconnect(self) -> None:
+        """See that it ends, now that it has closed its socket, or we have."""
+        self._kill_in(
+            _DISCONNECTED_TIMEOUT_S,
+            "closed its connection to the server, did not end, and was killed",
+        )
 
-    def _changed(self, child: Child) -> None:
+    def _on_child_change(self, child: Child) -> None:
         if child.state == "stopped":
             self._kill_in(STOPPED_S, "was stopped (SIGSTOP), did not go on, and was killed")
         elif child.state == "running":
-            self.place.set_timer(None)
+            self.slot.set_timer(None)
         else:
             self._link.drain()
-            self._copies.ended(self)
+            self._replicas.on_exit(self)
 
     def _kill_in(self, delay_s: float, cause: str) -> None:
-        self.place.set_timer(self._loop.call_later(delay_s, self._kill, cause))
+        self.slot.set_timer(self._loop.call_later(delay_s, self._kill, cause))
 
     def _kill(self, cause: str) -> None:
         self.cause = cause
@@ -123,9 +128,9 @@ class _RunningReplica:
 
 
 class Replicas:
-    """A service of several processes, with the interface of `Service`.
+    """A Runtime of several processes.
 
-    Every copy answers for the whole: it is ready when all are, but for one that is just being
+    Every replica answers for the whole: it is ready when all are, but for one that is just being
     replaced after a crash.
     """
 
@@ -135,47 +140,47 @@ class Replicas:
         graph: Graph,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
-        companion: Sidecar | None = None,
-        outside: Exposure | None = None,
+        sidecar: Sidecar | None = None,
+        exposure: Exposure | None = None,
     ) -> None:
         self._name = name
         self._graph = graph
         self._config = config
         self._load_predictor = load_predictor
-        self._companion = companion
-        self._outside = outside or Exposure()
+        self._sidecar = sidecar
+        self._exposure = exposure or Exposure()
         self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
-        self._places = [RestartSlot(number) for number in range(config.copies)]
+        self._slots = [RestartSlot(number) for number in range(config.copies)]
         self._running: set[_RunningReplica] = set()
         self._is_up = False
-        self._order = ReplicaCommand()
+        self._command = ReplicaCommand()
         self._retired = RetiredCounters()
         self.queries: ReplicaQuery = ReplicaQuery(
-            lambda: [copy for copy in self._running if copy.word.is_started],
-            lambda copy, text: copy.snapshot if text == SNAPSHOT else b"",
+            lambda: [replica for replica in self._running if replica.status.is_started],
+            lambda replica, text: replica.snapshot if text == SNAPSHOT else b"",
             lambda text: self._retired.snapshots() if text == SNAPSHOT else [],
         )
         self._stopping: asyncio.Task[None] | None = None
-        self._hurried = asyncio.Event()
+        self._grace_cancelled = asyncio.Event()
         self.rpc_port: int | None = None
         self._http_port: int | None = None
 
     @property
     def http_port(self) -> int | None:
-        return self._outside.front.port if self._outside.front.takes_http else self._http_port
+        return self._exposure.ingress.port if self._exposure.ingress.takes_http else self._http_port
 
     @property
-    def executor(self) -> Engine:
+    def engine(self) -> Engine:
         raise InitError("build_dag_each_worker: the engines run in processes of their own.")
 
     def describe(self) -> str:
-        """One line for whoever started the server."""
-        line = described(self._name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
-        return f"{line}, {len(self._places)} copies"
+        """Return one line for whoever started the server."""
+        line = ready_line(self._name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
+        return f"{line}, {len(self._slots)} copies"
 
     def fork(self) -> None:
-        """Reserve the ports and fork what the copies are forked from.
+        """Reserve the ports and fork what the replicas are forked from.
 
         Raises:
             InitError: a port is in use, or gRPC is in this process, see `require_grpc_unused`.
@@ -189,7 +194,7 @@ class Replicas:
                 self._graph,
                 msgspec.structs.replace(self._config, **self._reserved()),
                 self._load_predictor,
-                dataclasses.replace(self._outside, front=NoIngress()),  # it is not theirs to run
+                dataclasses.replace(self._exposure, ingress=NoIngress()),  # it is not theirs to run
             )
             mains = [main, dataclasses.replace(main, is_replacement=True)]
             self._zygotes = Zygotes(mains, start_method)
@@ -198,17 +203,17 @@ class Replicas:
             raise
 
     def _reserved(self) -> dict[str, Any]:
-        """What the copies' configuration says of ports: the real ones, which are theirs alone."""
+        """Return what the replicas' configuration says of ports: the real ones, theirs alone."""
         self.rpc_port = self._reserve(self._config.rpc_port, "rpc_port")
         found: dict[str, Any] = {"rpc_port": self.rpc_port}
-        if not self._outside.front.takes_http:  # else it is bound by who does
+        if not self._exposure.ingress.takes_http:  # else it is bound by who does
             found["http_port"] = self._http_port = self._reserve(
                 self._config.http_port, "http_port"
             )
         return {**found, "dag": self._dag()}
 
     def _dag(self) -> DagConfig:
-        """`dag` with the port of the metrics, if there is one."""
+        """Return `dag` with the port of the metrics, if there is one."""
         dag = self._config.dag
         if not dag.enable_prometheus:
             return dag
@@ -225,36 +230,36 @@ class Replicas:
         return found
 
     async def start(self) -> None:
-        """Start the copies; returns when all are ready. InitError tells why one is not."""
+        """Start the replicas; returns when all are ready. InitError tells why one is not."""
         assert self._zygotes is not None, "fork() comes first"
         self._loop = asyncio.get_running_loop()
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._closing.enter_context(open_logs(self._config.log))
         log_warnings(self._config, self._graph)
-        fronted = self._outside.front.start()
-        if self._companion is not None:
-            await told_if_slow("model services", self._companion.start(), self._loop)
+        ingress_ready = self._exposure.ingress.start()
+        if self._sidecar is not None:
+            await told_if_slow("model services", self._sidecar.start(), self._loop)
         self._zygotes.attach(self._loop)
-        for place in self._places:
-            self._launch(place)
+        for slot in self._slots:
+            self._launch(slot)
         await self._started
-        await fronted
+        await ingress_ready
         _LOGGER.info("%s", self.describe())
 
     async def stop(self) -> None:
-        """Have the copies drain for the grace period, and end them."""
+        """Have the replicas drain for the grace period, and end them."""
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
 
     def cancel_grace(self) -> None:
-        """Cut the grace period short: what is left is answered at once."""
-        self._hurried.set()
-        self._outside.front.cancel_grace()
-        self._tell_to_hurry()
+        """End the grace period: what is left is answered at once."""
+        self._grace_cancelled.set()
+        self._exposure.ingress.cancel_grace()
+        self._tell_to_cancel_grace()
 
-    def _tell_to_hurry(self) -> None:
+    def _tell_to_cancel_grace(self) -> None:
         self._tell(ReplicaCommand(stop=True, cancel_grace=True))
 
     async def _stop(self) -> None:
@@ -263,103 +268,105 @@ class Replicas:
             if self._zygotes is not None:
                 await self._zygotes.close(KILLED_S)
         finally:
-            for place in self._places:
-                place.set_timer(None)
+            for slot in self._slots:
+                slot.set_timer(None)
             self.queries.close()
-            self._outside.front.close()
-            if self._companion is not None:
-                await self._companion.stop()
+            self._exposure.ingress.close()
+            if self._sidecar is not None:
+                await self._sidecar.stop()
             _LOGGER.info("pipeline server stopped")
             self._closing.close()
 
     async def _drain(self) -> None:
-        """Have the front end, and then the copies, within the grace period."""
+        """Have the ingress end, and then the replicas, within the grace period."""
         loop, grace_s = asyncio.get_running_loop(), self._config.stop_grace_period_s
-        if self._is_up and not self._order.stop:
-            self._outside.front.drain()
+        if self._is_up and not self._command.stop:
+            self._exposure.ingress.drain()
             self._tell(ReplicaCommand(drains=True))
-            await waited(self._hurried, self._config.drain_delay_s)
-        late = loop.call_later(grace_s, self._tell_to_hurry)
+            await waited(self._grace_cancelled, self._config.drain_delay_s)
+        late = loop.call_later(grace_s, self._tell_to_cancel_grace)
         if not self._is_up:  # what waits for the Ops waits in vain
             self.cancel_grace()
-        elif not self._order.stop:
+        elif not self._command.stop:
             self._tell(ReplicaCommand(closes=True))
-            await waited(self._hurried, min(LAST_S, self._config.drain_delay_s))
-        await self._outside.front.stop(grace_s)
+            await waited(self._grace_cancelled, min(STRAGGLERS_S, self._config.drain_delay_s))
+        await self._exposure.ingress.stop(grace_s)
         if self._running:
-            if not self._order.stop:
+            if not self._command.stop:
                 self._tell(ReplicaCommand(stop=True))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_ended.wait(), grace_s + _END_S)
+                await asyncio.wait_for(self._all_ended.wait(), grace_s + _EXIT_TIMEOUT_S)
         late.cancel()
 
-    def _launch(self, place: RestartSlot) -> None:
+    def _launch(self, slot: RestartSlot) -> None:
         assert self._zygotes is not None, "fork() comes first"
         if self._stopping is not None:
             return
         try:
             main = _REPLACEMENT if self._is_up else _FIRST
-            copy = _RunningReplica(self, place, self._zygotes, main)
+            replica = _RunningReplica(self, slot, self._zygotes, main)
         except InitError as error:  # no file descriptor is left
-            place.ended(f"could not be started: {error}", got_somewhere=False)
-            self._make_good(place, None)
+            slot.ended(f"could not be started: {error}", got_somewhere=False)
+            self._replace(slot, None)
             return
-        self._running.add(copy)
+        self._running.add(replica)
         self._all_ended.clear()
-        copy.tell(self._order)
+        replica.tell(self._command)
 
-    def heard_of(self, copy: _RunningReplica) -> None:
-        """A copy started, failed to, is ready or no longer, or says so at its doors."""
-        if copy.word.is_ready:
-            copy.place.is_steady()
-        if not self._is_up and len(self._running) == len(self._places):
-            self._is_up = all(each.word.is_started and each.word.is_ready for each in self._running)
+    def on_status(self, replica: _RunningReplica) -> None:
+        """Take in that a replica started, failed to, is ready or no longer, or shows so."""
+        if replica.status.is_ready:
+            replica.slot.is_steady()
+        if not self._is_up and len(self._running) == len(self._slots):
+            self._is_up = all(
+                each.status.is_started and each.status.is_ready for each in self._running
+            )
         self._tell_readiness()
-        is_shown = self._is_up and all(each.word.shows_ready for each in self._running)
+        is_shown = self._is_up and all(each.status.shows_ready for each in self._running)
         if is_shown and not self._started.done():
             self._started.set_result(None)
 
     @property
     def _is_ready(self) -> bool:
-        """Whether the whole is: one that is being replaced is made good by the others."""
-        started = [copy.word for copy in self._running if copy.word.is_started]
+        """True if the whole is ready: the others stand in for one that is being replaced."""
+        started = [replica.status for replica in self._running if replica.status.is_started]
         return (
             self._is_up
             and bool(started)
-            and all(word.is_ready for word in started)
-            and not any(place.is_looping for place in self._places)
+            and all(status.is_ready for status in started)
+            and not any(slot.is_looping for slot in self._slots)
         )
 
     def _tell_readiness(self) -> None:
         if self._stopping is None:
             self._tell(ReplicaCommand(self._is_ready))
 
-    def _tell(self, order: ReplicaCommand) -> None:
-        self._order = order
-        for copy in self._running:
-            copy.tell(order)
+    def _tell(self, command: ReplicaCommand) -> None:
+        self._command = command
+        for replica in self._running:
+            replica.tell(command)
 
-    def ended(self, copy: _RunningReplica) -> None:
-        """A copy is gone: its callers see their connections close; another takes its place."""
-        self._running.discard(copy)
-        self._retired.add(copy.snapshot)
-        self.queries.on_exit(copy)
+    def on_exit(self, replica: _RunningReplica) -> None:
+        """Have another take the slot of a replica that has ended; its callers are disconnected."""
+        self._running.discard(replica)
+        self._retired.add(replica.snapshot)
+        self.queries.on_exit(replica)
         if not self._running:
             self._all_ended.set()
-        word, place = copy.word, copy.place
-        cause = copy.cause or ("did not start" if word.failure else copy.child.ending)
-        place.ended(cause, got_somewhere=word.is_started)
-        self._make_good(place, copy.child.pid, word.failure)
+        status, slot = replica.status, replica.slot
+        cause = replica.cause or ("did not start" if status.failure else replica.child.ending)
+        slot.ended(cause, got_somewhere=status.is_started)
+        self._replace(slot, replica.child.pid, status.failure)
 
-    def _make_good(self, place: RestartSlot, pid: int | None, failure: str = "") -> None:
-        """Have what just ended started anew, or give up if the server never came up."""
+    def _replace(self, slot: RestartSlot, pid: int | None, failure: str = "") -> None:
+        """Start anew what just ended, or give up if the server never came up."""
         if self._stopping is not None:
             return
-        what = f"copy {place.number} of the server (pid {pid}) {place.last_cause}"
+        what = f"copy {slot.number} of the server (pid {pid}) {slot.last_cause}"
         if not self._is_up:
             if not self._started.done():
                 self._started.set_exception(InitError(failure or f"{what}."))
             return
-        _LOGGER.error("%s: %s%s", what, place.describe_restart(), failure and f"\n{failure}")
-        place.set_timer(self._loop.call_later(place.pause_s, self._launch, place))
+        _LOGGER.error("%s: %s%s", what, slot.describe_restart(), failure and f"\n{failure}")
+        slot.set_timer(self._loop.call_later(slot.pause_s, self._launch, slot))
         self._tell_readiness()

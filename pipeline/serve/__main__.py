@@ -27,8 +27,9 @@ from pipeline.frontends.listen import ABSTRACT, bind
 from pipeline.observe.logs.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
+from pipeline.runtime.base import Exposure
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import Exposure, Service
+from pipeline.runtime.service import Service
 from pipeline.runtime.sidecar import READY
 from pipeline.serve.answer import answers_of, grpc_service
 from pipeline.serve.arguments import MODEL, ServeSettings, read_arguments
@@ -70,12 +71,12 @@ def serve(settings: ServeSettings) -> None:
     graph = _graph(settings, config)
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listener(settings))
-        outside = Exposure(
+        exposure = Exposure(
             lambda behind: _doors(behind, listener, settings),
             functools.partial(_logs_to_stderr, _CHILD_LOG if settings.parent_fd else _LOG),
         )
         loader = PredictorLoader(Path.cwd())
-        service = Service(None, graph, config, loader, outside=outside)
+        service = Service(None, graph, config, loader, exposure=exposure)
         service.fork()
         if settings.parent_fd is None:
             serve_until_signalled(

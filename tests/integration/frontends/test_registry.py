@@ -99,7 +99,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[PipelineServer]:
 
 @pytest.mark.parametrize("server", [{"lines": {"end": "!"}}], indirect=True)
 def test_a_server_opens_a_frontend_from_outside_with_its_options(server: PipelineServer) -> None:
-    port = server._service._doors["lines"].port
+    port = server._service._frontends.ports["lines"]
     assert f"lines on port {port}" in server._service.describe()
     with socket.create_connection(("127.0.0.1", port)) as caller, caller.makefile("rw") as lines:
         for word in ("one", "two"):

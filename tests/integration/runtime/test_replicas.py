@@ -155,7 +155,7 @@ def test_servers_run_one_after_the_other_and_at_once():
 
 def test_a_server_ends_by_itself_beside_one_that_was_started_later(monkeypatch):
     monkeypatch.setattr(
-        "pipeline.runtime.replicas._PARTED_S", 600.0
+        "pipeline.runtime.replicas._DISCONNECTED_TIMEOUT_S", 600.0
     )  # its copies end without being killed
     server = server_for(who(), stop_grace_period=600_000, **TWO)
     server.start()

@@ -29,8 +29,9 @@ from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response
+from pipeline.runtime.base import Exposure
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import Exposure, Service
+from pipeline.runtime.service import Service
 from pipeline.serve.answer import Answer, answers_of
 from pipeline.serve.ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
 from pipeline.system.event_loop import loop_factory
@@ -87,7 +88,7 @@ def with_model(
 
     async def run() -> None:
         loader = PredictorLoader(Path(), load=lambda local, worker: model)
-        service = Service(None, graph, config, loader, outside=Exposure(no_doors))
+        service = Service(None, graph, config, loader, exposure=Exposure(no_doors))
         try:
             await service.start()
             async with asyncio.timeout(30):

@@ -1,0 +1,96 @@
+"""Runtime: what a server runs, in one process or in several; and what both have beside them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.engine.engine import Engine
+from pipeline.engine.graph import Graph
+from pipeline.engine.hooks import doubtful_names
+from pipeline.frontends.base import OpenFrontends
+from pipeline.frontends.registry import pipeline_frontends
+from pipeline.observe.logs.setup import open_logs
+from pipeline.observe.logs.terminal import TOLD
+from pipeline.runtime.ingress import Ingress, NoIngress
+
+_LOGGER = logging.getLogger(__name__)
+
+STRAGGLERS_S = 0.2  # for requests of callers that could not know yet that frontends are closed
+
+
+class Runtime(Protocol):
+    """What `run_server` runs: the processes of a server, and their life."""
+
+    @property
+    def rpc_port(self) -> int | None:
+        """The gRPC port, the real one where 0 was configured."""
+
+    @property
+    def http_port(self) -> int | None:
+        """The HTTP port; None: there is no HTTP."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; InitError if it is not in this process, or not started."""
+
+    def describe(self) -> str:
+        """Return one line for whoever started the server."""
+
+    def fork(self) -> None:
+        """Fork what processes are forked from: before there are threads or gRPC objects.
+
+        Those do not survive a fork, and locks that they hold stay locked in the child.
+        """
+
+    async def start(self) -> None:
+        """Return when requests are answered; InitError says why they are not."""
+
+    async def stop(self) -> None:
+        """Take no more requests, answer what is left within the grace period, end all."""
+
+    def cancel_grace(self) -> None:
+        """End the grace period: what is left is answered at once."""
+
+
+class Sidecar(Protocol):
+    """What has to run before a server can start, and ends after it."""
+
+    async def start(self) -> None:
+        """Return when it runs; InitError says why it does not."""
+
+    async def stop(self) -> None:
+        """End it. May be called without `start`, and twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """What a server shows of itself: its frontends, where its logs go, what stands before all."""
+
+    frontends: OpenFrontends = pipeline_frontends
+    logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
+    ingress: Ingress = NoIngress()  # noqa: RUF009  # it has no state
+
+
+def ready_line(name: str | None, ports: Mapping[str, int | None]) -> str:
+    """Return one line for whoever started a server."""
+    where = ", ".join(f"{frontend} on port {port}" for frontend, port in ports.items() if port)
+    return f"pipeline server {name or ''} is ready: {where}".replace("  ", " ")
+
+
+def log_warnings(config: ServiceConfig, graph: Graph) -> None:
+    """Log what is odd about a configuration, and about the methods of its Ops."""
+    for warning in config.warnings:
+        _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
+    for warning in _warnings_about(config, graph):
+        _LOGGER.warning("%s", warning)
+
+
+def _warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
+    yield from doubtful_names(graph.all_ops)
+    yield from unknown_ops(config, [op.name for op in graph.ops])
+    yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})
