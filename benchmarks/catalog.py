@@ -7,12 +7,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.ask import Question
+from benchmarks.process import ROOT
 from benchmarks.services.batch import BATCH_SIZE, CALL_S, CONCURRENCY
 from benchmarks.services.common import BLIND, GATEWAY, PROCESSES, PROFILED, WATCHED
 from benchmarks.services.python_work import expected
@@ -41,13 +43,17 @@ class Transport(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A service and how it is asked. `command`: a module of benchmarks/services, its arguments."""
+    """A service and how it is asked. `command`: a module of benchmarks/services, its arguments.
+
+    `root`: the tree that it runs from.
+    """
 
     name: str
     command: tuple[str, ...]
     transport: Transport
     question: Question
     path: str = "/inference"
+    root: Path = ROOT
 
 
 @dataclass(frozen=True, slots=True)

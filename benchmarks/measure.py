@@ -132,7 +132,7 @@ def _ready(case: Case, most_clients: int) -> Iterator[_Drive]:
     if case.transport is Transport.LOOP:
         yield functools.partial(_drive_loop, case)
         return
-    with running(*case.command) as service:
+    with running(*case.command, root=case.root) as service:
         answer = service.first_answer(lambda: _ask(case, service))
         _load(case, service, answer, most_clients, _WARM_UP_S, check=True)
         yield functools.partial(_drive_service, case, service, answer)
@@ -160,7 +160,7 @@ def _drive_loop(case: Case, clients: int, seconds: float) -> Measurement:
     module, *arguments = case.command
     command = [sys.executable, "-m", f"benchmarks.services.{module}"]
     command += [str(seconds), str(clients), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=case.root, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotMeasuredError(done.stderr)
     return Measurement(**json.loads(done.stdout))

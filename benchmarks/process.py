@@ -17,17 +17,30 @@ from benchmarks import NotMeasuredError
 from benchmarks.family import Holdings, Usage, holdings_of, members, usage_of
 from benchmarks.services.ports import free_ports
 
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _T = TypeVar("_T")
 
 
 class Service:
-    """A running `benchmarks/services/<module>.py`; its output and logs go to `folder`."""
+    """A running `benchmarks/services/<module>.py`; its output and logs go to `folder`.
 
-    def __init__(self, folder: Path, module: str, *arguments: str) -> None:
+    Args:
+        root: the tree that it runs from.
+        under: a command that runs it, such as valgrind.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: str,
+        *arguments: str,
+        root: Path = ROOT,
+        under: tuple[str, ...] = (),
+    ) -> None:
         self.module = module
+        self.folder = folder
         self.http_port, self.grpc_port = free_ports()
         self._log = folder / "output"
         environment = os.environ | {
@@ -35,23 +48,24 @@ class Service:
             "BENCH_GRPC_PORT": str(self.grpc_port),
             "SERVING_LOG_PATH": str(folder),
             "SERVING_HOME": str(folder),
+            "PYTHONPATH": str(root),
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"benchmarks.services.{module}", *arguments],
-                cwd=_ROOT,
+                [*under, sys.executable, "-m", f"benchmarks.services.{module}", *arguments],
+                cwd=root,
                 env=environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def first_answer(self, ask: Callable[[], _T]) -> _T:
-        """The result of `ask`, called until it raises no OSError.
+    def first_answer(self, ask: Callable[[], _T], limit_s: float = _START_LIMIT_S) -> _T:
+        """Return the result of `ask`, called until it raises no OSError.
 
-        Raises NotMeasuredError if the service ends, or does not answer for a minute.
+        Raises NotMeasuredError if the service ends, or does not answer within `limit_s`.
         """
-        give_up = time.monotonic() + _START_LIMIT_S
+        give_up = time.monotonic() + limit_s
         while True:
             try:
                 return ask()
@@ -101,10 +115,12 @@ class Service:
 
 
 @contextlib.contextmanager
-def running(module: str, *arguments: str) -> Iterator[Service]:
+def running(
+    module: str, *arguments: str, root: Path = ROOT, under: tuple[str, ...] = ()
+) -> Iterator[Service]:
     """Start a service; stop it when the block ends."""
     with TemporaryDirectory(prefix="bench-") as folder:
-        service = Service(Path(folder), module, *arguments)
+        service = Service(Path(folder), module, *arguments, root=root, under=under)
         try:
             yield service
         finally:

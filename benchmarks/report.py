@@ -19,7 +19,12 @@ BEGIN = "<!-- benchmarks: written by `python -m benchmarks --write` -->"
 END = "<!-- benchmarks: end -->"
 
 _PACKAGES = ("grpcio", "uvicorn", "uvloop", "orjson", "numpy", "onnxruntime", "mosec")
-_UNITS = {"per_s": "requests/s", "p50_ms": "p50 ms", "p50_us": "p50 us"}
+_UNITS = {
+    "per_s": "requests/s",
+    "p50_ms": "p50 ms",
+    "p50_us": "p50 us",
+    "server_ms": "server CPU ms",
+}
 
 
 def markdown(results: Results, plan: Plan, targets: Sequence[Target]) -> str:

@@ -13,7 +13,14 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.executor import DispatchCycle, Executor, own_dict
-from pipeline.engine.filters import Deadline, Filter, FilterChain, Profile, RequestRetry, Trace
+from pipeline.engine.filters import (
+    Deadline,
+    Filter,
+    FilterChain,
+    ProfileFilter,
+    RequestRetry,
+    Trace,
+)
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.engine.observers import EngineObservers
@@ -116,7 +123,7 @@ class Engine:
         if observers.begin_trace is not None:
             filters.append(Trace(observers.begin_trace))
         if observers.profile is not None:
-            filters.append(Profile(observers.profile, observers.clock_ns))
+            filters.append(ProfileFilter(observers.profile, observers.clock_ns))
         if config.dag.retry > 1:
             filters.append(RequestRetry(config.dag.retry, self._start_over))
         return filters

@@ -195,7 +195,7 @@ class Trace(Filter):
             _LOGGER.exception("a trace could not be begun")
 
 
-class Profile(Filter):
+class ProfileFilter(Filter):
     """Profile of a request in its answer, where the caller asked for one.
 
     Args:

@@ -33,7 +33,7 @@ def render(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
         by_copy: give each process series of its own, told apart by the label `copy`. A sum of
             them would fall when one is replaced, and Prometheus takes that for a restart of all.
     """
-    return _text(_all(_Copies(snapshots, by_copy)))
+    return _text(_all(_Replicas(snapshots, by_copy)))
 
 
 def render_predecessor(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
@@ -41,10 +41,10 @@ def render_predecessor(snapshots: Sequence[Snapshot], by_copy: bool = False) -> 
 
     Durations are microseconds of requests that succeeded.
     """
-    return _text(_predecessors(_Copies(snapshots, by_copy)))
+    return _text(_predecessors(_Replicas(snapshots, by_copy)))
 
 
-class _Copies:
+class _Replicas:
     """The snapshots, and the labels that tell their series apart."""
 
     def __init__(self, snapshots: Sequence[Snapshot], by_copy: bool) -> None:
@@ -71,7 +71,7 @@ class _Copies:
                 yield self.labels(snapshot, {"model": name}), op
 
 
-def _all(copies: _Copies) -> Iterator[Metric]:
+def _all(copies: _Replicas) -> Iterator[Metric]:
     yield from _tritons(copies)
     yield from _totals(copies)
     yield from _of_ops(copies)
@@ -110,7 +110,7 @@ _OF_A_MODEL: Mapping[str, tuple[str, _Per]] = {
 }
 
 
-def _tritons(copies: _Copies) -> Iterator[Metric]:
+def _tritons(copies: _Replicas) -> Iterator[Metric]:
     for name, (text, value) in _OF_A_MODEL.items():
         samples = [(_versioned(labels), value(model)) for labels, model in copies.models()]
         yield _metric("counter", name, text, samples)
@@ -125,7 +125,7 @@ def _tritons(copies: _Copies) -> Iterator[Metric]:
     yield _metric("gauge", "nv_inference_pending_request_count", text, _pending(copies))
 
 
-def _pending(copies: _Copies) -> _Samples:
+def _pending(copies: _Replicas) -> _Samples:
     for snapshot in copies.snapshots:
         for model in snapshot.models[:1]:
             labels = copies.labels(snapshot, {"model": model.name})
@@ -141,7 +141,7 @@ def _versioned(labels: Labels) -> Labels:
 # Ours -------------------------------------------------------------------------------------
 
 
-def _totals(copies: _Copies) -> Iterator[Metric]:
+def _totals(copies: _Replicas) -> Iterator[Metric]:
     engines = [(copies.labels(each), each.engine) for each in copies.snapshots]
     yield _metric(
         "gauge",
@@ -173,7 +173,7 @@ def _totals(copies: _Copies) -> Iterator[Metric]:
     )
 
 
-def _of_ops(copies: _Copies) -> Iterator[Metric]:
+def _of_ops(copies: _Replicas) -> Iterator[Metric]:
     yield _metric(
         "gauge",
         "pipeline_op_requests",
@@ -226,7 +226,7 @@ def _worker_states(workers: WorkersState) -> Mapping[str, int]:
     }
 
 
-def _histograms(copies: _Copies) -> Iterator[Metric]:
+def _histograms(copies: _Replicas) -> Iterator[Metric]:
     yield _histogram(
         "pipeline_request_duration_seconds",
         "Time of requests that were answered well, from end to end.",
@@ -266,7 +266,7 @@ def _batch_sizes(model: ModelCounters) -> _Histogram:
 # Paddle Serving's -------------------------------------------------------------------------
 
 
-def _predecessors(copies: _Copies) -> Iterator[Metric]:
+def _predecessors(copies: _Replicas) -> Iterator[Metric]:
     served = [each for each in copies.snapshots if each.models]
 
     def metric(name: str, text: str, value: Callable[[Snapshot], float]) -> Metric:

@@ -39,7 +39,7 @@ class Strides(NamedTuple):
     requests: Integers
 
 
-class Chosen(NamedTuple):
+class SampledRows(NamedTuple):
     """Rows of SPAN, REQUEST and LOAD to be written."""
 
     spans: Rows
@@ -89,7 +89,7 @@ class Sampler:
         self._covered: list[tuple[Times, Times]] = []
         self._is_cut = False
 
-    def choose(self, spans: Rows, requests: Rows) -> Chosen:
+    def choose(self, spans: Rows, requests: Rows) -> SampledRows:
         """The rows to be written of a flush. It takes some 0.1 us a row."""
         self._adapt(self._count(spans, requests))
         self._cover(requests)
@@ -99,7 +99,7 @@ class Sampler:
         told_requests = request_strides > 0
         self._is_cut |= not (told_spans.all() and told_requests.all())
         is_over = self._latest_ns - self._begin_ns >= _WINDOW_NS
-        return Chosen(
+        return SampledRows(
             spans.compress(told_spans),
             requests.compress(told_requests),
             Strides(span_strides[told_spans], request_strides[told_requests]),

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from pipeline.engine.journal import REQUEST, SPAN, Rows, wall_offset_ns
-from pipeline.observe.analysis.sampling import NO_LOADS, Chosen, Sampler
+from pipeline.observe.analysis.sampling import NO_LOADS, SampledRows, Sampler
 from pipeline.observe.background import Background
 from pipeline.observe.paddle.profile import load_lines, profile_lines
 from pipeline.observe.sink import SinkContext
@@ -56,21 +56,21 @@ class ProfileWriter:
         """Write what was taken in, end the thread. May be called again."""
         if self._sampler is not None and (loads := self._sampler.end()).size:
             nothing = np.empty(0, SPAN), np.empty(0, REQUEST)
-            self._submit(Chosen(*nothing, None, loads))
+            self._submit(SampledRows(*nothing, None, loads))
         self._background.close()
 
     def notify(self, spans: Rows, requests: Rows) -> None:
         if self._sampler is None:
-            self._submit(Chosen(spans, requests, None, NO_LOADS))
+            self._submit(SampledRows(spans, requests, None, NO_LOADS))
         else:
             self._submit(self._sampler.choose(spans, requests))
 
-    def _submit(self, chosen: Chosen) -> None:
+    def _submit(self, chosen: SampledRows) -> None:
         if chosen.spans.size or chosen.requests.size or chosen.loads.size:
             offset_ns = wall_offset_ns()
             self._background.submit(lambda: self._write(chosen, offset_ns))
 
-    def _write(self, chosen: Chosen, offset_ns: int) -> None:
+    def _write(self, chosen: SampledRows, offset_ns: int) -> None:
         stream: Any = sys.stderr if self._stream is None else self._stream
         if self._is_broken or stream is None:
             return

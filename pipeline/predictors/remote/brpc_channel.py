@@ -28,8 +28,8 @@ from pipeline.predictors.remote.endpoints import EndpointPolicy
 from pipeline.proto.brpc.frames import (
     BrpcCode,
     BrpcFrame,
+    BrpcTrace,
     FrameError,
-    Trace,
     code_name,
     decompress,
     error_of,
@@ -276,7 +276,7 @@ class BrpcChannel:
             _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
 
 
-def _trace_of_call(name: str) -> Trace | None:
+def _trace_of_call(name: str) -> BrpcTrace | None:
     """The running call's trace in brpc's terms; None if it is not recorded: brpc has no such flag.
 
     A server takes the span's id for its own span, so the call gets one below the running call's.
@@ -286,7 +286,7 @@ def _trace_of_call(name: str) -> Trace | None:
         return None
     called = parse_traceparent(child(call_trace(), name, "brpc"))
     assert called is not None, "it is ours"
-    return Trace(caller.trace_id, called.span_id, caller.span_id)
+    return BrpcTrace(caller.trace_id, called.span_id, caller.span_id)
 
 
 def _joined(reasons: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ class FrameError(ValueError):
     """The bytes are not what the format allows; the text says what is wrong with them."""
 
 
-class Trace(NamedTuple):
+class BrpcTrace(NamedTuple):
     """Place of a call: ids of its trace, its own span and the span above. brpc has 64 bits
     for each; of a longer id the low ones travel."""
 
@@ -98,7 +98,7 @@ def request_meta(
     log_id: int = 0,
     timeout_ms: int = 0,
     service: str = SERVICE,
-    trace: Trace | None = None,
+    trace: BrpcTrace | None = None,
 ) -> RpcMeta:
     """Return the meta of a call of `service`'s `method`; 0 leaves `log_id` and `timeout_ms` out.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from played_service import MS, never_ran, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal import REQUEST, SPAN, Rows
-from pipeline.observe.analysis.sampling import Chosen, Sampler
+from pipeline.observe.analysis.sampling import SampledRows, Sampler
 
 SECOND_NS = 1_000 * MS
 NO_TURNS = np.array([], SPAN)
@@ -24,7 +24,9 @@ def requests_at(first_id: int, count: int, begin_ns: int, end_ns: int, step: int
     return rows
 
 
-def run(sampler: Sampler, rates: list[int], step: int = 1, folds: int = 10) -> list[list[Chosen]]:
+def run(
+    sampler: Sampler, rates: list[int], step: int = 1, folds: int = 10
+) -> list[list[SampledRows]]:
     """A second of each rate in turn; what was chosen in each of them."""
     seconds, first_id, now = [], 0, SECOND_NS
     for rate in rates:
@@ -37,11 +39,11 @@ def run(sampler: Sampler, rates: list[int], step: int = 1, folds: int = 10) -> l
     return seconds
 
 
-def told(second: list[Chosen]) -> int:
+def told(second: list[SampledRows]) -> int:
     return sum(len(chosen.requests) for chosen in second)
 
 
-def stands_for(second: list[Chosen]) -> int:
+def stands_for(second: list[SampledRows]) -> int:
     return sum(int(chosen.strides.requests.sum()) for chosen in second if chosen.strides)
 
 

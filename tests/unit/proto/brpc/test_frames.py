@@ -19,10 +19,10 @@ from pipeline.proto.brpc.frames import (
     SERVICE,
     BrpcCode,
     BrpcFrame,
+    BrpcTrace,
     Compression,
     FrameError,
     FrameReader,
-    Trace,
     compress,
     decompress,
     error_of,
@@ -178,7 +178,7 @@ def test_a_log_id_of_64_bits_keeps_its_bits():
 
 
 def test_a_trace_travels_as_the_low_64_bits_of_its_ids():
-    request = request_meta("m", 1, trace=Trace(2**64 + 3, 2**63, 2**64 - 1)).request
+    request = request_meta("m", 1, trace=BrpcTrace(2**64 + 3, 2**63, 2**64 - 1)).request
     assert (request.trace_id, request.span_id, request.parent_span_id) == (3, -(2**63), -1)
     assert not request_meta("m", 1).request.HasField("trace_id")
 

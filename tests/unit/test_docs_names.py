@@ -1,0 +1,100 @@
+"""The names in docs/ and CONTRIBUTING.md: what a link or the glossary names is in that file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PACKAGE = ROOT / "pipeline"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+PAGES = (ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md")
+LINK = re.compile(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)")
+WORD = re.compile(r"^\| ([^|]+) \| [^|]+ \| (.+) \|$", re.MULTILINE)
+PLACE = re.compile(r"(?:`(\w+)`, )?`(pipeline/[\w/]+(?:\.py|/))`")
+
+# Paddle Serving's public classes and the library's own, for isinstance to hold (see the glossary).
+TWICE = {"ChannelData", "PipelineServer", "WebService"}
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Return what a module defines: functions, classes with their members, and values."""
+    return frozenset(_names(ast.parse(path.read_text(encoding="utf-8")).body, ""))
+
+
+def _names(body: list[ast.stmt], prefix: str) -> list[str]:
+    found = []
+    for node in body:
+        match node:
+            case ast.ClassDef(name=name):
+                found += [prefix + name, *_names(node.body, f"{prefix}{name}.")]
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.append(prefix + name)
+            case ast.Assign(targets=targets):
+                found += [prefix + each.id for each in targets if isinstance(each, ast.Name)]
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.append(prefix + name)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_to_code_names_something_that_is_there(page):
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert links, "nothing was found: the test would hold of anything"
+    wrong = [
+        f"{name} is not in {path}"
+        for name, path in links
+        if name not in names_in((page.parent / path).resolve())
+    ]
+    assert wrong == []
+
+
+def test_each_word_of_the_glossary_is_where_it_says():
+    wrong = []
+    for word, where in WORD.findall(GLOSSARY.read_text(encoding="utf-8")):
+        places = PLACE.findall(where)
+        if word in ("word", "---"):
+            continue
+        assert places, f"{word}: no place"
+        for name, path in places:
+            place = ROOT / path
+            if not place.exists() or (name and name not in names_in(place)):
+                wrong.append(f"{word}: no {name} in {path}")
+    assert wrong == []
+
+
+def test_the_words_of_the_glossary_stand_once_and_in_order():
+    words = [word for word, _ in WORD.findall(GLOSSARY.read_text(encoding="utf-8"))][2:]
+    assert words == sorted(words, key=str.lower)
+    assert len(words) == len(set(words))
+
+
+@cache
+def _classes() -> Counter[str]:
+    return Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+
+
+def test_a_class_name_stands_for_one_class():
+    classes = _classes()
+    assert {name for name, count in classes.items() if count > 1 and name[0] != "_"} == TWICE
+
+
+@pytest.mark.parametrize(
+    "word", ["Door", "Site", "Gate", "InFlight", "Copies", "Parcel", "Turn", "Companion", "Reel"]
+)
+def test_a_word_that_was_given_up_is_in_no_class_name(word):
+    """The glossary has the field's word for each (frontend, routes, admission, span ...)."""
+    pattern = re.compile(f"_?(?:[A-Z][a-z0-9]*)*?{word}(?![a-z])")
+    assert [name for name in _classes() if pattern.match(name)] == []
