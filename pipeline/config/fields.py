@@ -1,4 +1,4 @@
-"""What the fields of a configuration Struct are in YAML: key, type, unit, default, words.
+"""Keys of YAML from the fields of a configuration Struct: name, type, unit, default, words.
 
 A field of such a Struct is a key of the file when its annotation holds a `str`: one sentence
 that says what it is for. All else is derived from the field: `Annotated[int, Meta(ge=1), "..."]`
@@ -138,7 +138,7 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """`int >= 1`, `full or adaptive`, `int <= 2147483647 (ms)`."""
+        """Return `int >= 1`, `full or adaptive`, `int <= 2147483647 (ms)`."""
         if self.rule is not None:
             return self.rule.words
         if self._choices:
@@ -147,7 +147,7 @@ class Setting:
         return f"{words} ({self.duration.unit})" if self.duration else words
 
     def read(self, value: object) -> object:
-        """The field's value for the key's `value`; raises `Mismatch`."""
+        """Return the field's value for the key's `value`; raises `Mismatch`."""
         try:
             result = msgspec.convert(self._canonical(value), self.value_type)
         except msgspec.ValidationError:
@@ -157,14 +157,14 @@ class Setting:
         return result if self.duration is None else self._seconds(result)
 
     def read_argument(self, value: object) -> object:
-        """`read` for a constructor's argument: a duration need not be a whole number there."""
+        """Read a constructor's argument: a duration need not be a whole number there."""
         if self.duration is None:
             return self.read(value)
         return replace(self, value_type=_duration_type(float, self.off)).read(value)
 
     @property
     def _choices(self) -> tuple[str, ...]:
-        """The words of a closed set, in the order of the annotation; else none."""
+        """Return the words of a closed set, in the order of the annotation; else none."""
         is_closed = typing.get_origin(self.value_type) is Literal
         return typing.get_args(self.value_type) if is_closed else ()
 
@@ -193,7 +193,7 @@ class Setting:
 
 @functools.cache
 def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
-    """The keys of a Struct in the order of its fields, aliases not among them."""
+    """Return the keys of a Struct in the order of its fields, aliases not among them."""
     hints = typing.get_type_hints(struct, include_extras=True)
     settings: dict[str, Setting] = {}
     for field in msgspec.structs.fields(struct):
@@ -219,7 +219,7 @@ def _options_of(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
 
 
 def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Setting]]:
-    """Every key of a Struct and its sections: `dag.retry`, `op.<name>.timeout`."""
+    """Yield every key of a Struct and its sections: `dag.retry`, `op.<name>.timeout`."""
     for key, setting in settings_of(struct).items():
         yield prefix + key, setting
         if setting.section is not None:
@@ -228,7 +228,7 @@ def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple
 
 
 class Reader:
-    """Reads the sections of one source, and collects what is wrong or odd about them."""
+    """A reader of the sections of one source, with what is wrong or odd about them."""
 
     def __init__(self, source: Source, root: type[msgspec.Struct]) -> None:
         self.problems: list[str] = list(source.problems)
@@ -344,7 +344,7 @@ class Reader:
 
 
 def found(value: object) -> str:
-    """`'abc' (str)`, cut to a line."""
+    """Return `'abc' (str)`, cut to a line."""
     return f"{shown(value)} ({type(value).__name__})"
 
 
@@ -352,7 +352,7 @@ _NUMBER = (inspect.IntType, inspect.FloatType)
 
 
 def _is_huge(value: object) -> bool:
-    """Whether no code below Python could hold it; Python would not even print it."""
+    """Return whether no code below Python could hold it; Python would not even print it."""
     return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
@@ -386,7 +386,7 @@ def _duration_type(base: type, optional: bool) -> Any:
 
 
 def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
-    """The bare type, all that Annotated says about it, and whether it may be None."""
+    """Return the bare type, all that Annotated says about it, and whether it may be None."""
     notes: list[Any] = []
     optional = False
     while True:
@@ -412,7 +412,7 @@ def _section(base: Any) -> tuple[type[msgspec.Struct] | None, bool]:
 
 
 def _key(field: str, duration: Duration | None) -> str:
-    """`timeout` for the field `timeout_s`; a key in seconds says so itself."""
+    """Return `timeout` for the field `timeout_s`; a key in seconds says so itself."""
     if duration is None or duration.unit == "s":
         return field
     return field.removesuffix("_s")

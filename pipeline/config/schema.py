@@ -273,17 +273,17 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> Limits:
-        """What is costly per byte, and so has limits of its own."""
+        """Return the limits of what is costly per byte."""
         return Limits(self.max_json_bytes, self.max_text_elements, self.max_message_bytes)
 
     @property
     def copies(self) -> int:
-        """How many processes serve with a graph of their own each; 0: this one does."""
+        """Return the number of replicas, processes with graphs of their own; 0: this one serves."""
         return (self.worker_num or 1) if self.build_dag_each_worker else 0
 
     @property
     def most_inside(self) -> int | None:
-        """Most requests that one graph works on at once; None: it chooses."""
+        """Return the most requests that one graph works on at once; None: it chooses."""
         return None if self.build_dag_each_worker else self.worker_num
 
 
@@ -309,7 +309,7 @@ def load_config(
 
 
 def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
-    """The Op's settings: the constructor's argument, else the YAML value, else the default.
+    """Return the Op's settings: the constructor's argument, else the YAML's, else the default.
 
     `given` holds constructor arguments by name, in the constructor's units (timeouts are ms and
     may be floats); None, and a `retry` of 0, stand for not given. `workers` and
@@ -337,7 +337,7 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
 
 
 def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
-    """What an Op's local_service_handler says, checked as YAML is. Raises ConfigError."""
+    """Return what an Op's local_service_handler says, checked as YAML is. Raises ConfigError."""
     where = f"Op {name!r}, argument local_service_handler"
     as_settings = getattr(handler, "as_settings", None)
     if as_settings is None:
@@ -351,7 +351,7 @@ def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
 
 
 def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
-    """A warning for each name under `op:` that no Op of the graph has."""
+    """Return a warning for each name under `op:` that no Op of the graph has."""
     return [
         f"{config.source}: op.{name}: no Op of the graph has this name, ignored"
         f"{did_you_mean(name, op_names)}"
@@ -361,7 +361,7 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
 
 
 def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
-    """A warning for each resolved Op whose batch needs more requests than are let in at once."""
+    """Return a warning for each Op whose batch needs more requests than are admitted at once."""
     limit = config.most_inside
     if limit is None:
         return []
@@ -382,7 +382,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _is_left_out(argument: str, value: object) -> bool:
-    """Whether a constructor argument has the value that stands for "not given"."""
+    """Return whether a constructor argument has the value that stands for "not given"."""
     return value is None or (argument == "retry" and type(value) is int and value == 0)
 
 
@@ -416,24 +416,24 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
 
 
 def _names_a_port(raw: object) -> bool:
-    """Whether there is a port, or what is reported in its place."""
+    """Return whether there is a port, or what is reported in its place."""
     return _names(raw, "rpc_port") or _names(raw, "http_port")
 
 
 def _names(raw: object, key: str) -> bool:
-    """Whether `key` has a value, be it a wrong one, or no place for one."""
+    """Return whether `key` has a value, be it a wrong one, or no place for one."""
     return raw.get(key) is not None if isinstance(raw, Mapping) else raw is not None
 
 
 def _next_port(http_port: int, reader: Reader) -> int:
-    """The gRPC port that goes with an HTTP port; 0 with 0, which both mean any free one."""
+    """Return the gRPC port that goes with an HTTP port; 0 with 0: both mean any free one."""
     if http_port == 65535:
         reader.problem(("http_port",), "65535 leaves no http_port + 1 for gRPC: set rpc_port")
     return http_port + 1 if http_port else 0
 
 
 def _with_dag(op: OpConfig, dag: DagConfig) -> OpConfig:
-    """The Op with what it leaves to `dag` filled in."""
+    """Return the Op with what it leaves to `dag` filled in."""
     first_arrive = op.channel_recv_first_arrive
     return msgspec.structs.replace(
         op,

@@ -41,7 +41,7 @@ class Source(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
     def place(self, path: KeyPath) -> str:
-        """`config.yml:12: op.bow.timeout`, to open a message about the value at `path`."""
+        """Return `config.yml:12: op.bow.timeout`, to open a message about the value at `path`."""
         return _place(self.name, self.lines.get(path), path)
 
 
@@ -60,7 +60,7 @@ def read_yaml(file: str | os.PathLike[str]) -> Source:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: its repr, cut to a part of a line."""
+    """Return a value as a message shows it: its repr, cut to a part of a line."""
     try:
         return _repr.repr(value)
     except Exception:  # a yml_dict may hold anything; also Python prints no int of 4,301 digits
@@ -153,7 +153,7 @@ class _YamlWalk:
         return values
 
     def _merged_mappings(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[yaml.MappingNode]:
-        """What `<<` brings in, weakest first: the first of a list wins over the later ones."""
+        """Yield what `<<` brings in, weakest first: the first of a list wins over later ones."""
         for key_node, value_node in node.value:
             if key_node.tag != _MERGE_TAG:
                 continue

@@ -77,20 +77,20 @@ class LocalServiceHandler:
         self.dynamic_shape_info: dict[str, Any] = dict(dynamic_shape_info)
 
     def as_settings(self) -> dict[str, Any]:
-        """The values as keys of `op.<name>.local_service_conf`; a copy."""
+        """Return the values as keys of `op.<name>.local_service_conf`; a copy."""
         return dict(self._settings)
 
     def get_fetch_list(self) -> list[str] | None:
-        """The outputs that are fetched; None: all."""
+        """Return the outputs that are fetched; None: all."""
         fetch_list: list[str] | None = self._settings["fetch_list"]
         return fetch_list
 
     def get_client_config(self) -> str:
-        """Where a model folder of the predecessor describes its inputs and outputs."""
+        """Return the file that has the inputs and outputs in a model folder of the predecessor."""
         return str(Path(self._settings["model_config"], _CONF_FILE))
 
     def get_port_list(self) -> list[int]:
-        """Empty: ports belong to the services, which the server starts."""
+        """Return no port: they belong to the services, which the server starts."""
         return []
 
     def get_client(self, concurrency_idx: int | None) -> Any:
@@ -121,7 +121,7 @@ class LocalServiceHandler:
         return load_local_predictor(model, concurrency_idx or 0)
 
     def prepare_server(self) -> NoReturn:
-        """Services are started by the server, not by hand."""
+        """Raise NotImplementedByOpError: services are started by the server, not by hand."""
         raise NotImplementedByOpError(
             "LocalServiceHandler.prepare_server: give the handler to an Op, the server starts "
             "its service; or run `python -m pipeline.serve` yourself."

@@ -42,11 +42,11 @@ class Predictor(Protocol):
 
     @property
     def feed_names(self) -> tuple[str, ...]:
-        """The inputs, in the model's order."""
+        """Return the inputs, in the model's order."""
 
     @property
     def fetch_names(self) -> tuple[str, ...]:
-        """What `predict` returns when it is not told otherwise."""
+        """Return the outputs that `predict` returns when it is not told otherwise."""
 
     def predict(
         self,
@@ -100,7 +100,7 @@ _HOST_DEVICES = (DeviceType.CPU, DeviceType.ARM_CPU)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where one predictor runs. `card` is None for the host's processor; never `BY_CARDS`.
+    """A place for one predictor. `card` is None for the host's processor; never `BY_CARDS`.
 
     `warns` is False for all workers of an Op but the first, which would say the same again.
     """
@@ -115,7 +115,7 @@ class Device:
 
 
 class LocalModel(Struct, frozen=True):
-    """What a local predictor is made from.
+    """A model for a local predictor.
 
     Each engine has its own Struct, the `Options` of its `PredictorEngine`: this one, and fields
     for its own keys of `local_service_conf`, annotated as those of a configuration are.
@@ -140,7 +140,7 @@ class LocalModel(Struct, frozen=True):
     options: Mapping[str, object] = {}
 
     def device(self, worker_index: int = 0) -> Device:
-        """The device of one worker: the cards of `devices` are given out in turn.
+        """Return the device of one worker: the cards of `devices` are given out in turn.
 
         Raises:
             InitError: `device_type` is none of ours, or needs a card and `devices` has none.
@@ -268,7 +268,7 @@ def load_local_predictor(
 
 
 def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[str, Path]:
-    """The engine's name and the model file."""
+    """Return the engine's name and the model file."""
     if model.engine is not None and model.engine not in engines:
         raise InitError(f"engine: {model.engine!r} is not there; there is {_known(engines)}")
     path = Path(model.model_path)

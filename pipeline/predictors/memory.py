@@ -1,4 +1,4 @@
-"""What loading a model takes of the host's memory, as far as that can be told."""
+"""Host memory that loading a model takes, as far as that can be told."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadMeter:
-    """Measures a load that runs in its `with` block: by how much this process grew.
+    """A measurement of a load in its `with` block: by how much this process grew.
 
     Where other loads ran in the same process meanwhile it cannot tell whose memory it was.
     """
@@ -37,7 +37,7 @@ class LoadMeter:
         return self
 
     def uses(self) -> Sequence[MemoryUse]:
-        """What was taken so far; nothing if that is not known, or not positive."""
+        """Return what was taken so far; nothing if that is not known, or not positive."""
         grown = _resident_bytes() - self._before
         with LoadMeter._lock:
             is_alone = self._is_alone and LoadMeter._begun == self._number

@@ -29,7 +29,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 def note_of(predictor: Any) -> ModelMetadata | None:
-    """What a predictor can tell; None if it has no signature, as remote ones may not."""
+    """Return what a predictor can tell; None if it has no signature, as remote ones may not."""
     signature = getattr(predictor, "signature", None)
     if signature is None:
         return None

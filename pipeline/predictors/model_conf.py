@@ -1,4 +1,4 @@
-"""What lies beside a model of Paddle Serving: its inputs and outputs by alias, read and written.
+"""Descriptions beside models of Paddle Serving, read and written: inputs and outputs by alias.
 
 That is `serving_client_conf.prototxt` and `serving_server_conf.prototxt`, a `GeneralModelConfig`
 (general_model_config.proto) in protobuf's text format.
@@ -53,7 +53,7 @@ class ModelConf:
 
 
 def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -> ModelConf:
-    """The configuration of a model.
+    """Return the configuration of a model.
 
     Args:
         path: the file, or the folder that holds it under `file_name`; of several models in a
@@ -74,7 +74,7 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
 
 
 def conf_beside(model: Path) -> ModelConf | None:
-    """The server's configuration in a model's folder, or beside its file; None: there is none.
+    """Return the server's configuration in a model's folder, or beside its file; None: none.
 
     Raises:
         InitError: as `read_model_conf`.
@@ -113,7 +113,7 @@ def _fetch(var: FetchVar) -> Var:
 
 
 def _vars(file: Path, block: str, found: Iterable[Var]) -> tuple[Var, ...]:
-    """`found`, each with an alias of its own and, where it is fed, of a type that there is."""
+    """Return `found`, each with its own alias and, where it is fed, of a type that there is."""
     variables = tuple(found)
     if not variables:
         raise InitError(f"model configuration {file} has no {block}")
@@ -129,7 +129,7 @@ def _vars(file: Path, block: str, found: Iterable[Var]) -> tuple[Var, ...]:
 
 
 def _name_problem(var: Var, seen: set[str]) -> str:
-    """What is wrong with the alias; empty when nothing is."""
+    """Return what is wrong with the alias; empty when nothing is."""
     if not var.alias:
         return "has neither name nor alias_name"
     return f"has the alias_name {var.alias!r} of one before it" if var.alias in seen else ""
@@ -147,7 +147,7 @@ def _type_problem(var: Var) -> str:
 
 
 def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelConf:
-    """What clients have to know of a model that is loaded.
+    """Return what clients have to know of a model that is loaded.
 
     Types and shapes are the model's own, as is what it answers: the outputs that are fetched by
     default.
@@ -187,7 +187,7 @@ def write_client_conf(folder: Path, conf: ModelConf) -> None:
 
 
 def model_conf_text(conf: ModelConf) -> str:
-    """`conf` as `read_model_conf` reads it from a file (UTF-8)."""
+    """Return `conf` as `read_model_conf` reads it from a file (UTF-8)."""
     config = GeneralModelConfig(
         feed_var=[FeedVar(feed_type=var.elem_type, **_common(var)) for var in conf.feeds],
         fetch_var=[FetchVar(fetch_type=var.elem_type, **_common(var)) for var in conf.fetches],
@@ -196,7 +196,7 @@ def model_conf_text(conf: ModelConf) -> str:
 
 
 def _common(var: Var) -> dict[str, Any]:
-    """The fields that both kinds of variables have."""
+    """Return the fields that both kinds of variables have."""
     return {
         "name": var.name,
         "alias_name": var.alias,
@@ -234,5 +234,5 @@ def _without_batch(shape: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def _answered_as(dtype: np.dtype[Any]) -> int:
-    """The elem_type of an answer: some types travel as wider ones."""
+    """Return the elem_type of an answer: some types travel as wider ones."""
     return value_to_tensor("", "", np.empty(0, dtype)).elem_type

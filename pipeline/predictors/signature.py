@@ -75,7 +75,7 @@ class ModelSignature:
         self._slots = tuple(_slot(spec, checks_shapes) for spec in inputs)
 
     def odd_shapes(self, arrays: Mapping[str, np.ndarray]) -> str:
-        """What to add to an engine's error: the inputs whose shapes the model does not declare."""
+        """Return what to add to an engine's error: inputs of shapes that are not declared."""
         odd = [
             f"feed {spec.name!r} has shape {_shape(array.shape)}, the model declares "
             f"{_shape(spec.shape or ())}"
@@ -86,7 +86,7 @@ class ModelSignature:
         return "; ".join(odd)
 
     def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
-        """The names to fetch: `names`, or the default when there are none.
+        """Return the names to fetch: `names`, or the default when there are none.
 
         Raises:
             InputError: a name is not the model's.
@@ -104,7 +104,7 @@ class ModelSignature:
         return names
 
     def feed(self, feed: Any, batch: bool = True) -> dict[str, np.ndarray]:
-        """The arrays to run on, in the model's dtypes; `feed` itself is left as it is.
+        """Return the arrays to run on, in the model's dtypes; `feed` itself is left as it is.
 
         Numbers are cast within their kind or to a wider kind (int to float, not float to int);
         text becomes an object array of str. With `batch` False each array gets a first axis.
@@ -130,7 +130,7 @@ class ModelSignature:
         return arrays
 
     def _adapted(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
-        """`value` as an array of the input's dtype; its shape is not looked at."""
+        """Return `value` as an array of the input's dtype; its shape is not looked at."""
         if spec.dtype == TEXT:
             array = self._as_text(spec, value)
         elif isinstance(value, np.ndarray):
@@ -158,7 +158,7 @@ class ModelSignature:
         return cast
 
     def _as_text(self, spec: TensorSpec, value: Any) -> np.ndarray:
-        """An object array in which every element is a str; bytes are read as UTF-8."""
+        """Return an object array in which every element is a str; bytes are read as UTF-8."""
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in _TEXT_KINDS:
                 self._refuse_dtype(spec, value)
@@ -221,7 +221,7 @@ class ModelSignature:
 
 
 def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
-    """The dict that `predict` is fed: `feed` itself, or the one that is in it as a list.
+    """Return the dict that `predict` is fed: `feed` itself, or the one in it as a list.
 
     Raises:
         InputError: it is a list of another length.
@@ -242,7 +242,7 @@ def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
 
 
 def are_offsets(flat: np.ndarray, rows: int) -> bool:
-    """Whether a 1-D array says where each sequence starts, and at last how many rows there are."""
+    """Return whether a 1-D array has where each sequence starts, and at last the number of rows."""
     return (
         flat.dtype.kind in "iu"
         and flat.size > 0
@@ -275,7 +275,7 @@ def _slot(spec: TensorSpec, checks_shapes: bool = True) -> _Slot:
 
 
 def _fits(shape: tuple[int, ...], rank: int, fixed: tuple[tuple[int, int], ...]) -> bool:
-    """Whether the rank is right and the axes of fixed size have it."""
+    """Return whether the rank is right and the axes of fixed size have it."""
     if rank not in (len(shape), _ANY_RANK):
         return False
     for axis, size in fixed:  # noqa: SIM110 - all() would build a generator for every batch

@@ -18,7 +18,7 @@ _LOCAL = "local_predictor"
 
 @dataclass(frozen=True, slots=True)
 class ModelServiceAddress:
-    """Where the model services of an Op are asked that this server has started.
+    """An address of those model services of an Op that this server has started.
 
     `client_config` is the folder of what a client has to know of the model. It is written there
     before the services are ready; None: the Op's own `client_config` says it.
@@ -30,7 +30,7 @@ class ModelServiceAddress:
 
 @dataclass(frozen=True, slots=True)
 class PredictorLoader:
-    """Sets `op.client`; called where the Op's workers run, which may be another process.
+    """A loader that sets `op.client`; called where the Op's workers run, maybe another process.
 
     Args:
         base_dir: where a relative path is looked up first; then where we run.
@@ -90,7 +90,7 @@ class PredictorLoader:
 
 
 def local_model(op: Op, base_dir: Path) -> LocalModel:
-    """The model of `op.<name>.local_service_conf`, which has a `model_config`."""
+    """Return the model of `op.<name>.local_service_conf`, which has a `model_config`."""
     local = op.pipeline_config.local_service_conf
     assert local.model_config is not None
     return LocalModel(
@@ -106,7 +106,7 @@ def local_model(op: Op, base_dir: Path) -> LocalModel:
 
 
 def resolved(base_dir: Path, path: str) -> Path:
-    """`path` beside the configuration, if it is there; else from where we run."""
+    """Return `path` beside the configuration, if it is there; else from where we run."""
     beside = base_dir / path
     return beside if beside.exists() else Path(path)
 

@@ -15,7 +15,7 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Runs what is submitted on up to `most` threads.
+    """An executor of what is submitted, on up to `most` threads.
 
     A `ThreadPoolExecutor` for asyncio's sake, which takes no other one for its default. Python
     joins that one's own threads, without a limit, before a process may end; ours are left behind.

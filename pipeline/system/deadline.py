@@ -11,17 +11,17 @@ _call_deadline: ContextVar[float | None] = ContextVar("pipeline_call_deadline", 
 
 
 def call_deadline() -> float | None:
-    """The `time.monotonic()` at which the running call has to end; None: whenever it likes."""
+    """Return the `time.monotonic()` at which the running call has to end; None: it need not."""
     return _call_deadline.get()
 
 
 def set_call_deadline(deadline: float | None) -> None:
-    """Say it for this thread, and for coroutines that it starts."""
+    """Set it for this thread, and for coroutines that it starts."""
     _call_deadline.set(deadline)
 
 
 def time_left(deadline_s: float | None, default_s: float) -> float:
-    """Seconds that a call to another server has.
+    """Return the seconds that a call to another server has.
 
     Args:
         deadline_s: what the caller gives it, from now; None: nothing said.

@@ -92,7 +92,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, as soon as it runs."""
+        """Return the loop, as soon as it runs."""
         return self._loop.result()
 
     def run(self, work: Any) -> Any:

@@ -71,7 +71,7 @@ def _has_room(stream: TextIO) -> bool:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """That of a file; None for what is in memory, closed, or of somebody's own class."""
+    """Return that of a file; None for what is in memory, closed, or of somebody's own class."""
     if isinstance(stream, io.TextIOWrapper) and not stream.closed:
         with contextlib.suppress(io.UnsupportedOperation):
             return stream.fileno()

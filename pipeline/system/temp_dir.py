@@ -28,7 +28,7 @@ class TempDir:
         self._lock: int | None = None
 
     def make(self) -> Path:
-        """The folder; made by the first call. Raises InitError if it cannot be."""
+        """Return the folder; made by the first call. Raises InitError if it cannot be."""
         if self._path is None:
             try:
                 self._path = Path(tempfile.mkdtemp(prefix="pipeline-"))

@@ -27,7 +27,7 @@ class DeviceMemory(NamedTuple):
 def session_runner(
     runtime: Any, session: Any, signature: ModelSignature, memory: DeviceMemory | None = None
 ) -> Run:
-    """What runs `session` for a model of this signature; safe to call from many threads.
+    """Return what runs `session` for a model of this signature; safe to call from many threads.
 
     Args:
         memory: where the session computes; None: in the host's memory.
@@ -45,7 +45,7 @@ def session_runner(
 
 
 class BoundRunner:
-    """Runs on a card: each array is copied to it once, each output back once.
+    """A runner on a card: each array is copied to it once, each output back once.
 
     `session.run` would copy an output twice: to memory of its own, and from there to an array.
     Outputs are bound by device only, so that their shapes may differ from run to run. Every call
@@ -71,7 +71,7 @@ class BoundRunner:
 
 
 class ValueRunner:
-    """Runs models that have tensors of dtypes which numpy itself lacks, such as bfloat16."""
+    """A runner of models with tensors of dtypes that numpy itself lacks, such as bfloat16."""
 
     def __init__(self, runtime: Any, session: Any, signature: ModelSignature) -> None:
         if any(spec.dtype == TEXT for spec in signature.inputs):
@@ -107,12 +107,12 @@ class ValueRunner:
 
 
 def _one_block(array: np.ndarray) -> np.ndarray:
-    """The array in C order, as onnxruntime reads its memory; a scalar keeps its rank of zero."""
+    """Return the array in C order, as onnxruntime reads memory; a scalar keeps its rank of zero."""
     return np.asarray(array, order="C")
 
 
 def _copied(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """The array of an OrtValue; those that `numpy()` cannot make are copied from its memory."""
+    """Return the array of an OrtValue, copied from its memory where `numpy()` cannot make it."""
     if dtype not in ELEMENT_TYPES:
         array: np.ndarray = value.numpy()
         return array

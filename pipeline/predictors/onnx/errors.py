@@ -1,4 +1,4 @@
-"""What onnxruntime complains about, in the words of somebody who has to mend it."""
+"""Complaints of onnxruntime in the words of somebody who has to mend their cause."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def brief(error: Exception) -> str:
-    """One line that is short enough for an answer and a log."""
+    """Return one line that is short enough for an answer and a log."""
     return one_line(str(error)) or type(error).__name__
 
 
 def why_it_does_not_load(path: Path, error: Exception) -> str:
-    """What is wrong with the model file or the device, and what to do; else onnxruntime's text."""
+    """Return what is wrong with the model or device, and what to do; else onnxruntime's text."""
     if _is_lfs_pointer(path):
         return "it is a pointer of Git LFS, not the model itself: run `git lfs pull`"
     text = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Where a session really runs: asked versus got, down to the nodes of the model."""
+"""Placement of a session: asked versus got, down to the nodes of the model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _placements(session: Any) -> _Placements:
 
 
 def _tell(plan: Plan, placements: _Placements) -> None:
-    """A few nodes on the CPU are normal (shapes are computed there); half of them are not."""
+    """Log the placement. A few nodes on the CPU are normal, for shapes; half of them are not."""
     on_cpu = placements.get(CPU, Counter()).total()
     everywhere = sum(types.total() for types in placements.values())
     level = logging.WARNING if on_cpu * 2 >= everywhere else logging.INFO

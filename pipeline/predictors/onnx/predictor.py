@@ -1,4 +1,4 @@
-"""Runs ONNX models in this process, on onnxruntime."""
+"""Predictor of ONNX models in this process, on onnxruntime."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _engine_folder(path: Path, plan: Plan, runtime: Any) -> Path | None:
 
 
 def _open(runtime: Any, model: AcceleratedModel, plan: Plan, more_options: Options) -> Any:
-    """A session on exactly what was planned; `more_options` are for the first provider."""
+    """Open a session on exactly what was planned; `more_options` are for the first provider."""
     path = Path(model.model_path)
     if plan.memory is not None and plan.memory.kind == "cuda":
         _find_cuda(runtime)

@@ -1,4 +1,4 @@
-"""Which execution providers onnxruntime is asked for, by the keys of `local_service_conf`."""
+"""Execution providers that onnxruntime is asked for, by the keys of `local_service_conf`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What onnxruntime is asked for.
+    """A request to onnxruntime: providers, their options, and what to say where they are missing.
 
     Args:
         model: the model's name, for texts.
@@ -69,12 +69,12 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
     def missing_from(self, offered: Collection[str]) -> list[str]:
-        """The planned providers that are not among those that are offered; the CPU always is."""
+        """Return the planned providers that are not among those offered; the CPU always is."""
         return [name for name, _ in self.providers if name != CPU and name not in offered]
 
 
 def plan_providers(model: AcceleratedModel, device: Device, offered: Sequence[str]) -> Plan:
-    """What to ask of an onnxruntime that offers these providers.
+    """Return what to ask of an onnxruntime that offers these providers.
 
     Raises:
         InitError: onnxruntime runs on no such device, this build of it does not, or a key asks
@@ -112,7 +112,7 @@ def _on_host(model: AcceleratedModel, device: Device, offered: Collection[str]) 
 
 
 def _on_onednn(model: AcceleratedModel, offered: Collection[str]) -> Plan:
-    """oneDNN's kernels: those in OpenVINO, which pip installs, or in a build made for them."""
+    """Plan oneDNN's kernels: those in OpenVINO, which pip installs, or in a build made for them."""
     unused = [
         f"{key} has no effect on ONNX models"
         for key in ("mkldnn_cache_capacity", "mkldnn_op_list", "mkldnn_bf16_op_list")
@@ -142,7 +142,7 @@ def _openvino_options(thread_num: int, precision: str) -> Options:
 
 
 def has_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
-    """Whether the processor multiplies bfloat16 by itself."""
+    """Return whether the processor multiplies bfloat16 by itself."""
     try:
         return not _BFLOAT16_FLAGS.isdisjoint(cpu_info.read_text().split())
     except OSError:
@@ -163,7 +163,7 @@ def _on_gpu(model: AcceleratedModel, card: int) -> Plan:
 
 
 def _on_tensorrt(model: AcceleratedModel, card: int) -> Plan:
-    """TensorRT, and CUDA for what it has not."""
+    """Plan TensorRT, and CUDA for what it has not."""
     return Plan(
         _name(model),
         f"device_type: 2 (TensorRT on GPU {card})",

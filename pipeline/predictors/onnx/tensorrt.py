@@ -39,7 +39,7 @@ _WEIGHTS_FILE = re.compile(rb"\n\x08location\x12([\x01-\x7f])")
 
 
 def tensorrt_options(model: AcceleratedModel, card: int) -> Options:
-    """The provider's options, without the cache's.
+    """Return the provider's options, without the cache's.
 
     Raises:
         InitError: the precision is unknown to TensorRT, `use_calib` has no table, or the shapes
@@ -79,7 +79,7 @@ def _calibration(model: AcceleratedModel, path: Path) -> Options:
 
 
 def _profiles(name: str, shapes: Mapping[str, Mapping[str, Sequence[int]]]) -> Options:
-    """Smallest, usual and largest shape of each input, in TensorRT's notation."""
+    """Return smallest, usual and largest shape of each input, in TensorRT's notation."""
     if not any(shapes.values()):
         return {}
     lowest, usual, highest = (shapes.get(profile, {}) for profile in _PROFILES)
@@ -121,7 +121,7 @@ def _bad_shapes(name: str, why: str) -> InitError:
 
 
 def engine_folder(path: Path, options: Options, runtime_version: str) -> Path | None:
-    """The folder for the engines of this model with these options; None: they cannot be kept.
+    """Return the folder for this model's engines with these options; None: they cannot be kept.
 
     onnxruntime names an engine by the graph's names and shapes and not by its weights, so it would
     run an older model's engine after a retraining: the folder's name covers what is in the file.
@@ -160,7 +160,7 @@ def _digest(path: Path, options: Options, runtime_version: str) -> str:
 
 
 def cache_options(folder: Path | None) -> Options:
-    """The provider's options for keeping engines in `folder`."""
+    """Return the provider's options for keeping engines in `folder`."""
     if folder is None:
         return {}
     return {"trt_engine_cache_enable": 1, "trt_engine_cache_path": str(folder)}

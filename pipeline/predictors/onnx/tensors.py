@@ -1,4 +1,4 @@
-"""How onnxruntime's tensors map to numpy's: element types, specs, and dtypes that numpy lacks."""
+"""Tensors of onnxruntime as numpy's: element types, specs, and dtypes that numpy lacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ELEMENT_TYPES = {
 
 
 def tensor_spec(model: str, node: Any) -> TensorSpec:
-    """An onnxruntime NodeArg as TensorSpec.
+    """Return an onnxruntime NodeArg as TensorSpec.
 
     Raises:
         InitError: it is a sequence, a map or an optional, which is no array.

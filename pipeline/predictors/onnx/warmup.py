@@ -57,7 +57,7 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
 def warm_up_shapes(
     inputs: Sequence[TensorSpec], usual_shapes: Shapes
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of one run, by input name; inputs whose shape cannot be told are left out.
+    """Return the shapes of one run, by input name, less inputs whose shape cannot be told.
 
     An input of `usual_shapes` has the shape given there. For others the first dynamic dimension
     is the batch, of one; a dimension has the size that another input has under the same name.
@@ -77,7 +77,7 @@ def warm_up_shapes(
 
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The input's shape at a batch of one; None: a size is not known."""
+    """Return the input's shape at a batch of one; None: a size is not known."""
     shape = []
     has_batch = False
     for dim in spec.shape or ():  # no shape: a scalar, as far as onnxruntime tells

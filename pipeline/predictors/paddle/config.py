@@ -162,7 +162,7 @@ def configure(
     device: Device,
     names: Mapping[str, str],
 ) -> Any:
-    """A `Config` for a device that `check_device` has let pass.
+    """Return a `Config` for a device that `check_device` has let pass.
 
     Args:
         inference: the module `paddle.inference`.
@@ -224,13 +224,13 @@ def _use_cpu(config: Any, name: str, model: PaddleModel) -> None:
 
 
 def _onednn(config: Any, form: str) -> Any:
-    """A method that Paddle calls by oneDNN's name, and by its former one, MKL-DNN, up to 3.0."""
+    """Return a method that Paddle calls by oneDNN's name, up to 3.0 by the former one, MKL-DNN."""
     method = getattr(config, form.format("onednn"), None)
     return method or getattr(config, form.format("mkldnn"))
 
 
 def require_avx512(name: str, cpu: Path = Path("/proc/cpuinfo")) -> None:
-    """Paddle runs in fp32, and says so only in a log, where the processor lacks it."""
+    """Raise InitError where the processor lacks it: Paddle runs in fp32, and only logs that."""
     if not cpu.is_file() or "avx512bw" not in cpu.read_text(errors="replace").split():
         raise InitError(
             f"[{name}] precision: bf16 needs a processor with AVX-512, this one has none: set fp32"
@@ -282,7 +282,7 @@ def _use_tensorrt(
 def _shapes(
     name: str, given: Mapping[str, Mapping[str, Sequence[int]]], names: Mapping[str, str]
 ) -> list[dict[str, list[int]]]:
-    """Smallest, largest and best shapes by the model's own names."""
+    """Return smallest, largest and best shapes by the model's own names."""
     shapes = [
         {names.get(each, each): list(shape) for each, shape in given.get(key, {}).items()}
         for key in _SHAPE_KEYS

@@ -33,7 +33,7 @@ class ModelFiles(NamedTuple):
 
 
 def find_weights(program_file: Path, program: Program) -> ModelFiles:
-    """The files that Paddle is to load.
+    """Return the files that Paddle is to load.
 
     Raises:
         InitError: there are no weights beside the program, or they are not this program's:
@@ -85,7 +85,7 @@ def _check_separate(folder: Path, weights: Mapping[str, int]) -> None:
 
 
 def tensor_sizes(path: Path) -> list[int] | None:
-    """The number of elements of each tensor in a file of weights; None: of types that are new.
+    """Return the number of elements of each tensor in a file of weights; None: of new types.
 
     The format, as `load_combine` of Paddle reads it, is for each tensor: u32 version, u64 count
     of LoD levels, each u64 bytes and that many; u32 version, i32 length of a TensorDesc, the

@@ -1,4 +1,4 @@
-"""Keeps an import of Paddle from changing the process around it."""
+"""Guard of the process around an import of Paddle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_BYTES_OF_AN_ACTION = 512  # struct sigaction has 152 on Linux
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signal handlers, the root logger and the filters of warnings are afterwards as before.
+    """Keep signal handlers, the root logger and the filters of warnings as they are.
 
     Paddle also adds a handler to the root logger and sets its level, and warns of tools that only
     its extensions need.
@@ -46,7 +46,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Python's `signal` knows only its own handlers, and sets them on the main thread only."""
+    """Keep all handlers; Python's `signal` knows and sets only its own, on the main thread."""
     sigaction = ctypes.CDLL(None).sigaction
     kept = {number: ctypes.create_string_buffer(_MOST_BYTES_OF_AN_ACTION) for number in _TAKEN}
     for number, action in kept.items():

@@ -1,4 +1,4 @@
-"""What a Paddle model is fed and answers: names and aliases, types, LoD.
+"""Inputs and outputs of a Paddle model: names and aliases, types, LoD.
 
 `serving_server_conf.prototxt`, which Paddle Serving writes beside a model, gives the names that
 clients use. Its shapes and types are not believed: the program's own are.
@@ -44,7 +44,7 @@ class PaddleInterface:
     row_counts: Mapping[str, str] = field(default_factory=dict)
 
     def by_alias(self, feed: Any) -> Any:
-        """`feed` with aliases where it has the model's own names, as the predecessor took them."""
+        """Return `feed` with aliases where it has the model's own names, as the predecessor did."""
         if not isinstance(feed, Mapping) or all(alias in feed for alias in self.feeds):
             return feed
         renamed = dict(feed)
@@ -95,7 +95,7 @@ def interface(
 def _aliases(
     model: str, block: str, names: Sequence[str], given: Sequence[Var]
 ) -> Mapping[str, str]:
-    """The model's own name of each alias."""
+    """Return the model's own name of each alias."""
     if not given:
         return {name: name for name in names}
     if all(var.name in names for var in given) and (
@@ -146,7 +146,7 @@ def _output(program: Program, alias: str, name: str) -> TensorSpec:
 
 
 def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
-    """The LoD of one input as Paddle takes it: one level.
+    """Return the LoD of one input as Paddle takes it: one level.
 
     Args:
         name: the input's.

@@ -1,4 +1,4 @@
-"""Runs Paddle models in this process, on paddle.inference."""
+"""Predictor of Paddle models in this process, on paddle.inference."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class PaddlePredictor:
             self._free.clear()
 
     def _refuse_empty(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Some operators, convolutions of oneDNN for one, end the process on an empty array."""
+        """Refuse empty arrays: some operators, as oneDNN's convolutions, end the process on one."""
         for name, array in arrays.items():
             if not array.size:
                 raise InputError(
@@ -204,12 +204,12 @@ class _Runner:
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
-    """Where each sample's rows begin, and at last how many rows there are."""
+    """Return where each sample's rows begin, and at last how many rows there are."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
 
 def _as_fed(array: np.ndarray) -> Any:
-    """What Paddle takes: text as a list; of an array not in C order it mistakes the type."""
+    """Return what Paddle takes: text as a list; of an array not in C order it mistakes the type."""
     if array.dtype == TEXT:
         return array.reshape(-1).tolist()
     return array if array.flags.c_contiguous else array.copy()
@@ -263,7 +263,7 @@ def _import_paddle(name: str) -> Any:
 
 @contextmanager
 def _refusals(files: ModelFiles) -> Iterator[None]:
-    """What Paddle raises while it loads a model, as InitError."""
+    """Raise what Paddle raises while it loads a model as InitError."""
     try:
         yield
     except InitError:
@@ -276,6 +276,6 @@ def _refusals(files: ModelFiles) -> Iterator[None]:
 
 
 def brief(error: Exception) -> str:
-    """One line of Paddle's error that is short enough for an answer and a log."""
+    """Return one line of Paddle's error that is short enough for an answer and a log."""
     text = _BEFORE_SUMMARY.sub("", str(error))
     return one_line(_PLACE_IN_PADDLE.sub("", text)) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Reads what a Paddle program file says of its variables, without Paddle.
+"""Variables of a Paddle program file, read without Paddle.
 
 `paddle.inference` itself says neither shapes nor dtypes of a model's inputs, and dies, with the
 process that it is in, of some files that are no program.
@@ -211,7 +211,7 @@ def _first(values: Sequence[Hashable] | None) -> Hashable:
 
 
 def _json_vars(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ProgramVar]]:
-    """The inputs and outputs; numbers stand for the dialects of operators and types."""
+    """Yield the inputs and outputs; numbers stand for the dialects of operators and types."""
     for operator in operators:
         if _bare(operator["#"]) in ("data", "feed", "fetch"):
             attributes = {entry["N"]: entry["AT"]["D"] for entry in operator["A"]}
@@ -226,7 +226,7 @@ def _json_weights(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str,
 
 
 def _json_tensor(operator: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Name of the dtype and dims of an operator's first output."""
+    """Return name of the dtype and dims of an operator's first output."""
     dtype, dims = operator["O"][0]["TT"]["D"][:2]
     return _bare(dtype["#"]), dims
 

@@ -15,7 +15,7 @@ DEFAULT_TIMEOUT_S = 20.0
 
 
 class RemoteModel(Struct, frozen=True):
-    """What a remote predictor is made from; the fields are keys of `op.<name>`.
+    """A model for a remote predictor; the fields are keys of `op.<name>`.
 
     A client with keys of its own has a Struct of them, its `Options`: this one, and fields that
     are annotated as those of a configuration are.

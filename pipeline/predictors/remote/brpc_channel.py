@@ -90,7 +90,7 @@ class _Servers:
 
 
 class BrpcChannel:
-    """Asks one of several servers that all do the same. Safe to use from many threads.
+    """A way to ask one of several servers that all do the same. Safe to use from many threads.
 
     Args:
         name: what is called, for error texts.
@@ -114,7 +114,7 @@ class BrpcChannel:
         self._own = _Servers(addresses)
 
     def ask(self, body: bytes, log_id: int, time_s: float, read: Read[_Answer]) -> _Answer:
-        """The answer to a request, which may reach more than one server, or one twice.
+        """Return the answer to a request, which may reach more than one server, or one twice.
 
         Raises:
             PredictorUnavailableError: no server could be reached, or none takes calls now, or
@@ -271,13 +271,13 @@ class BrpcChannel:
             self._log_left_out(index, str(error))
 
     def _log_left_out(self, index: int, why: str) -> None:
-        """Where there are others nobody may notice: the calls go on."""
+        """Log it where there are others: nobody may notice, as the calls go on."""
         if len(self._endpoints) > 1:
             _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
 
 
 def _trace_of_call(name: str) -> BrpcTrace | None:
-    """The running call's trace in brpc's terms; None if it is not recorded: brpc has no such flag.
+    """Return the running call's trace in brpc's terms; None: not recorded, a flag that brpc lacks.
 
     A server takes the span's id for its own span, so the call gets one below the running call's.
     """

@@ -63,7 +63,7 @@ class BrpcCall:
 
     @property
     def may_find_it_ended(self) -> bool:
-        """Whether the connection has been idle: a server may end such a one at any time."""
+        """Return whether the connection has been idle: a server may end such a one at any time."""
         return self._connection.has_answered
 
     def run(self, meta: RpcMeta, body: bytes, deadline: float) -> BrpcFrame:
@@ -90,21 +90,21 @@ class BrpcCall:
         self._connection.leave(self)
 
     def begin_to_wait(self) -> threading.Lock:
-        """A lock that can be acquired when `wake_up` is called."""
+        """Return a lock that can be acquired when `wake_up` is called."""
         self.waits = True
         self._wake = threading.Lock()
         self._wake.acquire()
         return self._wake
 
     def wake_up(self) -> None:
-        """Nothing happens to a caller that does not wait (yet): it looks before it does."""
+        """Wake the caller, unless it does not wait (yet): it looks before it does."""
         if self.waits and self._wake is not None:
             self.waits = False
             self._wake.release()
 
 
 class BrpcConnection:
-    """Asks a server over a connected TCP socket, which it owns from now on.
+    """A way to ask a server over a connected TCP socket, which it owns from now on.
 
     A caller reserves a place first. The socket is closed when the connection is retired or lost,
     and the last caller has left.
@@ -148,16 +148,16 @@ class BrpcConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new calls may use it, as far as is known without looking."""
+        """Return whether new calls may use it, as far as is known without looking."""
         return not (self._is_retired or self._lost)
 
     @property
     def is_sending(self) -> bool:
-        """Whether a frame is on its way out: the next one has to wait."""
+        """Return whether a frame is on its way out: the next one has to wait."""
         return self._send_lock.locked()
 
     def reserve(self) -> BrpcCall | None:
-        """A place for one call; None if the connection is not usable."""
+        """Return a place for one call; None if the connection is not usable."""
         with self._lock:
             if not self.load:
                 self._look_for_its_end()
@@ -179,7 +179,7 @@ class BrpcConnection:
         self._socket.close()
 
     def _look_for_its_end(self) -> None:
-        """Under the lock, without callers."""
+        """Retire a connection that the server has closed; under the lock, without callers."""
         if not self.is_usable or time.monotonic() - self._used_at < self._fresh_s:
             return
         try:
@@ -193,7 +193,7 @@ class BrpcConnection:
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        """Never while a caller may be in a system call: its descriptor could be another file."""
+        """Close it, but not while a caller may be in a system call: the number could be reused."""
         if not self.load and not self.is_usable:
             self._socket.close()
 
@@ -216,7 +216,7 @@ class BrpcConnection:
             lock.release()
 
     def answer(self, call: BrpcCall, deadline: float) -> BrpcFrame:
-        """The answer to a request that was sent; see `BrpcCall.run`."""
+        """Return the answer to a request that was sent; see `BrpcCall.run`."""
         wake = None
         with self._lock:
             if call.frame is None and self._lost is None:
@@ -235,7 +235,7 @@ class BrpcConnection:
         return call.frame
 
     def leave(self, call: BrpcCall) -> None:
-        """The call has ended, one way or the other."""
+        """Take a call off that has ended, one way or the other."""
         with self._lock:
             self._calls.pop(call.number, None)
             self._used_at = time.monotonic()
@@ -264,7 +264,7 @@ class BrpcConnection:
             sent += self._send_some(frame[sent:])
 
     def _wait_to_send(self, events: select.poll, deadline: float) -> bool:
-        """Whether there was time for it.
+        """Wait until more can be sent; return whether there was time for it.
 
         Where nobody leads it also reads: a peer may take nothing more until it gets rid of answers
         to calls that have been given up.
@@ -291,14 +291,14 @@ class BrpcConnection:
     # Receiving
 
     def _stop_waiting(self, call: BrpcCall) -> None:
-        """The time is over, unless an answer or the lead came at the last moment."""
+        """Raise OutOfTimeError, unless an answer or the lead came at the last moment."""
         with self._lock:
             if call.waits:
                 call.waits = False
                 raise OutOfTimeError
 
     def _pass_the_lead_on(self) -> None:
-        """Under the lock."""
+        """Let the caller read that has waited longest; under the lock."""
         self._is_read = False
         for call in self._calls.values():  # the oldest first
             if call.waits:
@@ -360,7 +360,7 @@ def _left(deadline: float) -> float:
 
 
 def _answer_to_nobody(frame: BrpcFrame) -> FrameError:
-    """Some servers (brpc-java) answer like this when they could not make sense of a request."""
+    """Return the error; some servers (brpc-java) answer so to what they could not make sense of."""
     code, text = error_of(frame.meta)
     said = f": error {code_name(code)}: {text}" if code else ""
     number = frame.meta.correlation_id

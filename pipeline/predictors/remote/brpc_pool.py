@@ -58,7 +58,7 @@ class BrpcPool:
         self._is_closed = False
 
     def take(self, deadline: float) -> BrpcCall:
-        """A place on a connection.
+        """Return a place on a connection.
 
         On an idle one if there is any; else on a new one; else, when there are enough, on the one
         with the fewest callers, those last on which a frame is just going out.
@@ -83,13 +83,13 @@ class BrpcPool:
             connection.retire()
 
     def abandon(self) -> None:
-        """In a forked child, instead of `close`: the locks may be held by threads of the parent."""
+        """Close in a forked child, where threads of the parent may hold the locks."""
         for connection in self._connections:
             connection.abandon()
         self._end_probe()
 
     def probe(self) -> bool | None:
-        """Whether the server can be connected to; None: not known yet, ask again later.
+        """Return whether the server can be connected to; None: not known yet, ask again later.
 
         It never waits (but for the look-up of a name). What it opened is there for `take`.
         """
@@ -123,7 +123,7 @@ class BrpcPool:
         return None
 
     def _wait_for_room(self, deadline: float) -> BrpcCall | None:
-        """A place beside others; None: a connection may be opened."""
+        """Return a place beside others; None: a connection may be opened."""
         failures = self._failures
         while True:
             if self._is_closed:
@@ -159,7 +159,7 @@ class BrpcPool:
     # Without it
 
     def _open(self, deadline: float, is_needed: bool) -> BrpcCall:
-        """A place on a new connection; where others are open, on one of them if that fails."""
+        """Return a place on a new connection, or on one that is open if that fails."""
         limit = min(deadline, time.monotonic() + (CONNECT_S if is_needed else _MORE_S))
         connected, failed = None, OSError()
         try:
@@ -230,7 +230,7 @@ class _Attempt:
             raise OSError(started, os.strerror(started))
 
     def look(self, wait_s: float = 0.0) -> socket.socket | None:
-        """The connected socket; None: not yet.
+        """Return the connected socket; None: not yet.
 
         Raises:
             OSError: it cannot be made; the socket is closed.
@@ -254,7 +254,7 @@ class _Attempt:
 
 
 def dial(address: tuple[str, int], deadline: float) -> socket.socket:
-    """A connected socket, to the first of the host's addresses that answers.
+    """Return a connected socket, to the first of the host's addresses that answers.
 
     Raises:
         OSError: there is none; a TimeoutError if the deadline passed.

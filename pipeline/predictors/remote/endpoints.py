@@ -1,4 +1,4 @@
-"""Which of several servers gets the next call: round robin over those that are well."""
+"""Choice among several servers for the next call: round robin over those that are well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TIMEOUTS = 3
 
 @dataclass(slots=True)
 class _Health:
-    """What is known of one server. It is down while `failures` is not 0."""
+    """The health of one server. It is down while `failures` is not 0."""
 
     failures: int = 0
     timeouts: int = 0
@@ -22,7 +22,7 @@ class _Health:
 
 
 class EndpointPolicy:
-    """Decides only: nothing is sent, nothing waits, and the caller sees to it that one at a time
+    """A policy: nothing is sent, nothing waits, and the caller sees to it that one at a time
     asks. Servers are known by their index.
 
     Args:
@@ -39,7 +39,7 @@ class EndpointPolicy:
         """No server is down, and none has let a call run out of time since it answered one."""
 
     def pick(self, without: Collection[int] = ()) -> int | None:
-        """The server whose turn it is; of those that are down only when no other is left.
+        """Return the server whose turn it is; of those that are down only when no other is left.
 
         So a request costs nothing extra while a server is down, and when all are, each is still
         tried: an error comes at once, and the first server that is back is found by the next call.
@@ -62,7 +62,7 @@ class EndpointPolicy:
         return down
 
     def due(self) -> list[int]:
-        """The servers that are down and whose back-off is over: see whether they are back."""
+        """Return the servers that are down and whose back-off is over: they may be back."""
         if not 0 < self.count_down < len(self._servers):
             return []  # when all are down every request is a test
         now = self._clock()
@@ -92,7 +92,7 @@ class EndpointPolicy:
         return True
 
     def timed_out(self, index: int) -> bool:
-        """A call got no answer in time. One may be slow; several in a row mean that it hangs.
+        """Note a call without an answer in time; several in a row mean that the server hangs.
 
         Whether this made a server fail that was well until now.
         """
@@ -102,7 +102,7 @@ class EndpointPolicy:
         return server.timeouts >= MAX_TIMEOUTS and self.failed(index)
 
     def answered(self, index: int) -> bool:
-        """A server is well; whether it was down until now."""
+        """Note that a server is well; return whether it was down until now."""
         server = self._servers[index]
         was_down = server.failures > 0
         server.timeouts = server.failures = 0

@@ -66,18 +66,18 @@ class GeneralModel:
 
     @property
     def feed_names(self) -> tuple[str, ...]:
-        """The aliases of the inputs, in the order of the configuration."""
+        """Return the aliases of the inputs, in the order of the configuration."""
         return self._signature.feed_names
 
     @property
     def fetch_names(self) -> tuple[str, ...]:
-        """The aliases of the outputs that are fetched by default."""
+        """Return the aliases of the outputs that are fetched by default."""
         return self._signature.fetch_names
 
     def request(
         self, feed: Any, fetch: Sequence[str] | None = None, batch: bool = True, log_id: int = 0
     ) -> Request:
-        """What `Predictor.predict` was given, as the service takes it.
+        """Return what `Predictor.predict` was given, as the service takes it.
 
         The level-of-detail offsets of the input `x` are fed as `x.lod`: ascending, from 0 to the
         length of `x`. `log_id` may be any 64-bit number, of which the bits travel.
@@ -95,7 +95,7 @@ class GeneralModel:
         return request
 
     def result(self, response: Response, fetch: Sequence[str] | None = None) -> dict[str, Any]:
-        """The outputs of an answer by alias, in the order of `fetch`.
+        """Return the outputs of an answer by alias, in the order of `fetch`.
 
         An output with offsets adds `"<alias>.lod"`, 1-D int32. Where several models answered,
         each has a dict of its own under its engine_name, as Paddle Serving's client has it.
@@ -119,7 +119,7 @@ class GeneralModel:
         return results
 
     def too_large(self, why: Exception) -> InputError:
-        """For a request that cannot be encoded."""
+        """Return the error for a request that cannot be encoded."""
         return InputError(f"[{self._model}] the request is too large: {why}")
 
     def _put(self, tensor: Tensor, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class GeneralModel:
             raise PayloadTypeError(f"[{self._model}] {error}") from error
 
     def _offsets(self, name: str, value: Any, array: np.ndarray) -> np.ndarray | None:
-        """LoD offsets as a 1-D array; those of one level may come as [[0, 3, 5]]. None: no LoD."""
+        """Return LoD offsets as a 1-D array; one level may come as [[0, 3, 5]]. None: no LoD."""
         try:
             offsets = np.asarray(value).reshape(-1) if len(value) else None
         except (TypeError, ValueError) as error:
@@ -223,7 +223,7 @@ class GeneralModelPredictor:
 
 
 def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
-    """The array of one output and, where it has one, its LoD."""
+    """Yield the array of one output and, where it has one, its LoD."""
     yield name, tensor_to_array(tensor)
     lod = lod_of(tensor)
     if lod is not None:

@@ -1,4 +1,4 @@
-"""What predictors share that call over gRPC: the channel, the attempts, and the errors' names."""
+"""Calls of predictors over gRPC: the channel, the attempts, and the errors' names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GrpcCalls:
         question: _Question,
         deadline_s: float | None = None,
     ) -> _Answer:
-        """The answer of `call(question, seconds)`.
+        """Return the answer of `call(question, seconds)`.
 
         Where the servers cannot be reached, or the connection is lost, it is made again at once:
         once for each endpoint and once more. gRPC gives it to another one that is connected, and
@@ -117,7 +117,7 @@ class GrpcCalls:
             self._close()
 
     def _named(self, error: grpc.RpcError, time_s: float) -> PipelineError:
-        """gRPC's error as one of ours."""
+        """Return gRPC's error as one of ours."""
         code, text = _code(error), brief(error)
         if code is grpc.StatusCode.UNAVAILABLE:
             return PredictorUnavailableError(
@@ -152,7 +152,7 @@ class GrpcChannel:
         self.close: Callable[[], None] = self._channel.close
 
     def method(self, path: str, waits: bool = False) -> Method:
-        """The method at `path`; with `waits` it waits for a server that is down to come up.
+        """Return the method at `path`; with `waits` it waits for a server that is down to come up.
 
         The server is told of which trace the running call is.
         """
@@ -178,7 +178,7 @@ class GrpcChannel:
 
 
 def brief(error: grpc.RpcError) -> str:
-    """What the server or gRPC says about an error, in one line short enough for an answer."""
+    """Return what the server or gRPC says about an error, in a line short enough for an answer."""
     return one_line(str(error.details()))
 
 
@@ -188,5 +188,5 @@ def _code(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def _is_overload(code: grpc.StatusCode, text: str) -> bool:
-    """Whether the server refused the call for now; the same code says that a message is too big."""
+    """Return whether the server refused the call for now; the code also says "message too big"."""
     return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text

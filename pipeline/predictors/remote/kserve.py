@@ -1,4 +1,4 @@
-"""Asks a model on a server of the v2 inference protocol (Triton, KServe, ...) over gRPC."""
+"""Client of models on servers of the v2 inference protocol (Triton, KServe, ...), over gRPC."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class KServePredictor:
 
 
 def connect(model: RemoteModel) -> KServePredictor:
-    """A predictor that asks `model.endpoints`, once one of them has described the model.
+    """Return a predictor that asks `model.endpoints`, once one of them has described the model.
 
     Raises:
         InitError: no server comes up in 10 s, the model is unknown there, a tensor has a datatype

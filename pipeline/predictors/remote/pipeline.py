@@ -1,4 +1,4 @@
-"""Asks another pipeline server, of ours or Paddle's, over gRPC."""
+"""Client of another pipeline server, of ours or Paddle's, over gRPC."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _with_batch_axis(name: str, value: Any) -> Any:
 
 
 def _results(response: Response, names: Sequence[str]) -> dict[str, Any]:
-    """The results called `names`, in that order, each with its LoD; none: all."""
+    """Return the results called `names`, in that order, each with its LoD; none: all."""
     tensors = {tensor.name: tensor for tensor in response.tensors}
     texts = dict(zip(response.key, response.value, strict=False))
     results: dict[str, Any] = {}
@@ -132,12 +132,12 @@ def _results(response: Response, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_lod(name: str, tensors: Any) -> bool:
-    """Whether `name` is the LoD of a result, which comes with that result."""
+    """Return whether `name` is the LoD of a result, which comes with that result."""
     return name.endswith(LOD) and name.removesuffix(LOD) in tensors
 
 
 def _from_text(text: str) -> Any:
-    """The array that a server wrote as this text; any other text is itself, digits too.
+    """Return the array that a server wrote as this text; any other text is itself, digits too.
 
     Servers write arrays and lists of `str`. Other text was text at the peer, and what it looks
     like must not decide its type.
@@ -158,7 +158,7 @@ def _text_array(texts: list[str]) -> np.ndarray:
 
 
 def connect(model: RemoteModel) -> PipelinePredictor:
-    """A predictor that asks `model.endpoints`; that none is there yet is a logged warning.
+    """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
 
     Raises:
         InitError: an endpoint is no "host:port".
