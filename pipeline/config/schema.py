@@ -277,12 +277,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         return Limits(self.max_json_bytes, self.max_text_elements, self.max_message_bytes)
 
     @property
-    def copies(self) -> int:
+    def replicas(self) -> int:
         """Return the number of replicas, processes with graphs of their own; 0: this one serves."""
         return (self.worker_num or 1) if self.build_dag_each_worker else 0
 
     @property
-    def most_inside(self) -> int | None:
+    def max_active(self) -> int | None:
         """Return the most requests that one graph works on at once; None: it chooses."""
         return None if self.build_dag_each_worker else self.worker_num
 
@@ -362,7 +362,7 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
 
 def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
     """Return a warning for each Op whose batch needs more requests than are admitted at once."""
-    limit = config.most_inside
+    limit = config.max_active
     if limit is None:
         return []
     return [

@@ -91,7 +91,7 @@ class Engine:
     ) -> None:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
-        cap = config.most_inside or _default_cap(graph)
+        cap = config.max_active or _default_cap(graph)
         self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
         cycle = DispatchCycle(loop, self._admission)
         factory = make_workers(cycle.run)

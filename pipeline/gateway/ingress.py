@@ -54,7 +54,7 @@ class Gateway:
         except InitError as error:
             raise InitError(f"{_KEY}: {error}") from error
         folder = self._folder.make()
-        last = max(0, self._config.copies - 1)
+        last = max(0, self._config.replicas - 1)
         for path in socket_paths(folder, last):
             check_unix_path(str(path), _KEY)
         if "," in str(folder):  # it stands between the sockets of a --backend
@@ -123,7 +123,7 @@ class Gateway:
 
     def _arguments(self) -> list[str]:
         config, folder = self._config, self._folder.make()
-        backends = [socket_paths(folder, number) for number in range(max(1, config.copies))]
+        backends = [socket_paths(folder, number) for number in range(max(1, config.replicas))]
         stall_timeout_s = _STALL_TIMEOUT_S if len(backends) > 1 else _LONE_STALL_TIMEOUT_S
         settings = {
             "max-message-bytes": str(config.max_message_bytes),

@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import EngineState
-from pipeline.predictors.memory import MemoryUse
+from pipeline.predictors.metadata import MemoryUse
 
 LATENCY_STEPS = 121
 """Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer

@@ -19,7 +19,7 @@ from pipeline.observe.histogram import buckets
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
 from pipeline.observe.tables import Counters, Integers, batches, columns, groups, tally
-from pipeline.predictors.memory import MemoryUse
+from pipeline.predictors.metadata import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
 __all__ = [

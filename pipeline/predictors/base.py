@@ -23,7 +23,7 @@ Dim = int | str | None
 TEXT = np.dtype(object)
 """The dtype of tensors of text."""
 
-_SHOWN_FILES = 8
+_MAX_SHOWN_FILES = 8
 
 _Own = TypeVar("_Own", bound=Struct)
 
@@ -311,6 +311,6 @@ def _known(engines: Mapping[str, PredictorEngine]) -> str:
 
 
 def _listed(files: Sequence[Path]) -> str:
-    names = ", ".join(file.name for file in files[:_SHOWN_FILES]) or "no file at all"
-    more = len(files) - _SHOWN_FILES
+    names = ", ".join(file.name for file in files[:_MAX_SHOWN_FILES]) or "no file at all"
+    more = len(files) - _MAX_SHOWN_FILES
     return f"{names} and {more} more" if more > 0 else names

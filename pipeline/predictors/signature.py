@@ -18,7 +18,7 @@ from pipeline.predictors.base import TEXT, Dim, TensorSpec
 LOD = ".lod"
 """The level-of-detail offsets of `x` are fed, and answered, under the name `x.lod`."""
 
-_SHOWN_NAMES = 16
+_MAX_SHOWN_NAMES = 16
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
 
@@ -290,6 +290,6 @@ def _shape(shape: Sequence[Dim]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
-    shown = ", ".join(repr(name) for name in names[:_SHOWN_NAMES])
-    more = len(names) - _SHOWN_NAMES
+    shown = ", ".join(repr(name) for name in names[:_MAX_SHOWN_NAMES])
+    more = len(names) - _MAX_SHOWN_NAMES
     return f"[{shown} and {more} more]" if more > 0 else f"[{shown}]"

@@ -151,7 +151,7 @@ class Replicas:
         self._exposure = exposure or Exposure()
         self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
-        self._slots = [RestartSlot(number) for number in range(config.copies)]
+        self._slots = [RestartSlot(number) for number in range(config.replicas)]
         self._running: set[_RunningReplica] = set()
         self._is_up = False
         self._command = ReplicaCommand()

@@ -149,7 +149,7 @@ class Service:
             observers=self.observation.observers(log),
             filters=[*ours, *configured(config.filters)],
             on_readiness=replica.on_readiness if replica else self.show_ready,
-            numbering=(replica.number, config.copies) if replica else (0, 1),
+            numbering=(replica.number, config.replicas) if replica else (0, 1),
         )
 
     async def stop(self) -> None:

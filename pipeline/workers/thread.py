@@ -27,7 +27,7 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.metadata import ModelMetadata, note_of
+from pipeline.predictors.metadata import ModelMetadata, metadata_of
 from pipeline.workers.loop_inbox import LoopInbox
 
 _LOGGER = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class ThreadWorkers:
         assert self._initialised is not None
         if self._initialised.done():
             return
-        self.note = note_of(predictor_of(self._op))
+        self.note = metadata_of(predictor_of(self._op))
         if bound is None:
             self._workers.clear()
             self._initialised.set_exception(failure or InitError(self.name))

@@ -330,7 +330,7 @@ class Recording:
 
 def open_recording(context: SinkContext, options: None) -> Recording:
     """Open the sink `recording`, which answers "record <seconds>"."""
-    recording = Recording(context.replica or 0, max(1, context.config.copies))
+    recording = Recording(context.replica or 0, max(1, context.config.replicas))
 
     async def record(seconds: str) -> bytes:
         return await recording.record(float(seconds), context.flush)

@@ -15,7 +15,7 @@ RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 """The session entry with which onnxruntime keeps where each node runs (from 1.24 on)."""
 
 _QUANTISED = {"QuantizeLinear", "DequantizeLinear"}
-_SHOWN_TYPES = 8
+_MAX_SHOWN_TYPES = 8
 
 _Placements = dict[str, Counter[str]]  # a provider to the types of the nodes that it runs
 
@@ -72,8 +72,8 @@ def _tell(plan: Plan, placements: _Placements) -> None:
 def _told(placements: _Placements) -> str:
     parts = []
     for provider, types in placements.items():
-        shown = ", ".join(name for name, _ in types.most_common(_SHOWN_TYPES))
-        more = ", ..." if len(types) > _SHOWN_TYPES else ""
+        shown = ", ".join(name for name, _ in types.most_common(_MAX_SHOWN_TYPES))
+        more = ", ..." if len(types) > _MAX_SHOWN_TYPES else ""
         nodes = "1 node" if types.total() == 1 else f"{types.total()} nodes"
         parts.append(f"{provider} runs {nodes} ({shown}{more})")
     return "; ".join(parts)

@@ -16,8 +16,8 @@ from pipeline.predictors.paddle.program import Program
 from pipeline.proto import paddle_program_pb2 as pb
 
 _COMBINED = ("__params__", "fluid_params", "params")  # all weights of a `__model__`
-_SHOWN_NAMES = 8
-_MOST_DESCRIPTION_BYTES = 4096
+_MAX_SHOWN_NAMES = 8
+_MAX_DESCRIPTION_BYTES = 4096
 # Bytes of one element by Paddle's VarType.Type.
 _ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 8, 4: 2, 5: 4, 6: 8, 20: 1, 21: 1, 22: 2, 23: 8, 24: 16}
 
@@ -74,10 +74,10 @@ def _check_combined(path: Path, weights: Mapping[str, int]) -> None:
 def _check_separate(folder: Path, weights: Mapping[str, int]) -> None:
     missing = [name for name in weights if not (folder / name).is_file()]
     if missing:
-        more = len(missing) - _SHOWN_NAMES
+        more = len(missing) - _MAX_SHOWN_NAMES
         raise InitError(
             f"model_config: {folder} has a file for each weight, or all in __params__, but these "
-            f"are missing: {', '.join(missing[:_SHOWN_NAMES])}"
+            f"are missing: {', '.join(missing[:_MAX_SHOWN_NAMES])}"
             + (f" and {more} more" if more > 0 else "")
         )
     for name, size in weights.items():
@@ -119,7 +119,7 @@ def _skip_tensor(file: BinaryIO) -> int:
     if levels:
         raise ValueError("weights have no LoD")
     _, length = _unpack("<Ii", file)
-    if not 0 < length <= _MOST_DESCRIPTION_BYTES:
+    if not 0 < length <= _MAX_DESCRIPTION_BYTES:
         raise ValueError("not a tensor's description")
     description = pb.TensorDesc.FromString(file.read(length))
     size = math.prod(description.dims)

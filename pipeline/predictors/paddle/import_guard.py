@@ -20,11 +20,11 @@ _TAKEN = (
     signal.SIGBUS,
     signal.SIGTERM,
 )
-_MOST_BYTES_OF_AN_ACTION = 512  # struct sigaction has 152 on Linux
+_MAX_ACTION_BYTES = 512  # struct sigaction has 152 on Linux
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def preserve_process_state() -> Iterator[None]:
     """Keep signal handlers, the root logger and the filters of warnings as they are.
 
     Paddle also adds a handler to the root logger and sets its level, and warns of tools that only
@@ -48,7 +48,7 @@ def undisturbed() -> Iterator[None]:
 def _signals_kept() -> Iterator[None]:
     """Keep all handlers; Python's `signal` knows and sets only its own, on the main thread."""
     sigaction = ctypes.CDLL(None).sigaction
-    kept = {number: ctypes.create_string_buffer(_MOST_BYTES_OF_AN_ACTION) for number in _TAKEN}
+    kept = {number: ctypes.create_string_buffer(_MAX_ACTION_BYTES) for number in _TAKEN}
     for number, action in kept.items():
         sigaction(int(number), None, action)
     # One that comes meanwhile waits, where this is the only thread.

@@ -15,12 +15,12 @@ import numpy as np
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError, one_line
 from pipeline.predictors.base import TEXT, Device
-from pipeline.predictors.memory import LoadMeter, MemoryUse
+from pipeline.predictors.metadata import LoadMeter, MemoryUse
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.config import check_device, check_quantized, configure
 from pipeline.predictors.paddle.files import ModelFiles, find_weights
-from pipeline.predictors.paddle.import_guard import undisturbed
+from pipeline.predictors.paddle.import_guard import preserve_process_state
 from pipeline.predictors.paddle.interface import PaddleInterface, interface, offsets
 from pipeline.predictors.paddle.program import read_program
 from pipeline.predictors.signature import LOD, ModelSignature, only_feed, refuse_unknown_arguments
@@ -250,7 +250,7 @@ def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredic
 
 def _import_paddle(name: str) -> Any:
     try:
-        with undisturbed():
+        with preserve_process_state():
             paddle = importlib.import_module("paddle")
             importlib.import_module("paddle.inference")
     except Exception as error:  # a broken installation raises what it likes

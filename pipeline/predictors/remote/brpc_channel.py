@@ -38,8 +38,8 @@ from pipeline.proto.brpc.frames import (
 from pipeline.tracing.context import call_trace, child, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
-_SHOWN_CHARACTERS = 400
-_LONGEST_S = 1e6  # what the system can wait for, and more than anybody does
+_MAX_SHOWN_CHARACTERS = 400
+_MAX_WAIT_S = 1e6  # what the system can wait for, and more than anybody does
 
 _Answer = TypeVar("_Answer")
 Read = Callable[[bytes], _Answer]
@@ -123,7 +123,7 @@ class BrpcChannel:
             DeadlineError: no answer within `time_s`.
             ClosedError: `close` was called.
         """
-        deadline = time.monotonic() + min(time_s, _LONGEST_S)
+        deadline = time.monotonic() + min(time_s, _MAX_WAIT_S)
         question = _Question(body, log_id, deadline, read)
         servers = self._servers()
         if servers.policy.count_down:
@@ -221,7 +221,7 @@ class BrpcChannel:
             raise InputError(f"[{self._name}] the request is too large: {error}") from error
 
     def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:
-        said = f"{code_name(code)}: {text[:_SHOWN_CHARACTERS]}"
+        said = f"{code_name(code)}: {text[:_MAX_SHOWN_CHARACTERS]}"
         if code in _NOT_NOW:
             is_healthy = code != BrpcCode.LOGOFF
             raise _ServerFailedError(f"it refuses: {said}", is_final=True, is_healthy=is_healthy)

@@ -20,7 +20,7 @@ from pipeline.proto.brpc_meta_pb2 import RpcMeta
 MAX_ANSWER_BYTES = 512 * 2**20
 """Of one answer, as it travels and when it is unpacked."""
 
-FRESH_S = 1.0
+FRESH_FOR_S = 1.0
 """A connection that was used so recently is not looked at before it is used again."""
 
 _RECEIVE_BYTES = 64 * 2**10
@@ -120,7 +120,7 @@ class BrpcConnection:
         self,
         connected: socket.socket,
         max_bytes: int = MAX_ANSWER_BYTES,
-        fresh_s: float = FRESH_S,
+        fresh_s: float = FRESH_FOR_S,
     ) -> None:
         connected.setblocking(True)
         for option in _OPTIONS:

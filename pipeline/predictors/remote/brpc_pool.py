@@ -16,12 +16,12 @@ MAX_CONNECTIONS = 32
 """To one server. So many callers at a time have one to themselves, which costs half the CPU time of
 a shared one: nobody has to wake anybody. More callers share them."""
 
-CONNECT_S = 3.0
+CONNECT_TIMEOUT_S = 3.0
 """Limit for a connection that a call needs."""
 
-_MORE_S = 0.25  # limit for one that only makes things quicker, and
-_PAUSE_S = 1.0  # for so long no other is tried when it failed
-_PROBE_S = 1.0
+_SPARE_CONNECT_S = 0.25  # limit for one that only makes things quicker, and
+_RETRY_PAUSE_S = 1.0  # for so long no other is tried when it failed
+_PROBE_TIMEOUT_S = 1.0
 
 
 class CannotConnectError(Exception):
@@ -160,7 +160,9 @@ class BrpcPool:
 
     def _open(self, deadline: float, is_needed: bool) -> BrpcCall:
         """Return a place on a new connection, or on one that is open if that fails."""
-        limit = min(deadline, time.monotonic() + (CONNECT_S if is_needed else _MORE_S))
+        limit = min(
+            deadline, time.monotonic() + (CONNECT_TIMEOUT_S if is_needed else _SPARE_CONNECT_S)
+        )
         connected, failed = None, OSError()
         try:
             connected = dial(self._address, limit)
@@ -182,7 +184,7 @@ class BrpcPool:
         with self._lock:
             self._failures += 1
             self._last_failure = _why(error)
-            self._no_more_until = self._clock() + _PAUSE_S
+            self._no_more_until = self._clock() + _RETRY_PAUSE_S
             self._changed.notify_all()
             shared = self._least_busy()
         if shared is not None:
@@ -193,7 +195,7 @@ class BrpcPool:
 
     def _look_at_probe(self) -> bool | None:
         if self._probe is None:
-            self._probe = _Attempt(_look_up(self._address)[0], self._clock() + _PROBE_S)
+            self._probe = _Attempt(_look_up(self._address)[0], self._clock() + _PROBE_TIMEOUT_S)
         connected = self._probe.look()
         if connected is None:
             if self._clock() < self._probe.ends:

@@ -31,8 +31,8 @@ from pipeline.system.deadline import time_left
 
 _LOGGER = logging.getLogger(__name__)
 _ANY_DTYPE = np.dtype(object)
-_SHOWN = 16
-_BRPC_FIRST_LOOK_S = 1.0  # for each server at start, before a warning says that it is not there
+_MAX_SHOWN = 16
+_BRPC_STARTUP_PROBE_S = 1.0  # for each server at start, before a warning says that it is not there
 
 
 class GeneralModel:
@@ -149,8 +149,8 @@ class GeneralModel:
         if are_offsets(offsets, length):
             return offsets
         raise InputError(
-            f"[{self._model}] feed {name!r} is {offsets[:_SHOWN].tolist()}: offsets ascend from 0 "
-            f"to the length of {name.removesuffix(LOD)!r}, which is {length} "
+            f"[{self._model}] feed {name!r} is {offsets[:_MAX_SHOWN].tolist()}: offsets ascend "
+            f"from 0 to the length of {name.removesuffix(LOD)!r}, which is {length} "
             f"(shape {array.shape}; batch=False adds a first axis)"
         )
 
@@ -158,7 +158,7 @@ class GeneralModel:
         tensors = {self._alias(tensor): tensor for tensor in output.tensor}
         missing = [name for name in names if name not in tensors]
         if missing:
-            raise self._bad_answer(f"no output {missing}, only {list(tensors)[:_SHOWN]}")
+            raise self._bad_answer(f"no output {missing}, only {list(tensors)[:_MAX_SHOWN]}")
         try:
             return {key: value for name in names for key, value in _values(name, tensors[name])}
         except FrameError as error:
@@ -243,7 +243,7 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     addresses = _addresses(model)
     messages = _described_by_client_config(model)
     channel = BrpcChannel(model.name, model.endpoints, addresses)
-    for problem in channel.connect(_BRPC_FIRST_LOOK_S):
+    for problem in channel.connect(_BRPC_STARTUP_PROBE_S):
         _LOGGER.warning("[%s] no server at %s", model.name, problem)
 
     def ask(body: bytes, log_id: int, deadline_s: float | None) -> Response:

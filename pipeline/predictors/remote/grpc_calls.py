@@ -28,7 +28,7 @@ from pipeline.tracing.context import call_metadata
 
 _LOGGER = logging.getLogger(__name__)
 
-_FIRST_LOOK_S = 2.0  # for servers to answer at start, before a warning says that none does
+_STARTUP_PROBE_S = 2.0  # for servers to answer at start, before a warning says that none does
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -166,7 +166,7 @@ class GrpcChannel:
     def warn_if_down(self) -> None:
         """Connect now rather than at the first call, and log it when no server is there."""
         try:
-            self.method(_HEALTH_PATH)(b"", _FIRST_LOOK_S)
+            self.method(_HEALTH_PATH)(b"", _STARTUP_PROBE_S)
         except grpc.RpcError as error:
             if _code(error) in _NOT_THERE:  # else it answered, if only that it has no such method
                 _LOGGER.warning(

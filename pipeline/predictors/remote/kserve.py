@@ -27,7 +27,7 @@ from pipeline.proto.inference_v2_pb2 import (
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 from pipeline.proto.v2.raw import DATATYPES, with_text
 
-_START_S = 10.0  # for a server to come up and describe the model
+_STARTUP_TIMEOUT_S = 10.0  # for a server to come up and describe the model
 
 _Outputs = Iterable[ModelInferRequest.InferRequestedOutputTensor]
 
@@ -140,7 +140,7 @@ def _described(model: RemoteModel, channel: GrpcChannel, calls: GrpcCalls) -> Mo
     metadata = channel.method(f"/{SERVICE}/ModelMetadata", waits=True)
     request = ModelMetadataRequest(name=name, version=model.model_version)
     try:
-        answer = calls.run(metadata, request.SerializeToString(), _START_S)
+        answer = calls.run(metadata, request.SerializeToString(), _STARTUP_TIMEOUT_S)
         return ModelMetadataResponse.FromString(answer)
     except (PipelineError, DecodeError) as error:
         version = f" version {model.model_version}" if model.model_version else ""

@@ -27,7 +27,7 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.metadata import note_of
+from pipeline.predictors.metadata import metadata_of
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.wire import (
     ErrorFields,
@@ -164,7 +164,7 @@ class WorkerMain:
                 except BaseException as error:  # user code: the server's start fails with it
                     link.send(WorkerReport(failure=_told(error)))
                     return
-                link.send(WorkerReport(is_ready=True, note=note_of(predictor_of(bound.op))))
+                link.send(WorkerReport(is_ready=True, note=metadata_of(predictor_of(bound.op))))
                 _Worker(link, bound, self.arena, hello).run()
 
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:

@@ -516,9 +516,9 @@ def test_a_batch_larger_than_worker_num_is_warned_of() -> None:
 
 def test_worker_num_counts_requests_or_copies() -> None:
     alone, several = service(worker_num=4), service(worker_num=4, build_dag_each_worker=True)
-    assert (alone.copies, alone.most_inside) == (0, 4)
-    assert (several.copies, several.most_inside) == (4, None)
-    assert service(build_dag_each_worker=True).copies == 1
+    assert (alone.replicas, alone.max_active) == (0, 4)
+    assert (several.replicas, several.max_active) == (4, None)
+    assert service(build_dag_each_worker=True).replicas == 1
     big = {"big": resolve_op("big", {"batch_size": 8}, several)}
     assert batch_fill_warnings(several, big) == [], "it is no limit of requests then"
 

@@ -19,7 +19,7 @@ from pipeline.observe.snapshot import (
     ModelCounters,
     Snapshot,
 )
-from pipeline.predictors.memory import MemoryUse
+from pipeline.predictors.metadata import MemoryUse
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -36,7 +36,7 @@ from pipeline.observe.statistics import (
     stats_json,
     version_number,
 )
-from pipeline.predictors.memory import MemoryUse
+from pipeline.predictors.metadata import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
 OFFSET_NS = 1_700_000_000_000_000_000

@@ -304,7 +304,7 @@ def test_a_model_that_the_server_does_not_know_is_an_error_at_start():
 
 
 def test_a_server_that_does_not_come_up_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote_kserve, "_START_S", 0.05)
+    monkeypatch.setattr(remote_kserve, "_STARTUP_TIMEOUT_S", 0.05)
     with peer(SERVICE, {}) as there:
         pass
     with pytest.raises(InitError, match=rf"describe the model 'uci': .*{there.endpoint}"):

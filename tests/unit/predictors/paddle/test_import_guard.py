@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from pipeline.predictors.paddle.import_guard import undisturbed
+from pipeline.predictors.paddle.import_guard import preserve_process_state
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def take_signals():
 
 
 def test_handlers_of_signals_are_put_back(got_sigterm):
-    with undisturbed():
+    with preserve_process_state():
         take_signals()
     os.kill(os.getpid(), signal.SIGTERM)
     assert got_sigterm == [True]
@@ -39,7 +39,7 @@ def test_handlers_of_signals_are_put_back(got_sigterm):
 
 
 def test_a_signal_that_comes_meanwhile_is_not_lost(got_sigterm):
-    with undisturbed():
+    with preserve_process_state():
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         assert got_sigterm == []
     assert got_sigterm == [True]
@@ -47,7 +47,7 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(got_sigterm):
 
 def test_the_root_logger_is_put_back_also_after_a_failure():
     before = list(logging.root.handlers), logging.root.level
-    with contextlib.suppress(ImportError), undisturbed():
+    with contextlib.suppress(ImportError), preserve_process_state():
         logging.root.addHandler(logging.NullHandler())
         logging.root.setLevel(logging.CRITICAL)
         raise ImportError
@@ -55,7 +55,7 @@ def test_the_root_logger_is_put_back_also_after_a_failure():
 
 
 def test_warnings_are_not_shown_and_are_errors_again_afterwards():
-    with undisturbed():
+    with preserve_process_state():
         warnings.warn("No ccache found", stacklevel=1)
     with pytest.raises(UserWarning):
         warnings.warn("mine", stacklevel=1)

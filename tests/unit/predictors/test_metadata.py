@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.predictors.memory import LoadMeter
+from pipeline.predictors.metadata import LoadMeter
 
 SIZE = 64 * 2**20
 
