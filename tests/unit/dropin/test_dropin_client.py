@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from served import free_port
 
 from pipeline.dropin.client import Client, HttpClient, MultiLangClient
 from pipeline.errors import (
@@ -12,7 +11,6 @@ from pipeline.errors import (
     InitError,
     InputError,
     NotImplementedByOpError,
-    PredictorUnavailableError,
 )
 from pipeline.proto.brpc.general_model_json import request_from_json
 
@@ -153,9 +151,3 @@ def test_a_feed_of_the_http_client_may_be_a_dict_a_list_with_one_or_the_value_it
         http_client.process_proto_data({"other": [1]}, [], False, 0)
     with pytest.raises(InputError, match="'words' is <U1, the model wants int64"):
         http_client.process_proto_data({"words": ["a"]}, [], False, 0)
-
-
-def test_a_server_that_is_not_there_is_told_by_the_http_client(http_client):
-    http_client.connect(f"127.0.0.1:{free_port()}")
-    with pytest.raises(PredictorUnavailableError, match="refused"):
-        http_client.predict({"words": [1]})

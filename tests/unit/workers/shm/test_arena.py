@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from obedient import open_files
+
+from pipeline.errors import InitError
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
+
+PAGE = mmap.PAGESIZE
+MIB = 2**20
+
+
+def shared_memory() -> list[str]:
+    """Links in /proc of what this process has open of our kind.
+
+    The rest is not compared: gRPC's threads, which other tests leave behind, open and close
+    descriptors of their own when they like.
+    """
+    return sorted(file for file in open_files() if file.startswith("/memfd:pipeline"))
+
+
+def resident(arena: Arena) -> int:
+    """Bytes of memory behind the arena."""
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    before = shared_memory()
+    arena = Arena(MIB)
+    yield arena
+    arena.close()
+    assert shared_memory() == before
+
+
+def test_regions_have_numbers_and_memory_of_their_own(arena):
+    regions = [arena.new_region() for _ in range(3)]
+    assert regions == [0, 1, 2]
+    for region in regions:
+        view = arena.view(region)
+        assert len(view) == MIB
+        assert bytes(view) == bytes(MIB)
+        view[:] = bytes([region + 1]) * MIB
+    assert [{*arena.view(region)} for region in regions] == [{1}, {2}, {3}]
+
+
+def test_a_region_that_nobody_touched_costs_nothing(arena):
+    arena.view(arena.new_region())
+    assert resident(arena) == 0
+
+
+def test_a_recycled_region_costs_nothing_and_is_given_out_again_as_zeros(arena):
+    first, second = arena.new_region(), arena.new_region()
+    for region in (first, second):
+        arena.view(region)[:] = b"x" * MIB
+    arena.recycle(first)
+    assert resident(arena) == MIB
+    assert {*arena.view(second)} == {ord("x")}
+    assert arena.new_region() == first
+    assert {*arena.view(first)} == {0}
+    assert arena.new_region() == 2
+
+
+@pytest.mark.parametrize("region", [0, 1, -1])
+def test_only_a_region_in_use_is_recycled(arena, region):
+    arena.new_region()
+    arena.recycle(0)
+    with pytest.raises(ValueError, match="not in use"):
+        arena.recycle(region)
+
+
+def test_a_block_shows_its_bytes(arena):
+    region = arena.new_region()
+    arena.view(region)[100:104] = b"abcd"
+    assert bytes(arena.read(Block(region, 101, 2))) == b"bc"
+    assert len(arena.read(Block(region, MIB, 0))) == 0
+
+
+@pytest.mark.parametrize(
+    "block",
+    [Block(0, MIB - 1, 2), Block(1, 0, 1), Block(-1, 0, 1)],
+    ids=["beyond the end", "no such region", "negative"],
+)
+def test_a_block_outside_of_the_arena_is_refused(arena, block):
+    arena.new_region()
+    with pytest.raises(ValueError):
+        arena.read(block)
+
+
+def test_nothing_is_to_be_found_in_the_file_system(arena):
+    arena.view(arena.new_region())[:1] = b"x"
+    assert os.fstat(arena.fd).st_nlink == 0
+
+
+def test_what_was_taken_from_a_closed_arena_stays_readable(arena):
+    region = arena.new_region()
+    arena.view(region)[:5] = b"hello"
+    taken = arena.read(Block(region, 0, 5))
+    arena.close()
+    arena.close()
+    assert bytes(taken) == b"hello"
+    with pytest.raises(ValueError, match="closed"):
+        arena.read(Block(region, 0, 5))
+
+
+def test_a_system_without_nameless_memory_is_told_to_use_threads(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(InitError, match="workers: thread"):
+        Arena()
+
+
+@pytest.mark.parametrize("size", [0, -PAGE, PAGE + 1])
+def test_a_region_is_a_number_of_whole_pages(size):
+    with pytest.raises(ValueError, match="whole pages"):
+        Arena(size)
+
+
+# RegionAllocator ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(arena: Arena) -> RegionAllocator:
+    region = arena.new_region()
+    return RegionAllocator(arena.view(region), region)
+
+
+def span(block: Block) -> tuple[int, int]:
+    """First byte and end of what a block takes up."""
+    return block.offset, block.offset + max(64, -(-block.size // 64) * 64)
+
+
+def first_gap(live: list[Block], begin: int, end: int, size: int) -> int | None:
+    """Where a block of `size` bytes fits first, found the slow way."""
+    for block in sorted(live, key=span):
+        if block.offset - begin >= size:
+            return begin
+        begin = span(block)[1]
+    return begin if end - begin >= size else None
+
+
+def pattern(block: Block) -> bytes:
+    return (b"%d." % block.offset * (block.size // 2 + 1))[: block.size]
+
+
+# A number >= 0 asks for that many bytes; one < 0 frees a block.
+STEPS = st.lists(
+    st.integers(0, 1000) | st.integers(0, 5 * PAGE) | st.integers(-50, -1), max_size=60
+)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_blocks_are_the_first_that_fit_and_all_come_back(steps):
+    arena, reserved, size = Arena(16 * PAGE), 100, 16 * PAGE
+    memory = RegionAllocator(arena.view(arena.new_region()), 0, reserved, keep_bytes=2 * PAGE)
+    begin, live = 128, []
+    for step in steps:
+        if step >= 0:
+            needed = max(64, -(-step // 64) * 64)
+            expected = first_gap(live, begin, size, needed)
+            block = memory.alloc(step)
+            if expected is None:
+                assert block is None
+            else:
+                assert block == Block(0, expected, step)
+                arena.read(block)[:] = pattern(block)
+                live.append(block)
+        elif live:
+            memory.free(live.pop(step % len(live)))
+        assert memory.used == sum(span(b)[1] - span(b)[0] for b in live)
+        assert all(bytes(arena.read(block)) == pattern(block) for block in live)
+        top = max((span(block)[1] for block in live), default=begin)
+        assert resident(arena) <= top + 2 * PAGE + PAGE
+    for block in live:
+        memory.free(block)
+    assert memory.used == 0
+    assert memory.alloc(size - begin) == Block(0, begin, size - begin)
+    arena.close()
+
+
+def test_the_status_page_is_never_given_out(arena, memory):
+    block = memory.alloc(MIB - 4096)
+    assert block is not None
+    assert block.offset == 4096
+    assert memory.alloc(0) is None
+
+
+def test_an_empty_block_has_a_place_of_its_own(memory):
+    first, second = memory.alloc(0), memory.alloc(0)
+    assert first.size == second.size == 0
+    assert first.offset != second.offset
+    memory.free(first)
+    memory.free(second)
+    assert memory.used == 0
+
+
+def test_a_negative_size_is_refused(memory):
+    with pytest.raises(ValueError, match="-1"):
+        memory.alloc(-1)
+
+
+def test_only_what_is_given_out_is_taken_back(memory):
+    block = memory.alloc(1000)
+    strangers = (
+        Block(block.region + 1, block.offset, block.size),
+        Block(block.region, block.offset + 64, block.size),
+        Block(block.region, block.offset, block.size - 1),
+    )
+    for stranger in strangers:
+        with pytest.raises(ValueError, match="not given out"):
+            memory.free(stranger)
+    memory.free(block)
+    with pytest.raises(ValueError, match="not given out"):
+        memory.free(block)
+    assert memory.used == 0
+
+
+def test_memory_goes_back_to_the_system_after_a_burst():
+    arena = Arena(64 * MIB)
+    memory = RegionAllocator(arena.view(arena.new_region()), 0)
+    blocks = [memory.alloc(MIB) for _ in range(60)]
+    for block in blocks:
+        arena.read(block)[:] = b"x" * MIB
+    assert resident(arena) >= 60 * MIB
+    for block in blocks[1:]:
+        memory.free(block)
+    assert resident(arena) <= 33 * MIB
+    assert bytes(arena.read(blocks[0])) == b"x" * MIB
+    arena.close()
