@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from obedient import open_files
 
 from pipeline.workers.shm.arena import Arena, Block
 
