@@ -166,7 +166,7 @@ class BatchRun(Batch, eq=False):
             tried = self.attempts
         elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
             return []
-        return [BatchRun([item], attempts=tried) for item in live]
+        return [BatchRun([item], self.worker, attempts=tried) for item in live]
 
     def timed_out(self, op_name: str, worker: int) -> DeadlineError:
         """What the items are told when the run took too long."""

@@ -6,7 +6,7 @@ Methods of ours are quick, unless the data is large; a user's own methods may be
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.batch_run import CallWatch
@@ -37,6 +37,7 @@ class PackJob:
     """
 
     __slots__ = ("argument", "keeps", "method", "request", "result")
+    worker: ClassVar[None] = None  # any will do
 
     def __init__(
         self,

@@ -23,6 +23,10 @@ SetUp = Callable[[Op, int], None]
 class Job(Protocol):
     """Something that a worker runs with its own copy of an Op. `run` raises nothing."""
 
+    @property
+    def worker(self) -> int | None:
+        """The number of the worker that has to run it, if they are addressable; None: any."""
+
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None: ...
 
 

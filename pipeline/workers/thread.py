@@ -41,6 +41,7 @@ class ThreadWorker:
     """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
 
     __slots__ = (
+        "addressed",
         "began_ns",
         "call_started",
         "inbox",
@@ -58,6 +59,7 @@ class ThreadWorker:
         self.op: BoundOp | None = op
         self.number: int = number
         self.inbox: SimpleQueue[Job | None] = SimpleQueue()
+        self.addressed: deque[Job] = deque()  # for this worker alone, which is busy
         self.job: Job | None = None
         self.call_started: float | None = None
         self.is_stuck: bool = False
@@ -89,6 +91,7 @@ class ThreadWorker:
             return
         assert self.op is not None, "initialise gives the first worker its Op"
         op, pool, backlog, clock_ns = self.op, self.pool, self.pool.backlog, time.monotonic_ns
+        addressed = self.addressed
         job = self.job or self.inbox.get()
         while job is not None:
             self.began_ns = began = clock_ns()
@@ -96,7 +99,8 @@ class ThreadWorker:
             job.run(op, self, clock_ns)
             self.took_ns = clock_ns() - began
             self.job = None
-            following = pool.next_job() if backlog and not self.is_stuck else None
+            has_more = (addressed or backlog) and not self.is_stuck
+            following = pool.next_job(self) if has_more else None
             if following is not None:
                 pool.post(pool.goes_on, self, job)
                 job = following
@@ -147,7 +151,7 @@ class ThreadWorkers:
         self.post: Callable[..., None] = mailbox.post
         self.memory_domain: MemoryDomain = LOCAL
         self.keeps_progress: bool = True
-        self.addressable: bool = False
+        self.addressable: bool = True
         self.replaced: int = 0
         self.note: ModelMetadata | None = None
         self._op = op
@@ -252,6 +256,8 @@ class ThreadWorkers:
             self._submit(job)
 
     def _submit(self, job: Job) -> None:
+        if job.worker is not None and self._address(job, job.worker):
+            return
         is_somebody_up = len(self._idle) < len(self._workers)
         if not self._idle or (is_somebody_up and self._usual_ns < _QUICK_NS):
             self.backlog.append(job)
@@ -260,16 +266,28 @@ class ThreadWorkers:
         else:
             self._idle.pop().inbox.put(job)
 
+    def _address(self, job: Job, number: int) -> bool:
+        """Give a job to the worker with this number; False: there is none now, any will do."""
+        worker = next((worker for worker in self._workers if worker.number == number), None)
+        if worker is None:
+            return False
+        if worker in self._idle:
+            self._idle.remove(worker)
+            worker.inbox.put(job)
+        else:
+            worker.addressed.append(job)
+        return True
+
     def _wake_for_backlog(self) -> None:
         """The worker that was to take the backlog is slower than usual: wake others."""
         self._rescue = None
-        while self._idle and (job := self.next_job()) is not None:
+        while self._idle and (job := self.next_job(self._idle[-1])) is not None:
             self._idle.pop().inbox.put(job)
 
-    def next_job(self) -> Job | None:
-        """A job from the backlog, if there is one. Called by the workers."""
+    def next_job(self, worker: ThreadWorker) -> Job | None:
+        """Return a job for `worker`, if there is one. Called by the workers, too."""
         try:
-            return self.backlog.popleft()
+            return worker.addressed.popleft() if worker.addressed else self.backlog.popleft()
         except IndexError:
             return None
 
@@ -288,7 +306,7 @@ class ThreadWorkers:
 
     def _employ(self, worker: ThreadWorker) -> None:
         # The backlog may have grown since the worker looked.
-        job = self.next_job()
+        job = self.next_job(worker)
         if job is None:
             self._idle.append(worker)
         else:
@@ -305,6 +323,8 @@ class ThreadWorkers:
         self._stuck.append(stuck)
         self.replaced += 1
         stuck.op.cancel()
+        addressed = list(stuck.addressed)
+        stuck.addressed.clear()
         _LOGGER.warning(
             "[%s] worker %d is stuck: it was replaced (%d stuck now). A thread cannot be "
             "interrupted; run the Op in processes if this goes on.",
@@ -315,10 +335,12 @@ class ThreadWorkers:
         if len(self._stuck) > _MOST_STUCK:
             if isinstance(job, BatchRun):  # another worker may go on with it
                 job.take_along(stuck.op.state)
+            self.submit(addressed)
             self._fail_backlog()
             self._owner.workers_changed()
             return False
         self._add(stuck.op.replacement(), stuck.op.worker, job)
+        self.submit(addressed)
         return True
 
     def forget(self, data_id: int) -> None:
@@ -327,8 +349,8 @@ class ThreadWorkers:
     def _fail_backlog(self) -> None:
         """Give back what no worker will take, if there is none left."""
         outage = self.outage
-        while outage is not None and (job := self.next_job()) is not None:
-            self._owner.lost(job, outage)
+        while outage is not None and self.backlog:
+            self._owner.lost(self.backlog.popleft(), outage)
 
     def _came_back(self, worker: ThreadWorker) -> None:
         """A worker that was given up came to an end after all; its place may be free to fill."""

@@ -88,7 +88,7 @@ class ProcessWorkers:
         self.name: str = op.name
         self.memory_domain: MemoryDomain = family.memory
         self.keeps_progress: bool = False
-        self.addressable: bool = False
+        self.addressable: bool = True
         self.loop = loop
         self._family = family
         self._op = op
@@ -99,6 +99,7 @@ class ProcessWorkers:
         self._alive: set[ProcessWorker] = set()
         self._backlog: deque[BatchRun] = deque()
         self._rescue_timer: asyncio.TimerHandle | None = None
+        self._is_addressed = False  # a scheduler that says who runs what balances it, too
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
         self._launched = 0
@@ -213,6 +214,9 @@ class ProcessWorkers:
             self._backlog.append(run)
             return
         worker = min(self._up, key=_load) if len(self._up) > 1 else self._up[0]
+        if run.worker is not None:
+            self._is_addressed = True
+            worker = next((other for other in self._up if other.number == run.worker), worker)
         if not worker.give(run):
             self.loop.call_soon(self._owner.done, worker, run)
 
@@ -224,7 +228,7 @@ class ProcessWorkers:
                 break
             self._assign(self._backlog.popleft())
             worker.flush()
-        if self._rescue_timer is None and len(self._up) > 1:
+        if self._rescue_timer is None and len(self._up) > 1 and not self._is_addressed:
             self._rescue_in_time()
 
     def _rescue_in_time(self) -> None:

@@ -20,8 +20,9 @@ from pipeline.workers.thread import ThreadWorkers
 class Task:
     """A job that runs a function."""
 
-    def __init__(self, function=lambda op: None):
+    def __init__(self, function=lambda op: None, worker=None):
         self.function = function
+        self.worker = worker
         self.ran_in = None
 
     def run(self, op, watch, clock_ns):
@@ -392,5 +393,52 @@ def test_what_init_op_sets_in_its_context_holds_for_every_worker(kind):
     async def main():
         async with Pool(kind("op"), 2) as pool:
             assert await marks_of_two_workers(pool) == ["init_op", "init_op"]
+
+    asyncio.run(main())
+
+
+def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
+    async def main():
+        async with Pool(count=3) as pool:
+            goes_on = threading.Event()
+            holds = Task(lambda op: goes_on.wait(10), worker=1)
+            addressed = [Task(worker=1) for _ in range(5)]
+            anybodys = Task()
+            pool.workers.submit([holds, *addressed, anybodys])
+            await pool.until(lambda: anybodys.ran_in is not None)
+            assert not any(task.ran_in for task in addressed), "others are idle"
+            goes_on.set()
+            await pool.until(lambda: len(pool.done) == 7)
+            pool.workers.submit([last := Task(worker=1)])
+            await pool.until(lambda: len(pool.done) == 8)
+            ran_in = {task.ran_in for task in (holds, *addressed, last)}
+            assert [thread.name for thread in ran_in] == ["pipeline-op-1"]
+
+    asyncio.run(main())
+
+
+def test_what_names_a_worker_that_hangs_is_for_its_replacement():
+    async def main():
+        async with Pool(count=2) as pool:
+            goes_on = threading.Event()
+            hangs, waits = Task(lambda op: goes_on.wait(10), worker=0), Task(worker=0)
+            pool.workers.submit([hangs, waits])
+            await pool.until(lambda: any(pool.workers.busy()))
+            (worker,) = pool.workers.busy()
+            assert pool.workers.replace(worker, None)
+            await pool.until(lambda: waits.ran_in is not None)
+            assert waits.ran_in is not hangs.ran_in
+            assert waits.ran_in.name == "pipeline-op-0"
+            goes_on.set()
+            await pool.until(lambda: pool.workers.stuck == 0)
+
+    asyncio.run(main())
+
+
+def test_what_names_a_worker_that_is_not_there_is_for_anybody():
+    async def main():
+        async with Pool(count=1) as pool:
+            pool.workers.submit([task := Task(worker=9)])
+            await pool.until(lambda: task.ran_in is not None)
 
     asyncio.run(main())

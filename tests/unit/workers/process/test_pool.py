@@ -157,6 +157,26 @@ async def test_what_is_submitted_at_once_goes_out_in_one_frame_to_each_worker():
 
 
 @virtual
+async def test_a_run_goes_to_the_worker_that_it_names_and_is_not_taken_from_it():
+    async with PlayedPool(2) as pool:
+        first, second = await pool.up()
+        runs = [run_of(number) for number in range(4)]
+        for run in runs[:3]:
+            run.worker = 1
+        runs[3].worker = 9  # is not there
+        pool.workers.submit(runs)
+        await settle()
+        (other,), own = first.take(), second.take()
+        assert [[item.data_id for item in job.items] for job in (other, *own)] == [
+            [3], [0], [1], [2]
+        ]  # fmt: skip
+        second.begins(own[0])
+        first.answers(other)
+        await asyncio.sleep(1)
+        assert first.taken_ids == [], "who addresses batches balances them"
+
+
+@virtual
 async def test_a_result_is_what_the_worker_reported():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
