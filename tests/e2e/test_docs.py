@@ -157,7 +157,7 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["jump.py", "asks.py", "embedded.py", "crash.py", "paddle_embedded.py"]
+    "name", ["jump.py", "asks.py", "counting.py", "embedded.py", "crash.py", "paddle_embedded.py"]
 )
 def test_a_program_of_the_docs_prints_what_it_says(place, name):
     assert place.printed(name) == file_named(f"{name} prints", *RUN)
@@ -202,7 +202,16 @@ def test_the_chinese_page_has_the_code_and_the_parts_of_the_english_one(page):
 
 def test_every_named_file_is_run_by_a_test_here():
     run = {"web_server.py", "config.yml", "client.py", "ask.sh"}
-    run |= {"clients.py", "curl.sh", "jump.py", "asks.py", "embedded.py", "service.py", "crash.py"}
+    run |= {
+        "clients.py",
+        "curl.sh",
+        "jump.py",
+        "asks.py",
+        "counting.py",
+        "embedded.py",
+        "service.py",
+        "crash.py",
+    }
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
     run |= {"paddle_embedded.py", "tensors_server.py", "v2.sh", "look.sh", "graph.sh"}
     names = {block.name for page in RUN for block in blocks(page) if block.name}
