@@ -20,6 +20,7 @@ class AdmissionController:
         clock: seconds, that of the deadlines.
 
     Attributes:
+        queue_size: most that wait.
         active: requests that are in the graph, or whose answers are packed.
         queued: requests that wait to be admitted.
         accepted: requests that were admitted, or queued.
@@ -46,7 +47,7 @@ class AdmissionController:
         self._queue: dict[RequestState, None] = {}
         self._late: dict[RequestState, None] = {}
         self._cap = cap
-        self._queue_size = queue_size
+        self.queue_size: int = queue_size
         self._enter = enter
         self._clock = clock
         self._throughput: Throughput | None = None  # from the first deadline on
@@ -61,8 +62,8 @@ class AdmissionController:
         return [*self.active, *self._queue, *self._late]
 
     def check(self) -> None:
-        """Raise OverloadedError if there is no room for another, not even to wait."""
-        if self.queued < self._queue_size or (not self.queued and self._has_room()):
+        """Raise OverloadedError if there is no room for another, where `queue_size` wait."""
+        if not self.queued and self._has_room():
             return
         self.rejected += 1
         raise OverloadedError(

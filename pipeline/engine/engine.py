@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.data import ChannelData
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.executor import DispatchCycle, Executor, own_dict
 from pipeline.engine.filters import (
@@ -24,7 +23,7 @@ from pipeline.engine.filters import (
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.engine.observers import EngineObservers
-from pipeline.engine.pack_jobs import Packer, Unpacker
+from pipeline.engine.pack_jobs import Packer, Unpacker, channel_data, refusal
 from pipeline.engine.payload import opened
 from pipeline.engine.request import Phase, RequestState, RequestTarget
 from pipeline.engine.sink import ResponseSink, ask
@@ -33,7 +32,6 @@ from pipeline.engine.state import EngineState
 from pipeline.engine.worker_api import WorkersFactory
 from pipeline.errors import (
     ClosedError,
-    DeadlineError,
     InitError,
     OverloadedError,
     PipelineError,
@@ -41,7 +39,7 @@ from pipeline.errors import (
     described,
     error_from_wire,
 )
-from pipeline.op import Op, pack_error
+from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
@@ -119,7 +117,7 @@ class Engine:
 
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
         observers = self._observers
-        filters: list[Filter] = [Deadline(config.timeout_s, self._loop, self._judge, self._expire)]
+        filters: list[Filter] = [Deadline(config.timeout_s, self._loop, self._judge, self._end_now)]
         if observers.begin_trace is not None:
             filters.append(Trace(observers.begin_trace))
         if observers.profile is not None:
@@ -267,7 +265,8 @@ class Engine:
             _LOGGER.exception("a filter failed")
             self._refuse(request, UserCodeError(f"a filter failed: {described(error)}"))
             return request
-        self._admission.check()
+        if self._admission.queued >= self._admission.queue_size:
+            self._admission.check()
         for prepare in self._filters.on_admission:
             prepare(request)
         self._admission.submit(request)
@@ -295,7 +294,7 @@ class Engine:
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
         """Answer a request that is not admitted, which nobody is told of."""
         request.advance(Phase.ENDED)
-        request.sink.end(_refusal(request, error))
+        request.sink.end(refusal(request, error))
 
     def _enter(self, request: RequestState) -> None:
         """Unpack a request that is admitted."""
@@ -345,19 +344,9 @@ class Engine:
         if request.live > 1:  # there are branches that nobody waits for any more
             self.executor.drop(request)
         if wants_response:
-            self._packer.pack(request, _channel_data(request, payload, error), keeps=answer)
+            self._packer.pack(request, channel_data(request, payload, error), keeps=answer)
         else:
-            self._answer(request, _channel_data(request, payload, error))
-
-    def _expire(self, request: RequestState) -> None:
-        self._end_now(
-            request,
-            DeadlineError(
-                f"(data_id={request.data_id} log_id={request.log_id}) the request's deadline "
-                "passed before it was answered."
-            ),
-            Outcome.REJECTED,
-        )
+            self._answer(request, channel_data(request, payload, error))
 
     def _end_now(
         self, request: RequestState, error: PipelineError, outcome: Outcome = Outcome.OTHER
@@ -365,7 +354,7 @@ class Engine:
         """Answer with `error` at once, without waiting for anybody's code."""
         if request.phase is not Phase.ENDED:
             self._abandon(request, error, outcome)
-            self._answer(request, _refusal(request, error))
+            self._answer(request, refusal(request, error))
 
     def _abandon(self, request: RequestState, error: PipelineError, outcome: Outcome) -> None:
         """Drop a request; also one that went well ends badly if it is still being packed."""
@@ -404,24 +393,6 @@ class Engine:
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)
         if self._life is _Life.CLOSING and self._admission.is_empty:
             self._all_answered.set()
-
-
-def _channel_data(request: RequestState, payload: Any, error: PipelineError | None) -> ChannelData:
-    return ChannelData(
-        request.data_id,
-        request.log_id,
-        payload,
-        error,
-        as_tensors=request.as_tensors,
-        client_need_profile=request.spans is not None,
-    )
-
-
-def _refusal(request: RequestState, error: PipelineError) -> Any:
-    """Return the answer for an error that nobody's code is asked about."""
-    data = _channel_data(request, None, error)
-    wants_response = request.target is None or request.target.wants_response
-    return pack_error(data) if wants_response else data
 
 
 def _default_cap(graph: Graph) -> int:

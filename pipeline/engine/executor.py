@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class DispatchCycle:
         self._admission = admission
         self._dirty: list[OpDispatcher] = []
         self._is_due = False
+        self._handle: asyncio.Handle | None = None  # of a run that the event loop will begin
 
     def mark_dirty(self, node: OpDispatcher) -> None:
         """See to it that `node.schedule` is called before long."""
@@ -40,11 +42,14 @@ class DispatchCycle:
             self._dirty.append(node)
         if not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self.run)
+            self._handle = self._loop.call_soon(self.run)
 
     def run(self) -> None:
         """Let every Op to which something happened cut its batches."""
         is_left = False
+        if self._handle is not None:  # this is that run, or one that comes before it
+            self._handle.cancel()
+            self._handle = None
         self._is_due = True  # whoever is marked below is served in this very call
         while self._dirty:
             nodes, self._dirty = self._dirty, []

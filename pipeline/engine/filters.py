@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.registry import find
+from pipeline.engine.journal import Outcome
 from pipeline.engine.request import RequestState
 from pipeline.errors import ConfigError, DeadlineError, NoServiceError, PipelineError
 from pipeline.op import PROFILE_KEY
@@ -65,25 +66,24 @@ class FilterChain:
             `on_request`, which refuses with it.
     """
 
-    def __init__(self, ours: Iterable[Filter], users: Iterable[Filter] = ()) -> None:
-        filters = [*((each, True) for each in users), *((each, False) for each in ours)]
+    on_request: tuple[Callable[[RequestState], None], ...]
+    on_admission: tuple[Callable[[RequestState], None], ...]
+    on_input: tuple[Callable[[RequestState, Any], None], ...]
+    on_error: tuple[Callable[[RequestState, PipelineError], bool], ...]
+    on_answer: tuple[Callable[[RequestState, Any], Any], ...]
+    on_end: tuple[Callable[[RequestState], None], ...]
 
-        def hooks(name: str) -> tuple[Any, ...]:
+    def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
+        for name in FilterChain.__annotations__:
             base = getattr(Filter, name)
-            return tuple(
-                _guarded(getattr(each, name)) if is_users else getattr(each, name)
-                for each, is_users in filters
-                if getattr(type(each), name) is not base
-            )
-
-        self.on_request: tuple[Callable[[RequestState], None], ...] = tuple(
-            each.on_request for each, _ in filters if type(each).on_request is not Filter.on_request
-        )
-        self.on_admission: tuple[Callable[[RequestState], None], ...] = hooks("on_admission")
-        self.on_input: tuple[Callable[[RequestState, Any], None], ...] = hooks("on_input")
-        self.on_error: tuple[Callable[[RequestState, PipelineError], Any], ...] = hooks("on_error")
-        self.on_answer: tuple[Callable[[RequestState, Any], Any], ...] = hooks("on_answer")[::-1]
-        self.on_end: tuple[Callable[[RequestState], None], ...] = hooks("on_end")
+            found = [each for each in (*users, *ours) if getattr(type(each), name) is not base]
+            hooks = [
+                _guarded(getattr(each, name))
+                if each in users and name != "on_request"
+                else getattr(each, name)
+                for each in found
+            ]
+            setattr(self, name, tuple(hooks[::-1] if name == "on_answer" else hooks))
 
 
 def configured(chosen: Mapping[str, object]) -> list[Filter]:
@@ -135,7 +135,7 @@ class Deadline(Filter):
         limit_s: of the service; None: none.
         loop: clock and timers.
         judge: raises OverloadedError for a request that cannot be answered in so many seconds.
-        expire: ends a request whose time is over.
+        end: answers a request with an error, at once.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class Deadline(Filter):
         limit_s: float | None,
         loop: asyncio.AbstractEventLoop,
         judge: Callable[[RequestState, float], None],
-        expire: Callable[[RequestState], None],
+        end: Callable[[RequestState, PipelineError, Outcome], None],
     ) -> None:
         self._limit_s = limit_s
         self._loop = loop
         self._judge = judge
-        self._expire = expire
+        self._end = end
 
     def on_admission(self, request: RequestState) -> None:
         left_s = request.timeout_s
@@ -159,6 +159,13 @@ class Deadline(Filter):
             request.asked_at = self._loop.time()
             request.deadline = when = request.asked_at + left_s
             request.deadline_timer = self._loop.call_at(when, self._expire, request)
+
+    def _expire(self, request: RequestState) -> None:
+        error = DeadlineError(
+            f"(data_id={request.data_id} log_id={request.log_id}) the request's deadline "
+            "passed before it was answered."
+        )
+        self._end(request, error, Outcome.REJECTED)
 
 
 class RequestRetry(Filter):

@@ -221,6 +221,25 @@ class Packer:
         self._packed(job.request, response)
 
 
+def channel_data(request: RequestState, payload: Any, error: PipelineError | None) -> ChannelData:
+    """Return the answer of a request, or the error in its place, as the ResponseOp gets it."""
+    return ChannelData(
+        request.data_id,
+        request.log_id,
+        payload,
+        error,
+        as_tensors=request.as_tensors,
+        client_need_profile=request.spans is not None,
+    )
+
+
+def refusal(request: RequestState, error: PipelineError) -> Any:
+    """Return the answer for an error that nobody's code is asked about."""
+    data = channel_data(request, None, error)
+    wants_response = request.target is None or request.target.wants_response
+    return pack_error(data) if wants_response else data
+
+
 def _packing_error(data: ChannelData, error: Exception) -> Response:
     return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
 
