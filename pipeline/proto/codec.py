@@ -19,7 +19,7 @@ from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
 from pipeline.proto.pipeline.array_text import numpy_to_text, text_to_numpy
 from pipeline.proto.pipeline.blocks import BlockMessage, check_decoded
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_packed
 from pipeline.proto.pipeline.shapes import check_shape, in_shape, refuse_misplaced
 from pipeline.proto.pipeline_service_pb2 import Tensor
 from pipeline.proto.slices import SLICE, breathe, joined
@@ -327,14 +327,10 @@ def _pack_numbers(name: str, array: Array) -> Tensor:
     elem_type = _ELEM_TYPES[array.dtype]
     field = _LAYOUTS[elem_type].field
     tensor = Tensor(name=name, elem_type=elem_type, shape=array.shape)
-    if array.dtype.kind == "c":
-        write_packed(tensor, field, np.ascontiguousarray(array).view(PACKED_DTYPES[field]))
-    elif field in PACKED_DTYPES:
-        write_packed(tensor, field, array)
-    elif array.dtype == _BFLOAT16:
+    if array.dtype == _BFLOAT16:
         tensor.byte_data = array.view(np.uint16).astype("<u2").tobytes()
     else:
-        getattr(tensor, field).extend(array.ravel().tolist())
+        put_numbers(tensor, field, array)
     return tensor
 
 

@@ -22,8 +22,7 @@ from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model, general_model_json
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
-from pipeline.proto.pipeline.blocks import BlockMessage
-from pipeline.proto.pipeline.packed import read_varint
+from pipeline.proto.pipeline.blocks import BlockMessage, read_varint
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
 ENGINE_NAME = "general_infer_0"
@@ -63,7 +62,7 @@ def log_id_of(message: bytes) -> int:
                 found = value % 2**64
             elif tag & 7 == _LENGTH_PREFIXED:
                 at += value
-    except IndexError:
+    except DecodeError:
         return 0
     return found
 

@@ -19,7 +19,7 @@ from pipeline.proto.brpc.frames import FrameError
 from pipeline.proto.codec import sendable
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_packed
 from pipeline.proto.pipeline.shapes import in_shape
 from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 
@@ -151,16 +151,12 @@ def _pack(tensor: Tensor, array: Array) -> None:
     if array.dtype == np.uint16:  # elem_type 6 is bfloat16 here
         array = array.astype(np.int32)
     elem_type = _ELEM_TYPES[array.dtype]
-    dtype, field = _LAYOUTS[elem_type]
+    field = _LAYOUTS[elem_type][1]
     tensor.elem_type = elem_type
     if field == _CONTENT:
         tensor.tensor_content = array.tobytes()
-    elif field in PACKED_DTYPES:
-        if dtype.kind == "c":
-            array = np.ascontiguousarray(array).view(PACKED_DTYPES[field])
-        write_packed(tensor, field, array)
     else:
-        getattr(tensor, field).extend(array.ravel().tolist())
+        put_numbers(tensor, field, array)
 
 
 def _check_text(elements: Iterable[object]) -> None:

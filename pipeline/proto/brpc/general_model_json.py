@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from pipeline.errors import PackageError
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
-from pipeline.proto.pipeline.json import fill, floats_of
+from pipeline.proto.pipeline.json import fill, floats_of, object_of
 from pipeline.proto.pipeline.json_fields import fields_of, shown
 from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed
 
@@ -29,13 +29,8 @@ def request_from_json(body: bytes) -> Request:
     Raises:
         PackageError: it is no JSON, or a value is not of its field's type.
     """
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise PackageError(f"the request is not JSON: {error}") from None
+    fields = object_of(body)
     request = Request()
-    if type(fields) is not dict:
-        raise PackageError(f"the request must be a JSON object, not {shown(fields)}")
     fill(request, fields, _REQUEST_FIELDS, "")
     tensors = fields.get("tensor") or []
     if type(tensors) is not list:

@@ -7,6 +7,8 @@ what was written `offset` bytes before, its offset in 1 byte (and 3 bits), in 2 
 
 from __future__ import annotations
 
+from pipeline.proto.pipeline.blocks import varint
+
 _LITERAL, _COPY_1, _COPY_2, _COPY_4 = 0, 1, 2, 3
 _MAX_VARINT_BYTES = 5
 # Of a literal's length, less 1: what fits into the first byte, and 60 to 63 for 1 to 4 more bytes.
@@ -16,18 +18,13 @@ _LITERAL_4_TAG = 63 << 2
 
 def encode(data: bytes) -> bytes:
     """Return `data` as one literal: every reader of snappy takes it, and it is no smaller."""
-    head = bytearray()
     length = len(data)
     if length >= 2**32:
         raise ValueError(f"{length} bytes do not fit into a snappy block")
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    if data:
-        head.append(_LITERAL_4_TAG)
-        head += (len(data) - 1).to_bytes(4, "little")
-    return bytes(head) + data
+    if not data:
+        return varint(0)
+    literal = bytes((_LITERAL_4_TAG,)) + (length - 1).to_bytes(4, "little")
+    return b"".join((varint(length), literal, data))
 
 
 def decode(block: bytes | memoryview, max_bytes: int) -> bytes:

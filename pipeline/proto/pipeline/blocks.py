@@ -125,15 +125,15 @@ class _BlockWalk:
         at, size = 0, len(view)
         while at < size:
             start = at
-            tag, at = _read_varint(view, at)
+            tag, at = read_varint(view, at)
             kind = tag & 7
             if not 0 < tag >> 3 < 2**29:
                 raise DecodeError("a field has no possible number")
             if kind == _PREFIXED:
-                length, at = _read_varint(view, at)
+                length, at = read_varint(view, at)
                 end = at + length
             elif kind == _VARINT:
-                _, end = _read_varint(view, at)
+                _, end = read_varint(view, at)
             elif kind in (_FIXED_32, _FIXED_64):
                 end = at + (4 if kind == _FIXED_32 else 8)
             else:
@@ -148,7 +148,8 @@ class _BlockWalk:
             at = end
 
 
-def _read_varint(view: View, at: int) -> tuple[int, int]:
+def read_varint(view: bytes | View, at: int) -> tuple[int, int]:
+    """Return the number at `at`, and the position behind it. Raises DecodeError."""
     number = shift = 0
     try:
         while (byte := view[at]) & 0x80:

@@ -8,6 +8,7 @@ half of a broken base64 text, "1_0" for 10 and "1e39" for an infinite float32, i
 from __future__ import annotations
 
 import base64
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -57,12 +58,7 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     """
     if not body:
         return Request(name=name, method=method)
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise PackageError(f"the request is not JSON: {error}") from None
-    if type(fields) is not dict:
-        raise PackageError(f"the request must be a JSON object, not {shown(fields)}")
+    fields = object_of(body)
     request = Request()
     fill(request, fields, _REQUEST_FIELDS, "")
     request.name = name
@@ -71,6 +67,17 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     if tensors is not None:
         _add_tensors(request, tensors)
     return request
+
+
+def object_of(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a request is. Raises PackageError: it is none."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise PackageError(f"the request is not JSON: {error}") from None
+    if type(fields) is not dict:
+        raise PackageError(f"the request must be a JSON object, not {shown(fields)}")
+    return fields
 
 
 def large_request_from_json(bodies: list[bytes], name: str, method: str, limits: Limits) -> Request:
@@ -312,14 +319,8 @@ def _large_tensor_to_json(tensor: Tensor | LargeTensor, limits: Limits) -> dict[
         return {**fields, "byte_data": orjson.Fragment(b'"%b"' % text)}
     flat = tensor.numbers()
     limits.check_json(2 * flat.size, _ASK_GRPC)
-    pieces = number_pieces(flat, _JSON_OF.get(tensor.field, _finite_or_text))
+    pieces = number_pieces(flat, _JSON_OF.get(tensor.field, floats_of))
     return {**fields, tensor.field: _fragment(pieces, limits)}
-
-
-def _finite_or_text(numbers: np.ndarray[Any, Any]) -> Any:
-    if numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all()):
-        return numbers
-    return _with_special_floats(numbers)
 
 
 _JSON_OF: dict[str, Callable[[Any], Any]] = {
@@ -329,15 +330,6 @@ _JSON_OF: dict[str, Callable[[Any], Any]] = {
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
     return {field: write(tensor) for field, write in _TENSOR_WRITERS}
-
-
-def _float_writer(field: str) -> Callable[[Tensor], Any]:
-    def write(tensor: Tensor) -> Any:
-        if not getattr(tensor, field):
-            return []
-        return floats_of(read_packed(tensor, field))
-
-    return write
 
 
 def floats_of(numbers: np.ndarray[Any, Any]) -> Any:
@@ -356,22 +348,15 @@ def _with_special_floats(numbers: np.ndarray[Any, Any]) -> list[Any]:
     return printed
 
 
-def _plain_writer(field: str) -> Callable[[Tensor], Any]:
-    return lambda tensor: getattr(tensor, field)
-
-
-def _list_writer(field: str) -> Callable[[Tensor], Any]:
-    return lambda tensor: getattr(tensor, field)[:]
-
-
 def _tensor_writer(field: str) -> Callable[[Tensor], Any]:
+    get = operator.attrgetter(field)
     if field in _FLOAT_FIELDS:
-        return _float_writer(field)
+        return lambda tensor: floats_of(read_packed(tensor, field)) if get(tensor) else []
     if field == "int64_data":  # JSON numbers are doubles to many readers: proto3 JSON says text
         return lambda tensor: list(map(str, tensor.int64_data))
     if field == "byte_data":
         return lambda tensor: base64.b64encode(tensor.byte_data).decode("ascii")
-    return _list_writer(field) if _TENSOR_FIELDS[field].is_repeated else _plain_writer(field)
+    return (lambda tensor: get(tensor)[:]) if _TENSOR_FIELDS[field].is_repeated else get
 
 
 _TENSOR_WRITERS = tuple(

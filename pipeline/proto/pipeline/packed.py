@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
-from pipeline.proto.pipeline.blocks import BlockMessage, varint
+from pipeline.proto.pipeline.blocks import BlockMessage, read_varint, varint
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
 Array = npt.NDArray[Any]
@@ -34,6 +34,16 @@ _TAGS = {
     field: Tensor.DESCRIPTOR.fields_by_name[field].number << 3 | _LENGTH_DELIMITED
     for field in PACKED_DTYPES
 }
+
+
+def put_numbers(tensor: Message, field: str, data: Array) -> None:
+    """Append the elements of `data` to the field of numbers in which its dtype travels."""
+    if data.dtype.kind == "c":
+        data = np.ascontiguousarray(data).view(PACKED_DTYPES[field])
+    if field in PACKED_DTYPES:
+        write_packed(tensor, field, data)
+    else:
+        getattr(tensor, field).extend(data.ravel().tolist())
 
 
 def write_packed(tensor: Message, field: str, data: Array) -> None:
@@ -77,16 +87,3 @@ def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
             return at if length == size else None
         at += length
     return None
-
-
-def read_varint(wire: bytes, at: int) -> tuple[int, int]:
-    """Return the number that starts at `at`, of some 64 bits, and the position behind it.
-
-    Raises IndexError where the bytes end before the number does.
-    """
-    number = shift = 0
-    while (byte := wire[at]) & 0x80 and shift < 63:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-    return number | byte << shift, at + 1

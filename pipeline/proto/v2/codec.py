@@ -344,45 +344,39 @@ def contents_to_array(
     dtype = known_dtype(datatype)
     if datatype not in _CONTENTS:
         raise PackageError(f"{datatype} has no contents: it travels raw only")
-    field, field_dtype = _CONTENTS[datatype]
-    if isinstance(contents, BlockMessage) and contents.views(field) is not None:
-        return _long_contents(datatype, shape, contents)
-    elements = getattr(contents, field)
+    field, wide = _CONTENTS[datatype]
     size = size_of(shape)
-    if len(elements) != size:
-        raise _wrong_contents(datatype, list(shape), field, contents)
+    came, parts = _parts(contents, field, wide)
+    if came != size:
+        raise _wrong_contents(datatype, list(shape), field, contents, came)
     if dtype == BYTES:
         if limits is not None:
             limits.check_texts(size)
-        return object_array([element for part in _sliced(elements) for element in part], shape)
-    wide = np.empty(size, field_dtype)
-    for index, part in enumerate(_sliced(elements)):
-        wide[index * SLICE : index * SLICE + len(part)] = part
-    flat = wide.astype(dtype, copy=False)
-    if flat is not wide and not np.array_equal(flat, wide):
-        raise PackageError(f"{field} holds {wide.min()} to {wide.max()}, too much for {datatype}")
-    return shaped(flat, shape)
-
-
-def _long_contents(datatype: str, shape: Sequence[int], contents: BlockMessage) -> Array:
-    """Return the array of a long field."""
-    (field, wide), dtype = _CONTENTS[datatype], known_dtype(datatype)
-    found = contents.packed(field, wide) if wide.kind in "bf" else None
-    came = contents.count(field) if found is None else found.size
-    if came != size_of(shape):
-        what = f"{datatype} of shape {list(shape)}"
-        raise size_mismatch(what, size_of(shape) * dtype.itemsize, came * dtype.itemsize)
-    if found is not None:
-        return shaped(found.astype(dtype), shape)
-    check_decoded("it", came * dtype.itemsize, contents.limits)
+        return object_array([element for part in parts for element in part], shape)
+    if isinstance(contents, BlockMessage):
+        check_decoded("it", came * dtype.itemsize, contents.limits)
     flat, at = np.empty(came, dtype), 0
-    for part in contents.varints(field, wide) or ():
-        flat[at : at + part.size] = narrow = part.astype(dtype, copy=False)
-        at += part.size
-        if narrow is not part and not np.array_equal(narrow, part):
-            low, high = part.min(), part.max()
+    for part in parts:
+        given = np.asarray(part, wide)
+        flat[at : at + given.size] = narrow = given.astype(dtype, copy=False)
+        at += given.size
+        if narrow is not given and not np.array_equal(narrow, given):
+            low, high = given.min(), given.max()
             raise PackageError(f"{field} holds {low} to {high}, too much for {datatype}")
     return shaped(flat, shape)
+
+
+def _parts(
+    contents: InferTensorContents | BlockMessage, field: str, wide: np.dtype[Any]
+) -> tuple[int, Iterable[Any]]:
+    """Return how many elements a field has, and these in slices."""
+    if not isinstance(contents, BlockMessage) or contents.views(field) is None:
+        elements = getattr(contents, field)
+        return len(elements), _sliced(elements)
+    found = contents.packed(field, wide) if wide.kind in "bf" else None
+    if found is not None:
+        return found.size, (found,)
+    return contents.count(field), contents.varints(field, wide) or ()
 
 
 def _sliced(elements: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -395,11 +389,11 @@ def _sliced(elements: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _wrong_contents(
-    datatype: str, shape: list[int], field: str, contents: InferTensorContents
+    datatype: str, shape: list[int], field: str, contents: InferTensorContents, came: int
 ) -> UnfilledError:
     """Return the error of contents whose `field`, that of the datatype, does not fill the shape."""
     filled = [found.name for found, _ in contents.ListFields()]
-    size, came = size_of(shape), len(getattr(contents, field))
+    size = size_of(shape)
     what = f"{datatype} of shape {shape}"
     text = f"{what} has {size} elements, but {field} holds {came}"
     if not filled:
