@@ -69,7 +69,7 @@ def _show_profile(answer: Response, options: CallOptions) -> None:
 
 
 class _ClientBase:
-    """What both clients share: all but the kind of channel and who waits for it."""
+    """The part that both clients share: all but the kind of channel and who waits for it."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
@@ -88,12 +88,12 @@ class _ClientBase:
         )
 
     def _taken_channel(self) -> Any:
-        """The channel, which the caller closes; this client has none from now on."""
+        """Return the channel, which the caller closes; this client has none from now on."""
         channel, self._channel, self._inference = self._channel, None, None
         return channel
 
     def _connected(self) -> Any:
-        """What makes the call, also when another thread closes this client meanwhile."""
+        """Return what makes the call, also when another thread closes this client meanwhile."""
         inference = self._inference
         if inference is None:
             raise ClosedError(
@@ -213,7 +213,7 @@ class AsyncPipelineClient(_ClientBase):
     """`PipelineClient` for asyncio: `await predict(...)`, `await close()`, `async with`."""
 
     def connect(self, endpoints: str | Sequence[str]) -> None:
-        """As `PipelineClient.connect`; call it in the event loop that the calls are made in.
+        """Connect as `PipelineClient.connect`; call it in the event loop of the calls.
 
         Several host names are looked up here, which blocks the loop for that long. Raises
         InitError when the client is connected: its channel has to be awaited to close.
@@ -233,7 +233,7 @@ class AsyncPipelineClient(_ClientBase):
         log_id: int = 0,
         timeout: float | None = None,  # noqa: ASYNC109 - a gRPC deadline, which the server is told
     ) -> PipelineResponse:
-        """As `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
+        """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         inference = self._connected()
         request = request_from_feed(feed_dict, options, self._own_ip)

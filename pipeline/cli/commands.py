@@ -14,7 +14,7 @@ _FAILED = 1
 
 
 def run(arguments: Sequence[str]) -> int:
-    """`run SCRIPT ...` or `run -m MODULE ...`; the script may end with a status of its own."""
+    """Run `run SCRIPT ...` or `run -m MODULE ...`; the script may end with a status of its own."""
     given = list(arguments)
     try:
         if given[0] == "-m":
@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def analyse(arguments: Sequence[str]) -> int:
-    """`analyse FILE`: where the time went, which Op holds the others up, what to change."""
+    """Print where the time of `analyse FILE` went, which Op holds it up, what to change."""
     from pipeline.observe.analysis.advice import advise  # here: scripts that run need none of it
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.observe.analysis.report import report_json, report_text

@@ -36,7 +36,7 @@ class Drawing(Struct, frozen=True):
 
 
 def drawing_of(graph: Graph, title: str) -> Drawing:
-    """What there is to draw of a graph; settings are shown if its Ops have been configured."""
+    """Return the drawing of a graph; settings are shown if its Ops have been configured."""
     ops, edges, jumps = arrows_of(graph)
     return Drawing(title, [_node(op) for op in ops], edges, jumps)
 
@@ -51,7 +51,7 @@ def _node(op: Op) -> Node:
 
 
 def _settings(config: OpConfig) -> Iterator[str]:
-    """What differs from the default, and the number of workers."""
+    """Yield what differs from the default, and the number of workers."""
     kind = config.workers or "worker"
     several = "" if config.concurrency == 1 else "es" if kind.endswith("s") else "s"
     yield f"{config.concurrency} {kind}{several}"
@@ -78,7 +78,7 @@ def _ms(seconds: float) -> str:
 
 
 def as_text(drawing: Drawing) -> str:
-    """A line for each Op, beside rails that lead to those that read it."""
+    """Return a line for each Op, beside rails that lead to those that read it."""
     rails = _Rails()
     for number in range(len(drawing.nodes)):
         rails.add(number, drawing.readers(number))
@@ -135,7 +135,7 @@ class _Rails:
         return lane
 
     def _free(self, after: int) -> int:
-        """The first lane right of `after` that is not in use."""
+        """Return the first lane right of `after` that is not in use."""
         for lane in range(after + 1, len(self._lanes)):
             if self._lanes[lane] is None:
                 return lane
@@ -143,7 +143,7 @@ class _Rails:
         return len(self._lanes) - 1
 
     def _join(self, home: int, lanes: Sequence[int], last: str, middle: str) -> None:
-        """A row that ties `lanes`, which are right of `home`, to it."""
+        """Add a row that ties `lanes`, which are right of `home`, to it."""
         marks = {lane: last if lane == lanes[-1] else middle for lane in lanes}
         self._row({home: "├", **marks}, None, (home, lanes[-1]))
 
@@ -162,7 +162,7 @@ class _Rails:
 
 
 def as_mermaid(drawing: Drawing) -> str:
-    """A Mermaid flowchart, as Markdown renders it in many places."""
+    """Return a Mermaid flowchart, as Markdown renders it in many places."""
     lines = ["flowchart LR"]
     for number, node in enumerate(drawing.nodes):
         left, right = ("[", "]") if node.is_op else ("([", "])")
@@ -177,14 +177,14 @@ def as_mermaid(drawing: Drawing) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    """Letters, digits and what is harmless, all else as Mermaid's entities."""
+    """Return letters, digits and what is harmless, all else as Mermaid's entities."""
     return "".join(
         char if char.isalnum() or char in " _-./:,@" else f"#{ord(char)};" for char in text
     )
 
 
 def as_dot(drawing: Drawing) -> str:
-    """A digraph in Graphviz' language."""
+    """Return a digraph in Graphviz' language."""
     lines = [f"digraph {_dot_text(drawing.title)} {{", "    rankdir=LR;", "    node [shape=box];"]
     for number, node in enumerate(drawing.nodes):
         label = _dot_text("\n".join((node.name, *node.details)))

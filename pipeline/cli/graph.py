@@ -101,7 +101,7 @@ def _draw(given: _GraphArguments) -> int:
 
 
 def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments | None:
-    """None if they are wrong."""
+    """Read the arguments; None: they are wrong."""
     rest, form, words = list(arguments), "text", []
     while rest:
         word = rest.pop(0)
@@ -122,7 +122,7 @@ def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments | None:
 
 
 def _server_of(given: _GraphArguments) -> PipelineServer | None:
-    """The first server that the script would have run; what the script raises goes through."""
+    """Return the first server that the script would run; what it raises goes through."""
     run = run_module if given.is_module else run_script
     before = _threads()
     with _nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
@@ -138,13 +138,13 @@ def _server_of(given: _GraphArguments) -> PipelineServer | None:
 
 
 def _threads() -> set[threading.Thread]:
-    """Those that Python waits for before it ends."""
+    """Return those that Python waits for before it ends."""
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
 @contextlib.contextmanager
 def _nothing_starts() -> Iterator[list[PipelineServer]]:
-    """Servers that would start are noted down instead."""
+    """Note down servers that would start, instead of starting them."""
     servers: list[PipelineServer] = []
 
     def stop(server: PipelineServer) -> None:
@@ -161,7 +161,7 @@ def _nothing_starts() -> Iterator[list[PipelineServer]]:
 
 
 def _graph_warnings(server: PipelineServer) -> list[str]:
-    """What is odd beyond what `prepare_server` has logged."""
+    """Return what is odd beyond what `prepare_server` has logged."""
     graph, config = server._graph, server._config
     if graph is None or config is None:
         return []
@@ -178,7 +178,7 @@ def _graph_fails(text: str, status: int = _WRONG) -> int:
 
 
 def _place(error: BaseException) -> str:
-    """`web_server.py:12: ` of the line outside this library that led to an error."""
+    """Return `web_server.py:12: ` of the line outside this library that led to an error."""
     ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((ours, "<")):
@@ -224,7 +224,7 @@ def _count(number: int, what: str) -> str:
 
 @contextlib.contextmanager
 def _warnings_of_the_configuration() -> Iterator[list[str]]:
-    """Collects them where they are logged, which is all that is left of them after an error."""
+    """Collect them where they are logged, which is all that is left of them after an error."""
     warnings: list[str] = []
 
     class Collector(logging.Handler):
@@ -243,7 +243,7 @@ def _warnings_of_the_configuration() -> Iterator[list[str]]:
 
 
 def _warnings_about(config: ServiceConfig, file: str) -> Iterator[str]:
-    """What a server would find when it starts."""
+    """Yield what a server would find when it starts."""
     ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
     yield from configuration.batch_fill_warnings(config, ops)
     source, folder = read_yaml(file), Path(file).resolve().parent
@@ -253,7 +253,7 @@ def _warnings_about(config: ServiceConfig, file: str) -> Iterator[str]:
 
 
 def _files_named(config: ServiceConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Keys and values of the files that Ops need to start."""
+    """Yield keys and values of the files that Ops need to start."""
     for name, op in config.op.items():
         if op.client_config:
             yield ("op", name, "client_config"), op.client_config

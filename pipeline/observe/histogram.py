@@ -24,7 +24,7 @@ _LAST_NS = np.append(LATENCY_BOUNDS_NS[:-1], np.iinfo(np.int64).max)
 
 
 def buckets(ns: Integers) -> Positions:
-    """The bucket of each time, which is 0 or more; in a third of the time of a search."""
+    """Return the bucket of each time, which is 0 or more; in a third of the time of a search."""
     cells = ns.astype(np.float64).view(np.int64)
     cells >>= _CELL_BITS
     cells -= _FIRST_CELL
@@ -34,7 +34,7 @@ def buckets(ns: Integers) -> Positions:
 
 
 def percentile(histogram: Sequence[int], q: float) -> float:
-    """The time in ns that the share `q` (0 to 1) took at most; 0.0 of an empty histogram.
+    """Return the time in ns that the share `q` (0 to 1) took at most; 0.0 of an empty histogram.
 
     Linear within a bucket, which is 19 % wide. `histogram` may be the difference of two.
     """

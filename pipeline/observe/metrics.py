@@ -26,7 +26,7 @@ _Per = Callable[[ModelCounters], float]
 
 
 def render(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
-    """All metrics of a server.
+    """Return all metrics of a server.
 
     Args:
         snapshots: one of each process that serves.
@@ -37,7 +37,7 @@ def render(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
 
 
 def render_predecessor(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
-    """The five counters that Paddle Serving's dashboards read; arguments as for `render`.
+    """Return the five counters that Paddle Serving's dashboards read; arguments as for `render`.
 
     Durations are microseconds of requests that succeeded.
     """
@@ -57,13 +57,13 @@ class _Replicas:
         return {**(more or {}), **own}
 
     def models(self) -> Iterator[tuple[Labels, ModelCounters]]:
-        """The pipeline and its Ops, of each copy."""
+        """Yield the pipeline and its Ops, of each copy."""
         for snapshot in self.snapshots:
             for model in snapshot.models:
                 yield self.labels(snapshot, {"model": model.name}), model
 
     def ops(self) -> Iterator[tuple[Labels, OpState]]:
-        """The Ops as the engine sees them, under the names that they have as models."""
+        """Yield the Ops as the engine sees them, under the names that they have as models."""
         for snapshot in self.snapshots:
             names = [model.name for model in snapshot.models[1:]]
             names = names or [op.name for op in snapshot.engine.ops]  # without statistics
@@ -217,7 +217,7 @@ def _of_ops(copies: _Replicas) -> Iterator[Metric]:
 
 
 def _worker_states(workers: WorkersState) -> Mapping[str, int]:
-    """Each worker once: the sum of all but the stuck ones is what is configured, or more."""
+    """Count each worker once: the sum of all but the stuck ones is what is configured, or more."""
     return {
         "idle": max(0, workers.up - workers.busy),
         "busy": workers.busy,

@@ -97,7 +97,7 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True):
-    """What one process knows. The first of `models` is the pipeline, then its Ops in order."""
+    """The numbers of one process. The first of `models` is the pipeline, then its Ops in order."""
 
     copy: int
     engine: EngineState

@@ -197,13 +197,13 @@ class Statistics:
 
 
 def _sane(values: Integers) -> Integers:
-    """Samples that can be, and no time where the clocks of two machines disagree; in place."""
+    """Bound samples to what can be, and times to 0 where two clocks disagree; in place."""
     np.clip(values[_SAMPLES], 1, _MOST_ROWS, out=values[_SAMPLES])
     return np.maximum(values, 0, out=values)
 
 
 def _counted_sizes(width: Integers) -> Integers:
-    """The sizes that executions count under: above 1024 the next power of two."""
+    """Return the sizes that executions count under: above 1024 the next power of two."""
     if width.max() <= _MOST_EXACT_SIZE:
         return width
     above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
@@ -225,7 +225,7 @@ def open_statistics(context: SinkContext, options: None) -> Statistics:
 
 
 def merge(copies: Iterable[Sequence[ModelCounters]]) -> list[ModelCounters]:
-    """The models of a whole server: those of its copies, added up by name, in the first's order."""
+    """Add up the models of a server's replicas by name, in the order of the first."""
     merged: dict[str, ModelCounters] = {}
     for models in copies:
         for model in models:
@@ -276,7 +276,7 @@ def _sum(one: int, other: int) -> int:
 
 
 def model_names(service_name: str | None, op_names: Sequence[str]) -> tuple[str, list[str]]:
-    """The names of the pipeline and of the Ops as models: all different.
+    """Return the names of the pipeline and of the Ops as models: all different.
 
     The pipeline is called like the service ("pipeline" without one), an Op by its own name; an
     Op that is called like the pipeline, as in many a script, becomes "<name>.op".
@@ -290,7 +290,7 @@ def model_names(service_name: str | None, op_names: Sequence[str]) -> tuple[str,
 
 
 def version_number(text: str) -> int | None:
-    """The version that a caller asks for; None for "", which leaves the choice to the server.
+    """Return the version that a caller asks for; None for "": the server may choose.
 
     Raises StatisticsError if it is no number from 0 to 2**63 - 1.
     """
@@ -312,7 +312,7 @@ def version_number(text: str) -> int | None:
 def select(
     models: Iterable[ModelCounters], name: str = "", version: str = ""
 ) -> list[ModelCounters]:
-    """The models that a caller asks for, by name; all of them if `name` is "".
+    """Return the models that a caller asks for, by name; all of them if `name` is "".
 
     As in Triton, the version of a question for all models is read, but not compared. Raises
     StatisticsError, with Triton's texts, for what is no version and for what is not there.
@@ -333,7 +333,7 @@ def select(
 
 
 def stats_json(models: Iterable[ModelCounters]) -> bytes:
-    """The answer over HTTP: `{"model_stats": [...]}`, in the order of `models`."""
+    """Return the answer over HTTP: `{"model_stats": [...]}`, in the order of `models`."""
     return orjson.dumps({"model_stats": [_form(model) for model in models]})
 
 
@@ -344,7 +344,7 @@ def fill_statistics(models: Iterable[ModelCounters], response: ModelStatisticsRe
 
 
 def _form(model: ModelCounters) -> dict[str, Any]:
-    """One model in the words of both forms, in the order of the JSON one."""
+    """Return one model in the words of both forms, in the order of the JSON one."""
     return {
         "name": model.name,
         "version": str(VERSION),

@@ -41,12 +41,12 @@ class Batches(NamedTuple):
     sizes: Positions
 
     def of(self, spans: Positions) -> Positions:
-        """The number of the batch that each of the spans is in."""
+        """Return the number of the batch that each of the spans is in."""
         return np.searchsorted(self.first, spans, side="right") - 1
 
 
 def batches(spans: Rows) -> Batches:
-    """The batches, whose spans are neighbours; a span whose batch is not known is one."""
+    """Return the batches, whose spans are neighbours; a span whose batch is not known is one."""
     is_first = np.ones(len(spans), np.bool_)
     begins, batch = is_first[1:], spans["batch"]
     np.less(batch[1:], 0, out=begins)
@@ -56,7 +56,7 @@ def batches(spans: Rows) -> Batches:
 
 
 def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
-    """Where each run begins, and how long it is."""
+    """Return where each run begins, and how long it is."""
     first = np.flatnonzero(is_first)
     sizes = np.empty_like(first)
     np.subtract(first[1:], first[:-1], out=sizes[:-1])
@@ -65,7 +65,7 @@ def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
 
 
 def columns(table: Rows, *names: str) -> Integers:
-    """(names, rows) of a table's fields."""
+    """Return (names, rows) of a table's fields."""
     found = np.empty((len(names), len(table)), np.int64)
     for column, name in zip(found, names, strict=True):
         column[:] = table[name]
@@ -73,13 +73,13 @@ def columns(table: Rows, *names: str) -> Integers:
 
 
 def joined(tables: Sequence[Rows]) -> Rows:
-    """One table of several, at least one, of the same fields."""
+    """Return one table of several, at least one, of the same fields."""
     # By their names numpy joins fifteen times as slowly.
     return np.concatenate([table.view(np.int64) for table in tables]).view(tables[0].dtype)
 
 
 def sorted_by(keys: Integers) -> Positions | None:
-    """The order in which `keys`, 0 or more, ascend and equals stay in order; None: they do."""
+    """Return the order in which `keys` (0 or more) ascend, equals as they are; None: they do."""
     if (keys[1:] >= keys[:-1]).all():
         return None
     # Short ones are sorted by their digits, in a third of the time.
@@ -95,11 +95,11 @@ class Groups(NamedTuple):
     order: Positions | None
 
     def sums(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """(values, groups) of (values, rows), of their own type: integers are exact, or wrap."""
+        """Sum (values, rows) up to (values, groups), in their type: integers are exact, or wrap."""
         return np.add.reduceat(self._ordered(values), self.first, axis=-1)
 
     def most(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The largest value of each group."""
+        """Return the largest value of each group."""
         return np.maximum.reduceat(self._ordered(values), self.first, axis=-1)
 
     def _ordered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -107,7 +107,7 @@ class Groups(NamedTuple):
 
 
 def groups(keys: Integers) -> Groups:
-    """Rows by their keys, of which there is at least one, 0 or more."""
+    """Return rows by their keys, of which there is at least one, 0 or more."""
     order = sorted_by(keys)
     ordered = keys if order is None else keys.take(order)
     is_first = np.ones(len(keys), np.bool_)

@@ -1,4 +1,4 @@
-"""Runtime: what a server runs, in one process or in several; and what both have beside them."""
+"""Runtime: the processes of a server, one or several, and what both have beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRAGGLERS_S = 0.2  # for requests of callers that could not know yet that front
 
 
 class Runtime(Protocol):
-    """What `run_server` runs: the processes of a server, and their life."""
+    """The processes of a server, and their life: what `run_server` runs."""
 
     @property
     def rpc_port(self) -> int | None:
@@ -58,7 +58,7 @@ class Runtime(Protocol):
 
 
 class Sidecar(Protocol):
-    """What has to run before a server can start, and ends after it."""
+    """A program that has to run before a server can start, and ends after it."""
 
     async def start(self) -> None:
         """Return when it runs; InitError says why it does not."""
@@ -69,7 +69,7 @@ class Sidecar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What a server shows of itself: its frontends, where its logs go, what stands before all."""
+    """The outside of a server: its frontends, where its logs go, what stands before all."""
 
     frontends: OpenFrontends = pipeline_frontends
     logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs

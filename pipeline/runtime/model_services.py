@@ -138,7 +138,7 @@ class _ModelService:
 
 
 def _bound(op: str) -> socket.socket:
-    """A socket with a port that nobody else gets; whoever inherits it listens."""
+    """Return a socket with a port that nobody else gets; whoever inherits it listens."""
     for _ in range(_ATTEMPTS):
         with socket.create_server((_HOST, 0)) as probe:
             port = probe.getsockname()[1]

@@ -71,7 +71,7 @@ class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueryReply(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a question: of one replica, or of all of them."""
+    """The answers to a question: of one replica, or of all of them."""
 
     number: int
     answers: list[bytes]

@@ -26,7 +26,7 @@ _READ_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SidecarSpec:
-    """What is to run beside a server.
+    """The program that is to run beside a server.
 
     `run` starts a process, whose stderr is a pipe, and which has the given socket as its life
     line: it says READY there, and ends when the other side does, which is when the server is
@@ -60,7 +60,7 @@ class SidecarSupervisor:
         self._ended: asyncio.Future[None] | None = None
 
     def start(self) -> asyncio.Future[None]:
-        """Done when it is ready, or with the InitError that says why it is not."""
+        """Start it; done when it is ready, or with the InitError that says why it is not."""
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         self._launch()

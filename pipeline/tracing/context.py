@@ -32,7 +32,7 @@ class TraceContext(NamedTuple):
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
-    """What a caller sent; None if it is no `traceparent`, which is to be ignored.
+    """Read what a caller sent; None if it is no `traceparent`, which is to be ignored.
 
     Of a version later than 00 the part that is known is read, as the W3C asks for.
     """
@@ -47,12 +47,12 @@ def parse_traceparent(text: str) -> TraceContext | None:
 
 
 def format_traceparent(context: TraceContext) -> str:
-    """The header's value, in version 00."""
+    """Return the header's value, in version 00."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.is_sampled:02x}"
 
 
 def child(traceparent: str, op: str, stage: str = "", turn: int = 0) -> str:
-    """The `traceparent` of a span below a request's own one; always the same for the same.
+    """Return the `traceparent` of a span below a request's own one; always the same for the same.
 
     Args:
         traceparent: of the request's own span, as `format_traceparent` wrote it; "": none. One
@@ -68,19 +68,19 @@ def child(traceparent: str, op: str, stage: str = "", turn: int = 0) -> str:
 
 
 def child_id(traceparent: str, op: str, stage: str = "", turn: int = 0) -> str:
-    """The id of the span of `child`, in hex digits."""
+    """Return the id of the span of `child`, in hex digits."""
     what = f"{traceparent[:_SPAN_ENDS]}\0{op}\0{stage}\0{turn}"
     span_id = hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return span_id if span_id != _NO_SPAN else _NO_SPAN[:-1] + "1"
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the span is recorded; the text is one of `format_traceparent`, or ""."""
+    """Return whether the span is recorded; the text is one of `format_traceparent`, or ""."""
     return traceparent.endswith("1")
 
 
 def first_of(traces: Iterable[str]) -> str:
-    """The `traceparent` of a call that is made for several requests: the first that is sampled.
+    """Return the `traceparent` of a call for several requests: the first that is sampled.
 
     If none is, any; "" if there is none. What the call causes belongs to one trace only.
     """
@@ -89,7 +89,7 @@ def first_of(traces: Iterable[str]) -> str:
 
 
 def call_trace() -> str:
-    """The `traceparent` that the running call sends to whatever it calls in turn; "": none."""
+    """Return the `traceparent` that the running call sends to what it calls; "": none."""
     return _call_trace.get()
 
 
@@ -99,6 +99,6 @@ def set_call_trace(traceparent: str) -> None:
 
 
 def call_metadata() -> tuple[tuple[str, str], ...] | None:
-    """The same as gRPC metadata."""
+    """Return `call_trace` as gRPC metadata."""
     traceparent = _call_trace.get()
     return ((HEADER, traceparent),) if traceparent else None

@@ -81,7 +81,7 @@ class RateLimit:
 
 
 class BySampler:
-    """What a sampler of the SDK says, such as that of OTEL_TRACES_SAMPLER."""
+    """The answer of a sampler of the SDK, such as that of OTEL_TRACES_SAMPLER."""
 
     def __init__(
         self, sampler: Sampler, name: str, new_id: Callable[[], int] = _IDS.generate_trace_id
@@ -168,7 +168,7 @@ class OtelRecorder:
 
 
 def connect(pipeline_name: str) -> OtelRecorder | None:
-    """A recorder as the environment says; None if it says that nothing is exported.
+    """Return a recorder as the environment says; None if it says that nothing is exported.
 
     Raises:
         InitError: an exporter or protocol that is not there, or that cannot be made.
@@ -193,7 +193,7 @@ def _exporter_names() -> list[str]:
 
 
 def _otlp() -> str:
-    """The exporter of the protocol that is set, for traces or for all signals."""
+    """Return the exporter of the protocol that is set, for traces or for all signals."""
     variables = (OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL)
     protocol = next(filter(None, map(_setting, variables)), "grpc")
     if protocol not in _PROTOCOLS:
@@ -223,7 +223,7 @@ def _exporter(name: str) -> SpanExporter:
 
 
 def _resource(pipeline_name: str) -> Resource:
-    """What the spans are of: the environment's names, and the pipeline's where it has none."""
+    """Return the spans' resource: the environment's names, else the pipeline's."""
     named = OTELResourceDetector().detect().attributes
     return Resource.create({"service.name": named.get("service.name") or pipeline_name})
 

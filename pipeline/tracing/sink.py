@@ -35,7 +35,7 @@ class Recorder(Protocol):
     """Decides which requests are recorded, and takes their spans away."""
 
     def start(self, parent: TraceContext | None) -> TraceContext | None:
-        """The span of a request that begins; None: it is not to be recorded.
+        """Return the span of a request that begins; None: it is not to be recorded.
 
         Called on the event loop.
         """
@@ -173,7 +173,7 @@ class Telemetry:
             self._traced.pop(self._ended.popleft(), None)
 
     def _make(self, turns: list[TracedSpan], requests: list[tuple[Traced, RequestRecord]]) -> None:
-        """What the thread does."""
+        """Make the spans, on the thread."""
         try:
             for span in self._spans.of_turns(turns):
                 self._recorder.end(span)
@@ -186,7 +186,7 @@ class Telemetry:
 
 
 def _among(data_ids: Integers, rows: Rows) -> Positions:
-    """Which of the turns or requests are of these requests."""
+    """Return the positions of the rows that are of these requests."""
     if len(rows):
         ids = rows["data_id"]
         # Most ended a while ago, and data ids grow.

@@ -51,12 +51,12 @@ class Traced(msgspec.Struct, eq=False):
     turns: dict[tuple[int, bool], int] = {}
 
     def child(self, op: str, stage: str, turn: int) -> TraceContext:
-        """The span that `pipeline.tracing.child` names."""
+        """Return the span that `pipeline.tracing.child` names."""
         span_id = int(child_id(self.traceparent, op, stage, turn), 16)
         return TraceContext(self.context.trace_id, span_id, True)
 
     def number(self, row: OpSpan) -> int:
-        """How many turns it had at the Op before; those that never ran are counted apart.
+        """Count its span at the Op; return how many there were before, apart those that never ran.
 
         For a worker takes what it runs for the first.
         """
@@ -88,7 +88,7 @@ class RequestSpans:
         self._names = names
 
     def of_turns(self, turns: Iterable[TracedSpan]) -> Iterator[SpanRecord]:
-        """Each turn and its stages. Those of a batch are neighbours, and their `process` linked.
+        """Yield each span and its stages; those of a batch are neighbours, their `process` linked.
 
         Each with that of the first, whose `traceparent` a remote server got, and that with all.
         """
@@ -131,7 +131,7 @@ class RequestSpans:
             )
 
     def of_request(self, traced: Traced, row: RequestRecord) -> SpanRecord:
-        """The request as a whole."""
+        """Return the request as a whole."""
         attributes: dict[str, Value] = {
             "pipeline.data_id": row.data_id,
             "pipeline.rows": row.rows,
@@ -164,7 +164,7 @@ class RequestSpans:
 
 
 def _stages(row: OpSpan) -> Iterator[tuple[str, int, int]]:
-    """(stage, start, end) of those that took place; of a lost worker not all are known."""
+    """Yield (stage, start, end) of those that took place; of a lost worker not all are known."""
     if row.worker == NO_WORKER:
         return
     times = (row.ready_ns, row.start_ns, row.preprocess_end_ns, row.process_end_ns, row.end_ns)
@@ -190,5 +190,5 @@ def _with_error(attributes: dict[str, Value], outcome: int) -> dict[str, Value]:
 
 
 def _text_of(outcome: int, error: str = "") -> str:
-    """What the span's status says; as of HTTP's 4xx it stays unset where the caller is to blame."""
+    """Return the span's status text; as of HTTP's 4xx it is unset where the caller is to blame."""
     return "" if outcome in (Outcome.OK, Outcome.PRODUCT) else error or Outcome(outcome).name

@@ -1,4 +1,4 @@
-"""What to change in config.yml so that a service does more: pure functions of its figures."""
+"""Advice on config.yml, so that a service does more: pure functions of its figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GROWTH_SHARE = 0.1  # of what arrives
 
 @dataclass(frozen=True, slots=True)
 class OpAdvice:
-    """What one Op's settings should be; None: leave it. `why` are whole sentences."""
+    """The settings that one Op should have; None: leave it. `why` are whole sentences."""
 
     op: str
     concurrency: int | None
@@ -41,7 +41,7 @@ class OpAdvice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do, for a throughput of `target_per_s`.
+    """The changes to make for a throughput of `target_per_s`.
 
     `bottleneck` is the Op that lets the least through, None if no Op ran. It `is_full` if its
     workers hardly rest. `expected_per_s` is what the service should do with all of `ops`
@@ -56,7 +56,7 @@ class Advice:
     notes: tuple[str, ...]
 
     def as_config(self) -> dict[str, dict[str, int]]:
-        """For `op:` of config.yml."""
+        """Return the settings for `op:` of config.yml."""
         given = {
             advice.op: {"concurrency": advice.concurrency, "batch_size": advice.batch_size}
             for advice in self.ops
@@ -68,7 +68,7 @@ class Advice:
 
 
 def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
-    """Advice from the figures of a record that was taken under load.
+    """Return advice from the figures of a record that was taken under load.
 
     Args:
         figures: see `figures_of`.
@@ -98,12 +98,12 @@ def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
 
 
 def _is_full(op: OpFigures) -> bool:
-    """Busy, or with more in its channel than its workers take at once."""
+    """Return whether it is busy, or has more in its channel than its workers take at once."""
     return op.busy >= _FULL or op.waiting > op.workers * op.largest_batch
 
 
 def _reachable(figures: Figures) -> float:
-    """By Little's law, as many requests as are inside go through in the time of one."""
+    """Return the throughput in reach: by Little's law, all inside go through in the time of one."""
     most = figures.per_s * _ONE_STEP
     if figures.path is None or not figures.path.cost_ms or not figures.inside:
         return most
@@ -134,7 +134,7 @@ def _advise_op(op: OpFigures, target_per_s: float) -> OpAdvice | None:
 
 
 def _batch(op: OpFigures) -> tuple[int | None, float, list[str]]:
-    """`(batch_size to set, cost of a request in ms with it, why)`."""
+    """Return (batch_size to set, cost of a request in ms with it, why)."""
     size = _batch_size(op)
     if op.line is not None:
         return _fitted(op, op.line, size)
@@ -151,7 +151,7 @@ def _batch(op: OpFigures) -> tuple[int | None, float, list[str]]:
 
 
 def _fitted(op: OpFigures, line: Line, size: int) -> tuple[int | None, float, list[str]]:
-    """What batches bring is known from those of several sizes."""
+    """Advise on batches whose times are known for several sizes."""
     at_most = max(size, op.largest_batch)
     cost_ms = line.cost_ms(at_most)
     measured = f"a batch of n takes {line.fixed_ms:.3g} ms + n x {line.each_ms:.3g} ms"
@@ -163,7 +163,7 @@ def _fitted(op: OpFigures, line: Line, size: int) -> tuple[int | None, float, li
 
 
 def _batch_size(op: OpFigures) -> int:
-    """A power of two: what would be there to take if each worker took a share of what waits."""
+    """Return the power of two that there is to take if each worker takes a share of what waits."""
     if math.isnan(op.waiting):
         return 1
     together = op.waiting / op.workers + op.batch_size
@@ -171,7 +171,7 @@ def _batch_size(op: OpFigures) -> int:
 
 
 def _fewer(op: OpFigures, target_per_s: float) -> OpAdvice | None:
-    """An Op with workers to spare; one that has been asked for more than it does not lose any."""
+    """Advise fewer workers for an Op that has some to spare, unless more is asked of it."""
     needed = _whole(op_concurrency(op.request_cost_ms / 1e3, target_per_s * op.visits))
     if op.busy >= _IDLE or needed * 2 > op.workers:
         return None
@@ -180,7 +180,7 @@ def _fewer(op: OpFigures, target_per_s: float) -> OpAdvice | None:
 
 
 def _expected(ran: list[OpFigures], advice: list[OpAdvice], target_per_s: float) -> float:
-    """What the slowest Op lets through, with the advice followed; never more than was aimed at."""
+    """Return what the slowest Op lets through with the advice followed: at most the target."""
     followed = {given.op: given for given in advice}
     if not followed:
         return math.nan
@@ -227,5 +227,5 @@ def _notes(figures: Figures, ran: list[OpFigures]) -> list[str]:
 
 
 def _whole(workers: float) -> int:
-    """Rounded up, but not for the little that measurements are wrong."""
+    """Round up, but not for the little that measurements are wrong."""
     return max(1, math.ceil(min(workers, _MOST_NEEDED) * _TRUSTED))

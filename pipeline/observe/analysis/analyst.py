@@ -29,7 +29,7 @@ Times = dict[str, dict[str, float]]
 
 
 class Analyst:
-    """What a profile says: lines that a server with `dag.use_profile: true` wrote to stderr.
+    """The figures of a profile: lines that a server with `dag.use_profile: true` wrote to stderr.
 
     The predecessor's lines are read as well; they do not tell which requests a batch had, so that
     arrows, waiting and the critical path are not known of them. The file is read at first need;
@@ -49,7 +49,7 @@ class Analyst:
 
     @functools.cached_property
     def figures(self) -> Figures:
-        """What they add up to; the copies of a server together."""
+        """The sums of the rows; the replicas of a server together."""
         profile = self.profile
         spans, requests = profile.spans.copy(), profile.requests.copy()
         for number, pid in enumerate(self._pids):
@@ -60,7 +60,7 @@ class Analyst:
         return figures_of(spans, requests, profile.names, profile.sample)
 
     def get_trace(self) -> list[Event]:
-        """Events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""
+        """Return events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""
         profile, pids = self.profile, self._pids
         zero_ns = first_time_ns(profile.spans, profile.requests)
         copies = (
@@ -80,7 +80,7 @@ class Analyst:
         Path(trace_file).write_bytes(trace_json(self.get_trace()))
 
     def get_profile(self) -> tuple[float, float, float, OpAnalyst]:
-        """Mean times of a request in ms: through the Ops, unpack, pack; and what each Op takes.
+        """Return mean times of a request in ms (through the Ops, unpack, pack), and of each Op.
 
         A time is NaN if the file does not tell it.
         """
@@ -96,7 +96,7 @@ class Analyst:
         )
 
     def get_op_analyst(self) -> OpAnalyst:
-        """Times, rates and concurrency by Op."""
+        """Return times, rates and concurrency by Op."""
         return OpAnalyst(self.figures.ops)
 
     @property
@@ -116,7 +116,7 @@ class OpAnalyst:
         return orjson.dumps(self.times(), option=orjson.OPT_INDENT_2).decode()
 
     def times(self, op_name: str | None = None) -> Any:
-        """Mean times of a batch in ms: {Op: {"prep": ..., "midp": ..., "postp": ...}}.
+        """Return mean times of a batch in ms: {Op: {"prep": ..., "midp": ..., "postp": ...}}.
 
         Of one Op, the inner dict; KeyError if the profile does not have it.
         """
@@ -124,7 +124,7 @@ class OpAnalyst:
         return found if op_name is None else found[op_name]
 
     def qps(self, op_name: str | None = None) -> Any:
-        """Requests/s that one worker does, if it did nothing but this step; in the form of `times`.
+        """Return the requests/s of one worker that did nothing but this step, as `times` does.
 
         A request's time is its share of its batch. A step that takes no time is infinitely fast.
         """
@@ -138,7 +138,7 @@ class OpAnalyst:
         return found if op_name is None else found[op_name]
 
     def concurrency_analysis(self, op_config_yaml: str | os.PathLike[str]) -> dict[str, float]:
-        """Workers that each Op needs to keep the cards busy: {Op: op_concurrency}.
+        """Return workers that each Op needs to keep the cards busy: {Op: op_concurrency}.
 
         The file says which steps run on which cards; the slowest of these steps sets the rate that
         the service can reach:
@@ -172,7 +172,7 @@ def _steps(op: OpFigures) -> dict[str, float]:
 
 
 def _cards(source: Source, ops: Mapping[str, OpFigures]) -> Iterator[tuple[tuple[str, str], int]]:
-    """`((Op, step), how many cards it has)`. Raises ConfigError."""
+    """Yield ((Op, step), how many cards it has). Raises ConfigError."""
     taken: dict[int, str] = {}
     if not isinstance(source.data, Mapping) or not source.data:
         raise ConfigError(f"{source.name}: expected Ops with the cards of their steps")
@@ -194,7 +194,7 @@ def _cards(source: Source, ops: Mapping[str, OpFigures]) -> Iterator[tuple[tuple
 
 
 def _card_numbers(place: str, value: object) -> list[int]:
-    """0, "0,1" or [0, 1]."""
+    """Read 0, "0,1" or [0, 1]."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list):
         items = [items]

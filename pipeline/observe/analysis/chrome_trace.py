@@ -48,7 +48,7 @@ def events(
     copy: int | None = None,
     zero_ns: int = 0,
 ) -> list[Event]:
-    """Trace events of what happened; `trace_json` makes a file of them.
+    """Return trace events of what happened; `trace_json` makes a file of them.
 
     Several copies of a server make one trace: concatenate the lists, each with its `copy`.
     It takes some 50 us a span: for more than a few thousand, call it off the event loop.
@@ -68,14 +68,14 @@ def events(
 
 
 def first_time_ns(spans: Rows, requests: Rows) -> int:
-    """The earliest time that is known; 0 if there is none. Doubles hold small times exactly."""
+    """Return the earliest known time, or 0. Doubles hold the distances from it exactly."""
     columns = [spans["ready_ns"], spans["start_ns"], requests["start_ns"], requests["admitted_ns"]]
     times = np.concatenate(columns)
     return int(times[times > 0].min(initial=np.iinfo(np.int64).max)) if (times > 0).any() else 0
 
 
 def trace_json(found: Sequence[Event]) -> bytes:
-    """The file that the viewers open: a JSON list, an event a line."""
+    """Return the file that the viewers open: a JSON list, an event a line."""
     # In one go each of the many pieces keeps the 4 KB that orjson begins with, however short it is.
     starts = range(0, len(found), _AT_ONCE)
     pieces = (b",\n".join(map(orjson.dumps, found[at : at + _AT_ONCE])) for at in starts)
@@ -130,7 +130,7 @@ class _Tracer:
     # Slices -----------------------------------------------------------------------------------
 
     def _add_requests(self, requests: Rows) -> None:
-        """Requests overlap: each is drawn in the first lane that is free."""
+        """Draw each request in the first lane that is free, since they overlap."""
         starts = first_known(
             requests["start_ns"], requests["admitted_ns"], requests["dispatched_ns"]
         )
@@ -155,7 +155,7 @@ class _Tracer:
         self._slices.append(self._end(place, end_ns))
 
     def _add_worker(self, ran: Rows, bounds: Sequence[tuple[int, int]]) -> None:
-        """`bounds` are those of the batches of one worker, by their start."""
+        """Draw the batches of one worker, whose `bounds` are by their start."""
         first = [number for number, _ in bounds]
         lanes = _lanes(ran["start_ns"][first].tolist(), ran["end_ns"][first].tolist())
         pid, worker = self._pid(int(ran["op"][first[0]])), int(ran["worker"][first[0]])
@@ -189,7 +189,7 @@ class _Tracer:
         within: tuple[int, int],
         points: Sequence[str] = (),
     ) -> None:
-        """The slices inside a slice, as far as their times are known; an arrow to some of them."""
+        """Add the slices inside a slice, as far as times are known, and arrows to some."""
         reached = max(1, within[0])
         for name, start, end in parts:
             if reached <= row[start] <= row[end] <= within[1]:
@@ -200,7 +200,7 @@ class _Tracer:
                 reached = row[end]
 
     def _add_point(self, place: Event, data_id: int, time_ns: int) -> None:
-        """Where a request's arrow begins, ends or comes by; `_join` makes it one."""
+        """Add a point where a request's arrow begins, ends or comes by; `_join` draws it."""
         if data_id >= 0:
             point = {**place, "ts": self._us(time_ns)}
             self._slices.append(point)
@@ -255,7 +255,7 @@ class _Tracer:
 
 
 def split_batches(ran: Rows) -> list[tuple[int, int]]:
-    """`(first, stop)` of the rows of each batch; a row whose batch is not known is one."""
+    """Return `(first, stop)` of the rows of each batch; a row whose batch is not known is one."""
     first, _ = batches(ran)
     return list(itertools.pairwise([*first.tolist(), ran.size]))
 
@@ -265,7 +265,7 @@ def depth(
     departures: npt.NDArray[np.int64],
     weights: npt.NDArray[Any] | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """How many are there, from when on: (times, counts), without two of the same time.
+    """Return how many are there, from when on: (times, counts), without two of the same time.
 
     `weights`: how many each one stands for.
     """
@@ -280,7 +280,7 @@ def depth(
 
 
 def _by_worker(ran: Rows, bounds: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """The batches of each worker of each Op, by their start."""
+    """Yield the batches of each worker of each Op, by their start."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for first, stop in bounds:
         key = (int(ran["op"][first]), int(ran["worker"][first]))
@@ -290,7 +290,7 @@ def _by_worker(ran: Rows, bounds: Iterable[tuple[int, int]]) -> Iterator[list[tu
 
 
 def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """The first free lane for each of the intervals, which are in the order of their starts.
+    """Return the first free lane for each of the intervals, which are in the order of their starts.
 
     Slices of one row of a trace must not overlap.
     """
@@ -315,7 +315,7 @@ def _plain(row: Any) -> dict[str, int]:
 
 
 def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Of each row the first time that is known; -1 if there is none."""
+    """Return the first time that is known of each row; -1 if there is none."""
     found = np.full(columns[0].shape, -1, np.int64)
     for column in reversed(columns):
         found = np.where(column > 0, column, found)

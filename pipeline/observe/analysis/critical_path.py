@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.engine.journal import NO_WORKER, Rows
-from pipeline.observe.analysis.weighted import Numbers, Spans
+from pipeline.observe.analysis.weighted import Durations, Numbers
 
 _MOST_WALKED = 20_000  # requests whose way through the graph is looked at
 
 
 def service_avg_cost(costs: Sequence[float]) -> float:
-    """What a request takes without any waiting: the sum over the Ops of its critical path."""
+    """Return what a request takes without waiting: the sum over the Ops of its critical path."""
     return sum(costs)
 
 
@@ -33,7 +33,7 @@ class Path:
 
 
 def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
-    """What most requests waited for, from their last span back to the first.
+    """Return what most requests waited for, from their last span back to the first.
 
     The span before another one on that way is the one that ended last before that was ready.
     """
@@ -54,8 +54,8 @@ def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
     queues_ns = [sum(start - ready for _, ready, start, _, _ in way) for way in ways[ops]]
     return Path(
         tuple(names[op] for op in ops),
-        cost_ms=Spans(np.array(costs_ns), weights).mean_ms,
-        queue_ms=Spans(np.array(queues_ns), weights).mean_ms,
+        cost_ms=Durations(np.array(costs_ns), weights).mean_ms,
+        queue_ms=Durations(np.array(queues_ns), weights).mean_ms,
         share=float(took[ops] / sum(took.values())),
     )
 
@@ -69,7 +69,7 @@ def _weights(ways: Sequence[_Way]) -> Numbers:
 
 
 def _ways(ordered: Rows) -> Iterator[_Way]:
-    """The way of each request; `ordered` is by data id, then by end."""
+    """Yield the way of each request; `ordered` is by data id, then by end."""
     ids = ordered["data_id"]
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), ids.size]
     columns = [ordered[name] for name in ("op", "ready_ns", "start_ns", "end_ns", "weight")]

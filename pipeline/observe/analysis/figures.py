@@ -1,4 +1,4 @@
-"""What spans and requests add up to: the figures of the design document's chapter 6.4.
+"""Figures: the sums of spans and requests, as in the design document's chapter 6.4.
 
 Times are those of batches: `prep`, `midp`, `postp` are the stages preprocess, process, postprocess
 of one batch, with all the requests in it.
@@ -18,13 +18,13 @@ from pipeline.observe.analysis.critical_path import Path, critical_path
 from pipeline.observe.analysis.intervals import covered_ns, covered_until, merged
 from pipeline.observe.analysis.sampling import Sample
 from pipeline.observe.analysis.weighted import (
+    Durations,
     Numbers,
-    Spans,
-    between,
     count,
-    over,
+    durations,
     percentile,
-    weighed,
+    ratio,
+    weighted,
 )
 from pipeline.observe.tables import batches
 
@@ -34,27 +34,27 @@ _SMOOTHED = 50  # spans of a sample, over which what waits is averaged
 
 
 def op_cost(prep: float, midp: float, postp: float) -> float:
-    """What an Op takes for a batch, in the unit of the stages."""
+    """Return what an Op takes for a batch, in the unit of the stages."""
     return prep + midp + postp
 
 
 def op_concurrency(cost_s: float, per_s: float) -> float:
-    """Workers that an Op needs for `per_s` requests/s, each of which takes it `cost_s`."""
+    """Return workers that an Op needs for `per_s` requests/s, each of which takes it `cost_s`."""
     return cost_s * per_s
 
 
 def service_throughput(slowest_cost_s: float, concurrency: float) -> float:
-    """Requests/s that the slowest Op lets through."""
+    """Return requests/s that the slowest Op lets through."""
     return concurrency / slowest_cost_s if slowest_cost_s > 0 else math.inf
 
 
 def channel_acc_size(arrivals_per_s: float, departures_per_s: float, seconds: float) -> float:
-    """Requests that gather in a channel; less than none: it drains."""
+    """Return requests that gather in a channel; less than none: it drains."""
     return (arrivals_per_s - departures_per_s) * seconds
 
 
 def avg_batch_cost(size: float, prep: float, midp: float, postp: float) -> float:
-    """What one request of a batch takes, where only `prep` is its own, the others the batch's."""
+    """Return what a request of a batch takes, if only `prep` is its own, the rest the batch's."""
     return (size * prep + midp + postp) / size
 
 
@@ -66,7 +66,7 @@ class Line:
     each_ms: float
 
     def cost_ms(self, size: int) -> float:
-        """Of one request in a batch of `size`."""
+        """Return the cost of one request in a batch of `size`."""
         return self.fixed_ms / size + self.each_ms
 
 
@@ -177,15 +177,15 @@ def figures_of(
         sample: what the rows stand for; None: for themselves.
     """
     sample = sample or Sample.whole(spans, requests)
-    spans, requests = weighed(spans, sample.spans), weighed(requests, sample.requests)
+    spans, requests = weighted(spans, sample.spans), weighted(requests, sample.requests)
     whole = requests[requests["target"] <= PIPELINE]
     starts = first_known(whole["start_ns"], whole["admitted_ns"], whole["dispatched_ns"])
     ends = first_known(whole["end_ns"], whole["completed_ns"])
     seconds = _covered_s(*_busy_times(spans, starts, ends), sample.loads)
     requests_count = count(whole) or _most_spans(spans)
     is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
-    took = Spans((ends - starts)[is_well], whole["weight"][is_well])
-    in_graph = between(whole, "dispatched_ns", "completed_ns")
+    took = Durations((ends - starts)[is_well], whole["weight"][is_well])
+    in_graph = durations(whole, "dispatched_ns", "completed_ns")
     is_given_up, is_refused = (
         whole["outcome"] == outcome for outcome in (Outcome.CANCELED, Outcome.PRODUCT)
     )
@@ -196,12 +196,12 @@ def figures_of(
         failed=count(whole[(whole["outcome"] > Outcome.OK) & ~is_given_up & ~is_refused]),
         given_up=count(whole[is_given_up]),
         refused=count(whole[is_refused]),
-        inside=over(in_graph.total_s, seconds),
+        inside=ratio(in_graph.total_s, seconds),
         latency=Latency(took.mean_ms, *map(took.percentile_ms, (50, 95, 99))),
-        let_in_ms=between(whole, "start_ns", "admitted_ns").mean_ms,
-        unpack_ms=between(whole, "admitted_ns", "dispatched_ns").mean_ms,
+        let_in_ms=durations(whole, "start_ns", "admitted_ns").mean_ms,
+        unpack_ms=durations(whole, "admitted_ns", "dispatched_ns").mean_ms,
         graph_ms=in_graph.mean_ms,
-        pack_ms=between(whole, "completed_ns", "end_ns").mean_ms,
+        pack_ms=durations(whole, "completed_ns", "end_ns").mean_ms,
         path=critical_path(_of_answered(spans, whole), names),
         ops=_ops(spans, whole, names, seconds),
     )
@@ -215,18 +215,18 @@ def _ops(
     found = []
     for op in np.unique(spans["op"]).tolist():
         here, ended_here = spans[spans["op"] == op], of_ended[of_ended["op"] == op]
-        visits = over((ended_here if ended_here.size else here)["weight"].sum(), total)
+        visits = ratio((ended_here if ended_here.size else here)["weight"].sum(), total)
         found.append(_op_figures(names[op], here, seconds, visits))
     return tuple(found)
 
 
 def _most_spans(spans: Rows) -> int:
-    """Of any Op: how many requests there were at least."""
+    """Return how many requests there were at least: the most of any Op."""
     return max((count(spans[spans["op"] == op]) for op in np.unique(spans["op"])), default=0)
 
 
 def _of_requests(spans: Rows, requests: Rows) -> Rows:
-    """The spans of these requests, of a sample those that are in it, with the requests' weight."""
+    """Return the spans of these requests, in a sample those it has, with the requests' weight."""
     found = spans[np.isin(spans["data_id"], requests["data_id"])]
     order = np.argsort(requests["data_id"], kind="stable")
     places = np.searchsorted(requests["data_id"], found["data_id"], sorter=order)
@@ -235,7 +235,7 @@ def _of_requests(spans: Rows, requests: Rows) -> Rows:
 
 
 def _of_answered(spans: Rows, requests: Rows) -> Rows:
-    """The spans of requests that were answered well; all, if those are not told."""
+    """Return the spans of requests that were answered well; all, if those are not told."""
     answered = requests[requests["outcome"] <= Outcome.OK]
     return _of_requests(spans, answered) if answered.size else spans
 
@@ -248,7 +248,7 @@ def _op_figures(name: str, spans: Rows, seconds: float, visits: float) -> OpFigu
     brought = leaders[good]
     worked_ns = leaders["end_ns"] - leaders["start_ns"]
     workers = np.unique(ran["worker"]).size
-    queued = between(spans, "ready_ns", "start_ns")
+    queued = durations(spans, "ready_ns", "start_ns")
     most, growth_per_s = _gathering(spans)
     return OpFigures(
         name=name,
@@ -259,22 +259,22 @@ def _op_figures(name: str, spans: Rows, seconds: float, visits: float) -> OpFigu
         batches=count(leaders),
         largest_batch=int(sizes.max(initial=0)),
         workers=workers,
-        prep_ms=between(brought, "start_ns", "preprocess_end_ns").mean_ms,
-        midp_ms=between(brought, "preprocess_end_ns", "process_end_ns").mean_ms,
-        postp_ms=between(brought, "process_end_ns", "end_ns").mean_ms,
+        prep_ms=durations(brought, "start_ns", "preprocess_end_ns").mean_ms,
+        midp_ms=durations(brought, "preprocess_end_ns", "process_end_ns").mean_ms,
+        postp_ms=durations(brought, "process_end_ns", "end_ns").mean_ms,
         queue_ms=queued.mean_ms,
         queue_p95_ms=queued.percentile_ms(95),
-        hand_over_ms=between(ran, "end_ns", "result_received_ns").mean_ms,
-        waiting=over(queued.total_s, seconds) if queued.ns.size else math.nan,
+        hand_over_ms=durations(ran, "end_ns", "result_received_ns").mean_ms,
+        waiting=ratio(queued.total_s, seconds) if queued.ns.size else math.nan,
         most_waiting=most,
         growth_per_s=growth_per_s,
-        busy=over(Spans(worked_ns, leaders["weight"]).total_s, seconds * workers),
+        busy=ratio(Durations(worked_ns, leaders["weight"]).total_s, seconds * workers),
         line=_line(sizes[good], worked_ns[good] / 1e6, brought["weight"]),
     )
 
 
 def _gathering(spans: Rows) -> tuple[int, float]:
-    """Of a channel: the most that waited, and growth in requests/s while requests arrived."""
+    """Return the most that waited in a channel, and its growth in arriving requests/s."""
     known = spans[spans["ready_ns"] > 0]
     if not known.size:
         return 0, math.nan
@@ -299,7 +299,7 @@ def _most_waiting(known: Rows) -> int:
 
 
 def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
-    """Through the times of batches by their size; None if that cannot be told."""
+    """Fit a line through the times of batches by their size; None: it cannot be told."""
     if sizes.size < _FEWEST_FITTED or np.unique(sizes).size < 2:
         return None
     known = np.unique(sizes)
@@ -319,7 +319,7 @@ def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
 
 
 def _busy_times(spans: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """From when to when there was a request, or a span of one that has not ended."""
+    """Return from when to when there was a request, or a span of one that has not ended."""
     ran = spans[spans["worker"] != NO_WORKER]
     starts = np.concatenate([starts, first_known(ran["ready_ns"], ran["start_ns"])])
     ends = np.concatenate([ends, ran["end_ns"]])
@@ -328,13 +328,13 @@ def _busy_times(spans: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, N
 
 
 def _covered_s(starts: Numbers, ends: Numbers, loads: Rows) -> float:
-    """How long at least one of the intervals lasts, or one of those that a sample leaves out."""
+    """Return how long at least one interval lasts, or one that a sample leaves out."""
     starts, ends = merged(starts, ends)
     return (covered_ns(starts, ends) + _untold_ns(starts, ends, loads)) / 1e9
 
 
 def _untold_ns(starts: Numbers, ends: Numbers, loads: Rows) -> float:
-    """How long requests were there, but none that is told."""
+    """Return how long requests were there, but none that is told."""
     loads = loads[(loads["begin_ns"] < loads["end_ns"]) & (loads["busy_ns"] > 0)]
     if not loads.size:
         return 0.0

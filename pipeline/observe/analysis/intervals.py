@@ -1,4 +1,4 @@
-"""Stretches of time, in numpy: how long at least one of many lasted."""
+"""Intervals of time, in numpy: how long at least one of many lasted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Times = npt.NDArray[np.int64]
 
 
 def merged(starts: Times, ends: Times) -> tuple[Times, Times]:
-    """The same time as stretches that neither overlap nor touch, in order; each has an end."""
+    """Merge intervals into those that neither overlap nor touch, in order; each has an end."""
     if not starts.size:
         return starts, ends
     order = np.argsort(starts, kind="stable")
@@ -19,14 +19,14 @@ def merged(starts: Times, ends: Times) -> tuple[Times, Times]:
 
 
 def covered_ns(starts: Times, ends: Times, within: tuple[int, int] | None = None) -> int:
-    """How long merged stretches last; `within`: only as far as they lie between these times."""
+    """Return how long merged intervals last; `within`: as far as they lie between these times."""
     if within is not None:
         starts, ends = np.maximum(starts, within[0]), np.minimum(ends, within[1])
     return int(np.maximum(ends - starts, 0).sum())
 
 
 def covered_until(times: Times, starts: Times, ends: Times) -> npt.NDArray[np.float64]:
-    """How long, in ns, merged stretches had lasted at each of the times."""
+    """Return how long, in ns, merged intervals had lasted at each of the times."""
     if not starts.size:
         return np.zeros(times.shape)
     lasted = np.cumsum(ends - starts)

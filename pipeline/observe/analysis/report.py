@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def report_text(name: str, figures: Figures, advice: Advice, damaged: int = 0) -> str:
-    """What `python -m pipeline analyse` prints.
+    """Return what `python -m pipeline analyse` prints.
 
     Args:
         name: what the record is called.
@@ -33,7 +33,7 @@ def report_text(name: str, figures: Figures, advice: Advice, damaged: int = 0) -
 
 
 def report_json(figures: Figures, advice: Advice) -> bytes:
-    """The same for programs: `figures`, `advice`, and as `config` what is for `op:` of config.yml.
+    """Return it for programs: `figures`, `advice`, and as `config` what `op:` is to have.
 
     What is not known is null.
     """
@@ -105,7 +105,7 @@ def _row(op: OpFigures) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
+    """Yield lines with the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
@@ -146,7 +146,7 @@ def _advice_lines(advice: Advice) -> Iterator[str]:
 
 
 def _yaml_key(name: str) -> str:
-    """Plain where that is safe, else quoted: JSON's strings are YAML's."""
+    """Return it plain where that is safe, else quoted: JSON's strings are YAML's."""
     return name if name.isidentifier() and name.isascii() else orjson.dumps(name).decode()
 
 

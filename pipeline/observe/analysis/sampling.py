@@ -50,7 +50,7 @@ class SampledRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What rows stand for.
+    """The weights of rows: how many each one stands for.
 
     Attributes:
         spans: float64, as many spans as each one stands for; those of one batch have the same.
@@ -64,7 +64,7 @@ class Sample:
 
     @classmethod
     def whole(cls, spans: Rows, requests: Rows) -> Sample:
-        """Nothing is missing."""
+        """Return the sample in which nothing is missing."""
         return cls(np.ones(spans.size), np.ones(requests.size), NO_LOADS)
 
 
@@ -90,7 +90,7 @@ class Sampler:
         self._is_cut = False
 
     def choose(self, spans: Rows, requests: Rows) -> SampledRows:
-        """The rows to be written of a flush. It takes some 0.1 us a row."""
+        """Return the rows to be written of a flush. It takes some 0.1 us a row."""
         self._adapt(self._count(spans, requests))
         self._cover(requests)
         span_strides = self._strides(spans["data_id"])
@@ -153,7 +153,7 @@ class Sampler:
         return min(halvings, _MOST_HALVINGS)
 
     def _strides(self, ids: Integers) -> Integers:
-        """Of each request, 1 in how many of its time is in the sample; 0: it is not."""
+        """Return 1 in how many is in the sample, of each request's time; 0: it is not."""
         place = np.maximum(np.searchsorted(self._since, ids, side="right") - 1, 0)
         halvings = self._halvings[place]
         is_in = ids.astype(np.uint64) * _GOLDEN <= _LAST >> halvings
@@ -167,7 +167,7 @@ class Sampler:
 
 
 def _whole_batches(spans: Rows, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """`wanted`, and the spans that were in one batch with them."""
+    """Return `wanted`, and the spans that were in one batch with them."""
     if not spans.size:
         return wanted
     first, sizes = batches(spans)

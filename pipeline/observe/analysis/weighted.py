@@ -13,8 +13,8 @@ from pipeline.engine.journal import Rows
 Numbers = npt.NDArray[Any]
 
 
-def weighed(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
-    """The rows with a field more, `weight`."""
+def weighted(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
+    """Return the rows with a field more, `weight`."""
     found = np.empty(rows.size, [*rows.dtype.descr, ("weight", np.float64)])
     for name in rows.dtype.names or ():
         found[name] = rows[name]
@@ -23,16 +23,16 @@ def weighed(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
 
 
 def count(rows: Rows) -> int:
-    """Of weighed rows: how many they stand for; at least one if there is any."""
+    """Return how many weighted rows stand for; at least one if there is any."""
     return max(min(1, rows.size), round(float(rows["weight"].sum())))
 
 
-def over(number: float, by: float) -> float:
-    """`number / by`; NaN if that is 0."""
+def ratio(number: float, by: float) -> float:
+    """Return `number / by`; NaN if that is 0."""
     return float(number / by) if by else math.nan
 
 
-class Spans(NamedTuple):
+class Durations(NamedTuple):
     """Times in ns, and how many each stands for."""
 
     ns: Numbers
@@ -45,22 +45,22 @@ class Spans(NamedTuple):
 
     @property
     def mean_ms(self) -> float:
-        """NaN if there are none."""
-        return over((self.ns * self.weights).sum(), self.weights.sum()) / 1e6
+        """Their mean; NaN if there are none."""
+        return ratio((self.ns * self.weights).sum(), self.weights.sum()) / 1e6
 
     def percentile_ms(self, percent: float) -> float:
-        """NaN if there are none."""
+        """Return the percentile; NaN if there are none."""
         return percentile(self.ns, self.weights, percent) / 1e6 if self.ns.size else math.nan
 
 
-def between(rows: Rows, first: str, last: str) -> Spans:
-    """Of each weighed row of which both times are known."""
+def durations(rows: Rows, first: str, last: str) -> Durations:
+    """Return the time from one to the other, of each weighted row of which both are known."""
     known = (rows[first] > 0) & (rows[last] >= rows[first])
-    return Spans(rows[last][known] - rows[first][known], rows["weight"][known])
+    return Durations(rows[last][known] - rows[first][known], rows["weight"][known])
 
 
 def percentile(values: Numbers, weights: Numbers, percent: float) -> float:
-    """As numpy's, between the values if it lies there; of at least one value."""
+    """Return the percentile of at least one value, between values if it lies there, as numpy's."""
     if (weights == weights[0]).all():
         return float(np.percentile(values, percent))
     order = np.argsort(values, kind="stable")

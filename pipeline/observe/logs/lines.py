@@ -42,7 +42,7 @@ class LineFormatter(_Formatter):
         return super().formatMessage(record)
 
     def line(self, record: logging.LogRecord, message: str) -> str:
-        """The record as one line that says `message`, without a traceback."""
+        """Return the record as one line that says `message`, without a traceback."""
         record.message, record.asctime = message, self.formatTime(record)
         return printable(self.formatMessage(record))
 
@@ -70,12 +70,12 @@ _PLAIN = _Formatter()
 
 
 def traceback_of(record: logging.LogRecord) -> str:
-    """That of its exception, and the stack that it was logged with; "" for neither."""
+    """Return the traceback of its exception, and the stack it was logged with; "": neither."""
     return "\n".join(text for text in (exception_text(record), record.stack_info) if text)
 
 
 def exception_text(record: logging.LogRecord) -> str:
-    """The traceback of its exception, if it has one."""
+    """Return the traceback of its exception, if it has one."""
     if record.exc_text:
         return record.exc_text
     return _PLAIN.formatException(record.exc_info) if record.exc_info else ""

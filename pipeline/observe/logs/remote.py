@@ -48,7 +48,7 @@ Send = Callable[[SentRecord], None]
 
 
 def keep_logs(level: int, send: Send) -> None:
-    """In a worker process: give every record of the `pipeline` loggers to `send`, and only to it.
+    """Give every record of the `pipeline` loggers to `send` only; called in a worker process.
 
     Args:
         level: the effective level of the parent's `pipeline` logger; less severe records are not
@@ -82,12 +82,12 @@ class LogsHome:
 
 
 def replay_bytes(data: bytes) -> None:
-    """In the parent: `replay` what a child's LogsHome has sent."""
+    """Replay, in the parent, what a child's LogsHome has sent."""
     replay(_decode(data))
 
 
 def replay(sent: SentRecord) -> None:
-    """In the parent: log what a child has sent, with its place, time, thread and pid."""
+    """Log, in the parent, what a child has sent: with its place, time, thread and pid."""
     logger = logging.getLogger(sent.name)
     if not logger.isEnabledFor(sent.level):
         return
@@ -125,7 +125,7 @@ class _SendingHandler(logging.Handler):
         self._is_sending = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called under the handler's lock."""
+        """Send it; called under the handler's lock."""
         if os.getpid() != self._pid:
             _to_stderr(record)  # of a process that user code forked: `send` belongs to its parent
             return
@@ -143,7 +143,7 @@ class _SendingHandler(logging.Handler):
 
 
 def _loggers() -> Iterator[logging.Logger]:
-    """Those under `pipeline` that exist, itself included."""
+    """Yield those under `pipeline` that exist, itself included."""
     yield _LOGGER
     for name, logger in list(_LOGGER.manager.loggerDict.items()):
         if name.startswith("pipeline.") and isinstance(logger, logging.Logger):

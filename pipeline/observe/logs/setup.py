@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where records go from `level` on. Sessions with the same `key` share what `make` makes.
+    """A destination of records from `level` on. Sessions of one `key` share what `make` makes.
 
     `wants` picks records; by default it takes all of them.
     """
@@ -70,12 +70,12 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
 
 
 def log_folder() -> Path:
-    """Where a server logs to that is told nothing else."""
+    """Return the folder that a server logs to by default."""
     return Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
 
 
 def _as_seen_from_here(path: Path) -> str:
-    """The path, relative where that is shorter."""
+    """Return the path, relative where that is shorter."""
     return min(str(path), os.path.relpath(path), key=len)
 
 
@@ -215,11 +215,11 @@ class RequestLog:
 
     @property
     def wants_successes(self) -> bool:
-        """Whether `succeeded` may have anything to write."""
+        """True if `succeeded` may have anything to write."""
         return bool(self._stride)
 
     def succeeded(self, data_id: int, log_id: int) -> None:
-        """One request was answered."""
+        """Log that a request was answered."""
         if not self._stride or data_id % self._stride:
             return
         sampled = self._sample and data_id % self._sample == 0
@@ -232,7 +232,7 @@ class RequestLog:
         )
 
     def failed(self, data_id: int, log_id: int, error: object, level: int = logging.ERROR) -> None:
-        """One request ended in `error`, an exception or a text.
+        """Log that a request ended in `error`, an exception or a text.
 
         An exception of the user's own code was logged where it was raised, with its traceback.
         """
@@ -263,7 +263,7 @@ class RequestLog:
 
 
 def _one_line(error: object) -> str:
-    """The error's text, cut short, in one line."""
+    """Return the error's text, cut short, in one line."""
     text = str(error) or type(error).__name__
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."

@@ -1,4 +1,4 @@
-"""Where log records are written: the files of a folder, or stdout."""
+"""Sinks of log records: the files of a folder, and stdout."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LogSink(Protocol):
         """Write what is left."""
 
     def abandon(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        """Let go of what belongs to the parent: called in a forked child."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """Where files are written, and when they are rotated.
+    """The place of log files, and their rotation.
 
     `pipeline.log` keeps `backup_count` rotated files, `pipeline.log.wf` half as many. Files are
     never rotated when `max_bytes` or `backup_count` is 0. `is_json`: lines are JSON objects.
@@ -176,7 +176,7 @@ class Complaint:
         self._silent_until = float("-inf")
 
     def about(self, error: BaseException | None) -> None:
-        """A record could not be written."""
+        """Say that a record could not be written."""
         now = self._clock()
         if now >= self._silent_until:
             self._silent_until = now + _COMPLAINT_S
@@ -185,10 +185,10 @@ class Complaint:
 
 
 def formatter(is_json: bool) -> logging.Formatter:
-    """That of files and of stdout."""
+    """Return the formatter of files and of stdout."""
     return JsonFormatter() if is_json else LineFormatter()
 
 
 def own_record(text: str, *args: object) -> logging.LogRecord:
-    """A warning about the log itself."""
+    """Return a warning about the log itself."""
     return _LOGGER.makeRecord(_LOGGER.name, logging.WARNING, __file__, 0, text, args, None)

@@ -1,4 +1,4 @@
-"""What whoever started a server sees of its log: warnings and errors on stderr, one line each."""
+"""StderrSink: the warnings and errors that whoever started a server sees, one line each."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TOLD = {"is_told": True}
 
 
 def is_shown(record: logging.LogRecord) -> bool:
-    """Whether stderr has it: warnings, errors, and which Op is loading."""
+    """Return whether stderr has it: warnings, errors, and which Op is loading."""
     is_grave = record.levelno >= logging.WARNING or record.name == STARTUP
     return is_grave and not getattr(record, "is_told", False)
 
 
 class StderrSink:
-    """What `is_shown`, on stderr; see `LogSink`.
+    """A LogSink of what `is_shown`, on stderr.
 
     The first of its kind is shown at once, those that follow are summed up after 10 s and then
     once a minute. A stderr that nobody reads holds nobody up. On a terminal the last line says
@@ -88,7 +88,7 @@ class StderrSink:
             say_on_stderr(self._formatter.line(record, message), waits=False)
 
     def _shown(self, record: logging.LogRecord) -> str:
-        """Its message in one line, and where there is more."""
+        """Return its message in one line, and where there is more."""
         first, *more = record.getMessage().split("\n")
         second = f": {more[0]}" if more else ""
         text = (first + second)[:_SHOWN_CHARACTERS]
@@ -101,7 +101,7 @@ class StderrSink:
 
 
 class Loading:
-    """What is loading, in whichever process; the last line of a terminal says for how long."""
+    """The Ops that are loading, in any process; a terminal's last line says for how long."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int | None, str], float] = {}  # by process and name
@@ -136,7 +136,7 @@ class Loading:
             self._write(_ERASE)
 
     def end(self) -> None:
-        """Nothing is loading any more."""
+        """Forget what was loading."""
         self._since.clear()
         self.erase()
 
@@ -150,7 +150,7 @@ def _is_terminal() -> bool:
 
 
 def _kind(record: logging.LogRecord) -> object:
-    """The same for records that differ in ids, names and numbers only."""
+    """Return a key that is the same for records that differ in ids, names and numbers only."""
     text = record.getMessage()[:_SHOWN_CHARACTERS]
     return record.levelno, record.name, record.lineno, _VARIABLE.sub("", text)
 
@@ -169,13 +169,13 @@ class Repeat:
 
 
 class Repeats:
-    """Which records are the first of their kind, and how many others there were. Pure."""
+    """The kinds of records that have been shown, and how many followed of each. Pure."""
 
     def __init__(self) -> None:
         self._kinds: dict[object, Repeat] = {}
 
     def is_first(self, kind: object, record: logging.LogRecord, now: float) -> bool:
-        """Whether to show it; if not, it is counted."""
+        """Return whether to show it; if not, it is counted."""
         if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
             kind = None
         repeat = self._kinds.get(kind)
@@ -187,7 +187,7 @@ class Repeats:
         return False
 
     def due(self, now: float) -> Iterator[Repeat]:
-        """What to sum up now; afterwards it is counted anew, and forgotten if it was quiet."""
+        """Yield what to sum up now; then it is counted anew, and forgotten if it was quiet."""
         for kind, repeat in list(self._kinds.items()):
             if repeat.due > now:
                 continue
@@ -198,17 +198,17 @@ class Repeats:
             repeat.count, repeat.since, repeat.due = 0, now, now + _NEXT_S
 
     def all(self) -> Iterator[Repeat]:
-        """What was not said yet."""
+        """Return what was not said yet."""
         return (repeat for repeat in self._kinds.values() if repeat.count)
 
     def wait_s(self, now: float) -> float | None:
-        """How long until something is due."""
+        """Return how long until something is due."""
         due = min((repeat.due for repeat in self._kinds.values()), default=None)
         return None if due is None else max(0.0, due - now)
 
 
 def is_wanted(when: str) -> bool:
-    """Whether stderr is to have lines, by `log.stderr`."""
+    """Return whether stderr is to have lines, by `log.stderr`."""
     if when == "terminal":
         return sys.stderr is not None and sys.stderr.isatty()
     return when == "always"

@@ -51,7 +51,7 @@ class LogWriter:
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        """Let go of what belongs to the parent: called in a forked child."""
         self._sink.abandon()
 
     def _run(self) -> None:
@@ -84,7 +84,7 @@ class QueueingHandler(logging.Handler):
         self.dropped: int = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called under the handler's lock."""
+        """Queue it, or count it; called under the handler's lock."""
         waiting = self._queue.qsize()
         if waiting >= self._limit and (
             record.levelno < logging.WARNING or waiting >= 2 * self._limit
@@ -97,7 +97,7 @@ class QueueingHandler(logging.Handler):
             self.handleError(record)
 
     def take_dropped(self) -> int:
-        """How many were dropped since the last call."""
+        """Return how many were dropped since the last call."""
         self.acquire()
         try:
             dropped, self.dropped = self.dropped, 0
@@ -107,7 +107,7 @@ class QueueingHandler(logging.Handler):
 
 
 def _frozen(record: logging.LogRecord) -> logging.LogRecord:
-    """A copy whose text is made now: the arguments may change before it is written.
+    """Return a copy whose text is made now: the arguments may change before it is written.
 
     A traceback is left to the writer, since formatting one reads source files.
     """

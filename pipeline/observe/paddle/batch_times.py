@@ -1,4 +1,4 @@
-"""Where the time of batches went, summed up by Op: what a tracer's block is made of."""
+"""BatchTimes: the time of batches by stage, summed up by Op, for a tracer's block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchTimes:
             _add(op, spent, ops)
 
     def _spent(self, op: Integers, worker: Integers, spans: Rows) -> Integers:
-        """(STAGES, spans) of times; there is a span a batch, sorted by op, worker and start."""
+        """Return (STAGES, spans) of times of a span a batch, sorted by op, worker and start."""
         stages = columns(spans, "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
         # A stage that a failure has cut out lasts no time.
         np.maximum.accumulate(stages, axis=0, out=stages)

@@ -46,7 +46,7 @@ _REQUEST_TIMES = ("start_ns", "admitted_ns", "dispatched_ns", "completed_ns", "e
 
 # What a server can have written: whoever adds it up need not think of anything else.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-StandsFor = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Time = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
 Duration = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Number = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
@@ -65,7 +65,7 @@ class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=Tr
     batch: Time
     times: tuple[Time, Time, Time, Time, Time]  # start, prepared, processed, end, taken; ns
     requests: list[tuple[DataId, Int64, Ending, Time]]  # data_id, rows, outcome, ready in ns
-    stands_for: StandsFor | None = None
+    stands_for: Weight | None = None
 
 
 _RequestRow = tuple[Int64, Ending, Int64, Time, Time, Time, Time, Time, Int64, Int64, Int64]
@@ -78,7 +78,7 @@ class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_default
     op: str | None
     data_id: DataId
     row: _RequestRow
-    stands_for: StandsFor = 1
+    stands_for: Weight = 1
 
 
 class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
@@ -104,7 +104,7 @@ def profile_lines(
     offset_ns: int = 0,
     strides: Strides | None = None,
 ) -> Iterator[str]:
-    """The lines of SPAN and REQUEST rows, each with its line break: a line a batch or request.
+    """Yield the lines of SPAN and REQUEST rows, with line breaks: one for a batch or request.
 
     Args:
         spans: rows of one batch are neighbours.
@@ -127,14 +127,14 @@ def profile_lines(
 
 
 def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
-    """The lines of LOAD rows; `offset_ns` as of `profile_lines`."""
+    """Yield the lines of LOAD rows; `offset_ns` as of `profile_lines`."""
     for begin_ns, end_ns, busy_ns in loads.tolist():
         line = _LoadLine(begin_ns + offset_ns, end_ns + offset_ns, busy_ns)
         yield _line(os.getpid(), [], line)
 
 
 def profile_text(request: bytes, spans: Sequence[bytes], names: Sequence[str]) -> str:
-    """What a client that asked for its profile is answered: the lines of its own rows.
+    """Return what a client that asked for its profile is answered: the lines of its own rows.
 
     Args:
         request: its `pack_request`, in this process's `time.monotonic_ns`; times to come are 0.
@@ -146,7 +146,7 @@ def profile_text(request: bytes, spans: Sequence[bytes], names: Sequence[str]) -
 
 
 def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
-    """The rows with their times moved; 0 and -1, which stand for unknown ones, stay."""
+    """Return the rows with their times moved; 0 and -1, which stand for unknown ones, stay."""
     if not offset_ns:
         return rows
     moved = rows.copy()
@@ -159,7 +159,7 @@ def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
 def _batches(
     spans: Rows, strides: npt.NDArray[np.int64], names: Sequence[str]
 ) -> Iterator[_BatchLine]:
-    """Neighbours that have all in common but what is each request's own."""
+    """Yield neighbours that have all in common but what is each request's own."""
     if not spans.size:
         return
     is_first = np.ones(spans.size, np.bool_)
@@ -205,12 +205,12 @@ def _request_events(data_id: int, row: Sequence[int]) -> list[tuple[str, int, in
 
 
 def _known(*spans: tuple[str, int, int]) -> list[tuple[str, int, int]]:
-    """Those of which both ends are known, in us."""
+    """Return those of which both ends are known, in us."""
     return [(name, begin // 1000, end // 1000) for name, begin, end in spans if 0 < begin <= end]
 
 
 def _quoted(name: str) -> str:
-    """`name` without what separates the parts of an event, as in a URL."""
+    """Return `name` without what separates the parts of an event, as in a URL."""
     return "".join(
         quote(char, safe="") if char.isspace() or char in "%:#|[]" else char for char in name
     )
@@ -221,7 +221,7 @@ def _quoted(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What PROFILE lines tell. Times are ns since the epoch, unknown ones 0 or -1.
+    """The rows of PROFILE lines. Times are ns since the epoch, unknown ones 0 or -1.
 
     Attributes:
         spans: SPAN rows in the order of their lines; `op` is an index into `names`.
@@ -259,7 +259,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def parse_profile(lines: Iterable[str]) -> Profile:
-    """As `read_profile`, from lines, with or without their line breaks."""
+    """Read lines, with or without their line breaks; see `read_profile`."""
     reader = _LineReader()
     for line in lines:
         reader.read(line)
@@ -379,7 +379,7 @@ class _LineReader:
         return bool(spans or steps or not events.strip())
 
     def _old_span(self, op: str, worker: int, stamps: Stamps) -> tuple[int, ...]:
-        """A SPAN row. The instants between two stages go to preprocess and postprocess."""
+        """Return a SPAN row. The instants between two stages go to preprocess and postprocess."""
         start, prep_end, prepared, processed, _, end = stamps
         is_whole = end != _UNKNOWN
         self._old_batches += 1

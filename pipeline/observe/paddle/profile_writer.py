@@ -97,7 +97,7 @@ def open_profile(context: SinkContext, options: None) -> ProfileWriter:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """The lines in pieces that are written at once."""
+    """Yield the lines in pieces that are written at once."""
     piece = ""
     for line in lines:
         if piece and len(piece) + len(line) > _PIECE_CHARS:

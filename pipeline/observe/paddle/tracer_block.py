@@ -1,4 +1,4 @@
-"""What a tracer writes: the interval it is about, the block's layout, and the files it goes to."""
+"""TracerBlock: the layout of a tracer's block, the interval it is about, and its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TracerFiles:
-    """Where a tracer writes.
+    """The files that a tracer writes.
 
     `trace` is rotated at `max_bytes`, `backup_count` old ones are kept; 0 of either: never rotated.
     `benchmark` is replaced by each block, as YAML; None: there is none.
@@ -49,7 +49,7 @@ def tracer_files(
     copy: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> TracerFiles:
-    """The files of a server that logs to `directory`.
+    """Return the files of a server that logs to `directory`.
 
     Args:
         log: a quarter of the `backup_count` old files are kept, as ever.
@@ -69,7 +69,7 @@ def tracer_files(
 
 @dataclass(frozen=True, slots=True)
 class TracedGraph:
-    """What the blocks say of the graph. `names` and `producers` (names of input Ops) are by Op.
+    """The graph as the blocks show it. `names` and `producers` (names of input Ops) are by Op.
 
     `channel_size` is the limit of an Op's channel, 0: none; `worker_num` the server's, 0: its own
     choice.
@@ -82,7 +82,7 @@ class TracedGraph:
 
     @classmethod
     def of(cls, graph: Graph, config: ServiceConfig) -> TracedGraph:
-        """That of a server."""
+        """Return the graph of a server."""
         return cls(
             [op.name for op in graph.ops],
             [[source.name for source in op.get_input_ops()] for op in graph.ops],
@@ -109,7 +109,7 @@ class OpInterval:
 
 
 class Interval:
-    """What ended in one interval. Requests count whose target is the whole pipeline."""
+    """The sums of what ended in one interval. Requests count whose target is the whole pipeline."""
 
     def __init__(self, op_count: int, started_s: float) -> None:
         self.started_s = started_s
@@ -147,7 +147,7 @@ class Interval:
             self._stride *= 2
 
     def percentiles_ms(self) -> dict[int, float]:
-        """Of the latencies, as the predecessor takes them: sorted[n * p // 100]."""
+        """Return those of the latencies as the predecessor does: sorted[n * p // 100]."""
         latencies = np.sort(np.concatenate(self._latencies))
         return {p: int(latencies[len(latencies) * p // 100]) / _NS_PER_MS for p in PERCENTILES}
 
@@ -162,7 +162,7 @@ class TracerBlock:
     sizes: Mapping[str, int]
 
     def lines(self) -> Iterator[str]:
-        """What goes to `pipeline.tracer`, without times and line breaks."""
+        """Yield what goes to `pipeline.tracer`, without times and line breaks."""
         yield "==================== TRACER ======================"
         for name, op in self._ops():
             yield f"Op({printable(name)}):"
@@ -174,7 +174,7 @@ class TracerBlock:
         yield from self._channel_lines()
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """What goes to `benchmark.log`: means in ms by Op, and `DAG`."""
+        """Return what goes to `benchmark.log`: means in ms by Op, and `DAG`."""
         found: dict[str, dict[str, float]] = {
             name: {"count": op.count, **{stage: op.mean_ms(stage) for stage in STAGES}}
             for name, op in self._ops()
@@ -278,7 +278,7 @@ def _record(line: str, created: float) -> logging.LogRecord:
 
 
 def _yaml_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """YAML by hand: names as JSON writes them, floats without exponent, which YAML 1.1 misreads."""
+    """Yield YAML: names as JSON writes them, floats without exponent, which YAML 1.1 misreads."""
     for name, values in figures.items():
         yield f"{json.dumps(utf8_text(name))}:"
         for key, value in values.items():

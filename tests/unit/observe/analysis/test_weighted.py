@@ -12,7 +12,7 @@ from played_service import MS, request, requests_of, turn, turns_of
 
 from pipeline.observe.analysis.figures import figures_of
 from pipeline.observe.analysis.sampling import LOAD, Sample
-from pipeline.observe.analysis.weighted import Spans, count, percentile, weighed
+from pipeline.observe.analysis.weighted import Durations, count, percentile, weighted
 
 whole = st.integers(1, 5)
 values = st.lists(st.tuples(st.integers(0, 100), whole), min_size=1, max_size=20)
@@ -21,7 +21,7 @@ values = st.lists(st.tuples(st.integers(0, 100), whole), min_size=1, max_size=20
 @given(values)
 def test_sums_and_means_are_those_of_so_many_of_them(pairs):
     times, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    spans, repeated = Spans(times * MS, weights), np.repeat(times, weights)
+    spans, repeated = Durations(times * MS, weights), np.repeat(times, weights)
     assert spans.total_s == pytest.approx(repeated.sum() / 1e3)
     assert spans.mean_ms == pytest.approx(repeated.mean())
 
@@ -43,7 +43,7 @@ def test_percentiles_of_what_weighs_the_same_are_numpys(times, percent):
 
 
 def test_of_nothing_nothing_is_known():
-    nothing = Spans(np.array([]), np.array([]))
+    nothing = Durations(np.array([]), np.array([]))
     assert math.isnan(nothing.mean_ms)
     assert math.isnan(nothing.percentile_ms(50))
     assert nothing.total_s == 0.0
@@ -51,9 +51,9 @@ def test_of_nothing_nothing_is_known():
 
 def test_rows_count_by_their_weight_and_never_for_nothing():
     rows = requests_of(request(1), request(2))
-    assert count(weighed(rows, np.array([16.0, 8.0]))) == 24
-    assert count(weighed(rows, np.array([0.1, 0.2]))) == 1
-    assert count(weighed(rows[:0], np.array([]))) == 0
+    assert count(weighted(rows, np.array([16.0, 8.0]))) == 24
+    assert count(weighted(rows, np.array([0.1, 0.2]))) == 1
+    assert count(weighted(rows[:0], np.array([]))) == 0
 
 
 def test_figures_are_those_of_what_the_rows_stand_for():
