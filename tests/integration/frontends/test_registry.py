@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
+import plugins
 import pytest
-from msgspec import Meta, Struct
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.config import registry
@@ -16,49 +16,6 @@ from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 from pipeline.frontends.base import FrontendContext
 from pipeline.frontends.http.routes import WebRequest, WebResponse
-from pipeline.frontends.listen import port_of
-from pipeline.proto.pipeline_service_pb2 import Request
-
-
-class LineOptions(Struct, frozen=True, kw_only=True):
-    """`frontends.lines`."""
-
-    port: Annotated[int, Meta(ge=0), "TCP port; 0: any free one."] = 0
-    end: Annotated[str, "Sent behind each answer."] = ""
-
-
-class LineFrontend:
-    """Answers each line that it is sent by the pipeline's answer to `{"line": ...}`."""
-
-    Options = LineOptions
-
-    def __init__(self, context: FrontendContext, options: LineOptions) -> None:
-        self.port = options.port
-        self._end = options.end
-        self._engine = context.engine
-        self._server: asyncio.Server | None = None
-
-    async def start(self, is_ready: bool = False) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = port_of(self._server.sockets[0])
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := (await reader.readline()).decode().rstrip("\n"):
-            answer = await self._engine.handle(Request(key=["line"], value=[line]))
-            said = answer.value[0] if not answer.err_no else answer.err_msg
-            writer.write(f"{said}{self._end}\n".encode())
-        writer.close()
-
-    async def set_ready(self, ready: bool) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    async def close(self, grace_s: float) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    async def stop(self, grace_s: float) -> None:
-        await self.close(grace_s)
 
 
 def add_hello(context: FrontendContext, options: None) -> None:
@@ -81,10 +38,15 @@ class ShoutOp(Op):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install one, of the package of plug-ins, and register the other, as a script does."""
+    for path in plugins.install(tmp_path):
+        monkeypatch.syspath_prepend(path)
+    registry._plug_ins.cache_clear()
     monkeypatch.setattr(registry, "_registered", {})
-    registry.register("frontends", "lines", LineFrontend)
     registry.register("frontends", "hello", add_hello)
+    yield
+    registry._plug_ins.cache_clear()
 
 
 @pytest.fixture
@@ -133,10 +95,12 @@ def test_what_is_wrong_is_said_by_its_key(frontends: Any, told: str) -> None:
 
 
 def test_options_that_nobody_reads_are_a_warning() -> None:
+    from line_frontend import LineFrontend
+
     config = load_config(
         yml_dict={"rpc_port": 0, "frontends": {"hello": {"a": 1}, "lines": {"prt": 1}}}
     )
-    assert config.frontends == {"hello": None, "lines": LineOptions()}
+    assert config.frontends == {"hello": None, "lines": LineFrontend.Options()}
     assert [warning.split(": ", 1)[1] for warning in config.warnings] == [
         "frontends.hello.a: unknown key, ignored",
         "frontends.lines.prt: unknown key, ignored; did you mean port?",

@@ -22,7 +22,7 @@ from pipeline.engine.journal import REQUEST, SPAN, Outcome
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode
 from pipeline.frontends.dashboard import routes as page_module
-from pipeline.frontends.dashboard.recent import Recorded
+from pipeline.frontends.dashboard.recent import Recorded, Recording
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.http.routes import HttpError, WebRequest, WebResponse
 from pipeline.observe.snapshot import NO_COPY, Snapshot
@@ -422,7 +422,9 @@ def test_a_recording_ends_when_the_server_stops_and_is_answered(caplog):
         with server:
             post(server, {"key": [], "value": []})
             trace = caller.submit(http, server, "GET", "/trace.json?seconds=30")
-            wait_until(lambda: bool(server._service.observation._recording._running))
+            sinks = server._service.observation.journal.sinks
+            (recording,) = [sink for sink in sinks if isinstance(sink, Recording)]
+            wait_until(lambda: bool(recording._running))
             post(server, {"key": [], "value": []})
         status, _, events = trace.result(10)
     assert status == 200
