@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from pipeline.errors import InitError
 
@@ -180,45 +181,35 @@ def reserve(host: str, port: int, key: str, is_shared: bool = False) -> socket.s
     port already. Raises InitError as `bind` does.
     """
     if is_shared and port:
-        return _reserved_beside(host, port, key)
+        family, host = _family_of(host)
+        try:
+            return _shared(family, (host, port), host != "::")
+        except OSError as error:
+            raise _cannot_listen(host, port, key, error) from error
     # Alone at first: somebody else's port is not ours to share. It listens until the other socket
     # has the port, so that there is no moment at which another server could get it.
     with bind(host, port, key) as alone:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held = socket.socket(alone.family, socket.SOCK_STREAM)
+        address, is_v6 = alone.getsockname(), alone.family == socket.AF_INET6
+        only_v6 = is_v6 and alone.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         try:
-            _share(held, alone)
+            return _shared(alone.family, address, only_v6)
         except OSError as error:
-            held.close()
-            raise InitError(
-                f"{key}: cannot share port {alone.getsockname()[1]}: {error}."
-            ) from error
-    return held
+            raise InitError(f"{key}: cannot share port {address[1]}: {error}.") from error
 
 
-def _reserved_beside(host: str, port: int, key: str) -> socket.socket:
-    family, host = _family_of(host)
+def _shared(family: socket.AddressFamily, address: Any, only_v6: int) -> socket.socket:
+    """Return a socket that is bound to what others may bind as well."""
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of an earlier server
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        held.bind((host, port))
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
+        held.bind(address)
+        # With it, who asks for the port alone would get it as long as nobody listens.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except OSError as error:
+    except OSError:
         held.close()
-        raise _cannot_listen(host, port, key, error) from error
+        raise
     return held
-
-
-def _share(held: socket.socket, alone: socket.socket) -> None:
-    """Bind `held` to what `alone` is bound to."""
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if held.family == socket.AF_INET6:
-        only_v6 = alone.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
-        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
-    held.bind(alone.getsockname())
-    # With it, who asks for the port alone would get it as long as nobody listens.
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

@@ -16,7 +16,7 @@ from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.grpc.server import GrpcFrontend, pipeline_service
 from pipeline.frontends.http.hosts import Hosts
-from pipeline.frontends.http.metrics import MetricsRoutes, MetricsServer
+from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.server import LinkFrontend, socket_paths
 from pipeline.frontends.listen import UNIX
@@ -121,7 +121,7 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
     if not config.dag.enable_prometheus:
         return None
     routes = MetricsRoutes(context.whole, by_copy=config.replicas > 0, predecessors=True)
-    return MetricsServer(routes, config.host, config.dag.prometheus_port, context.is_shared)
+    return metrics_server(routes, config.host, config.dag.prometheus_port, context.is_shared)
 
 
 def _wire(context: FrontendContext) -> PipelineWire:

@@ -12,6 +12,7 @@ from pipeline.errors import InitError
 from pipeline.frontends.link.server import socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
 from pipeline.gateway.binary import cannot_run, find_binary
+from pipeline.runtime.ingress import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
 
@@ -22,7 +23,7 @@ _LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL k
 _END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
 
 
-class Gateway:
+class Gateway(Ingress):
     """Takes the HTTP requests of a server, which it asks over Unix sockets.
 
     It listens on a socket that is this process's: when it dies callers wait until it is there
@@ -35,7 +36,6 @@ class Gateway:
     takes_http = True
 
     def __init__(self, config: ServiceConfig) -> None:
-        self.port: int | None = None
         self._config = config
         self._binary = Path()
         self._folder = TempDir(f"{_KEY}: the sockets between it and the server")

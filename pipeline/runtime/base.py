@@ -16,7 +16,7 @@ from pipeline.frontends.base import OpenFrontends
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.observe.logs.setup import open_logs
 from pipeline.observe.logs.terminal import TOLD
-from pipeline.runtime.ingress import Ingress, NoIngress
+from pipeline.runtime.ingress import Ingress, no_ingress
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Exposure:
 
     frontends: OpenFrontends = pipeline_frontends
     logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
-    ingress: Ingress = NoIngress()  # noqa: RUF009  # it has no state
+    ingress: Ingress = no_ingress
 
 
 def ready_line(name: str | None, ports: Mapping[str, int | None]) -> str:

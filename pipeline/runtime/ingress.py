@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 
-class Ingress(Protocol):
-    """A process that takes HTTP requests and asks the frontends.
+class Ingress:
+    """No ingress, and the base of one: a process that takes HTTP requests and asks the frontends.
 
     Attributes:
         takes_http: False: there is nothing before the frontends.
         port: where it listens, after `start`.
     """
 
-    takes_http: bool
-    port: int | None
+    takes_http = False
+    port: int | None = None
 
     def start(self) -> asyncio.Future[None]:
         """Take requests; done when they are answered. InitError says why they are not."""
+        started = asyncio.get_running_loop().create_future()
+        started.set_result(None)
+        return started
 
     def drain(self) -> None:
         """Say not ready, serve on for the `drain_delay`, then take no more."""
@@ -36,25 +38,5 @@ class Ingress(Protocol):
         """Remove what it had in common with the frontends, which are closed."""
 
 
-class NoIngress:
-    """No ingress: callers reach the frontends."""
-
-    takes_http = False
-    port: int | None = None
-
-    def start(self) -> asyncio.Future[None]:
-        started = asyncio.get_running_loop().create_future()
-        started.set_result(None)
-        return started
-
-    def drain(self) -> None:
-        pass
-
-    async def stop(self, grace_s: float) -> None:
-        pass
-
-    def cancel_grace(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+no_ingress = Ingress()
+"""Callers reach the frontends."""

@@ -26,7 +26,7 @@ from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
 from pipeline.observe.logs.setup import open_logs
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Sidecar, log_warnings, ready_line
-from pipeline.runtime.ingress import NoIngress
+from pipeline.runtime.ingress import no_ingress
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
 from pipeline.runtime.replica_query import (
@@ -194,7 +194,7 @@ class Replicas:
                 self._graph,
                 msgspec.structs.replace(self._config, **self._reserved()),
                 self._load_predictor,
-                dataclasses.replace(self._exposure, ingress=NoIngress()),  # it is not theirs to run
+                dataclasses.replace(self._exposure, ingress=no_ingress),  # it is not theirs to run
             )
             mains = [main, dataclasses.replace(main, is_replacement=True)]
             self._zygotes = Zygotes(mains, start_method)

@@ -72,7 +72,7 @@ def serve(settings: ServeSettings) -> None:
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listener(settings))
         exposure = Exposure(
-            lambda behind: _doors(behind, listener, settings),
+            lambda context: _frontends(context, listener, settings),
             functools.partial(_logs_to_stderr, _CHILD_LOG if settings.parent_fd else _LOG),
         )
         loader = PredictorLoader(Path.cwd())
@@ -112,21 +112,21 @@ def _listener(settings: ServeSettings) -> socket.socket:
     return bind(settings.host, settings.port, "--port")
 
 
-def _doors(
-    behind: FrontendContext, listener: socket.socket, settings: ServeSettings
+def _frontends(
+    context: FrontendContext, listener: socket.socket, settings: ServeSettings
 ) -> Mapping[str, Frontend]:
-    answer = answers_of(behind.engine.begin)
-    service, limit = grpc_service(answer), behind.config.max_message_bytes
+    answer = answers_of(context.engine.begin)
+    service, limit = grpc_service(answer), context.config.max_message_bytes
     inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"
-    doors: dict[str, Frontend] = {
+    frontends: dict[str, Frontend] = {
         "relayed gRPC": GrpcFrontend([service], f"{ABSTRACT}{inner}", 0, limit),
         "relayed HTTP": HttpFrontend(
             None,
             f"{ABSTRACT}{inner}-http",
             0,
             limit,
-            routes=[ModelRoutes(answer, behind.config.limits)],
-            offload=behind.offload,
+            routes=[ModelRoutes(answer, context.config.limits)],
+            offload=context.offload,
         ),
         "brpc, gRPC and HTTP": OnePortFrontend(
             answer,
@@ -134,14 +134,14 @@ def _doors(
             limit,
             f"\0{inner}",
             f"\0{inner}-http",
-            offload=behind.offload,
+            offload=context.offload,
         ),
     }
     if settings.grpc_port is not None:
-        doors["gRPC"] = GrpcFrontend(
+        frontends["gRPC"] = GrpcFrontend(
             [service], settings.host, settings.grpc_port, limit, key="--grpc_port"
         )
-    return doors
+    return frontends
 
 
 def _attend(parent: socket.socket) -> Callable[[Callable[[], None]], None]:

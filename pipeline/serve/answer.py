@@ -29,7 +29,7 @@ def answers_of(begin: Begin) -> Answer:
 
 
 def grpc_service(answer: Answer) -> GrpcService:
-    """The service for a GrpcDoor."""
+    """Return the service for a GrpcFrontend."""
 
     async def answered(message: bytes, call: GrpcCall) -> bytes:
         try:

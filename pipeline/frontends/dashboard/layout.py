@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -49,19 +48,13 @@ class Layout(msgspec.Struct, frozen=True):
     wires: list[DrawnEdge]
 
 
-class Arrows(NamedTuple):
-    """All Ops of a graph, each behind those that it reads, and arrows between their places in it.
+def arrows_of(
+    graph: Graph,
+) -> tuple[tuple[Op, ...], list[tuple[int, int]], list[tuple[int, int, str]]]:
+    """Return all Ops, each behind those that it reads, and edges and jumps between their places.
 
-    `jumps` are (from, to, the name of the Op in whose place the first answers).
+    Jumps are (from, to, the name of the Op in whose place the first answers).
     """
-
-    ops: tuple[Op, ...]
-    edges: list[tuple[int, int]]
-    jumps: list[tuple[int, int, str]]
-
-
-def arrows_of(graph: Graph) -> Arrows:
-    """Return the arrows of a graph, from its RequestOp to its ResponseOp."""
     ops = (graph.request_op, *graph.ops, graph.response_op)
     places = {op: place for place, op in enumerate(ops)}
     read = {op: list(dict.fromkeys(op.get_input_ops())) for op in ops}
@@ -73,7 +66,7 @@ def arrows_of(graph: Graph) -> Arrows:
         for reader in ops
         if target in read[reader]
     ]
-    return Arrows(ops, edges, jumps)
+    return ops, edges, jumps
 
 
 def layout_of(graph: Graph) -> Layout:

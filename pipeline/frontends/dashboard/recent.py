@@ -290,14 +290,14 @@ class Recording:
     def __init__(self, replica: int = 0, replicas: int = 1) -> None:
         self._replica = replica
         self._max_rows = MAX_RECORDED // replicas
-        self._running: list[_RecordingBuffers] = []
+        self._running: list[tuple[_RowBuffer, _RowBuffer]] = []
         self._ending = asyncio.Event()
 
     def notify(self, spans: Rows, requests: Rows) -> None:
         """Take in what happened since the last call."""
-        for buffers in self._running:
-            buffers.spans.add(spans)
-            buffers.requests.add(requests)
+        for kept_spans, kept_requests in self._running:
+            kept_spans.add(spans)
+            kept_requests.add(requests)
 
     async def record(self, seconds: float, flush: Callable[[], None]) -> bytes:
         """Record what ends in the next `seconds`, or before `end`, for `read_recording`.
@@ -307,7 +307,7 @@ class Recording:
             flush: `Journal.flush`, so that the recording begins and ends on time.
         """
         flush()
-        buffers = _RecordingBuffers(_RowBuffer(self._max_rows), _RowBuffer(self._max_rows))
+        spans, requests = buffers = _RowBuffer(self._max_rows), _RowBuffer(self._max_rows)
         self._running.append(buffers)
         try:
             with contextlib.suppress(TimeoutError):
@@ -317,9 +317,9 @@ class Recording:
             self._running = [other for other in self._running if other is not buffers]
         recorded = Recorded(
             replica=self._replica,
-            is_cut=buffers.spans.is_cut or buffers.requests.is_cut,
-            span_bytes=buffers.spans.to_bytes(),
-            request_bytes=buffers.requests.to_bytes(),
+            is_cut=spans.is_cut or requests.is_cut,
+            span_bytes=spans.to_bytes(),
+            request_bytes=requests.to_bytes(),
         )
         return msgspec.msgpack.encode(recorded)
 
@@ -350,16 +350,10 @@ class _RowBuffer:
 
     def add(self, rows: Rows) -> None:
         self.is_cut |= len(rows) > self._left
-        to_bytes = rows[: self._left]
-        if len(to_bytes):  # an empty piece would hold on to all rows of the flush
-            self._pieces.append(to_bytes)
-            self._left -= len(to_bytes)
+        piece = rows[: self._left]
+        if len(piece):  # an empty piece would hold on to all rows of the flush
+            self._pieces.append(piece)
+            self._left -= len(piece)
 
     def to_bytes(self) -> bytes:
         return b"".join(piece.tobytes() for piece in self._pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordingBuffers:
-    spans: _RowBuffer
-    requests: _RowBuffer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -40,15 +41,8 @@ class Counters(msgspec.Struct, frozen=True):
     queue_latency: list[int]
 
 
-class WorkersView(msgspec.Struct, frozen=True):
-    """See WorkersState."""
-
-    kind: str
-    wanted: int
-    up: int
-    busy: int
-    stuck: int
-    restarts: int
+class WorkersView(WorkersState, frozen=True, array_like=False):
+    """A WorkersState as a JSON object."""
 
 
 class OpStatus(msgspec.Struct, frozen=True):
@@ -187,34 +181,25 @@ def _merged(engines: Sequence[EngineState], names: Sequence[str]) -> EngineState
     unknown = [OpState(name, 0, 0, 0, WorkersState("", 0, 0, 0)) for name in names]
     return EngineState(
         is_ready=bool(engines) and all(engine.is_ready for engine in engines),
-        inside=sum(engine.inside for engine in engines),
-        waiting=sum(engine.waiting for engine in engines),
-        accepted=sum(engine.accepted for engine in engines),
-        rejected=sum(engine.rejected for engine in engines),
+        **_sums(engines, "inside", "waiting", "accepted", "rejected"),
         ops=[_merged_op(ops) for ops in zip(*(engine.ops for engine in engines), strict=True)]
         or unknown,
     )
 
 
 def _merged_op(ops: Sequence[OpState]) -> OpState:
+    workers = [op.workers for op in ops]
     return OpState(
         name=ops[0].name,
-        joining=sum(op.joining for op in ops),
-        queued=sum(op.queued for op in ops),
-        running=sum(op.running for op in ops),
-        workers=_merged_workers([op.workers for op in ops]),
+        **_sums(ops, "joining", "queued", "running"),
+        workers=WorkersState(
+            kind=workers[0].kind, **_sums(workers, "wanted", "up", "busy", "stuck", "restarts")
+        ),
     )
 
 
-def _merged_workers(workers: Sequence[WorkersState]) -> WorkersState:
-    return WorkersState(
-        kind=workers[0].kind,
-        wanted=sum(each.wanted for each in workers),
-        up=sum(each.up for each in workers),
-        busy=sum(each.busy for each in workers),
-        stuck=sum(each.stuck for each in workers),
-        restarts=sum(each.restarts for each in workers),
-    )
+def _sums(states: Sequence[Any], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(state, name) for state in states) for name in names}
 
 
 def _op_status(state: OpState, counters: Counters) -> OpStatus:

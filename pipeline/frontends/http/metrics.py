@@ -43,36 +43,19 @@ class MetricsRoutes:
         return b"".join(render(snapshots, self._by_copy) for render in self._renders)
 
 
-class MetricsServer(HttpFrontend):
-    """`dag.prometheus_port`: `/metrics` and nothing else.
-
-    Args:
-        routes: are served; with the counters of Paddle Serving, for those who had this port.
-        host: address to bind.
-        port: 0 for any free one.
-        is_shared: whether other processes may listen on the port too.
-    """
-
-    def __init__(
-        self, routes: MetricsRoutes, host: str, port: int, is_shared: bool = False
-    ) -> None:
-        super().__init__(
-            None,
-            host,
-            port,
-            _MAX_BODY_BYTES,
-            is_shared=is_shared,
-            routes=(routes, _Elsewhere()),
-            key="dag.prometheus_port",
-        )
+def metrics_server(
+    routes: MetricsRoutes, host: str, port: int, is_shared: bool = False
+) -> HttpFrontend:
+    """Return `dag.prometheus_port`, which has `/metrics` and nothing else."""
+    only, key = (routes, _NoRoutes()), "dag.prometheus_port"
+    return HttpFrontend(
+        None, host, port, _MAX_BODY_BYTES, is_shared=is_shared, routes=only, key=key
+    )
 
 
-class _Elsewhere:
+class _NoRoutes:
     """All other paths of a port that has metrics only."""
 
     def endpoint(self, request: WebRequest) -> Endpoint:
-        return self._answer
-
-    async def _answer(self, request: WebRequest) -> WebResponse:
         text = f"no such path: {request.path}; this port has metrics only: GET /metrics"
         raise HttpError(404, NoServiceError(text))

@@ -12,8 +12,9 @@ import pytest
 
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode, InitError
-from pipeline.frontends.http.metrics import MetricsRoutes, MetricsServer
+from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.routes import HttpError, WebRequest, WebResponse
+from pipeline.frontends.http.server import HttpFrontend
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.system.event_loop import LoopThread
 
@@ -83,11 +84,11 @@ def test_other_methods_are_refused():
 # The port of its own ----------------------------------------------------------------------
 
 
-def serving(ask: Callable[[MetricsServer], Awaitable[Any]], port: int = 0) -> Any:
+def serving(ask: Callable[[HttpFrontend], Awaitable[Any]], port: int = 0) -> Any:
     """What `ask` returns, asked of a server that runs."""
 
     async def run() -> Any:
-        server = MetricsServer(MetricsRoutes(whole, predecessors=True), "127.0.0.1", port)
+        server = metrics_server(MetricsRoutes(whole, predecessors=True), "127.0.0.1", port)
         await server.start(is_ready=True)
         try:
             return await ask(server)
@@ -114,7 +115,7 @@ def http(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, str
 
 @pytest.mark.usefixtures("open_files")
 def test_the_port_of_the_metrics_has_metrics_only():
-    async def ask(server: MetricsServer) -> Any:
+    async def ask(server: HttpFrontend) -> Any:
         def ask_all() -> Any:
             return (
                 http(server.port, "GET", "/metrics"),
@@ -136,8 +137,8 @@ def test_the_port_of_the_metrics_has_metrics_only():
 
 
 def test_a_port_that_is_in_use_is_named_by_its_key():
-    async def ask(server: MetricsServer) -> Any:
-        second = MetricsServer(MetricsRoutes(whole), "127.0.0.1", server.port)
+    async def ask(server: HttpFrontend) -> Any:
+        second = metrics_server(MetricsRoutes(whole), "127.0.0.1", server.port)
         with pytest.raises(InitError, match=r"dag\.prometheus_port: cannot listen"):
             await second.start()
 
