@@ -41,6 +41,10 @@ SHOWN_BY = {
             ),
         ),
     ),
+    "an_attempt_too_few": Case(
+        (OpSpec("a", (REQUEST,), timeout_s=1.0, retry=2),),
+        (RequestSpec(1, faults={"a": Fault("hang", 1)}),),
+    ),
     "the_batch_pays_for_one": Case(
         (_MERGED,), (RequestSpec(1, faults={"a": Fault("raise_process")}), RequestSpec(2))
     ),
