@@ -1,4 +1,4 @@
-"""Frontend: how requests come in, and how they cease to. What frontends have in common."""
+"""Frontend: how requests come in, and how they cease to; and what frontends have in common."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_DIGITS = 8  # as gRPC over HTTP/2 says
 
 
 class Frontend(Protocol):
-    """Takes requests in, on the event loop that called `start`."""
+    """A listener that takes requests in, on the event loop that called `start`."""
 
     port: int
     """The real one, after `start`."""
@@ -83,12 +83,12 @@ class FrontendContext:
 
     @property
     def takes_info(self) -> bool:
-        """Whether a hook or a filter asks what callers say beside their data."""
+        """True if a hook or a filter asks what callers say beside their data."""
         return bool(self.config.filters) or any(map(asking, self.graph.all_ops))
 
     @property
     def forwarding(self) -> HeaderForwarding | None:
-        """The headers that hooks and filters get to see; None: none of them."""
+        """Return the choice of headers that hooks and filters get to see; None: none of them."""
         pattern = self.config.dag.forward_headers
         return HeaderForwarding(pattern) if pattern and self.takes_info else None
 

@@ -19,7 +19,7 @@ from pipeline.proto.slices import Limits
 
 
 class PipelineWire:
-    """Reads and writes the messages of the pipeline service, the large ones beside the loop.
+    """A reader and writer of the pipeline service's messages, the large ones beside the loop.
 
     Args:
         offload: where that is done.
@@ -38,7 +38,7 @@ class PipelineWire:
         self._limits = limits or Limits()
 
     def read(self, message: bytes) -> Request:
-        """The Request. Raises PackageError."""
+        """Return the Request. Raises PackageError."""
         try:
             return Request.FromString(message)
         except DecodeError as error:
@@ -47,7 +47,7 @@ class PipelineWire:
     async def read_large(
         self, pieces: Sequence[bytes], timeout_s: float | None
     ) -> tuple[Any, float | None]:
-        """A Request of any size, and the seconds that are left. Raises PipelineError."""
+        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
         read = partial(self._read_large, list(pieces))
         del pieces
         return await self._offload.run(read, timeout_s)
@@ -61,7 +61,7 @@ class PipelineWire:
         return request
 
     async def write_large(self, response: LargeResponse) -> bytes:
-        """The bytes of an answer, or of the error that it could not be written in time."""
+        """Return the bytes of an answer, or of the error that it was not written in time."""
         try:
             message, _ = await self._offload.run(response.to_wire)
         except DeadlineError as error:
@@ -69,5 +69,5 @@ class PipelineWire:
         return message
 
     def write_error(self, error: PipelineError) -> bytes:
-        """The bytes of a Response that is an error."""
+        """Return the bytes of a Response that is an error."""
         return pack_error(ChannelData(-1, error=error)).SerializeToString()

@@ -24,7 +24,7 @@ _END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
 
 
 class Gateway(Ingress):
-    """Takes the HTTP requests of a server, which it asks over Unix sockets.
+    """An Ingress in Go, which asks the server over Unix sockets.
 
     It listens on a socket that is this process's: when it dies callers wait until it is there
     again. It ends when this process does, however that happens.

@@ -46,7 +46,7 @@ _CODE_OF: Mapping[type[PipelineError], int] = {
 
 
 class BaiduStdConnection(asyncio.Protocol):
-    """Answers the calls of one peer by `answer`.
+    """One peer, whose calls `answer` answers.
 
     Bytes that are no baidu_std end the connection; a peer that shuts its sending side has left, as
     brpc sees it, and its calls are cancelled. Neither its calls nor the answers that it does not

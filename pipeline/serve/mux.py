@@ -24,7 +24,7 @@ _READ_TIMEOUT_S = 60.0
 
 
 class OnePortFrontend:
-    """Serves the general model service at `listener`.
+    """The general model service in three protocols at `listener`.
 
     Args:
         answer: answers a call, whichever way it came.

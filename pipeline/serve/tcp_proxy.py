@@ -41,7 +41,7 @@ class ProxyEnd(asyncio.Protocol):
 
 
 class TcpProxy:
-    """Ties connections to new ones to the Unix socket `path`, as long as it is not closed."""
+    """A proxy of TCP connections to the Unix socket `path`, as long as it is not closed."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -62,7 +62,7 @@ _JSON_NAMES = {
     "result_received_ns": "taken_ns",
     "spans": "turns",
 }
-"""What the page reads still has the names that these had before."""
+"""Names in the page's JSON, which are older than ours."""
 
 
 class SpanView(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
@@ -103,7 +103,7 @@ class RequestView(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Everything that the dashboard shows.
+    """All that the dashboard shows.
 
     `time_ms` is since the epoch. `copies` is the number of replicas that answered; 1 if there are
     none. The totals `accepted` and `rejected` are of these, `pipeline` and `ops` also have the

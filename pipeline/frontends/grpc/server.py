@@ -130,7 +130,7 @@ def pipeline_service(
     wire: PipelineWire | None = None,
     forwarding: HeaderForwarding | None = None,
 ) -> GrpcService:
-    """`PipelineService`, for an engine that answers a Request with a Response.
+    """Return `PipelineService`, for an engine that answers a Request with a Response.
 
     With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
     reads and writes the messages.

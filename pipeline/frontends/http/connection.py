@@ -95,7 +95,7 @@ class ConnectionLimits:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Adds to uvicorn's protocol what a server on an open network needs.
+    """uvicorn's protocol, with what a server on an open network needs.
 
     A caller that leaves is noticed while its request is active; one that takes more than
     `read_timeout_s` for a request, or sends a head without end, is refused; what is no HTTP is

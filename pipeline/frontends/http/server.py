@@ -145,7 +145,7 @@ class HttpFrontend:
     # Requests ---------------------------------------------------------------------------
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """The ASGI app."""
+        """Answer a request, as an ASGI app."""
         connection: HttpConnection = scope.pop(CONNECTION)  # left there it would be a cycle
         connection.cycle_served = receive.__self__  # type: ignore[attr-defined]  # of uvicorn's
         connection.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel

@@ -54,8 +54,8 @@ _MAX_SECONDS = 0xFFFF
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
 _OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
-_LOOK_S = 5.0  # between two looks whether a gateway says anything
-_LOOKS = 3  # in a row that find nothing: it is gone
+_CHECK_INTERVAL_S = 5.0  # in which a gateway says something
+_MAX_SILENT_CHECKS = 3  # in a row that find nothing: it is gone
 _STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
     (OverloadedError, 503),
     (TooLargeError, 413),
@@ -76,12 +76,12 @@ def socket_paths(folder: Path, replica: int) -> SocketPaths:
 
 
 class LinkFrontend:
-    """Serves an engine to gateways on a Unix socket.
+    """A Unix socket at which gateways reach an engine.
 
     Args:
         begin: has a Request answered with a Response.
         path: of the socket, which takes the place of what is there.
-        takes_trace: whether `begin` is told the caller's traceparent.
+        takes_trace: `begin` is told the caller's traceparent.
         max_message_bytes: limit of a Request; what is around it has its own.
         key: the configuration key to name in an error.
         wire: reads and writes the messages.
@@ -116,7 +116,7 @@ class LinkFrontend:
         )
 
     def accept(self) -> asyncio.Protocol:
-        """What serves a new connection."""
+        """Return the protocol of a new connection."""
         return _Connection(self._service, self._max_bytes, self._connections, self._is_ready)
 
     async def set_ready(self, ready: bool) -> None:
@@ -144,7 +144,7 @@ class LinkFrontend:
             await asyncio.wait(busy, timeout=grace_s)
         leaving = list(self._connections)
         for connection in leaving:
-            connection.part(ClosedError("the server has stopped"))
+            connection.refuse_all(ClosedError("the server has stopped"))
         if leaving:
             await asyncio.wait([connection.lost for connection in leaving], timeout=grace_s)
         for connection in leaving:
@@ -159,7 +159,7 @@ def _failure(status: int, error: PipelineError) -> bytes:
 
 
 class _Service(NamedTuple):
-    """What gateways are served with."""
+    """The engine, and how its messages are read and written."""
 
     begin: Begin
     takes_trace: bool
@@ -285,8 +285,8 @@ class _Connection(asyncio.Protocol):
         self._idle: asyncio.Future[None] | None = None
         self._inbox = Inbox()
         self._pieces: dict[int, list[bytes]] = {}  # of requests that have not arrived in whole
-        self._was_heard = False  # since the last look
-        self._silent_looks = 0
+        self._was_heard = False  # since the last check_alive
+        self._silent_checks = 0
 
     # What the event loop calls --------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class _Connection(asyncio.Protocol):
         self._outbox = Outbox(self._loop, self.transport.write)
         self.lost = self._loop.create_future()
         self._register.add(self)
-        self._timer = self._loop.call_later(_LOOK_S, self.look)
+        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
         self.tell_ready(self._was_ready)
 
     def data_received(self, data: bytes) -> None:
@@ -324,16 +324,16 @@ class _Connection(asyncio.Protocol):
         for call in self.calls.values():
             call.cancel()
         self.calls.clear()
-        self._look_whether_idle()
+        self._check_idle()
 
-    def look(self) -> None:
-        """Give the gateway up if it has said nothing at several looks: one may be late itself."""
-        self._silent_looks = 0 if self._was_heard else self._silent_looks + 1
+    def check_alive(self) -> None:
+        """Give the gateway up if it has said nothing at several checks: one may be late itself."""
+        self._silent_checks = 0 if self._was_heard else self._silent_checks + 1
         self._was_heard = False
-        if self._silent_looks >= _LOOKS:
-            self._give_up(f"it has said nothing for {_LOOK_S * _LOOKS:g} s")
+        if self._silent_checks >= _MAX_SILENT_CHECKS:
+            self._give_up(f"it has said nothing for {_CHECK_INTERVAL_S * _MAX_SILENT_CHECKS:g} s")
         else:
-            self._timer = self._loop.call_later(_LOOK_S, self.look)
+            self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
 
     def _give_up(self, why: str) -> None:
         _LOGGER.warning("a gateway's connection is closed: %s", why)
@@ -359,7 +359,7 @@ class _Connection(asyncio.Protocol):
             self._outbox.drop(number)
             if (call := self.calls.pop(number, None)) is not None:
                 call.cancel()
-                self._look_whether_idle()
+                self._check_idle()
 
     def _ask(self, number: int, pieces: list[bytes]) -> None:
         first = pieces[0]
@@ -387,16 +387,16 @@ class _Connection(asyncio.Protocol):
     def _answer(self, number: int, kind: int, body: bytes) -> None:
         if self.calls.pop(number, None) is not None:
             self._outbox.send(kind, number, body)
-            self._look_whether_idle()
+            self._check_idle()
 
-    def _look_whether_idle(self) -> None:
+    def _check_idle(self) -> None:
         if self._idle is not None and not self.calls and not self._idle.done():
             self._idle.set_result(None)
 
     def when_idle(self) -> asyncio.Future[None]:
         """Return what is done as soon as no request is in flight."""
         self._idle = self._loop.create_future()
-        self._look_whether_idle()
+        self._check_idle()
         return self._idle
 
     # What the gateway is told -----------------------------------------------------------------
@@ -405,7 +405,7 @@ class _Connection(asyncio.Protocol):
         """Send a READY."""
         self._outbox.send(READY, 0, STATE.pack(VERSION, ready))
 
-    def part(self, error: PipelineError) -> None:
+    def refuse_all(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""
         refusal = _failure(503, error)
         for number, call in self.calls.items():

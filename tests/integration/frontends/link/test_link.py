@@ -491,13 +491,13 @@ def test_a_gateway_that_says_nothing_is_given_up(caplog):
     async def test() -> None:
         async with wired() as (connection, wire):
             for _ in range(5):
-                connection.look()
-                connection.look()
+                connection.check_alive()
+                connection.check_alive()
                 connection.data_received(frame(PING, 1))
-            connection.look()
+            connection.check_alive()
             assert not wire.is_aborted
             for _ in range(3):
-                connection.look()
+                connection.check_alive()
             assert wire.is_aborted
 
     run(test())
