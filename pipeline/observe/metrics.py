@@ -22,7 +22,6 @@ _BATCH_SIZES = tuple(2**power for power in range(11))
 
 Labels = dict[str, str]
 _Samples = Iterable[tuple[Labels, float]]
-_Per = Callable[[ModelCounters], float]
 
 
 def render(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
@@ -72,57 +71,41 @@ class _Replicas:
 
 
 def _all(copies: _Replicas) -> Iterator[Metric]:
-    yield from _tritons(copies)
-    yield from _totals(copies)
-    yield from _of_ops(copies)
-    yield from _histograms(copies)
+    for name, (text, field, unit_ns) in _OF_A_MODEL.items():
+        samples = [(_versioned(at), getattr(m, field) // unit_ns) for at, m in copies.models()]
+        yield _metric("counter", name, text, samples)
+    for kind, name, text, find in _OTHERS:
+        yield _metric(kind, name, text, find(copies))
+    for name, text, histogram in _HISTOGRAMS:
+        found = ((labels, histogram(model)) for labels, model in copies.models())
+        yield _histogram(name, text, found)
 
 
 # Triton's ---------------------------------------------------------------------------------
 
-_OF_A_MODEL: Mapping[str, tuple[str, _Per]] = {
-    "nv_inference_request_success": (
-        "Requests that were answered well.",
-        lambda model: model.success_count,
-    ),
-    "nv_inference_count": ("Samples of these requests.", lambda model: model.inference_count),
-    "nv_inference_exec_count": ("Batches that ran.", lambda model: model.execution_count),
+_OF_A_MODEL: Mapping[str, tuple[str, str, int]] = {
+    "nv_inference_request_success": ("Requests that were answered well.", "success_count", 1),
+    "nv_inference_count": ("Samples of these requests.", "inference_count", 1),
+    "nv_inference_exec_count": ("Batches that ran.", "execution_count", 1),
     "nv_inference_request_duration_us": (
         "Time from end to end of requests that were answered well.",
-        lambda model: model.success_ns // 1000,
+        "success_ns",
+        1000,
     ),
-    "nv_inference_queue_duration_us": (
-        "Time that they waited.",
-        lambda model: model.queue_ns // 1000,
-    ),
-    "nv_inference_compute_input_duration_us": (
-        "Time of preprocess.",
-        lambda model: model.input_ns // 1000,
-    ),
-    "nv_inference_compute_infer_duration_us": (
-        "Time of process.",
-        lambda model: model.infer_ns // 1000,
-    ),
-    "nv_inference_compute_output_duration_us": (
-        "Time of postprocess.",
-        lambda model: model.output_ns // 1000,
-    ),
+    "nv_inference_queue_duration_us": ("Time that they waited.", "queue_ns", 1000),
+    "nv_inference_compute_input_duration_us": ("Time of preprocess.", "input_ns", 1000),
+    "nv_inference_compute_infer_duration_us": ("Time of process.", "infer_ns", 1000),
+    "nv_inference_compute_output_duration_us": ("Time of postprocess.", "output_ns", 1000),
 }
+"""By name: text, field of ModelCounters, its unit in that of the metric."""
 
 
-def _tritons(copies: _Replicas) -> Iterator[Metric]:
-    for name, (text, value) in _OF_A_MODEL.items():
-        samples = [(_versioned(labels), value(model)) for labels, model in copies.models()]
-        yield _metric("counter", name, text, samples)
-    failures = (
-        ({**_versioned(labels), "reason": outcome.name}, model.fail_counts[outcome])
-        for labels, model in copies.models()
-        for outcome in Outcome
-        if outcome is not Outcome.OK
-    )
-    yield _metric("counter", "nv_inference_request_failure", "Requests that failed.", failures)
-    text = "Requests that wait: for the pipeline, or in the channel of the Op."
-    yield _metric("gauge", "nv_inference_pending_request_count", text, _pending(copies))
+def _failures(copies: _Replicas) -> _Samples:
+    for labels, model in copies.models():
+        for outcome in Outcome:
+            if outcome is not Outcome.OK:
+                reason = {**_versioned(labels), "reason": outcome.name}
+                yield reason, model.fail_counts[outcome]
 
 
 def _pending(copies: _Replicas) -> _Samples:
@@ -141,79 +124,28 @@ def _versioned(labels: Labels) -> Labels:
 # Ours -------------------------------------------------------------------------------------
 
 
-def _totals(copies: _Replicas) -> Iterator[Metric]:
-    engines = [(copies.labels(each), each.engine) for each in copies.snapshots]
-    yield _metric(
-        "gauge",
-        "pipeline_ready",
-        "Whether every Op has its workers.",
-        ((labels, engine.is_ready) for labels, engine in engines),
-    )
-    yield _metric(
-        "gauge",
-        "pipeline_requests",
-        "Requests inside the graph, and those that wait to be let in.",
-        (
-            ({**labels, "state": state}, count)
-            for labels, engine in engines
-            for state, count in (("inside", engine.inside), ("waiting", engine.waiting))
-        ),
-    )
-    yield _metric(
-        "counter",
-        "pipeline_requests_accepted_total",
-        "Requests that were taken in.",
-        ((labels, engine.accepted) for labels, engine in engines),
-    )
-    yield _metric(
-        "counter",
-        "pipeline_requests_rejected_total",
-        "Requests that were refused, since too many waited.",
-        ((labels, engine.rejected) for labels, engine in engines),
-    )
+def _of_engines(*fields: str, label: str = "") -> Callable[[_Replicas], _Samples]:
+    """Return what finds fields of the engines' states; `label` tells several apart."""
+
+    def find(copies: _Replicas) -> _Samples:
+        for each in copies.snapshots:
+            for field in fields:
+                more = {label: field} if label else None
+                yield copies.labels(each, more), getattr(each.engine, field)
+
+    return find
 
 
-def _of_ops(copies: _Replicas) -> Iterator[Metric]:
-    yield _metric(
-        "gauge",
-        "pipeline_op_requests",
-        "Requests at an Op: that wait for their other inputs, are ready, are worked on.",
-        (
-            ({**labels, "state": state}, count)
-            for labels, op in copies.ops()
-            for state, count in (
-                ("joining", op.joining),
-                ("queued", op.queued),
-                ("running", op.running),
-            )
-        ),
-    )
-    yield _metric(
-        "gauge",
-        "pipeline_op_workers",
-        "Workers of an Op by what they do; stuck ones were given up and have not come back.",
-        (
-            ({**labels, "kind": op.workers.kind, "state": state}, count)
-            for labels, op in copies.ops()
-            for state, count in _worker_states(op.workers).items()
-        ),
-    )
-    yield _metric(
-        "counter",
-        "pipeline_op_worker_restarts_total",
-        "Workers that were replaced.",
-        ((labels, op.workers.restarts) for labels, op in copies.ops()),
-    )
-    yield _metric(
-        "gauge",
-        "pipeline_model_memory_bytes",
-        "Memory that loading the Op's model took, where that is known.",
-        (
-            ({**labels, "kind": use.kind, "device": str(use.id)}, use.byte_size)
-            for labels, model in copies.models()
-            for use in model.memory
-        ),
-    )
+def _op_requests(copies: _Replicas) -> _Samples:
+    for labels, op in copies.ops():
+        for state in ("joining", "queued", "running"):
+            yield {**labels, "state": state}, getattr(op, state)
+
+
+def _op_workers(copies: _Replicas) -> _Samples:
+    for labels, op in copies.ops():
+        for state, count in _worker_states(op.workers).items():
+            yield {**labels, "kind": op.workers.kind, "state": state}, count
 
 
 def _worker_states(workers: WorkersState) -> Mapping[str, int]:
@@ -226,23 +158,63 @@ def _worker_states(workers: WorkersState) -> Mapping[str, int]:
     }
 
 
-def _histograms(copies: _Replicas) -> Iterator[Metric]:
-    yield _histogram(
-        "pipeline_request_duration_seconds",
-        "Time of requests that were answered well, from end to end.",
-        ((labels, _latency(m.latency, m.success_ns)) for labels, m in copies.models()),
-    )
-    yield _histogram(
-        "pipeline_queue_duration_seconds",
-        "Time that they waited.",
-        ((labels, _latency(m.queue_latency, m.queue_ns)) for labels, m in copies.models()),
-    )
-    yield _histogram(
-        "pipeline_batch_size",
-        "Samples of the batches that ran.",
-        ((labels, _batch_sizes(model)) for labels, model in copies.models()),
-    )
+def _restarts(copies: _Replicas) -> _Samples:
+    return ((labels, op.workers.restarts) for labels, op in copies.ops())
 
+
+def _memory(copies: _Replicas) -> _Samples:
+    for labels, model in copies.models():
+        for use in model.memory:
+            yield {**labels, "kind": use.kind, "device": str(use.id)}, use.byte_size
+
+
+_OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
+    ("counter", "nv_inference_request_failure", "Requests that failed.", _failures),
+    (
+        "gauge",
+        "nv_inference_pending_request_count",
+        "Requests that wait: for the pipeline, or in the channel of the Op.",
+        _pending,
+    ),
+    ("gauge", "pipeline_ready", "Whether every Op has its workers.", _of_engines("is_ready")),
+    (
+        "gauge",
+        "pipeline_requests",
+        "Requests inside the graph, and those that wait to be let in.",
+        _of_engines("inside", "waiting", label="state"),
+    ),
+    (
+        "counter",
+        "pipeline_requests_accepted_total",
+        "Requests that were taken in.",
+        _of_engines("accepted"),
+    ),
+    (
+        "counter",
+        "pipeline_requests_rejected_total",
+        "Requests that were refused, since too many waited.",
+        _of_engines("rejected"),
+    ),
+    (
+        "gauge",
+        "pipeline_op_requests",
+        "Requests at an Op: that wait for their other inputs, are ready, are worked on.",
+        _op_requests,
+    ),
+    (
+        "gauge",
+        "pipeline_op_workers",
+        "Workers of an Op by what they do; stuck ones were given up and have not come back.",
+        _op_workers,
+    ),
+    ("counter", "pipeline_op_worker_restarts_total", "Workers that were replaced.", _restarts),
+    (
+        "gauge",
+        "pipeline_model_memory_bytes",
+        "Memory that loading the Op's model took, where that is known.",
+        _memory,
+    ),
+)
 
 _Histogram = tuple[Sequence[tuple[float, int]], int, float]
 """(upper bounds with the counts up to there, count of all, their sum)"""
@@ -263,40 +235,50 @@ def _batch_sizes(model: ModelCounters) -> _Histogram:
     return bounds, sum(counts.values()), sum(size * count for size, count in counts.items())
 
 
+_HISTOGRAMS: Sequence[tuple[str, str, Callable[[ModelCounters], _Histogram]]] = (
+    (
+        "pipeline_request_duration_seconds",
+        "Time of requests that were answered well, from end to end.",
+        lambda model: _latency(model.latency, model.success_ns),
+    ),
+    (
+        "pipeline_queue_duration_seconds",
+        "Time that they waited.",
+        lambda model: _latency(model.queue_latency, model.queue_ns),
+    ),
+    ("pipeline_batch_size", "Samples of the batches that ran.", _batch_sizes),
+)
+
 # Paddle Serving's -------------------------------------------------------------------------
+
+_PREDECESSORS: Mapping[str, tuple[str, Callable[[Sequence[ModelCounters]], float]]] = {
+    "pd_query_request_success_total": (
+        "Requests that were answered well.",
+        lambda models: models[0].success_count,
+    ),
+    "pd_query_request_failure_total": (
+        "Requests that failed.",
+        lambda models: sum(models[0].fail_counts),
+    ),
+    "pd_inference_count_total": (
+        "Samples that the Ops worked on.",
+        lambda models: sum(op.inference_count for op in models[1:]),
+    ),
+    "pd_query_request_duration_us_total": (
+        "Time from end to end of requests that were answered well.",
+        lambda models: models[0].success_ns // 1000,
+    ),
+    "pd_inference_duration_us_total": (
+        "Time of process of all Ops.",
+        lambda models: sum(op.infer_ns for op in models[1:]) // 1000,
+    ),
+}
 
 
 def _predecessors(copies: _Replicas) -> Iterator[Metric]:
-    served = [each for each in copies.snapshots if each.models]
-
-    def metric(name: str, text: str, value: Callable[[Snapshot], float]) -> Metric:
-        return _metric("counter", name, text, ((copies.labels(s), value(s)) for s in served))
-
-    yield metric(
-        "pd_query_request_success_total",
-        "Requests that were answered well.",
-        lambda each: each.models[0].success_count,
-    )
-    yield metric(
-        "pd_query_request_failure_total",
-        "Requests that failed.",
-        lambda each: sum(each.models[0].fail_counts),
-    )
-    yield metric(
-        "pd_inference_count_total",
-        "Samples that the Ops worked on.",
-        lambda each: sum(op.inference_count for op in each.models[1:]),
-    )
-    yield metric(
-        "pd_query_request_duration_us_total",
-        "Time from end to end of requests that were answered well.",
-        lambda each: each.models[0].success_ns // 1000,
-    )
-    yield metric(
-        "pd_inference_duration_us_total",
-        "Time of process of all Ops.",
-        lambda each: sum(op.infer_ns for op in each.models[1:]) // 1000,
-    )
+    served = [(copies.labels(each), each.models) for each in copies.snapshots if each.models]
+    for name, (text, value) in _PREDECESSORS.items():
+        yield _metric("counter", name, text, ((labels, value(of)) for labels, of in served))
 
 
 # The format -------------------------------------------------------------------------------

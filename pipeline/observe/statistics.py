@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from msgspec.structs import astuple
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
@@ -44,7 +45,6 @@ _SUMS = (*_VALUES, "success_count", "fail_ns")
 _SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the stages' three are the last
 _SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
 _STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
-_BATCH_SUMS = ("count", "input_ns", "infer_ns", "output_ns")
 _NS_IN_MS = 1_000_000
 _MOST_ROWS = 2**31  # an empty array may state any number of them
 _MOST_EXACT_SIZE = 1024  # callers choose the sizes of batches: those above share a few counters
@@ -235,30 +235,29 @@ def merge(copies: Iterable[Sequence[ModelCounters]]) -> list[ModelCounters]:
 
 
 def _added(one: ModelCounters, other: ModelCounters) -> ModelCounters:
-    by_size = {
-        size: _added_batches(*(model.batches.get(size, BatchCounters()) for model in (one, other)))
-        for size in sorted({*one.batches, *other.batches})
+    sums = {
+        name: _sum(getattr(one, name), getattr(other, name))
+        for name in ModelCounters.__struct_fields__
+        if name not in ("name", "last_inference_ms", "memory")
     }
-    sums = {name: _sum(getattr(one, name), getattr(other, name)) for name in _SUMS}
     return ModelCounters(
         name=one.name,
         last_inference_ms=max(one.last_inference_ms, other.last_inference_ms),
-        execution_count=_sum(one.execution_count, other.execution_count),
-        fail_counts=_added_lists(one.fail_counts, other.fail_counts),
-        batches=by_size,
-        latency=_added_lists(one.latency, other.latency),
-        queue_latency=_added_lists(one.queue_latency, other.queue_latency),
         memory=_added_memory([*one.memory, *other.memory]),
         **sums,
     )
 
 
-def _added_batches(one: BatchCounters, other: BatchCounters) -> BatchCounters:
-    return BatchCounters(*(_sum(getattr(one, name), getattr(other, name)) for name in _BATCH_SUMS))
-
-
-def _added_lists(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [(a + b) & _ALL_BITS for a, b in zip(one, other, strict=True)]
+def _sum(one: Any, other: Any) -> Any:
+    """Return the sum of two counters, or of two collections of them; it wraps as each does."""
+    if isinstance(one, int):
+        return (one + other) & _ALL_BITS
+    if isinstance(one, list):
+        return list(map(_sum, one, other))
+    if isinstance(one, dict):
+        sizes, nothing = sorted({*one, *other}), BatchCounters()
+        return {size: _sum(one.get(size, nothing), other.get(size, nothing)) for size in sizes}
+    return type(one)(*map(_sum, astuple(one), astuple(other)))
 
 
 def _added_memory(uses: Iterable[MemoryUse]) -> list[MemoryUse]:
@@ -266,10 +265,6 @@ def _added_memory(uses: Iterable[MemoryUse]) -> list[MemoryUse]:
     for use in uses:
         sizes[use.kind, use.id] = sizes.get((use.kind, use.id), 0) + use.byte_size
     return [MemoryUse(*place, size) for place, size in sorted(sizes.items())]
-
-
-def _sum(one: int, other: int) -> int:
-    return (one + other) & _ALL_BITS
 
 
 # --- names and versions ---------------------------------------------------------------------

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.errors import InitError
 from pipeline.observe.logs.lines import JsonFormatter, LineFormatter
@@ -21,7 +20,7 @@ _COMPLAINT_S = 60.0  # a full disk is complained about once in so long
 _ABANDONED: list[object] = []  # files of the process that this one was forked from
 
 
-class LogSink(Protocol):
+class LogSink:
     """Takes the records of one writer, in its thread."""
 
     def open(self) -> None:
@@ -29,9 +28,11 @@ class LogSink(Protocol):
 
     def write(self, record: logging.LogRecord) -> None:
         """Write it; raises nothing."""
+        raise NotImplementedError
 
     def rest(self) -> float | None:
-        """Do what is due; after how many seconds to do so again at the latest, None: never."""
+        """Do what is due; return in how many seconds to do so again at the latest, None: never."""
+        return None
 
     def close(self) -> None:
         """Write what is left."""
@@ -54,7 +55,7 @@ class LogFiles:
     is_json: bool = False
 
 
-class FileSink:
+class FileSink(LogSink):
     """`pipeline.log` and, from WARNING on, `pipeline.log.wf` of one folder."""
 
     def __init__(self, files: LogFiles) -> None:
@@ -80,9 +81,6 @@ class FileSink:
         for target in self._targets:
             if record.levelno >= target.level:
                 target.handle(record)
-
-    def rest(self) -> float | None:
-        return None
 
     def close(self) -> None:
         for target in self._targets:
@@ -140,15 +138,12 @@ class _RotatingFile(logging.handlers.RotatingFileHandler):
             self.complaint.about(error)
 
 
-class StdoutSink:
+class StdoutSink(LogSink):
     """Standard output, as containers have it."""
 
     def __init__(self, is_json: bool) -> None:
         self._formatter = formatter(is_json)
         self._complaint = Complaint("logs to stdout")
-
-    def open(self) -> None:
-        pass
 
     def write(self, record: logging.LogRecord) -> None:
         try:
@@ -156,15 +151,6 @@ class StdoutSink:
                 write_out(sys.stdout, f"{self._formatter.format(record)}\n")
         except Exception as error:  # also of text that cannot be encoded, and a stream of a user's
             self._complaint.about(error)
-
-    def rest(self) -> float | None:
-        return None
-
-    def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
 
 
 class Complaint:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pipeline.engine.startup_log import PATIENCE_S, STARTUP, who_ended, who_loads
 from pipeline.errors import printable
 from pipeline.observe.logs.lines import LineFormatter, traceback_of
+from pipeline.observe.logs.sinks import LogSink
 from pipeline.system.stdio import say_on_stderr
 
 _FIRST_S, _NEXT_S = 10.0, 60.0  # what repeats is summed up after so long
@@ -35,7 +36,7 @@ def is_shown(record: logging.LogRecord) -> bool:
     return is_grave and not getattr(record, "is_told", False)
 
 
-class StderrSink:
+class StderrSink(LogSink):
     """A LogSink of what `is_shown`, on stderr.
 
     The first of its kind is shown at once, those that follow are summed up after 10 s and then
@@ -52,9 +53,6 @@ class StderrSink:
         self._formatter = LineFormatter()
         self._repeats = Repeats()
         self._loading = Loading()
-
-    def open(self) -> None:
-        pass
 
     def write(self, record: logging.LogRecord) -> None:
         if record.name == STARTUP:
@@ -74,9 +72,6 @@ class StderrSink:
         self._loading.end()
         for repeat in self._repeats.all():
             self._sum_up(repeat, now)
-
-    def abandon(self) -> None:
-        pass
 
     def _sum_up(self, repeat: Repeat, now: float) -> None:
         text = f"{repeat.count:,} more in {now - repeat.since:.0f} s, the last: "

@@ -7,7 +7,7 @@ event loop.
 from __future__ import annotations
 
 import copy
-import logging
+import logging.handlers
 import queue
 import threading
 
@@ -74,27 +74,33 @@ class LogWriter:
                 continue
 
 
-class QueueingHandler(logging.Handler):
+class QueueingHandler(logging.handlers.QueueHandler):
     """Puts records into a queue that it bounds itself, and counts those it drops."""
 
     def __init__(self, records: _Queue, limit: int) -> None:
-        super().__init__()
-        self._queue = records
+        super().__init__(records)
+        self._records = records
         self._limit = limit
         self.dropped: int = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue it, or count it; called under the handler's lock."""
-        waiting = self._queue.qsize()
+        waiting = self._records.qsize()
         if waiting >= self._limit and (
             record.levelno < logging.WARNING or waiting >= 2 * self._limit
         ):
             self.dropped += 1
-            return
-        try:
-            self._queue.put(_frozen(record))
-        except Exception:  # the arguments' own __str__ raised: it is the user's code
-            self.handleError(record)
+        else:
+            super().emit(record)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Copy it with its text made now: the arguments may change before it is written.
+
+        A traceback is left to the writer, since formatting one reads source files.
+        """
+        frozen = copy.copy(record)
+        frozen.msg, frozen.args = record.getMessage(), None
+        return frozen
 
     def take_dropped(self) -> int:
         """Return how many were dropped since the last call."""
@@ -104,13 +110,3 @@ class QueueingHandler(logging.Handler):
         finally:
             self.release()
         return dropped
-
-
-def _frozen(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a copy whose text is made now: the arguments may change before it is written.
-
-    A traceback is left to the writer, since formatting one reads source files.
-    """
-    frozen = copy.copy(record)
-    frozen.msg, frozen.args = record.getMessage(), None
-    return frozen
