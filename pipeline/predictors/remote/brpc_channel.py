@@ -157,7 +157,7 @@ class BrpcChannel:
         problems = []
         for index, pool in enumerate(servers.pools):
             try:
-                pool.take(time.monotonic() + time_s).give_back()
+                pool.give_back(pool.take(time.monotonic() + time_s))
             except (CannotConnectError, OutOfTimeError) as error:
                 problems.append(f"{self._endpoints[index]}: {error}")
                 with servers.lock:
@@ -201,24 +201,26 @@ class BrpcChannel:
 
     def _call(self, pool: BrpcPool, question: _Question[_Answer]) -> BrpcFrame:
         try:
-            call = pool.take(question.deadline)
+            connection = pool.take(question.deadline)
         except CannotConnectError as error:
             raise _ServerFailedError(str(error), is_final=True) from error
-        was_idle = call.may_find_it_ended
-        time_ms = int((question.deadline - time.monotonic()) * 1000)
-        meta = request_meta(
-            self._method,
-            0,
-            log_id=question.log_id,
-            timeout_ms=max(time_ms, 1),
-            trace=_trace_of_call(self._name),
-        )
+        was_idle = connection.has_answered
         try:
-            return call.run(meta, question.body, question.deadline)
+            time_ms = int((question.deadline - time.monotonic()) * 1000)
+            meta = request_meta(
+                self._method,
+                0,
+                log_id=question.log_id,
+                timeout_ms=max(time_ms, 1),
+                trace=_trace_of_call(self._name),
+            )
+            return connection.ask(meta, question.body, question.deadline)
         except ConnectionLostError as error:
             raise _ServerFailedError(str(error), is_healthy=was_idle) from error
         except FrameError as error:
             raise InputError(f"[{self._name}] the request is too large: {error}") from error
+        finally:
+            pool.give_back(connection)
 
     def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:
         said = f"{code_name(code)}: {text[:_MAX_SHOWN_CHARACTERS]}"

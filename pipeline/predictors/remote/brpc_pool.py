@@ -1,4 +1,4 @@
-"""The connections to one brpc server: opened when they are needed, shared when there are many."""
+"""Connections to one brpc server: opened when they are needed, and kept for the next calls."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from pipeline.predictors.remote.brpc_connection import BrpcCall, BrpcConnection, OutOfTimeError
-
-MAX_CONNECTIONS = 32
-"""To one server. So many callers at a time have one to themselves, which costs half the CPU time of
-a shared one: nobody has to wake anybody. More callers share them."""
+from pipeline.predictors.remote.brpc_connection import BrpcConnection, OutOfTimeError
 
 CONNECT_TIMEOUT_S = 3.0
 """Limit for a connection that a call needs."""
 
-_SPARE_CONNECT_S = 0.25  # limit for one that only makes things quicker, and
-_RETRY_PAUSE_S = 1.0  # for so long no other is tried when it failed
+_SPARE_CONNECT_S = 1.0  # limit for one beside others, which may be given back meanwhile
 _PROBE_TIMEOUT_S = 1.0
 
 
@@ -33,59 +28,65 @@ class BrpcPool:
 
     Args:
         address: host and port.
-        max_connections: to open.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        max_connections: int = MAX_CONNECTIONS,
-        clock: Callable[[], float] = time.monotonic,
+        self, address: tuple[str, int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._address = address
-        self._max_connections = max_connections
         self._clock = clock
         self._probe_lock = threading.Lock()
         self._probe: _Attempt | None = None
         self._lock = threading.Lock()  # of all below
-        self._changed = threading.Condition(self._lock)
-        self._connections: list[BrpcConnection] = []
-        self._dialling = 0
-        self._failures = 0
-        self._last_failure = ""
-        self._no_more_until = 0.0
+        self._given_back = threading.Condition(self._lock)
+        self._connections: set[BrpcConnection] = set()  # those in use too
+        self._idle: list[BrpcConnection] = []
         self._is_closed = False
 
-    def take(self, deadline: float) -> BrpcCall:
-        """Return a place on a connection.
+    def take(self, deadline: float) -> BrpcConnection:
+        """Return a connection that nobody else uses until it is given back.
 
-        On an idle one if there is any; else on a new one; else, when there are enough, on the one
-        with the fewest callers, those last on which a frame is just going out.
+        That is an idle one if there is any, else a new one. Where that cannot be opened, but others
+        are in use, the first of them that is given back.
 
         Raises:
-            CannotConnectError: none is open, and none can be opened.
+            CannotConnectError: none can be opened, and none is open.
             OutOfTimeError: the deadline passed meanwhile.
         """
         with self._lock:
-            found = self._idle() or self._wait_for_room(deadline)
-            if found is not None:
-                return found
-            self._dialling += 1
-            is_needed = not self._connections
-        return self._open(deadline, is_needed)
+            found = self._pop_idle()
+            limit_s = _SPARE_CONNECT_S if self._connections else CONNECT_TIMEOUT_S
+        if found is not None:
+            return found
+        try:
+            connected = dial(self._address, min(deadline, time.monotonic() + limit_s))
+        except OSError as error:
+            return self._take_next(error, deadline)
+        with self._lock:
+            return self._add(connected)
+
+    def give_back(self, connection: BrpcConnection) -> None:
+        """Take a connection back, for others if it is usable."""
+        with self._lock:
+            if connection.is_usable and connection in self._connections and not self._is_closed:
+                self._idle.append(connection)
+            else:
+                self._drop(connection)
+            self._given_back.notify_all()
 
     def retire_all(self) -> None:
         """Open new connections from now on; calls under way finish on the old ones."""
         with self._lock:
-            connections, self._connections = self._connections, []
-        for connection in connections:
-            connection.retire()
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+            self._connections.clear()
 
     def abandon(self) -> None:
         """Close in a forked child, where threads of the parent may hold the locks."""
         for connection in self._connections:
-            connection.abandon()
+            connection.close()
         self._end_probe()
 
     def probe(self) -> bool | None:
@@ -107,91 +108,49 @@ class BrpcPool:
         """Open nothing any more; connections close when their last call has ended."""
         with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._given_back.notify_all()
         self.retire_all()
         with self._probe_lock:
             self._end_probe()
 
     # Under the lock
 
-    def _idle(self) -> BrpcCall | None:
-        for connection in self._connections:
-            if not connection.load:
-                call = connection.reserve()
-                if call is not None:
-                    return call
+    def _pop_idle(self) -> BrpcConnection | None:
+        if self._is_closed:
+            raise CannotConnectError("the predictor was closed")
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_ended():
+                return connection
+            self._drop(connection)
         return None
-
-    def _wait_for_room(self, deadline: float) -> BrpcCall | None:
-        """Return a place beside others; None: a connection may be opened."""
-        failures = self._failures
-        while True:
-            if self._is_closed:
-                raise CannotConnectError("the predictor was closed")
-            self._connections = [one for one in self._connections if one.is_usable]
-            if self._may_open():
-                return None
-            shared = self._least_busy()
-            if shared is not None:
-                return shared
-            if not self._changed.wait(max(deadline - time.monotonic(), 0.0)):
-                raise OutOfTimeError("it does not answer")
-            if self._failures != failures:  # nobody has to wait for a second one
-                raise CannotConnectError(self._last_failure)
-
-    def _may_open(self) -> bool:
-        if len(self._connections) + self._dialling >= self._max_connections:
-            return False
-        return not self._connections or self._clock() >= self._no_more_until
-
-    def _least_busy(self) -> BrpcCall | None:
-        by_load = sorted(self._connections, key=lambda one: (one.is_sending, one.load))
-        return next(filter(None, (one.reserve() for one in by_load)), None)
 
     def _add(self, connected: socket.socket) -> BrpcConnection:
         if self._is_closed:
             connected.close()
             raise CannotConnectError("the predictor was closed")
         connection = BrpcConnection(connected)
-        self._connections.append(connection)
+        self._connections.add(connection)
         return connection
+
+    def _drop(self, connection: BrpcConnection) -> None:
+        self._connections.discard(connection)
+        connection.close()
 
     # Without it
 
-    def _open(self, deadline: float, is_needed: bool) -> BrpcCall:
-        """Return a place on a new connection, or on one that is open if that fails."""
-        limit = min(
-            deadline, time.monotonic() + (CONNECT_TIMEOUT_S if is_needed else _SPARE_CONNECT_S)
-        )
-        connected, failed = None, OSError()
-        try:
-            connected = dial(self._address, limit)
-        except OSError as error:
-            failed = error
-        finally:
-            with self._lock:
-                self._dialling -= 1
-                self._changed.notify_all()
-        if connected is None:
-            return self._share_instead(failed, deadline)
+    def _take_next(self, error: OSError, deadline: float) -> BrpcConnection:
+        """Wait for one of the others where a new one could not be opened, for the reason given."""
         with self._lock:
-            call = self._add(connected).reserve()
-        if call is None:
-            raise CannotConnectError("the connection was closed at once")
-        return call
-
-    def _share_instead(self, error: OSError, deadline: float) -> BrpcCall:
-        with self._lock:
-            self._failures += 1
-            self._last_failure = _why(error)
-            self._no_more_until = self._clock() + _RETRY_PAUSE_S
-            self._changed.notify_all()
-            shared = self._least_busy()
-        if shared is not None:
-            return shared
+            while self._connections:
+                found = self._pop_idle()
+                if found is not None:
+                    return found
+                if not self._given_back.wait(max(deadline - time.monotonic(), 0.0)):
+                    raise OutOfTimeError("it does not answer")
         if isinstance(error, TimeoutError) and time.monotonic() >= deadline:
             raise OutOfTimeError("it does not answer")
-        raise CannotConnectError(self._last_failure) from error
+        raise CannotConnectError(_why(error)) from error
 
     def _look_at_probe(self) -> bool | None:
         if self._probe is None:
@@ -204,7 +163,7 @@ class BrpcPool:
         self._probe = None
         try:
             with self._lock:
-                self._add(connected)
+                self._idle.append(self._add(connected))
         except CannotConnectError:
             return None
         return True

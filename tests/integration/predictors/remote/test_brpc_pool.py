@@ -12,7 +12,11 @@ import pytest
 from doubles import wait_until
 from played_brpc import WAIT_S, Collecting, PlayedServer
 
-from pipeline.predictors.remote.brpc_connection import BrpcCall, ConnectionLostError, OutOfTimeError
+from pipeline.predictors.remote.brpc_connection import (
+    BrpcConnection,
+    ConnectionLostError,
+    OutOfTimeError,
+)
 from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError, dial
 from pipeline.proto.brpc.frames import request_meta
 
@@ -34,12 +38,20 @@ def pool_to(address: tuple[str, int], **arguments: object) -> Iterator[BrpcPool]
         pool.close()
 
 
-def take(pool: BrpcPool, time_s: float = WAIT_S) -> BrpcCall:
+def take(pool: BrpcPool, time_s: float = WAIT_S) -> BrpcConnection:
     return pool.take(time.monotonic() + time_s)
 
 
-def run(call: BrpcCall, body: bytes = b"") -> bytes:
-    return call.run(request_meta("inference", 0), body, time.monotonic() + WAIT_S).body
+def ask(pool: BrpcPool, connection: BrpcConnection, body: bytes = b"") -> bytes:
+    deadline = time.monotonic() + WAIT_S
+    try:
+        return connection.ask(request_meta("inference", 0), body, deadline).body
+    finally:
+        pool.give_back(connection)
+
+
+def run(pool: BrpcPool, body: bytes = b"") -> bytes:
+    return ask(pool, take(pool), body)
 
 
 @pytest.fixture
@@ -65,40 +77,48 @@ def silent_address() -> Iterator[tuple[str, int]]:
 
 def test_an_idle_connection_is_used_again() -> None:
     with PlayedServer() as server, pool_to(server.address) as pool:
-        assert [run(take(pool), body) for body in (b"1", b"2", b"3")] == [b"1", b"2", b"3"]
+        assert [run(pool, body) for body in (b"1", b"2", b"3")] == [b"1", b"2", b"3"]
         assert len(server.peers) == 1
 
 
-def test_callers_at_the_same_time_get_connections_of_their_own_up_to_a_limit() -> None:
-    with PlayedServer() as server, pool_to(server.address, max_connections=3) as pool:
-        calls = [take(pool) for _ in range(7)]
-        wait_until(lambda: len(server.peers) == 3)
-        assert sorted(connection.load for connection in pool._connections) == [2, 2, 3]
-        assert [run(call) for call in calls] == [b""] * 7
-        assert len(server.peers) == 3
+def test_callers_at_the_same_time_get_connections_of_their_own() -> None:
+    with PlayedServer() as server, pool_to(server.address) as pool:
+        connections = [take(pool) for _ in range(7)]
+        wait_until(lambda: len(server.peers) == 7)
+        assert [ask(pool, connection) for connection in connections] == [b""] * 7
+        assert [run(pool) for _ in range(7)] == [b""] * 7
+        assert len(server.peers) == 7
 
 
-def test_a_connection_on_which_something_big_is_sent_is_shared_last() -> None:
-    server = PlayedServer(reads=False)
-    with server, pool_to(server.address, max_connections=2) as pool, ThreadPoolExecutor() as one:
-        big = take(pool)
-        deadline = time.monotonic() + 1.0
-        sent = one.submit(big.run, request_meta("inference", 0), bytes(2**25), deadline)
-        wait_until(lambda: pool._connections[0].is_sending)
-        others = [take(pool) for _ in range(3)]
-        assert [connection.load for connection in pool._connections] == [1, 3]
-        for call in others:
-            call.give_back()
-        assert isinstance(sent.exception(WAIT_S), OutOfTimeError)
+def test_many_threads_get_their_own_answers() -> None:
+    with (
+        PlayedServer() as server,
+        pool_to(server.address) as pool,
+        ThreadPoolExecutor(32) as callers,
+    ):
+        bodies = [str(number).encode() * (number % 50 + 1) for number in range(2000)]
+        assert list(callers.map(lambda body: run(pool, body), bodies)) == bodies
+        assert len(server.peers) <= 32
+
+
+def test_a_connection_whose_answer_is_late_is_used_again() -> None:
+    held = Collecting()
+    with PlayedServer(held) as server, pool_to(server.address) as pool:
+        connection = take(pool)
+        with pytest.raises(OutOfTimeError):
+            connection.ask(request_meta("inference", 0), b"late", time.monotonic() + 0.05)
+        pool.give_back(connection)
+        assert take(pool) is connection
+        pool.give_back(connection)
 
 
 def test_a_connection_that_is_lost_is_replaced() -> None:
     with PlayedServer() as server, pool_to(server.address) as pool:
-        run(take(pool))
+        run(pool)
         server.peers[0].close()
         with pytest.raises(ConnectionLostError):
-            run(take(pool))
-        assert run(take(pool), b"again") == b"again"
+            run(pool)
+        assert run(pool, b"again") == b"again"
         assert len(server.peers) == 2
 
 
@@ -122,56 +142,81 @@ def test_a_server_that_does_not_take_connections_costs_no_more_than_the_deadline
         take(pool, 0.05)
 
 
-def test_callers_that_wait_for_a_connection_fail_with_the_one_that_tried(
-    silent_address: tuple[str, int],
-) -> None:
+@pytest.fixture
+def full(dead_address: tuple[str, int]) -> Iterator[tuple[BrpcPool, BrpcConnection]]:
+    """A pool that has one connection, which is in use, and can open no other."""
+    with PlayedServer() as server, pool_to(server.address) as pool:
+        connection = take(pool)
+        pool._address = dead_address
+        yield pool, connection
+
+
+def is_waited_for(pool: BrpcPool) -> bool:
+    return len(pool._given_back._waiters) == 1  # type: ignore[attr-defined]
+
+
+def test_where_no_more_connections_can_be_opened_the_next_that_is_given_back_is_used(full) -> None:
+    pool, connection = full
+    with ThreadPoolExecutor(1) as one:
+        other = one.submit(take, pool)
+        wait_until(lambda: is_waited_for(pool))
+        pool.give_back(connection)
+        assert other.result(WAIT_S) is connection
+        assert ask(pool, connection, b"used") == b"used"
+
+
+def test_who_waits_for_a_connection_runs_out_of_time(full) -> None:
+    pool, connection = full
+    with pytest.raises(OutOfTimeError):
+        take(pool, 0.05)
+    pool.give_back(connection)
+
+
+def test_who_waits_for_a_connection_that_is_lost_is_told_why_there_is_no_other(full) -> None:
+    pool, connection = full
+    with ThreadPoolExecutor(1) as one:
+        other = one.submit(take, pool)
+        wait_until(lambda: is_waited_for(pool))
+        connection.is_usable = False
+        pool.give_back(connection)
+        with pytest.raises(CannotConnectError, match="Connection refused"):
+            other.result(WAIT_S)
+
+
+def test_after_retiring_calls_under_way_finish_and_others_get_new_connections() -> None:
+    held = Collecting()
     with (
-        pool_to(silent_address, max_connections=1) as pool,
-        ThreadPoolExecutor(2) as callers,
+        PlayedServer(held) as server,
+        pool_to(server.address) as pool,
+        ThreadPoolExecutor(1) as one,
     ):
-        first = callers.submit(take, pool, 0.5)
-        wait_until(lambda: pool._dialling == 1)
-        second = callers.submit(take, pool)
-        assert isinstance(first.exception(WAIT_S), OutOfTimeError)
-        assert isinstance(second.exception(WAIT_S), CannotConnectError)
-        assert pool._failures == 1, "the second has not tried again"
+        idle, busy = take(pool), take(pool)
+        pool.give_back(idle)
+        answer = one.submit(ask, pool, busy, b"last")
+        [(peer, frame)] = held.wait_for(1)
+        pool.retire_all()
+        peer.answer(frame)
+        assert answer.result(WAIT_S) == b"last"
+        new = take(pool)
+        assert new not in (idle, busy)
+        assert idle._socket.fileno() == busy._socket.fileno() == -1
+        pool.give_back(new)
 
 
-def test_callers_that_wait_for_a_connection_run_out_of_time(
-    silent_address: tuple[str, int],
+def test_an_idle_connection_that_the_server_closed_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with (
-        pool_to(silent_address, max_connections=1) as pool,
-        ThreadPoolExecutor(1) as callers,
-    ):
-        first = callers.submit(take, pool, 0.5)
-        wait_until(lambda: pool._dialling == 1)
-        with pytest.raises(OutOfTimeError):
-            take(pool, 0.05)
-        assert isinstance(first.exception(WAIT_S), OutOfTimeError)
-
-
-def test_where_no_more_connections_can_be_opened_those_there_are_shared() -> None:
-    clock = Clock()
-    with PlayedServer() as server, pool_to(server.address, clock=clock) as pool:
-        first = take(pool)
-        pool._address = ("no-such-host.invalid", 1)
-        second = take(pool)
-        assert [connection.load for connection in pool._connections] == [2]
-        pool._address = server.address
-        third = take(pool)
-        assert len(pool._connections) == 1, "it pauses before it tries again"
-        clock.now += 10
-        fourth = take(pool)
-        assert len(pool._connections) == 2
-        for call in (first, second, third, fourth):
-            call.give_back()
+    monkeypatch.setattr(BrpcConnection, "has_ended", lambda connection: True)
+    with PlayedServer() as server, pool_to(server.address) as pool:
+        run(pool, b"first")
+        assert run(pool, b"second") == b"second"
+        assert len(server.peers) == 2
 
 
 def test_a_probe_finds_a_server_and_its_connection_is_used() -> None:
     with PlayedServer() as server, pool_to(server.address) as pool:
         wait_until(lambda: pool.probe() is True)
-        assert run(take(pool), b"probed") == b"probed"
+        assert run(pool, b"probed") == b"probed"
         assert len(server.peers) == 1
 
 
@@ -196,7 +241,7 @@ def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
     held = Collecting()
     with PlayedServer(held) as server, ThreadPoolExecutor(1) as one:
         pool = BrpcPool(server.address)
-        answer = one.submit(run, take(pool), b"last")
+        answer = one.submit(run, pool, b"last")
         [(peer, frame)] = held.wait_for(1)
         pool.close()
         pool.close()
