@@ -188,7 +188,7 @@ class Executor:
         """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
         generation = request.generation
         if self._is_shared and len(readers) > 1 and isinstance(answer, dict):
-            answer = _sealed_once(readers, answer)
+            answer = _serialized_once(readers, answer)
         for place, reader in enumerate(readers):
             if request.generation == generation:  # neither over nor started anew
                 own = own_dict(answer) if place else answer
@@ -232,13 +232,13 @@ class Executor:
         )
 
 
-def _sealed_once(readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
+def _serialized_once(readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
     """Return one Payload for several readers of one domain: what is large is copied only once."""
     domain = readers[0].workers.memory_domain
     if any(reader.workers.memory_domain is not domain for reader in readers):
         return answer
     try:
-        return domain.seal(answer)
+        return domain.serialize(answer)
     except PipelineError as error:
         return error
 

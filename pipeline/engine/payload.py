@@ -30,7 +30,7 @@ class MemoryDomain:
     Ops whose workers have the same domain hand each other payloads unopened.
     """
 
-    def seal(self, payload: Any) -> Any:
+    def serialize(self, payload: Any) -> Any:
         """Return what several Ops of this domain can read; raises PipelineError."""
         return payload
 

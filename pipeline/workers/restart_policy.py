@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 STOPPED_S = 1.0  # a process that was stopped (SIGSTOP) may take so long to be continued
 KILLED_S = 5.0  # the system may take so long to end processes that were killed
-_LOOP_FROM = 3  # ends in a row without any progress that make a crash loop
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_MIN_LOOP_ENDS = 3  # ends in a row without any progress that make a crash loop
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 
 def restart_pause_s(failures: int) -> float:
@@ -19,7 +19,7 @@ def restart_pause_s(failures: int) -> float:
     """
     if failures < 2:
         return 0.0
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 2, 30))
+    return min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 2, 30))
 
 
 def signal_name(number: int) -> str:
@@ -48,12 +48,12 @@ class RestartSlot:
     @property
     def is_looping(self) -> bool:
         """Whether it is in a crash loop, be it for what it was given to do."""
-        return self.failures >= _LOOP_FROM
+        return self.failures >= _MIN_LOOP_ENDS
 
     @property
     def is_hopeless(self) -> bool:
         """Whether it is in a crash loop that has nothing to do with what it was given to do."""
-        return self.unprovoked >= _LOOP_FROM
+        return self.unprovoked >= _MIN_LOOP_ENDS
 
     @property
     def pause_s(self) -> float:

@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
-_MOST_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
+_MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
 
 
 class ThreadWorker:
@@ -102,10 +102,10 @@ class ThreadWorker:
             has_more = (addressed or backlog) and not self.is_stuck
             following = pool.next_job(self) if has_more else None
             if following is not None:
-                pool.post(pool.goes_on, self, job)
+                pool.post(pool.on_done_busy, self, job)
                 job = following
             else:
-                pool.post(pool.now_idle, self, job)
+                pool.post(pool.on_done_idle, self, job)
                 job = self.inbox.get()
 
 
@@ -291,18 +291,18 @@ class ThreadWorkers:
         except IndexError:
             return None
 
-    def goes_on(self, worker: ThreadWorker, job: Job) -> None:
+    def on_done_busy(self, worker: ThreadWorker, job: Job) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         self._owner.done(worker, job)
 
-    def now_idle(self, worker: ThreadWorker, job: Job) -> None:
+    def on_done_idle(self, worker: ThreadWorker, job: Job) -> None:
         """`worker` is done with `job` and found no other."""
         if worker.is_stuck:
-            self._came_back(worker)
+            self._on_recovered(worker)
         else:
             self._employ(worker)
-        self.goes_on(worker, job)
+        self.on_done_busy(worker, job)
 
     def _employ(self, worker: ThreadWorker) -> None:
         # The backlog may have grown since the worker looked.
@@ -332,7 +332,7 @@ class ThreadWorkers:
             stuck.op.worker,
             len(self._stuck),
         )
-        if len(self._stuck) > _MOST_STUCK:
+        if len(self._stuck) > _MAX_STUCK:
             if isinstance(job, BatchRun):  # another worker may go on with it
                 job.take_along(stuck.op.state)
             self.submit(addressed)
@@ -352,7 +352,7 @@ class ThreadWorkers:
         while outage is not None and self.backlog:
             self._owner.lost(self.backlog.popleft(), outage)
 
-    def _came_back(self, worker: ThreadWorker) -> None:
+    def _on_recovered(self, worker: ThreadWorker) -> None:
         """A worker that was given up came to an end after all; its place may be free to fill."""
         worker.inbox.put(None)
         self._stuck.remove(worker)

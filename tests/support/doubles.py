@@ -238,7 +238,7 @@ class Engine:
         last_op: the last Op of the graph.
         config: as in config.yml; ports are added.
         service_s: seconds that a batch takes, by Op name; None: until it is released.
-        seal: of the memory that Ops with `workers: process` share; they are scripted all the same.
+        serialize: of the memory that Ops with `workers: process` share, though all are scripted.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Engine:
         config: dict[str, Any] | None = None,
         service_s: dict[str, float | None] | None = None,
         response_op: ResponseOp | None = None,
-        seal: Callable[[Any], Any] | None = None,
+        serialize: Callable[[Any], Any] | None = None,
     ) -> None:
         graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
         settings = self._settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
@@ -260,12 +260,12 @@ class Engine:
         self.pools: dict[str, ScriptedWorkers] = {}
         times = service_s or {}
         elsewhere = MemoryDomain()
-        if seal is not None:
-            elsewhere.seal = seal  # type: ignore[method-assign]
+        if serialize is not None:
+            elsewhere.serialize = serialize  # type: ignore[method-assign]
 
         def make_workers(pump: Callable[[], None]) -> Any:
             def make(op: Op, owner: Owner) -> ScriptedWorkers:
-                is_apart = seal is not None and op.pipeline_config.workers == "process"
+                is_apart = serialize is not None and op.pipeline_config.workers == "process"
                 domain = elsewhere if is_apart else LOCAL
                 pool = ScriptedWorkers(op, owner, times.get(op.name, 0.0), domain)
                 self.pools[type(op).__name__ if op.name.startswith("@") else op.name] = pool

@@ -10,7 +10,7 @@ import uvloop
 from doubles import wait_until
 from obedient import obey
 
-from pipeline.workers.zygote.controller import Child, ChildMain, Zygotes
+from pipeline.workers.zygote.controller import Child, EntryPoint, Zygotes
 
 KILLED = "was killed by SIGKILL (kill -9, or the system was out of memory)"
 VANISHED = "vanished with its zygote"
@@ -21,12 +21,14 @@ class Nursery:
 
     def __init__(
         self,
-        *mains: ChildMain,
+        *entry_points: EntryPoint,
         start_method: Any = "fork",
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
-        patience_s: float = 60.0,
+        reply_timeout_s: float = 60.0,
     ) -> None:
-        self.zygotes = Zygotes(mains or (obey,), start_method, patience_s=patience_s)
+        self.zygotes = Zygotes(
+            entry_points or (obey,), start_method, reply_timeout_s=reply_timeout_s
+        )
         self.loop = new_loop()
         self.zygotes.attach(self.loop)
         self.children: list[Child] = []

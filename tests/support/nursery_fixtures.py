@@ -12,7 +12,7 @@ from garbage import collect
 from nursery import Nursery
 from obedient import living, our_files
 
-from pipeline.workers.zygote.controller import ChildMain
+from pipeline.workers.zygote.controller import EntryPoint
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def nursery() -> Iterator[Callable[..., Nursery]]:
     before = our_files()
     made: list[Nursery] = []
 
-    def make(*mains: ChildMain, **options: Any) -> Nursery:
-        made.append(Nursery(*mains, **options))
+    def make(*entry_points: EntryPoint, **options: Any) -> Nursery:
+        made.append(Nursery(*entry_points, **options))
         return made[-1]
 
     yield make

@@ -28,7 +28,7 @@ from pipeline.workers.process.wire import (
     framed,
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import seal, unseal
+from pipeline.workers.shm.payload import deserialize, serialize
 from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
@@ -113,7 +113,7 @@ class PlayedChild:
     def region(self) -> int:
         if self._region is None:
             self.take()
-        assert self._region is not None, "the first frame is the hello"
+        assert self._region is not None, "the first frame is the init"
         return self._region
 
     @property
@@ -139,7 +139,7 @@ class PlayedChild:
         """Every sample of `job` is answered: with `payload`, an error, or what it was given."""
         outcomes = [
             self._outcome(
-                unseal(sample.inputs["read"], self._arena) if payload is None else payload
+                deserialize(sample.inputs["read"], self._arena) if payload is None else payload
             )
             for sample in job.items
         ]
@@ -149,7 +149,7 @@ class PlayedChild:
     def _outcome(self, payload: Any) -> ItemOutcome:
         if isinstance(payload, ErrorFields):
             return ItemOutcome(error=payload)
-        return ItemOutcome(seal(payload, self.memory, self._arena))
+        return ItemOutcome(serialize(payload, self.memory, self._arena))
 
     def answers(self, *jobs: Any, payload: Any = None) -> None:
         self.says(results=[self.result(job, payload) for job in jobs])
@@ -203,11 +203,11 @@ class PlayedPool:
         self.owner = RecordingOwner()
         self.records: list[bytes] = []
         op = Op("op")
-        family = ProcessContext(
+        processes = ProcessContext(
             self.zygotes, self.memory, {op: 7}, on_record or self.records.append
         )
         self.loop = asyncio.get_running_loop()
-        self.workers = ProcessWorkers(op, count, self.loop, family, self.owner)
+        self.workers = ProcessWorkers(op, count, self.loop, processes, self.owner)
         self.starting: asyncio.Task[None] | None = None
 
     @property

@@ -37,17 +37,17 @@ from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.zygote.controller import Child, Zygotes
 
-_PICK_UP_S = 1.0  # an idle worker may take so long, beyond the Op's timeout, to take a job up
-_LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1  # of msgpack
+_PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, beyond the Op's timeout
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """What all process workers of a server have in common. `mains`: which one runs an Op."""
+    """What all process workers of a server have in common. `entry_points`: which one runs an Op."""
 
     zygotes: Zygotes
     memory: ServerMemory
-    mains: dict[Op, int]
+    entry_points: dict[Op, int]
     on_record: Callable[[bytes], None]
 
 
@@ -57,35 +57,35 @@ class Supervisor(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
-    def came_up(self, worker: ProcessWorker) -> None:
+    def on_ready(self, worker: ProcessWorker) -> None:
         """It can take jobs."""
 
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
         """It is done with `run`."""
 
-    def returned(self, runs: list[BatchRun]) -> None:
+    def on_returned(self, runs: list[BatchRun]) -> None:
         """It has not begun these, and will not."""
 
-    def reported(self) -> None:
+    def on_reported(self) -> None:
         """Its results are taken in; it may have nothing to do."""
 
-    def leaves(self, worker: ProcessWorker) -> None:
+    def on_exiting(self, worker: ProcessWorker) -> None:
         """It should be about to end by itself."""
 
-    def stopped_or_continued(self, worker: ProcessWorker) -> None:
+    def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
         """See `child.state`."""
 
-    def ended(self, worker: ProcessWorker) -> None:
+    def on_ended(self, worker: ProcessWorker) -> None:
         """Its process is gone."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A run that a worker has; `parcels` keeps in memory what was sealed for it."""
+    """A run that a worker has; `payloads` keeps in memory what was serialized for it."""
 
     run: BatchRun
     indexes: list[int]
-    parcels: list[SharedPayload]
+    payloads: list[SharedPayload]
 
 
 class ProcessWorker:
@@ -107,10 +107,10 @@ class ProcessWorker:
     """
 
     def __init__(
-        self, pool: Supervisor, place: RestartSlot, family: ProcessContext, op: Op
+        self, pool: Supervisor, slot: RestartSlot, processes: ProcessContext, op: Op
     ) -> None:
-        self.number: int = place.number
-        self.place = place
+        self.number: int = slot.number
+        self.slot = slot
         self.sent: dict[int, _Sent] = {}
         self.is_up: bool = False
         self.is_leaving: bool = False
@@ -122,20 +122,22 @@ class ProcessWorker:
         self._op_name = op.name
         self._asks_context = bool(asking(op))
         self._pool = pool
-        self._memory = family.memory
-        self._on_record = family.on_record
+        self._memory = processes.memory
+        self._on_record = processes.on_record
         self._unsent: list[WireJob] = []
         self._last_number = 0
         self._head_since = 0.0
-        self._region = family.memory.open_region()
+        self._region = processes.memory.open_region()
         try:
-            self._status = StatusPage(family.memory.arena.view(self._region))
-            self.child: Child = family.zygotes.start(family.mains[op], place.number, self._changed)
+            self._status = StatusPage(processes.memory.arena.view(self._region))
+            self.child: Child = processes.zygotes.start(
+                processes.entry_points[op], slot.number, self._changed
+            )
         except BaseException:
-            family.memory.close_region(self._region)
+            processes.memory.close_region(self._region)
             raise
         self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, self._parted)
-        self._link.send(framed(Init(self._region, family.memory.own_region)))
+        self._link.send(framed(Init(self._region, processes.memory.own_region)))
 
     # How it stands ------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class ProcessWorker:
         return sent.run if sent is not None else None
 
     @property
-    def culprit(self) -> BatchRun | None:
+    def running(self) -> BatchRun | None:
         """What it works on, or did when it ended."""
         sent = self.sent.get(self._status.job)
         return sent.run if sent is not None else None
@@ -166,21 +168,21 @@ class ProcessWorker:
     def call_started(self) -> float | None:
         if self._status.job in self.sent:
             return self._status.call_started
-        return self._head_since + _PICK_UP_S if self.sent else None
+        return self._head_since + _PICK_UP_TIMEOUT_S if self.sent else None
 
     # What it is told ----------------------------------------------------------------------
 
     def give(self, run: BatchRun) -> bool:
         """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
         run.outcomes = [None] * len(run.items)
-        parcels: list[SharedPayload] = []
+        payloads: list[SharedPayload] = []
         indexes: list[int] = []
         items: list[WireItem] = []
         for index, item in enumerate(run.items):
             if item.is_over:
                 continue
             try:
-                items.append(self._item(item, parcels))
+                items.append(self._item(item, payloads))
             except PipelineError as error:
                 run.outcomes[index] = error
                 continue
@@ -192,31 +194,33 @@ class ProcessWorker:
         if not self.sent:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
-        self.sent[self._last_number] = _Sent(run, indexes, parcels)
+        self.sent[self._last_number] = _Sent(run, indexes, payloads)
         self._unsent.append(WireJob(self._last_number, items))
         return True
 
-    def _item(self, item: Item, parcels: list[SharedPayload]) -> WireItem:
-        if not _LEAST_INT <= item.log_id <= _MOST_INT:
+    def _item(self, item: Item, payloads: list[SharedPayload]) -> WireItem:
+        if not _MIN_INT <= item.log_id <= _MAX_INT:
             raise PayloadTypeError(
                 f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
                 "another process: return a smaller one from unpack_request_package"
             )
-        inputs = {n: self._sealed(n, part, parcels) for n, part in item.inputs.items()}
+        inputs = {n: self._serialized(n, part, payloads) for n, part in item.inputs.items()}
         info = item.info if self._asks_context else None
         return WireItem(
             item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed, info
         )
 
-    def _sealed(self, maker: str, part: Any, parcels: list[SharedPayload]) -> SerializedPayload:
+    def _serialized(
+        self, maker: str, part: Any, payloads: list[SharedPayload]
+    ) -> SerializedPayload:
         if isinstance(part, SharedPayload):
-            return part.sealed
+            return part.serialized
         try:
-            parcel = self._memory.seal(part)
+            payload = self._memory.serialize(part)
         except (PayloadTypeError, OverloadedError) as error:
             raise type(error)(f"[{maker}] {error}") from error
-        parcels.append(parcel)
-        return parcel.sealed
+        payloads.append(payload)
+        return payload.serialized
 
     def flush(self) -> None:
         """Send what was given: one frame."""
@@ -230,17 +234,17 @@ class ProcessWorker:
         began = self.job_started if len(self.sent) > 1 else None
         return began is not None and now - began > limit_s
 
-    def recall(self) -> list[BatchRun]:
+    def revoke(self) -> list[BatchRun]:
         """Take back what it has not begun; it will skip that."""
-        begun = self._status.recall(self._last_number)
+        begun = self._status.revoke(self._last_number)
         return [self.sent.pop(number).run for number in list(self.sent) if number > begun]
 
-    def part(self) -> None:
+    def disconnect(self) -> None:
         """Let it end when it is done with what it has."""
         self.is_leaving = True
         self._link.close()
 
-    def hear_out(self) -> None:
+    def drain(self) -> None:
         """Take in what it said before it ended."""
         self.is_leaving = True
         self._link.drain()
@@ -258,17 +262,17 @@ class ProcessWorker:
             self._on_record(record)
         if report.is_ready:
             self.is_up, self.note = True, report.note
-            self._pool.came_up(self)
+            self._pool.on_ready(self)
         elif report.failure:
             self.failure, self.cause = report.failure, self.cause or "failed to start"
-            self._pool.leaves(self)
+            self._pool.on_exiting(self)
         for result in report.results:
             self._take_result(result)
         for number in report.skipped:
             if number in self.sent:  # it had looked begun from here
-                self._pool.returned([self.sent.pop(number).run])
+                self._pool.on_returned([self.sent.pop(number).run])
         if report.results:
-            self._pool.reported()
+            self._pool.on_reported()
 
     def _take_result(self, result: Result) -> None:
         outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks
@@ -292,19 +296,19 @@ class ProcessWorker:
 
     def _taken(self, outcome: ItemOutcome) -> SharedPayload | PipelineError | None:
         if outcome.payload is not None:
-            return self._memory.parcel(outcome.payload, self._op_name)
+            return self._memory.payload(outcome.payload, self._op_name)
         error = outcome.error
         return error_from_fields(error.name, error.code, error.text) if error is not None else None
 
     def _parted(self) -> None:
         """Its socket was closed, as a rule because it ended: that report comes separately."""
-        self._pool.leaves(self)
+        self._pool.on_exiting(self)
 
     def _changed(self, child: Child) -> None:
         if child.state != "ended":
-            self._pool.stopped_or_continued(self)
+            self._pool.on_stopped_or_continued(self)
             return
-        self._pool.ended(self)  # reads the status page: before the region is closed
+        self._pool.on_ended(self)  # reads the status page: before the region is closed
         self._memory.close_region(self._region)
 
 

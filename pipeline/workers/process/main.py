@@ -40,13 +40,13 @@ from pipeline.workers.process.wire import (
     WorkerReport,
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import seal, unseal
+from pipeline.workers.shm.payload import deserialize, serialize
 
 SendRecord = Callable[[bytes], None]
 
 _QUICK_NS = 100_000  # results of jobs that take less may wait for the next one's,
-_HOLD_NS = 200_000  # ... but no longer than this,
-_TRUST = 100  # ... and only after so many in a row: behind a slow one they would wait as long
+_MAX_HOLD_NS = 200_000  # ... but no longer than this,
+_MIN_QUICK_JOBS = 100  # ... and only after so many: behind a slow one they would wait as long
 _STAGES = ("init_op", "preprocess", "process", "postprocess")
 
 
@@ -54,7 +54,7 @@ class StatusPage:
     """What the server may know of a worker at any time: a few numbers in shared memory.
 
     The worker writes, the server reads: also when the worker hangs, is stopped, or is dead. The
-    other way round it is for `recalled`: the server wants back what the worker has not begun.
+    other way round it is for `revoked`: the server wants back what the worker has not begun.
     """
 
     def __init__(self, region: memoryview) -> None:
@@ -77,20 +77,20 @@ class StatusPage:
 
     @property
     def begun(self) -> int:
-        """The highest number of a job that it began, or saw to be recalled."""
+        """The highest number of a job that it began, or saw to be revoked."""
         return int(self._cells[3])
 
-    def recall(self, job: int) -> int:
+    def revoke(self, job: int) -> int:
         """Call back all jobs up to this one that were not begun; returns `begun`.
 
         Each side writes before it reads: a job that both take for the other's does not exist.
-        One that the worker sees recalled and the server sees begun does; the worker reports it.
+        One that the worker sees revoked and the server sees begun does; the worker reports it.
         """
         self._cells[4] = job
         return self.begun
 
     def begins(self, job: int) -> bool:
-        """False if the job was recalled."""
+        """False if the job was revoked."""
         self._cells[1] = time.monotonic()
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
@@ -156,7 +156,7 @@ class WorkerMain:
         sock.setblocking(True)
         link = WorkerLink(sock)
         with contextlib.suppress(EOFError, ConnectionError):  # the server parted, or is gone
-            hello = link.hello()
+            init = link.init()
             self.begin(link.send_record)
             with contextlib.ExitStack() as stack:
                 try:
@@ -165,7 +165,7 @@ class WorkerMain:
                     link.send(WorkerReport(failure=_told(error)))
                     return
                 link.send(WorkerReport(is_ready=True, note=metadata_of(predictor_of(bound.op))))
-                _Worker(link, bound, self.arena, hello).run()
+                _Worker(link, bound, self.arena, init).run()
 
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
         op = self.op
@@ -193,14 +193,14 @@ def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop 
 class _Worker:
     """Takes jobs from the link, runs them, sends back what became of them."""
 
-    def __init__(self, link: WorkerLink, op: BoundOp, arena: Arena, hello: Init) -> None:
-        region = hello.region
+    def __init__(self, link: WorkerLink, op: BoundOp, arena: Arena, init: Init) -> None:
+        region = init.region
         self._link = link
         self._op = op
         self._arena = arena
         self._memory = RegionAllocator(arena.view(region), region)
         self._status = StatusPage(arena.view(region))
-        self._forgotten = ForgottenRequests(arena.view(hello.server_region))
+        self._forgotten = ForgottenRequests(arena.view(init.server_region))
         self._jobs: deque[WireJob] = deque()
         self._results: list[Result] = []
         self._skipped: list[int] = []
@@ -221,8 +221,8 @@ class _Worker:
             self._results.append(result)
             is_quick = result.end_ns - result.start_ns < _QUICK_NS
             self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
-            is_late = result.end_ns - self._held_since > _HOLD_NS
-            if self._quick_in_a_row < _TRUST or is_late:
+            is_late = result.end_ns - self._held_since > _MAX_HOLD_NS
+            if self._quick_in_a_row < _MIN_QUICK_JOBS or is_late:
                 self._report()
 
     def _take(self) -> None:
@@ -270,7 +270,7 @@ class _Worker:
     def _open(self, item: WireItem) -> OpenedItem:
         data_id, log_id = item.data_id, item.log_id
         try:
-            inputs = {name: unseal(part, self._arena) for name, part in item.inputs.items()}
+            inputs = {name: deserialize(part, self._arena) for name, part in item.inputs.items()}
         except PayloadTypeError as error:  # of users' classes: fails its own item only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
             return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure)
@@ -282,7 +282,7 @@ class _Worker:
     def _outcome(self, outcome: Any) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):
             try:
-                return ItemOutcome(seal(outcome, self._memory, self._arena))
+                return ItemOutcome(serialize(outcome, self._memory, self._arena))
             except (PayloadTypeError, OverloadedError) as error:
                 outcome = type(error)(f"[{self._op.name}] {error}")
         return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)))

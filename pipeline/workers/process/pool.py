@@ -30,7 +30,7 @@ from pipeline.workers.zygote.controller import Zygotes
 _LOGGER = logging.getLogger(__name__)
 
 _RESCUE_S = 0.002  # for jobs that were sent ahead to a worker which then takes its time
-_PARTED_S = 1.0  # a worker that closed its socket, or failed to start, may take so long to end
+_DISCONNECT_TIMEOUT_S = 1.0  # for a worker to end that closed its socket, or failed to start
 _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
 
 
@@ -44,9 +44,11 @@ class ProcessKind:
     def fork(self) -> None:
         context, dag = self._context, self._context.config.dag
         arena = Arena(dag.shared_memory_mib * 2**20)
-        mains = [WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops]
+        entry_points = [
+            WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops
+        ]
         try:
-            zygotes = Zygotes(mains, dag.start_method, pass_fds=(arena.fd,))
+            zygotes = Zygotes(entry_points, dag.start_method, pass_fds=(arena.fd,))
         except BaseException:
             arena.close()
             raise
@@ -81,20 +83,20 @@ class ProcessWorkers:
         op: Op,
         count: int,
         loop: asyncio.AbstractEventLoop,
-        family: ProcessContext,
+        processes: ProcessContext,
         owner: Owner,
         pump: Callable[[], None] = lambda: None,
     ) -> None:
         self.name: str = op.name
-        self.memory_domain: MemoryDomain = family.memory
+        self.memory_domain: MemoryDomain = processes.memory
         self.keeps_progress: bool = False
         self.addressable: bool = True
         self.loop = loop
-        self._family = family
+        self._processes = processes
         self._op = op
         self._owner = owner
         self._pump = pump
-        self._places = [RestartSlot(number) for number in range(count)]
+        self._slots = [RestartSlot(number) for number in range(count)]
         self._up: list[ProcessWorker] = []
         self._alive: set[ProcessWorker] = set()
         self._backlog: deque[BatchRun] = deque()
@@ -115,7 +117,7 @@ class ProcessWorkers:
 
     @property
     def is_ready(self) -> bool:
-        is_looping = any(place.is_looping for place in self._places)
+        is_looping = any(slot.is_looping for slot in self._slots)
         return self._is_started and bool(self._up) and not is_looping
 
     @property
@@ -125,19 +127,19 @@ class ProcessWorkers:
     def state(self) -> WorkersState:
         return WorkersState(
             kind="process",
-            wanted=len(self._places),
+            wanted=len(self._slots),
             up=len(self._up),
             busy=sum(bool(worker.sent) for worker in self._up),
-            restarts=max(0, self._launched - len(self._places)),
+            restarts=max(0, self._launched - len(self._slots)),
         )
 
     @property
     def outage(self) -> PipelineError | None:
-        if self._up or not all(place.is_hopeless for place in self._places):
+        if self._up or not all(slot.is_hopeless for slot in self._slots):
             return None
         return InitError(
             f"[{self.name}] all its worker processes end again and again; the last one "
-            f"{self._places[-1].last_cause}. See PipelineServingLogs/pipeline.log; another attempt "
+            f"{self._slots[-1].last_cause}. See PipelineServingLogs/pipeline.log; another attempt "
             "follows before long."
         )
 
@@ -145,8 +147,8 @@ class ProcessWorkers:
         return [worker for worker in self._alive if worker.sent and not worker.is_leaving]
 
     async def start(self) -> None:
-        for place in self._places:
-            self._launch(place)
+        for slot in self._slots:
+            self._launch(slot)
         await self._started
         self._owner.workers_changed()
 
@@ -168,7 +170,7 @@ class ProcessWorkers:
             hanging.number,
             hanging.child.pid,
         )
-        hanging.hung_at = hanging.culprit
+        hanging.hung_at = hanging.running
         hanging.kill("hung and was killed")
         self._take_back(hanging)
         if job is not None:
@@ -177,7 +179,7 @@ class ProcessWorkers:
         return True
 
     def forget(self, data_id: int) -> None:
-        memory = self._family.memory
+        memory = self._processes.memory
         ForgottenRequests(memory.arena.view(memory.own_region)).add(data_id)
 
     async def stop(self, timeout_s: float) -> int:
@@ -186,11 +188,11 @@ class ProcessWorkers:
         self._up.clear()
         if self._rescue_timer is not None:
             self._rescue_timer.cancel()
-        for place in self._places:
-            place.set_timer(None)
+        for slot in self._slots:
+            slot.set_timer(None)
         for worker in list(self._alive):
             if worker.is_up and not worker.sent:
-                worker.part()
+                worker.disconnect()
             else:
                 worker.kill("was stopped")  # nobody waits any more for what it is at
         if not await self._have_ended(timeout_s):
@@ -243,59 +245,59 @@ class ProcessWorkers:
         if not all(worker.sent for worker in self._up):
             for worker in self._up:
                 if worker.is_slow(now, _RESCUE_S):
-                    self._backlog.extendleft(reversed(worker.recall()))
+                    self._backlog.extendleft(reversed(worker.revoke()))
         self.feed()
 
-    def reported(self) -> None:
+    def on_reported(self) -> None:
         """A worker's results are taken in."""
         self.feed()
         self._pump()
 
-    def returned(self, runs: list[BatchRun]) -> None:
+    def on_returned(self, runs: list[BatchRun]) -> None:
         self._backlog.extendleft(reversed(runs))
         self.feed()
 
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
         self._owner.done(worker, run)
-        if worker.place.failures:
-            self._is_steady(worker.place)
+        if worker.slot.failures:
+            self._is_steady(worker.slot)
 
-    def _take_back(self, worker: ProcessWorker, culprit: BatchRun | None = None) -> None:
+    def _take_back(self, worker: ProcessWorker, running: BatchRun | None = None) -> None:
         """`worker` gets no more jobs; those that it has and did not begin are for others."""
         self._rest(worker)
         given = [sent.run for sent in worker.sent.values()]
-        runs = [run for run in given if run is not culprit and not run.is_superseded]
+        runs = [run for run in given if run is not running and not run.is_superseded]
         worker.sent.clear()
         self._backlog.extendleft(reversed(runs))
 
     # Supervision ----------------------------------------------------------------------------
 
-    def _launch(self, place: RestartSlot) -> None:
-        place.set_timer(None)
+    def _launch(self, slot: RestartSlot) -> None:
+        slot.set_timer(None)
         try:
-            worker = ProcessWorker(self, place, self._family, self._op)
+            worker = ProcessWorker(self, slot, self._processes, self._op)
         except (InitError, OSError) as error:
             if not self._is_started:
                 raise
-            place.ended(f"could not be started: {error}", got_somewhere=False)
-            self._start_anew(place, None, "")
+            slot.ended(f"could not be started: {error}", got_somewhere=False)
+            self._start_anew(slot, None, "")
             return
         self._launched += 1
         self._alive.add(worker)
         self._all_ended.clear()
 
-    def came_up(self, worker: ProcessWorker) -> None:
+    def on_ready(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
         self._note = worker.note or self._note
         if worker.takes_jobs and worker not in self._up:
-            self._watch_steadiness(worker.place)
+            self._watch_steadiness(worker.slot)
             self._up.append(worker)
             self._settle_start()
             self.feed()
         self._owner.workers_changed()
 
     def _settle_start(self) -> None:
-        if len(self._up) == len(self._places) and not self._started.done():
+        if len(self._up) == len(self._slots) and not self._started.done():
             self._is_started = True
             self._started.set_result(None)
 
@@ -304,13 +306,13 @@ class ProcessWorkers:
             self._started.set_exception(InitError(f"Op {self.name!r} failed to start: {reason}"))
             self._started.exception()  # seen, so far as asyncio is concerned: nobody may wait
 
-    def _watch_steadiness(self, place: RestartSlot) -> None:
-        is_failing = place.failures > 0
-        timer = self.loop.call_later(_STEADY_S, self._is_steady, place) if is_failing else None
-        place.set_timer(timer)
+    def _watch_steadiness(self, slot: RestartSlot) -> None:
+        is_failing = slot.failures > 0
+        timer = self.loop.call_later(_STEADY_S, self._is_steady, slot) if is_failing else None
+        slot.set_timer(timer)
 
-    def _is_steady(self, place: RestartSlot) -> None:
-        place.is_steady()
+    def _is_steady(self, slot: RestartSlot) -> None:
+        slot.is_steady()
         self._owner.workers_changed()
 
     def _rest(self, worker: ProcessWorker) -> None:
@@ -318,66 +320,66 @@ class ProcessWorkers:
         if worker in self._up:
             self._up.remove(worker)
 
-    def leaves(self, worker: ProcessWorker) -> None:
+    def on_exiting(self, worker: ProcessWorker) -> None:
         """`worker` is about to end by itself: see to it that it does."""
         worker.is_leaving = True
         self._rest(worker)
         cause = "closed its connection to the server and was killed"
-        self.loop.call_later(_PARTED_S, self._kill_if_alive, worker, cause)
+        self.loop.call_later(_DISCONNECT_TIMEOUT_S, self._kill_if_alive, worker, cause)
 
-    def stopped_or_continued(self, worker: ProcessWorker) -> None:
+    def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
         if worker.child.state == "stopped":
             self._rest(worker)
             cause = "was stopped (SIGSTOP), did not go on, and was killed"
             timer = self.loop.call_later(STOPPED_S, self._kill_if_alive, worker, cause)
-            worker.place.set_timer(timer)
-            self.returned(worker.recall())
+            worker.slot.set_timer(timer)
+            self.on_returned(worker.revoke())
             self._owner.workers_changed()
         else:
-            worker.place.set_timer(None)
-            self.came_up(worker)
+            worker.slot.set_timer(None)
+            self.on_ready(worker)
 
     def _kill_if_alive(self, worker: ProcessWorker, cause: str) -> None:
         if worker in self._alive:
             worker.kill(cause)
 
-    def ended(self, worker: ProcessWorker) -> None:
-        """The process is gone: see to its jobs, then to its place."""
+    def on_ended(self, worker: ProcessWorker) -> None:
+        """The process is gone: see to its jobs, then to its slot."""
         self._rest(worker)
-        worker.hear_out()
+        worker.drain()
         self._alive.discard(worker)
         if not self._alive:
             self._all_ended.set()
-        place = worker.place
-        place.set_timer(None)
-        culprit = worker.culprit
+        slot = worker.slot
+        slot.set_timer(None)
+        running = worker.running
         cause = worker.cause or worker.child.ending
-        blamed = culprit or worker.hung_at
+        blamed = running or worker.hung_at
         is_again = blamed is not None and blamed.attempts > 0
-        place.ended(cause, worker.finished > 0, blamed is not None, is_again)
-        self._take_back(worker, culprit)
+        slot.ended(cause, worker.finished > 0, blamed is not None, is_again)
+        self._take_back(worker, running)
         if self._is_stopped:
             return
         if not self._is_started:
-            self._fail_start(worker.failure or f"its worker process {place.last_cause}")
+            self._fail_start(worker.failure or f"its worker process {slot.last_cause}")
             return
-        if culprit is not None:
-            error = culprit.died(self.name, worker.number, place.last_cause)
-            self._owner.lost(culprit, error)
-        self._start_anew(place, worker.child.pid, worker.failure)
+        if running is not None:
+            error = running.died(self.name, worker.number, slot.last_cause)
+            self._owner.lost(running, error)
+        self._start_anew(slot, worker.child.pid, worker.failure)
 
-    def _start_anew(self, place: RestartSlot, pid: int | None, failure: str) -> None:
+    def _start_anew(self, slot: RestartSlot, pid: int | None, failure: str) -> None:
         _LOGGER.log(
-            logging.ERROR if place.is_looping else logging.WARNING,
+            logging.ERROR if slot.is_looping else logging.WARNING,
             "[%s] worker %d (pid %s) %s: %s%s",
             self.name,
-            place.number,
+            slot.number,
             pid,
-            place.last_cause,
-            place.describe_restart(),
+            slot.last_cause,
+            slot.describe_restart(),
             f"\n{failure}" if failure else "",
         )
-        place.set_timer(self.loop.call_later(place.pause_s, self._launch, place))
+        slot.set_timer(self.loop.call_later(slot.pause_s, self._launch, slot))
         self._fail_backlog()
         self.feed()
         self._owner.workers_changed()

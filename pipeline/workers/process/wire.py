@@ -2,7 +2,7 @@
 
 A frame is the length of its body, 8 bytes little-endian, and the body: msgpack of one `Init` or
 `Jobs` (to the worker) or `WorkerReport` (from it). A frame holds everything that was ready at once.
-Payloads travel in it sealed: neither side opens what it only passes on.
+Payloads travel in it serialized: neither side opens what it only passes on.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WorkerReport(msgspec.Struct, array_like=True):
     """From a worker.
 
     `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
-    `records` are log lines, `skipped` are the numbers of jobs that were recalled.
+    `records` are log lines, `skipped` are the numbers of jobs that were revoked.
     """
 
     is_ready: bool = False
@@ -260,7 +260,7 @@ class WorkerLink:
         self._records: deque[bytes] = deque()
         self._sending = threading.Lock()  # the user's threads may log while a result is sent
 
-    def hello(self) -> Init:
+    def init(self) -> Init:
         """The first frame, which the server sends at once."""
         return msgspec.msgpack.decode(self._next(), type=Init)
 

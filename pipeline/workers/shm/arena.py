@@ -15,7 +15,7 @@ _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 64  # a cache line, and what vector instructions ask for
 # Touching a page for the first time costs more than copying 4 KiB into it: so memory goes back in
 # bulk only, and not all of it.
-_KEEP = 32 << 20
+_MAX_KEPT_BYTES = 32 << 20
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -138,7 +138,7 @@ class RegionAllocator:
     """
 
     def __init__(
-        self, view: memoryview, region: int, reserved: int = 4096, keep_bytes: int = _KEEP
+        self, view: memoryview, region: int, reserved: int = 4096, keep_bytes: int = _MAX_KEPT_BYTES
     ) -> None:
         assert isinstance(view.obj, mmap.mmap), "the view of a whole region"
         self.region = region

@@ -1,7 +1,7 @@
-"""Payloads sealed to travel between our own processes: pickled, what is large in shared memory.
+"""Payloads serialized to travel between our own processes: pickled, what is large in shared memory.
 
 This is where the library pickles; it opens only what this server, or a child that it forked, has
-sealed and sent over the socket pair between the two.
+serialized and sent over the socket pair between the two.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ Loads = Callable[..., Any]
 
 _NUMBERS = frozenset({int, float, bool})
 _SCALARS = _NUMBERS | {type(None)}
-_MOST_IN_BAND = 2**32 - 1  # bytes that msgpack can hold
+_MAX_IN_BAND = 2**32 - 1  # bytes that msgpack can hold
 _SHORT_LIST = 64  # items that are quicker looked at than given to a Pickler of our own
 _RAW = {kind.__name__: kind for kind in (bytes, bytearray, str)}
 _ONLY_KEY = "payload"  # of the dict that stands for a payload that is no dict
 # (holder, key, dtype or kind of text, shape or None, order, data or None if it is in a block):
 # holder[key] is None in the pickle, and is put there when it is opened.
-_Lifted = tuple[Any, Any, Any, tuple[int, ...] | None, str, bytes | None]
+_OutOfBand = tuple[Any, Any, Any, tuple[int, ...] | None, str, bytes | None]
 
 
 class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
     """A payload on its way, as it goes over the wire.
 
-    `data` is pickled: the payload itself or, if `is_lifted`, the payload with holes and what goes
-    into them. `buffers` hold what is large: first what the pickle refers to, then what belongs
+    `data` is pickled: the payload itself or, if `is_out_of_band`, the payload with holes and what
+    goes into them. `buffers` hold what is large: first what the pickle refers to, then what belongs
     into the holes, in order.
     """
 
     data: bytes
     buffers: list[Block] = []
-    is_lifted: bool = False
+    is_out_of_band: bool = False
 
 
 class PayloadMemory(Protocol):
-    """Where `seal` puts what is large; `RegionAllocator` is one."""
+    """Where `serialize` puts what is large; `RegionAllocator` is one."""
 
     def alloc(self, size: int) -> Block | None: ...
 
     def free(self, block: Block) -> None: ...
 
 
-def seal(
+def serialize(
     payload: Any, memory: PayloadMemory, arena: Arena, threshold: int = THRESHOLD
 ) -> SerializedPayload:
     """Pickle `payload`; what has `threshold` bytes or more goes into blocks of `memory`.
@@ -81,30 +81,32 @@ def seal(
         OverloadedError: there is no memory left. With any error, nothing is left in `memory`.
     """
     try:
-        sealed = _seal(payload, memory, arena, threshold)
+        serialized = _serialize(payload, memory, arena, threshold)
     except MemoryError as error:
         raise OverloadedError(
             f"there is not enough memory to send {type(payload).__name__} to another process"
         ) from error
-    if len(sealed.data) > _MOST_IN_BAND:
-        for block in sealed.buffers:
+    if len(serialized.data) > _MAX_IN_BAND:
+        for block in serialized.buffers:
             memory.free(block)
         raise PayloadTypeError(
-            f"a payload of {len(sealed.data)} bytes found no room in shared memory and is too long "
-            "for a socket: raise dag.shared_memory_mib"
+            f"a payload of {len(serialized.data)} bytes found no room in shared memory and is too "
+            "long for a socket: raise dag.shared_memory_mib"
         )
-    return sealed
+    return serialized
 
 
-def _seal(payload: Any, memory: PayloadMemory, arena: Arena, threshold: int) -> SerializedPayload:
+def _serialize(
+    payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
+) -> SerializedPayload:
     try:
         if type(payload) is dict and _is_plain(payload, threshold):
             return SerializedPayload(pickle.dumps(payload, PROTOCOL))
-        return _Serializer(memory, arena, threshold).seal(payload)
+        return _Serializer(memory, arena, threshold).serialize(payload)
     except MemoryError:
         raise
     except Exception:  # pickle raises what it likes, and so do the methods of users' classes
-        return _seal_odd(payload, memory, arena, threshold)
+        return _serialize_odd(payload, memory, arena, threshold)
 
 
 def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
@@ -123,11 +125,11 @@ def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
 
 
 class _Serializer:
-    """Seals one payload.
+    """Serializes one payload.
 
-    Arrays and large texts are lifted out before the rest is pickled, because pickle has no way to
+    Arrays and large texts are taken out before the rest is pickled, because pickle has no way to
     keep texts out of its stream, and takes longer for a small array. Arrays further down are left
-    to pickle, which offers their memory to `_stays`.
+    to pickle, which offers their memory to `_keeps_in_band`.
     """
 
     def __init__(self, memory: PayloadMemory, arena: Arena, threshold: int) -> None:
@@ -135,34 +137,34 @@ class _Serializer:
         self._arena = arena
         self._threshold = threshold
         self._blocks_of_pickle: list[Block] = []
-        self._blocks_of_lifted: list[Block] = []
-        self._lifted: list[_Lifted] = []
+        self._blocks_out_of_band: list[Block] = []
+        self._out_of_band: list[_OutOfBand] = []
         self._is_rest_plain = True  # nothing in it that only a Pickler of our own does well
         self._tuples: list[tuple[Any, Any]] = []  # holder and key of lists that stand for tuples
 
-    def seal(self, payload: Any) -> SerializedPayload:
+    def serialize(self, payload: Any) -> SerializedPayload:
         try:
-            return self._seal(payload)
+            return self._serialize(payload)
         except BaseException:
-            for block in (*self._blocks_of_pickle, *self._blocks_of_lifted):
+            for block in (*self._blocks_of_pickle, *self._blocks_out_of_band):
                 self._memory.free(block)
             raise
 
-    def _seal(self, payload: Any) -> SerializedPayload:
+    def _serialize(self, payload: Any) -> SerializedPayload:
         is_dict = type(payload) is dict
         rest = self._without_large(payload if is_dict else {_ONLY_KEY: payload}, goes_deeper=True)
-        if not self._lifted:
+        if not self._out_of_band:
             return SerializedPayload(self._pickle(payload), self._blocks_of_pickle)
-        data = self._pickle((rest, self._lifted, self._tuples, is_dict))
-        return SerializedPayload(data, self._blocks_of_pickle + self._blocks_of_lifted, True)
+        data = self._pickle((rest, self._out_of_band, self._tuples, is_dict))
+        return SerializedPayload(data, self._blocks_of_pickle + self._blocks_out_of_band, True)
 
     def _pickle(self, content: Any) -> bytes:
         if self._is_rest_plain:
             return pickle.dumps(content, PROTOCOL)
-        return dumps(content, self._stays)
+        return dumps(content, self._keeps_in_band)
 
     def _without_large(self, whole: Any, goes_deeper: bool = False) -> Any:
-        """`whole`, a container, or a copy with None for what was lifted out of it."""
+        """`whole`, a container, or a copy with None for what was taken out of it."""
         is_dict = type(whole) is dict
         copy = whole.copy() if is_dict else list(whole)
         is_changed = False
@@ -171,9 +173,10 @@ class _Serializer:
             if kind in _SCALARS:
                 continue
             if kind is np.ndarray:
-                is_lifted = self._lifts_array(copy, key, value)
+                is_taken = self._takes_array_out(copy, key, value)
             elif kind is str or kind is bytes or kind is bytearray:
-                is_lifted = len(value) >= self._threshold and self._lifts_text(copy, key, value)
+                is_large = len(value) >= self._threshold
+                is_taken = is_large and self._takes_text_out(copy, key, value)
             elif goes_deeper and _may_hold_large(value):
                 copy[key] = inner = self._without_large(value)
                 is_changed |= inner is not value
@@ -181,13 +184,13 @@ class _Serializer:
                     self._tuples.append((copy, key))
                 continue
             else:
-                self._is_rest_plain = is_lifted = False
-            if is_lifted:
+                self._is_rest_plain = is_taken = False
+            if is_taken:
                 copy[key] = None
                 is_changed = True
         return copy if is_changed else whole
 
-    def _lifts_array(self, holder: Any, key: Any, array: np.ndarray[Any, Any]) -> bool:
+    def _takes_array_out(self, holder: Any, key: Any, array: np.ndarray[Any, Any]) -> bool:
         dtype = told(array.dtype)
         if dtype is None:
             self._is_rest_plain = False
@@ -196,27 +199,27 @@ class _Serializer:
         data: bytes | None = None
         if array.nbytes < self._threshold or not self._puts_array(array, order):
             data = array.tobytes(order)
-        self._lifted.append((holder, key, dtype, array.shape, order, data))
+        self._out_of_band.append((holder, key, dtype, array.shape, order, data))
         return True
 
     def _puts_array(self, array: np.ndarray[Any, Any], order: Order) -> bool:
         """Copy `array` to a block, if there is room: once, whatever its strides are."""
-        view = self._room(array.nbytes, self._blocks_of_lifted)
+        view = self._room(array.nbytes, self._blocks_out_of_band)
         if view is None:
             return False
         np.copyto(np.ndarray(array.shape, array.dtype, view, order=order), array)
         return True
 
-    def _lifts_text(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
+    def _takes_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        view = self._room(len(raw), self._blocks_of_lifted)
+        view = self._room(len(raw), self._blocks_out_of_band)
         if view is None:
             return False
         view[:] = raw
-        self._lifted.append((holder, key, type(text).__name__, None, "", None))
+        self._out_of_band.append((holder, key, type(text).__name__, None, "", None))
         return True
 
-    def _stays(self, buffer: pickle.PickleBuffer) -> bool:
+    def _keeps_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether memory that pickle came across stays in its stream."""
         with buffer.raw() as raw:
             if raw.nbytes < self._threshold:
@@ -247,28 +250,28 @@ def _may_hold_large(value: Any) -> bool:
     return kind is dict
 
 
-def unseal(
-    sealed: SerializedPayload, arena: Arena, copy: bool = True, loads: Loads = pickle.loads
+def deserialize(
+    serialized: SerializedPayload, arena: Arena, copy: bool = True, loads: Loads = pickle.loads
 ) -> Any:
     """The payload: a new one with each call, which shares nothing with any other.
 
     Args:
-        sealed: by `seal`, in this process or in another one of this server.
-        arena: the same as it was sealed with.
-        copy: whether arrays are copies that may be written to and kept. If False, those that are
-            lifted or large are read-only, and valid only while the blocks are.
+        serialized: by `serialize`, in this process or in another one of this server.
+        arena: the same as it was serialized with.
+        copy: whether arrays are copies that may be written to and kept. If False, those that were
+            taken out or are large are read-only, and valid only while the blocks are.
         loads: what unpickles.
 
     Raises:
         PayloadTypeError: an object in it cannot be built again in this process.
     """
     try:
-        if sealed.is_lifted:
-            return _filled(sealed, arena, copy, loads)
-        if sealed.buffers:
-            views = map(arena.read, sealed.buffers)
-            return loads(sealed.data, buffers=_for_pickle(views, copy))
-        return loads(sealed.data)
+        if serialized.is_out_of_band:
+            return _filled(serialized, arena, copy, loads)
+        if serialized.buffers:
+            views = map(arena.read, serialized.buffers)
+            return loads(serialized.data, buffers=_for_pickle(views, copy))
+        return loads(serialized.data)
     except MemoryError:
         raise
     except NotDataError as error:
@@ -281,11 +284,11 @@ def unseal(
         ) from error
 
 
-def _filled(sealed: SerializedPayload, arena: Arena, copy: bool, loads: Loads) -> Any:
-    """Unpickle, and put back what had been lifted out."""
-    views = map(arena.read, sealed.buffers)
-    rest, lifted, tuples, is_dict = loads(sealed.data, buffers=_for_pickle(views, copy))
-    for holder, key, kind, shape, order, data in lifted:
+def _filled(serialized: SerializedPayload, arena: Arena, copy: bool, loads: Loads) -> Any:
+    """Unpickle, and put back what had been taken out."""
+    views = map(arena.read, serialized.buffers)
+    rest, out_of_band, tuples, is_dict = loads(serialized.data, buffers=_for_pickle(views, copy))
+    for holder, key, kind, shape, order, data in out_of_band:
         raw = next(views) if data is None else data
         if shape is None:
             holder[key] = str(raw, "utf-8", "surrogatepass") if kind == "str" else _RAW[kind](raw)
@@ -307,24 +310,24 @@ def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray |
 
 
 class SharedPayload(Payload):
-    """The server's handle of a sealed payload, which stands for it in the graph.
+    """The server's handle of a serialized payload, which stands for it in the graph.
 
     It keeps the blocks alive: when the last reference to it goes, `release` is called with them,
     once, in whatever thread that happens. It is not called when there are none.
 
     Args:
-        sealed: the payload.
+        serialized: the payload.
         arena: where its blocks are.
         release: gets the blocks; must not raise.
         loads: what unpickles here.
         maker: the Op that it came from, to name in an error.
     """
 
-    __slots__ = ("_arena", "_hold", "_loads", "_maker", "sealed")
+    __slots__ = ("_arena", "_hold", "_loads", "_maker", "serialized")
 
     def __init__(
         self,
-        sealed: SerializedPayload,
+        serialized: SerializedPayload,
         arena: Arena,
         release: Callable[[list[Block]], object],
         loads: Loads = pickle.loads,
@@ -332,15 +335,15 @@ class SharedPayload(Payload):
     ) -> None:
         self._loads = loads
         self._maker = maker
-        self.sealed: SerializedPayload = sealed
+        self.serialized: SerializedPayload = serialized
         self._arena = arena
-        # Most parcels hold nothing, and have no finaliser to pay for.
-        self._hold = _BlockLease(sealed.buffers, release) if sealed.buffers else None
+        # Most payloads hold nothing, and have no finaliser to pay for.
+        self._hold = _BlockLease(serialized.buffers, release) if serialized.buffers else None
 
     def open(self, copy: bool = True) -> Any:
-        """Return the payload, anew with each call: as `unseal` does, which may raise."""
+        """Return the payload, anew with each call: as `deserialize` does, which may raise."""
         try:
-            return unseal(self.sealed, self._arena, copy, self._loads)
+            return deserialize(self.serialized, self._arena, copy, self._loads)
         except PayloadTypeError as error:
             text = f"[{self._maker}] {error}" if self._maker else str(error)
             raise PayloadTypeError(text) from error
@@ -359,7 +362,7 @@ class _BlockLease:
         self._release(self._blocks)
 
 
-def _seal_odd(
+def _serialize_odd(
     payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
 ) -> SerializedPayload:
     """Seal a payload that pickle refused: those of its values that it refuses go by dill."""
@@ -371,7 +374,7 @@ def _seal_odd(
     else:
         passable = _with_dill(payload, "the payload")
     try:
-        return _Serializer(memory, arena, threshold).seal(passable)
+        return _Serializer(memory, arena, threshold).serialize(passable)
     except MemoryError:
         raise
     except Exception as error:  # a key, or a class that changes its mind

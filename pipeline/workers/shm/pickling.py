@@ -1,4 +1,4 @@
-"""pickle as parcels need it: arrays in a way of our own, and dill for what pickle refuses."""
+"""pickle as payloads need it: arrays in a way of our own, and dill for what pickle refuses."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ PROTOCOL = 5
 Order = Literal["C", "F"]
 
 # The array types that `dtype.str` tells all about, and that are quicker so: numbers, times, texts.
-_TOLD_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
+_NAMED_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
 
 
 def told(dtype: np.dtype[Any]) -> Any:
     """What `np.dtype` makes `dtype` of again, the cheapest; None if only numpy can pickle it."""
     if not dtype.itemsize:
         return None
-    if dtype.char in _TOLD_BY_TEXT:
+    if dtype.char in _NAMED_BY_TEXT:
         return dtype.str
     return dtype if dtype.kind == "V" and not dtype.hasobject else None
 
 
 def _reduced(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
-    """How an array is pickled that was not lifted out.
+    """How an array is pickled that was not out_of_band out.
 
     numpy's own way keeps those that are not contiguous in the stream, makes their byte order the
     machine's, and builds some that cannot be written to.

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.engine.payload import MemoryDomain
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
-from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, seal
+from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, serialize
 from pipeline.workers.shm.unpickling import anything_of, data_of
 
 
@@ -15,13 +15,13 @@ class ServerMemory(MemoryDomain):
     """The server's side of the arena, the memory domain of worker processes.
 
     Each process writes to a region of its own and alone decides what of it is free; this one
-    writes what comes from the doors and from thread Ops. A worker's block is in use as long as
-    a Parcel refers to it; then its worker is told, with the next frame that it gets. The region
-    of a worker that has ended is used again when its last block is free.
+    writes what comes from the frontends and from thread Ops. A worker's block is in use as long
+    as a SharedPayload refers to it; then its worker is told, with the next frame that it gets.
+    The region of a worker that has ended is used again when its last block is free.
 
     Args:
         arena: that all share.
-        trusts_workers: whether what a worker has sealed is opened here whatever is in it.
+        trusts_workers: whether what a worker has serialized is opened here whatever is in it.
     """
 
     def __init__(self, arena: Arena, trusts_workers: bool = False) -> None:
@@ -43,18 +43,18 @@ class ServerMemory(MemoryDomain):
         """Give back a block that came to nothing."""
         self._own.free(block)
 
-    def seal(self, payload: Any) -> SharedPayload:
-        """Seal a payload that is to leave this process. Raises as `parcel.seal` does."""
-        return self._parcel(seal(payload, self, self.arena), anything_of, "")
+    def serialize(self, payload: Any) -> SharedPayload:
+        """Serialize a payload that is to leave this process. Raises as `payload.serialize` does."""
+        return self._payload(serialize(payload, self, self.arena), anything_of, "")
 
-    def parcel(self, sealed: SerializedPayload, maker: str = "") -> SharedPayload:
-        """Take charge of what was sealed by a worker of the Op `maker`."""
-        return self._parcel(sealed, self._loads, maker)
+    def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload:
+        """Take charge of what was serialized by a worker of the Op `maker`."""
+        return self._payload(serialized, self._loads, maker)
 
-    def _parcel(self, sealed: SerializedPayload, loads: Loads, maker: str) -> SharedPayload:
-        for block in sealed.buffers:
+    def _payload(self, serialized: SerializedPayload, loads: Loads, maker: str) -> SharedPayload:
+        for block in serialized.buffers:
             self._used[block.region] += 1
-        return SharedPayload(sealed, self.arena, self._released.extend, loads, maker)
+        return SharedPayload(serialized, self.arena, self._released.extend, loads, maker)
 
     def open_region(self) -> int:
         """A region for a new worker."""
@@ -86,7 +86,7 @@ class ServerMemory(MemoryDomain):
         self.arena.close()
 
     def _settle(self) -> None:
-        """Parcels die in any thread: what they held is looked at here, on the loop."""
+        """SharedPayloads die in any thread: what they held is looked at here, on the loop."""
         released = self._released
         while released:
             block = released.popleft()

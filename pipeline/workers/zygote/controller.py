@@ -21,8 +21,8 @@ from pipeline.workers.zygote import spawn as zygote_spawn
 from pipeline.workers.zygote.link import Child, ZygoteLink, reap
 from pipeline.workers.zygote.main import (
     Changed,
-    ChildMain,
     Clone,
+    EntryPoint,
     Kill,
     Ping,
     Pong,
@@ -36,7 +36,7 @@ from pipeline.workers.zygote.main import (
     serve,
 )
 
-__all__ = ["Child", "ChildMain", "Zygotes"]
+__all__ = ["Child", "EntryPoint", "Zygotes"]
 
 # Launches a zygote that serves the control socket: its pid, and what reaps it if it has ended.
 _Launch = Callable[[socket.socket], tuple[int, Callable[[], object]]]
@@ -49,7 +49,7 @@ _NO_ZYGOTE = (
 _STOPPING = "could not be started: the server is stopping"
 _READ_AT_ONCE = 64  # reports a wake-up, so that a storm of them does not hold up the loop
 _PATIENCE_S = 3.0  # a zygote that says nothing for so long, when asked, was stopped or hangs
-_LAST_WAIT_S = 5.0  # what the kernel gets to take killed processes away
+_KILL_TIMEOUT_S = 5.0  # what the kernel gets to take killed processes away
 
 
 class Zygotes:
@@ -59,14 +59,14 @@ class Zygotes:
     used or has died is replaced: the zygote that is left clones itself.
 
     Args:
-        mains: what children can run, each in a process of its own. When one returns or raises,
-            its process ends.
-        start_method: "fork", or "spawn" for zygotes that are fresh interpreters, to which `mains`
-            are shipped by dill. They are unpacked in the children, so that what scripts do when
-            they are imported (CUDA!) happens in no process that forks.
+        entry_points: what children can run, each in a process of its own. When one returns or
+            raises, its process ends.
+        start_method: "fork", or "spawn" for zygotes that are fresh interpreters, to which
+            `entry_points` are shipped by dill. They are unpacked in the children, so that what
+            scripts do when they are imported (CUDA!) happens in no process that forks.
         pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
-        patience_s: for a zygote that is asked and says nothing; then it is killed, and the spare
-            one takes over.
+        reply_timeout_s: for a zygote that is asked and says nothing; then it is killed, and the
+            spare one takes over.
 
     Raises:
         InitError: not on Linux 5.3 or newer; no more processes; something cannot be shipped.
@@ -74,12 +74,12 @@ class Zygotes:
 
     def __init__(
         self,
-        mains: Sequence[ChildMain],
+        entry_points: Sequence[EntryPoint],
         start_method: Literal["fork", "spawn"] = "fork",
         pass_fds: Sequence[int] = (),
-        patience_s: float = _PATIENCE_S,
+        reply_timeout_s: float = _PATIENCE_S,
     ) -> None:
-        self._patience_s = patience_s
+        self._reply_timeout_s = reply_timeout_s
         self._zygotes: list[ZygoteLink] = []  # the first is the active one
         self._dying: dict[int, Callable[[], None]] = {}  # by pidfd: what to do when it has ended
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,7 +89,7 @@ class Zygotes:
         if sys.platform != "linux":
             raise InitError("process workers need Linux: use thread workers on this system.")
         try:
-            with self._launcher(mains, start_method, pass_fds) as launch:
+            with self._launcher(entry_points, start_method, pass_fds) as launch:
                 self._launch(launch)
                 self._launch(launch)
         except OSError as error:
@@ -106,7 +106,7 @@ class Zygotes:
             loop.add_reader(zygote.control.fileno(), self._read, zygote)
 
     def start(self, main: int, number: int, on_change: Callable[[Child], None]) -> Child:
-        """Have a child forked that runs `mains[main](sock, number)`; returns at once.
+        """Have a child forked that runs `entry_points[main](sock, number)`; returns at once.
 
         `on_change` is called on the loop, never from in here, when the child was stopped, was
         continued, and exactly once when it has ended. If it cannot be started at all, it is
@@ -148,7 +148,7 @@ class Zygotes:
     def _check_later(self, zygote: ZygoteLink) -> None:
         assert self._loop is not None
         check = functools.partial(self._check, zygote, zygote.heard)
-        zygote.doubts = self._loop.call_later(self._patience_s, check)
+        zygote.doubts = self._loop.call_later(self._reply_timeout_s, check)
 
     def _check(self, zygote: ZygoteLink, heard: int) -> None:
         """End a zygote that owes us a report and says nothing: the spare takes over.
@@ -194,7 +194,7 @@ class Zygotes:
             self._read(zygote, sys.maxsize)
             self._lose(zygote)
         while self._dying:  # first the zygotes, then the children that they leave
-            _wait_for_end(self._dying, _LAST_WAIT_S)
+            _wait_for_end(self._dying, _KILL_TIMEOUT_S)
             for life in list(self._dying):
                 self._has_ended(life)
 
@@ -202,13 +202,13 @@ class Zygotes:
 
     @contextlib.contextmanager
     def _launcher(
-        self, mains: Sequence[ChildMain], start_method: str, pass_fds: Sequence[int]
+        self, entry_points: Sequence[EntryPoint], start_method: str, pass_fds: Sequence[int]
     ) -> Iterator[_Launch]:
         with contextlib.ExitStack() as stack:
             parent_life = os.pidfd_open(os.getpid())
             stack.callback(os.close, parent_life)
             if start_method == "spawn":
-                shipment = zygote_spawn.pack(mains)
+                shipment = zygote_spawn.pack(entry_points)
                 stack.callback(os.close, shipment)
                 yield functools.partial(
                     zygote_spawn.spawn,
@@ -219,7 +219,7 @@ class Zygotes:
             else:
                 # Here, since in a zygote it would run finalizers of what is the parent's.
                 gc.collect()
-                yield functools.partial(self._fork, list(mains), parent_life)
+                yield functools.partial(self._fork, list(entry_points), parent_life)
 
     def _launch(self, launch: _Launch) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -230,12 +230,12 @@ class Zygotes:
         zygote.life = os.pidfd_open(zygote.pid)
 
     def _fork(
-        self, mains: Sequence[ChildMain], parent_life: int, control: socket.socket
+        self, entry_points: Sequence[EntryPoint], parent_life: int, control: socket.socket
     ) -> tuple[int, Callable[[], object]]:
         flush_stdio()
         pid = fork_quietly()
         if pid == 0:
-            serve(control, lambda: mains, parent_life, self._leave_to_parent)
+            serve(control, lambda: entry_points, parent_life, self._leave_to_parent)
         return pid, functools.partial(reap, pid)
 
     def _leave_to_parent(self) -> None:

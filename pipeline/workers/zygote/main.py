@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
-ChildMain = Callable[[socket.socket, int], None]
+EntryPoint = Callable[[socket.socket, int], None]
 
 MESSAGE_BYTES = 4096  # the longest message is a refusal, whose reason is cut to _REASON_CHARS
 _REASON_CHARS = 500
@@ -29,7 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """Fork a child that runs `mains[main]`; comes with the child's end of a socket pair."""
+    """Fork a child that runs `entry_points[main]`; comes with the child's end of a socket pair."""
 
     child: int
     main: int
@@ -123,7 +123,7 @@ def flush_stdio() -> None:
 
 def serve(
     control: socket.socket,
-    load: Callable[[], Sequence[ChildMain]],
+    load: Callable[[], Sequence[EntryPoint]],
     parent_life: int,
     leave_parent: Callable[[], None] = lambda: None,
 ) -> NoReturn:
@@ -152,7 +152,7 @@ class _Zygote:
     """One process; after a `Clone` there are two of them, which know nothing of each other."""
 
     def __init__(
-        self, control: socket.socket, load: Callable[[], Sequence[ChildMain]], parent_life: int
+        self, control: socket.socket, load: Callable[[], Sequence[EntryPoint]], parent_life: int
     ) -> None:
         self._control = control
         self._load = load

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pipeline.errors import InitError
-from pipeline.workers.zygote.main import ChildMain, serve, signals_blocked
+from pipeline.workers.zygote.main import EntryPoint, serve, signals_blocked
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 # This package may be found only by what the script did to sys.path, hence no `-m`. Whatever is
@@ -44,13 +44,13 @@ class Shipment(msgspec.Struct, frozen=True):
 
     argv: list[str]
     preparations: bytes
-    mains: bytes
+    entry_points: bytes
 
 
 # In the parent ----------------------------------------------------------------------------
 
 
-def pack(mains: Sequence[ChildMain]) -> int:
+def pack(entry_points: Sequence[EntryPoint]) -> int:
     """A Shipment, in memory that has no name: its file descriptor.
 
     Raises:
@@ -58,15 +58,15 @@ def pack(mains: Sequence[ChildMain]) -> int:
     """
     classes = _classes_of_script()
     try:
-        data = _dump((list(mains), classes))
+        data = _dump((list(entry_points), classes))
     except Exception as error:
-        found = (_find_culprit(list(mains), "workers", {}, d) for d in range(_SEARCH_DEPTH))
+        found = (_find_culprit(list(entry_points), "workers", {}, d) for d in range(_SEARCH_DEPTH))
         culprit = next(filter(None, found), None)  # the one that is least hidden
         if culprit is not None:
             raise InitError(_cannot_ship(*culprit)) from error
-        # Then it is a class of the script that has nothing to do with the mains.
+        # Then it is a class of the script that has nothing to do with the entry_points.
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
-        data = _dump((list(mains), classes))
+        data = _dump((list(entry_points), classes))
     shipment = Shipment(list(sys.argv), _dump(_preparations()), data)
     fd = os.memfd_create("pipeline-zygote")
     with open(fd, "wb", closefd=False) as file:
@@ -234,13 +234,13 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
     serve(socket.socket(fileno=control), functools.partial(_unpack, cargo), parent_life)
 
 
-def _unpack(cargo: Shipment) -> Sequence[ChildMain]:
+def _unpack(cargo: Shipment) -> Sequence[EntryPoint]:
     """Only a child does this: what scripts do when imported happens in no process that forks."""
     import dill
 
     for prepare in dill.loads(cargo.preparations):
         prepare()
-    mains: Sequence[ChildMain]
-    mains, classes = dill.loads(cargo.mains)
+    entry_points: Sequence[EntryPoint]
+    entry_points, classes = dill.loads(cargo.entry_points)
     vars(sys.modules["__main__"]).update(classes)
-    return mains
+    return entry_points

@@ -400,14 +400,14 @@ def test_what_init_op_sets_in_its_context_holds_for_every_worker(kind):
 def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
     async def main():
         async with Pool(count=3) as pool:
-            goes_on = threading.Event()
-            holds = Task(lambda op: goes_on.wait(10), worker=1)
+            on_done_busy = threading.Event()
+            holds = Task(lambda op: on_done_busy.wait(10), worker=1)
             addressed = [Task(worker=1) for _ in range(5)]
             anybodys = Task()
             pool.workers.submit([holds, *addressed, anybodys])
             await pool.until(lambda: anybodys.ran_in is not None)
             assert not any(task.ran_in for task in addressed), "others are idle"
-            goes_on.set()
+            on_done_busy.set()
             await pool.until(lambda: len(pool.done) == 7)
             pool.workers.submit([last := Task(worker=1)])
             await pool.until(lambda: len(pool.done) == 8)
@@ -420,8 +420,8 @@ def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
 def test_what_names_a_worker_that_hangs_is_for_its_replacement():
     async def main():
         async with Pool(count=2) as pool:
-            goes_on = threading.Event()
-            hangs, waits = Task(lambda op: goes_on.wait(10), worker=0), Task(worker=0)
+            on_done_busy = threading.Event()
+            hangs, waits = Task(lambda op: on_done_busy.wait(10), worker=0), Task(worker=0)
             pool.workers.submit([hangs, waits])
             await pool.until(lambda: any(pool.workers.busy()))
             (worker,) = pool.workers.busy()
@@ -429,7 +429,7 @@ def test_what_names_a_worker_that_hangs_is_for_its_replacement():
             await pool.until(lambda: waits.ran_in is not None)
             assert waits.ran_in is not hangs.ran_in
             assert waits.ran_in.name == "pipeline-op-0"
-            goes_on.set()
+            on_done_busy.set()
             await pool.until(lambda: pool.workers.stuck == 0)
 
     asyncio.run(main())

@@ -994,32 +994,32 @@ def test_a_jump_that_starves_a_join_is_an_error_not_a_hang():
     [(("process", "process"), 1), (("process", "thread"), 0), (("thread", "thread"), 0)],
 )
 def test_what_several_processes_read_is_sealed_once(workers, times):
-    sealed = []
+    serialized = []
 
-    def seal(payload):
-        sealed.append(payload)
+    def serialize(payload):
+        serialized.append(payload)
         return payload
 
     async def main():
         read = RequestOp()
         a, b = Tag("a", input_ops=[read]), Tag("b", input_ops=[read])
         ops = {name: {"workers": kind} for name, kind in zip("ab", workers, strict=True)}
-        async with Engine(Tag("c", input_ops=[a, b]), {"op": ops}, seal=seal) as engine:
+        async with Engine(Tag("c", input_ops=[a, b]), {"op": ops}, serialize=serialize) as engine:
             assert answers(await engine.ask(path="x"))["path"] == "(x>a|x>b)>c"
 
     run_virtual(main())
-    assert sealed == [{"path": "x"}] * times
+    assert serialized == [{"path": "x"}] * times
 
 
 def test_what_cannot_be_sealed_ends_its_request_with_the_reason():
-    def seal(payload):
+    def serialize(payload):
         raise PayloadTypeError("not this one")
 
     async def main():
         read = RequestOp()
         a, b = Tag("a", input_ops=[read]), Tag("b", input_ops=[read])
         config = {"dag": {"is_thread_op": False}}
-        async with Engine(Tag("c", input_ops=[a, b]), config, seal=seal) as engine:
+        async with Engine(Tag("c", input_ops=[a, b]), config, serialize=serialize) as engine:
             response = await engine.ask(path="x")
             assert (response.err_no, response.err_msg) == (7000, "not this one")
             assert engine.executor.inside == 0

@@ -13,14 +13,14 @@ from same_payload import assert_same
 from pipeline.workers.shm.arena import Arena, RegionAllocator
 from pipeline.workers.shm.payload import (
     SerializedPayload,
-    seal,
-    unseal,
+    deserialize,
+    serialize,
 )
 
 SCRIPT = """
 import os, socket
 import numpy as np, msgspec
-from pipeline.workers.shm.payload import SerializedPayload, seal, unseal
+from pipeline.workers.shm.payload import SerializedPayload, serialize, deserialize
 from pipeline.workers.shm.arena import Arena, RegionAllocator
 
 class Result:
@@ -38,11 +38,11 @@ if not os.fork():
         "plain": Result(np.arange(100000)),
         "odd": (Result(1), lambda x: FACTOR * x, Result),
     }
-    there.sendall(msgspec.msgpack.encode(seal(answer, memory, arena)))
+    there.sendall(msgspec.msgpack.encode(serialize(answer, memory, arena)))
     os._exit(0)
-sealed = msgspec.msgpack.decode(here.recv(100000), type=SerializedPayload)
+serialized = msgspec.msgpack.decode(here.recv(100000), type=SerializedPayload)
 os.wait()
-answer = unseal(sealed, arena)
+answer = deserialize(serialized, arena)
 assert type(answer["plain"]) is Result and answer["plain"].value.sum() == 4999950000
 result, function, kind = answer["odd"]
 assert type(result) is Result and kind is Result, "a class of __main__ is the one that is here"
@@ -66,25 +66,25 @@ def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
     if not pid:
         status = 1
         try:
-            payload = unseal(
+            payload = deserialize(
                 msgspec.msgpack.decode(os.read(question[0], 9999), type=SerializedPayload), arena
             )
             payload["x"] *= 2
             payload["picture"] = payload["picture"][::-1]
             memory = RegionAllocator(arena.view(workers), workers)
-            os.write(answer[1], msgspec.msgpack.encode(seal(payload, memory, arena)))
+            os.write(answer[1], msgspec.msgpack.encode(serialize(payload, memory, arena)))
             status = 0
         finally:
             os._exit(status)
     payload = {"x": np.ones((300, 400), np.float32), "picture": bytes(range(256)) * 256, "n": 3}
-    sealed = seal(payload, memory, arena)
-    os.write(question[1], msgspec.msgpack.encode(sealed))
+    serialized = serialize(payload, memory, arena)
+    os.write(question[1], msgspec.msgpack.encode(serialized))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     answered = msgspec.msgpack.decode(os.read(answer[0], 9999), type=SerializedPayload)
-    assert [block.region for block in sealed.buffers] == [own, own]
+    assert [block.region for block in serialized.buffers] == [own, own]
     assert [block.region for block in answered.buffers] == [workers, workers]
     expected = {"x": payload["x"] * 2, "picture": payload["picture"][::-1], "n": 3}
-    assert_same(expected, unseal(answered, arena))
+    assert_same(expected, deserialize(answered, arena))
     for end in (*question, *answer):
         os.close(end)
     arena.close()

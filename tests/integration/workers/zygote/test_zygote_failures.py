@@ -211,7 +211,7 @@ def test_requests_that_a_dead_zygote_did_not_read_end_their_children(nursery):
 
 @pytest.mark.parametrize("is_asked_to", ["kill", "start"])
 def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked_to):
-    family = nursery(patience_s=0.05)
+    family = nursery(reply_timeout_s=0.05)
     child = family.start_and_ask()
     active, spare = family.pids
     os.kill(active, signal.SIGSTOP)
@@ -222,7 +222,7 @@ def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked
         family.until_ended(family.start())
     family.until_ended(child)
     assert child.ending == VANISHED
-    family.zygotes._patience_s = 60.0
+    family.zygotes._reply_timeout_s = 60.0
     assert family.start_until_it_runs().state == "running"
     assert family.pids[0] == spare
 

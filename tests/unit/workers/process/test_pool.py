@@ -180,7 +180,7 @@ async def test_a_run_goes_to_the_worker_that_it_names_and_is_not_taken_from_it()
 async def test_a_result_is_what_the_worker_reported():
     async with PlayedPool() as pool:
         (child,) = await pool.up()
-        run = run_of(1, 2, x="hello")
+        run = run_of(1, 2, x="init")
         run.items[0].inputs["read"]["x"] = BIG
         pool.workers.submit([run])
         (job,) = child.take()
@@ -188,7 +188,7 @@ async def test_a_result_is_what_the_worker_reported():
         await settle()
         assert pool.finished == [run]
         big, small = (outcome.open() for outcome in run.outcomes)
-        assert small == {"x": "hello"}
+        assert small == {"x": "init"}
         assert big["x"].nbytes == BIG.nbytes
         assert (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns) == (1, 2, 3, 4)
         assert not run.jumped
@@ -215,12 +215,12 @@ async def test_a_payload_that_came_from_a_worker_goes_to_the_next_unopened():
         pool.workers.submit([run])
         child.answers(*child.take())
         await settle()
-        parcel = run.outcomes[0]
-        following = BatchRun([Sample(1, {"op": parcel})])
+        payload = run.outcomes[0]
+        following = BatchRun([Sample(1, {"op": payload})])
         used = pool.memory.used
         pool.workers.submit([following])
         (job,) = child.take()
-        assert job.items[0].inputs["op"] == parcel.sealed
+        assert job.items[0].inputs["op"] == payload.serialized
         assert pool.memory.used == used
 
 
@@ -439,7 +439,7 @@ async def test_the_worker_that_comes_up_takes_over_what_waits_behind_a_slow_job(
 
 @virtual
 async def test_what_both_sides_take_for_the_others_is_reported_and_runs():
-    """The worker sees that the job was recalled; from here it looked begun just before that."""
+    """The worker sees that the job was revoked; from here it looked begun just before that."""
     async with PlayedPool(2) as pool:
         first, second = await pool.up()
         runs = [run_of(number) for number in range(4)]
@@ -1001,10 +1001,10 @@ async def test_the_memory_of_a_dead_worker_lives_as_long_as_what_refers_to_it():
         await settle()
         following = pool.children[-1]
         assert following.region != region
-        (parcel,) = run.outcomes
-        assert (parcel.open()["x"] == 7).all()
+        (payload,) = run.outcomes
+        assert (payload.open()["x"] == 7).all()
         pool.owner.finished.clear()
-        del run, parcel
+        del run, payload
         assert pool.memory.used == 0
         following.dies()
         await settle()
@@ -1050,10 +1050,10 @@ async def test_a_worker_is_told_what_is_free_with_its_next_job():
             (job,) = child.take()
             child.answers(job)
             await settle()
-            (parcel,) = run.outcomes
-            assert parcel.sealed.buffers != [], "there is room"
+            (payload,) = run.outcomes
+            assert payload.serialized.buffers != [], "there is room"
             pool.owner.finished.clear()
-            del run, parcel
+            del run, payload
         assert pool.memory.used == 0
 
 

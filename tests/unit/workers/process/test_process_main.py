@@ -29,7 +29,7 @@ from pipeline.workers.process.wire import (
     framed,
 )
 from pipeline.workers.shm.arena import Arena
-from pipeline.workers.shm.payload import seal, unseal
+from pipeline.workers.shm.payload import deserialize, serialize
 from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
@@ -114,13 +114,13 @@ class Home:
     def job(self, *payloads, log_id=0) -> WireJob:
         number = next(self.numbers)
         samples = [
-            WireItem(number * 100 + place, log_id, {"read": self.sealed(payload)})
-            for place, payload in enumerate(payloads)
+            WireItem(number * 100 + slot, log_id, {"read": self.serialized(payload)})
+            for slot, payload in enumerate(payloads)
         ]
         return WireJob(number, samples)
 
-    def sealed(self, payload):
-        return seal(payload, self.memory, self.arena)
+    def serialized(self, payload):
+        return serialize(payload, self.memory, self.arena)
 
     def send(self, *jobs, freed=()):
         self.sock.sendall(framed(Jobs(list(jobs), list(freed))))
@@ -137,7 +137,7 @@ class Home:
 
     def opened(self, result):
         return [
-            unseal(outcome.payload, self.arena)
+            deserialize(outcome.payload, self.arena)
             if outcome.payload is not None
             else error_from_fields(outcome.error.name, outcome.error.code, outcome.error.text)
             for outcome in result.outcomes
@@ -280,7 +280,7 @@ def test_what_is_large_comes_in_shared_memory_and_is_the_users_own():
         (result,), _ = home.results()
         assert [block.region for block in result.outcomes[0].payload.buffers] == [home.region]
         assert (home.opened(result)[0]["x"] == BIG + 1).all()
-        assert (unseal(job.items[0].inputs["read"], home.arena)["x"] == BIG).all()
+        assert (deserialize(job.items[0].inputs["read"], home.arena)["x"] == BIG).all()
 
 
 def test_blocks_that_the_server_has_freed_are_used_again():
@@ -289,8 +289,8 @@ def test_blocks_that_the_server_has_freed_are_used_again():
         freed = []
         seen = set()
         for _ in range(50):  # 3 MiB through a region of 1 MiB
-            parcel = home.memory.parcel(home.sealed({"x": BIG}))
-            job = WireJob(next(home.numbers), [WireItem(1, 0, {"read": parcel.sealed})])
+            payload = home.memory.payload(home.serialized({"x": BIG}))
+            job = WireJob(next(home.numbers), [WireItem(1, 0, {"read": payload.serialized})])
             home.send(job, freed=freed)
             (result,), _ = home.results()
             freed = result.outcomes[0].payload.buffers
@@ -304,8 +304,8 @@ def test_without_room_it_goes_in_band():
         home.ready()
         lengths = []
         for _ in range(20):
-            parcel = home.memory.parcel(home.sealed({"x": BIG}))
-            home.send(WireJob(next(home.numbers), [WireItem(1, 0, {"read": parcel.sealed})]))
+            payload = home.memory.payload(home.serialized({"x": BIG}))
+            home.send(WireJob(next(home.numbers), [WireItem(1, 0, {"read": payload.serialized})]))
             (result,), _ = home.results()
             assert (home.opened(result)[0]["x"] == BIG).all()
             lengths.append(len(result.outcomes[0].payload.buffers))
@@ -447,7 +447,7 @@ def test_jobs_that_were_recalled_are_skipped_and_reported():
     with Home(Waits("op")) as home:
         home.ready().send(*[home.job({"x": number}) for number in range(4)])
         assert entered.wait(20)
-        assert home.status.recall(3) == 1
+        assert home.status.revoke(3) == 1
         release.set()
         results, skipped = [], []
         while len(results) + len(skipped) < 4:
@@ -517,7 +517,7 @@ def test_the_deadline_of_a_request_comes_along():
             return {"ends": [call_deadline()]}, 0, ""
 
     with Home(Deadline("op")) as home:
-        sealed = home.ready().sealed({"x": [1]})
-        home.send(WireJob(1, [WireItem(1, 0, {"read": sealed}, 1234.5)]))
+        serialized = home.ready().serialized({"x": [1]})
+        home.send(WireJob(1, [WireItem(1, 0, {"read": serialized}, 1234.5)]))
         (result,), _ = home.results()
         assert home.opened(result)[0] == {"ends": [1234.5]}

@@ -35,19 +35,19 @@ MIB = 2**20
 
 numbers = st.integers(0, 2**32)
 blocks = st.builds(Block, numbers, numbers, numbers)
-sealed = st.builds(
+serialized = st.builds(
     SerializedPayload, st.binary(max_size=50), st.lists(blocks, max_size=3), st.booleans()
 )
 samples = st.builds(
     WireItem,
     st.integers(0, 10**18),
     st.integers(-(2**63), 2**64 - 1),
-    st.dictionaries(st.text(max_size=5), sealed, max_size=3),
+    st.dictionaries(st.text(max_size=5), serialized, max_size=3),
 )
 jobs = st.builds(WireJob, numbers, st.lists(samples, max_size=3))
 works = st.builds(Jobs, st.lists(jobs, max_size=3), st.lists(blocks, max_size=3))
 errors = st.builds(ErrorFields, st.text(), st.integers(-(2**63), 2**63 - 1), st.text())
-outcomes = st.builds(ItemOutcome, sealed) | st.builds(ItemOutcome, error=errors)
+outcomes = st.builds(ItemOutcome, serialized) | st.builds(ItemOutcome, error=errors)
 results = st.builds(Result, numbers, st.lists(outcomes, max_size=3), st.booleans(), *[numbers] * 4)
 reports = st.builds(
     WorkerReport,
@@ -297,7 +297,7 @@ def test_a_worker_reads_its_hello_and_then_what_is_there(pair):
     server, link = pair
     work = Jobs([WireJob(1, [])], [])
     server.sendall(framed(Init(3)) + framed(work) + framed(work)[:7])
-    assert link.hello() == Init(3)
+    assert link.init() == Init(3)
     assert link.next() == work
     assert link.next_if_there() is None
     server.sendall(framed(work)[7:] + framed(work))
@@ -320,7 +320,7 @@ def test_a_worker_whose_server_is_gone_before_the_hello_learns_it(pair):
     server.sendall(framed(Init(3))[:-1])
     server.close()
     with pytest.raises(EOFError):
-        link.hello()
+        link.init()
 
 
 def test_records_of_all_threads_arrive_in_whole_frames(pair):

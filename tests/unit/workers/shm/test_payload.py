@@ -24,15 +24,15 @@ from pipeline.workers.shm.payload import (
     THRESHOLD,
     SerializedPayload,
     SharedPayload,
-    seal,
-    unseal,
+    deserialize,
+    serialize,
 )
 
 LARGE = 2 * THRESHOLD
 
 
 class Shared:
-    """An arena with one region to seal into; can be told to have no room now and then."""
+    """An arena with one region to serialize into; can be told to have no room now and then."""
 
     def __init__(self, region_bytes: int = 2**22) -> None:
         self.arena = Arena(region_bytes)
@@ -46,11 +46,11 @@ class Shared:
     def free(self, block: Block) -> None:
         self.region.free(block)
 
-    def seal(self, payload: Any, threshold: int = THRESHOLD) -> SerializedPayload:
-        return seal(payload, self, self.arena, threshold)
+    def serialize(self, payload: Any, threshold: int = THRESHOLD) -> SerializedPayload:
+        return serialize(payload, self, self.arena, threshold)
 
-    def give_back(self, sealed: SerializedPayload) -> None:
-        for block in sealed.buffers:
+    def give_back(self, serialized: SerializedPayload) -> None:
+        for block in serialized.buffers:
             self.region.free(block)
 
 
@@ -62,15 +62,15 @@ def shared() -> Iterator[Shared]:
     shared.arena.close()
 
 
-def over_the_wire(sealed: SerializedPayload) -> SerializedPayload:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(sealed), type=SerializedPayload)
+def over_the_wire(serialized: SerializedPayload) -> SerializedPayload:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(serialized), type=SerializedPayload)
 
 
 def travel(shared: Shared, payload: Any, threshold: int = THRESHOLD) -> Any:
     """Seal, open, give back."""
-    sealed = over_the_wire(shared.seal(payload, threshold))
-    opened = unseal(sealed, shared.arena)
-    shared.give_back(sealed)
+    serialized = over_the_wire(shared.serialize(payload, threshold))
+    opened = deserialize(serialized, shared.arena)
+    shared.give_back(serialized)
     assert shared.region.used == 0
     return opened
 
@@ -131,14 +131,14 @@ PAYLOADS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5) | VALUES
 def test_every_payload_arrives_as_it_was(payload, threshold, refuses):
     shared, before = Shared(), pickle.dumps(payload)
     shared.refuses = iter(refuses)
-    sealed = over_the_wire(shared.seal(payload, threshold))
+    serialized = over_the_wire(shared.serialize(payload, threshold))
     assert pickle.dumps(payload) == before
-    found = [unseal(sealed, shared.arena) for _ in range(2)]
-    for block in sealed.buffers:  # what was opened is private: it survives the block's next use
+    found = [deserialize(serialized, shared.arena) for _ in range(2)]
+    for block in serialized.buffers:  # what was opened is private: it survives the block's next use
         shared.arena.read(block)[:] = b"\xff" * block.size
     assert_same(payload, found[0])
     assert_same(payload, found[1])
-    shared.give_back(sealed)
+    shared.give_back(serialized)
     assert shared.region.used == 0
     shared.arena.close()
 
@@ -147,8 +147,8 @@ def test_every_payload_arrives_as_it_was(payload, threshold, refuses):
 @given(PAYLOADS)
 def test_a_payload_that_is_only_looked_at_is_the_same_too(payload):
     shared = Shared()
-    sealed = shared.seal(payload, 1)
-    assert_same(payload, unseal(sealed, shared.arena, copy=False), is_private=False)
+    serialized = shared.serialize(payload, 1)
+    assert_same(payload, deserialize(serialized, shared.arena, copy=False), is_private=False)
     shared.arena.close()
 
 
@@ -179,32 +179,32 @@ def test_a_payload_that_is_only_looked_at_is_the_same_too(payload):
 )
 def test_what_is_large_travels_in_shared_memory(shared, around, large):
     payload = around(large)
-    sealed = shared.seal(payload)
-    assert len(sealed.data) < 1000
-    assert len(sealed.buffers) == 1
-    assert_same(payload, unseal(sealed, shared.arena))
+    serialized = shared.serialize(payload)
+    assert len(serialized.data) < 1000
+    assert len(serialized.buffers) == 1
+    assert_same(payload, deserialize(serialized, shared.arena))
 
 
 def test_an_array_far_down_travels_in_shared_memory(shared):
     payload = {"x": [[{"y": np.arange(LARGE)}]]}
-    sealed = shared.seal(payload)
-    assert len(sealed.data) < 1000
-    found = unseal(sealed, shared.arena)
+    serialized = shared.serialize(payload)
+    assert len(serialized.data) < 1000
+    found = deserialize(serialized, shared.arena)
     assert_same(payload, found)
     found["x"][0][0]["y"][:] = 0
 
 
 def test_a_short_payload_is_pickled_as_it_is(shared):
     payload = {"a": "text", "b": b"bytes", "c": [1, 2.5], "d": None}
-    assert shared.seal(payload) == SerializedPayload(pickle.dumps(payload, 5))
+    assert shared.serialize(payload) == SerializedPayload(pickle.dumps(payload, 5))
 
 
 def test_without_room_everything_travels_in_the_pickle():
     shared = Shared(2**14)
     payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": "x" * LARGE, "d": [[np.ones(LARGE)]]}
-    sealed = shared.seal(payload)
-    assert sealed.buffers == []
-    assert_same(payload, unseal(sealed, shared.arena))
+    serialized = shared.serialize(payload)
+    assert serialized.buffers == []
+    assert_same(payload, deserialize(serialized, shared.arena))
     shared.arena.close()
 
 
@@ -212,8 +212,8 @@ def test_without_room_everything_travels_in_the_pickle():
 def test_an_array_may_be_written_to_and_owns_its_memory(shared, count):
     source = np.arange(count)
     source.flags.writeable = False
-    sealed = shared.seal({"x": source, "y": [source]})
-    first, second = unseal(sealed, shared.arena), unseal(sealed, shared.arena)
+    serialized = shared.serialize({"x": source, "y": [source]})
+    first, second = deserialize(serialized, shared.arena), deserialize(serialized, shared.arena)
     for array in (first["x"], first["y"][0]):
         assert array.flags.owndata
         array[:] = -1
@@ -222,8 +222,8 @@ def test_an_array_may_be_written_to_and_owns_its_memory(shared, count):
 
 @pytest.mark.parametrize("count", [4, LARGE])
 def test_without_copying_an_array_is_a_read_only_view(shared, count):
-    sealed = shared.seal({"x": np.arange(count), "y": [[np.arange(count)]]})
-    found = unseal(sealed, shared.arena, copy=False)
+    serialized = shared.serialize({"x": np.arange(count), "y": [[np.arange(count)]]})
+    found = deserialize(serialized, shared.arena, copy=False)
     assert not found["x"].flags.writeable
     memory = np.frombuffer(shared.arena.view(0), np.uint8)
     assert np.shares_memory(found["x"], memory) == (count == LARGE)
@@ -284,9 +284,9 @@ class Picture:
 
 
 def test_objects_of_the_users_classes_arrive(shared):
-    sealed = shared.seal(Picture(np.arange(LARGE), "cat"))
-    assert len(sealed.data) < 1000
-    found = unseal(sealed, shared.arena)
+    serialized = shared.serialize(Picture(np.arange(LARGE), "cat"))
+    assert len(serialized.data) < 1000
+    found = deserialize(serialized, shared.arena)
     assert type(found) is Picture
     assert_same(vars(found), {"pixels": np.arange(LARGE), "name": "cat"})
 
@@ -305,9 +305,9 @@ class Interrupts:
 
 
 def test_a_lambda_arrives_beside_what_is_large(shared):
-    sealed = shared.seal({"f": lambda x: x + 1, "large": np.arange(LARGE)})
-    assert len(sealed.buffers) == 1
-    found = unseal(sealed, shared.arena)
+    serialized = shared.serialize({"f": lambda x: x + 1, "large": np.arange(LARGE)})
+    assert len(serialized.buffers) == 1
+    found = deserialize(serialized, shared.arena)
     assert list(found) == ["f", "large"]
     assert found["f"](1) == 2
     assert_same(found["large"], np.arange(LARGE))
@@ -343,7 +343,7 @@ def test_an_object_beside_a_lambda_keeps_its_class(shared):
 )
 def test_what_cannot_travel_is_named(shared, payload, told):
     with pytest.raises(PayloadTypeError, match=told + ".*workers: thread"):
-        shared.seal(payload)
+        shared.serialize(payload)
 
 
 @pytest.mark.parametrize("culprit", [KeepsToItself(), Interrupts()], ids=["error", "interrupt"])
@@ -351,7 +351,7 @@ def test_nothing_is_left_in_memory_when_sealing_fails(shared, culprit):
     payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": [[np.arange(LARGE), culprit]]}
     error = PayloadTypeError if isinstance(culprit, KeepsToItself) else KeyboardInterrupt
     with pytest.raises(error):
-        shared.seal(payload)
+        shared.serialize(payload)
     assert shared.region.used == 0
 
 
@@ -363,38 +363,38 @@ class NeedsTwo(Exception):
 
 
 def test_what_cannot_be_built_again_is_told(shared):
-    sealed = shared.seal({"error": NeedsTwo(1, 2)})
+    serialized = shared.serialize({"error": NeedsTwo(1, 2)})
     with pytest.raises(PayloadTypeError, match=r"cannot be unpickled.*two"):
-        unseal(sealed, shared.arena)
+        deserialize(serialized, shared.arena)
 
 
 # Between processes --------------------------------------------------------------------------
 
 
-# Parcel -------------------------------------------------------------------------------------
+# SharedPayload ----------------------------------------------------------------------------------
 
 
 def test_a_parcel_gives_its_blocks_back_once_when_the_last_reference_goes(shared):
     released: list[Block] = []
-    sealed = shared.seal({"x": b"x" * LARGE, "y": np.arange(LARGE)})
-    parcel: SharedPayload | None = SharedPayload(sealed, shared.arena, released.extend)
-    another = parcel
-    del parcel
+    serialized = shared.serialize({"x": b"x" * LARGE, "y": np.arange(LARGE)})
+    payload: SharedPayload | None = SharedPayload(serialized, shared.arena, released.extend)
+    another = payload
+    del payload
     assert released == []
     assert another.open() == {"x": b"x" * LARGE, "y": pytest.approx(np.arange(LARGE))}
     del another
-    assert released == sealed.buffers
-    shared.give_back(sealed)
+    assert released == serialized.buffers
+    shared.give_back(serialized)
     assert shared.region.used == 0
 
 
 def test_a_parcel_may_go_in_any_thread(shared):
     released: list[tuple[int, list[Block]]] = []
-    sealed = shared.seal({"x": b"x" * LARGE})
+    serialized = shared.serialize({"x": b"x" * LARGE})
     holders = [
         [
             SharedPayload(
-                sealed,
+                serialized,
                 shared.arena,
                 lambda blocks: released.append((threading.get_ident(), blocks)),
             )
@@ -404,30 +404,30 @@ def test_a_parcel_may_go_in_any_thread(shared):
     thread.start()
     ident = thread.ident
     thread.join()
-    assert released == [(ident, sealed.buffers)]
+    assert released == [(ident, serialized.buffers)]
 
 
 def test_a_parcel_without_blocks_has_nothing_to_give_back(shared):
     released: list[list[Block]] = []
-    parcel = SharedPayload(shared.seal({"x": "short"}), shared.arena, released.append)
-    assert parcel.open() == {"x": "short"}
-    del parcel
+    payload = SharedPayload(shared.serialize({"x": "short"}), shared.arena, released.append)
+    assert payload.open() == {"x": "short"}
+    del payload
     assert released == []
 
 
 def test_every_opening_is_private(shared):
-    parcel = SharedPayload(shared.seal({"x": np.zeros(LARGE), "y": []}), shared.arena, len)
-    first = parcel.open()
+    payload = SharedPayload(shared.serialize({"x": np.zeros(LARGE), "y": []}), shared.arena, len)
+    first = payload.open()
     first["x"][:] = 1
     first["y"].append(1)
-    assert_same(parcel.open(), {"x": np.zeros(LARGE), "y": []})
+    assert_same(payload.open(), {"x": np.zeros(LARGE), "y": []})
 
 
 def test_opened_leaves_what_is_no_parcel_and_turns_failures_to_errors(shared):
     payload = {"x": 1}
     assert opened(payload) is payload
-    assert opened(SharedPayload(shared.seal(payload), shared.arena, len)) == payload
-    broken = SharedPayload(shared.seal({"error": NeedsTwo(1, 2)}), shared.arena, len)
+    assert opened(SharedPayload(shared.serialize(payload), shared.arena, len)) == payload
+    broken = SharedPayload(shared.serialize({"error": NeedsTwo(1, 2)}), shared.arena, len)
     assert isinstance(opened(broken), PayloadTypeError)
 
 
@@ -438,5 +438,5 @@ class EatsMemory:
 
 def test_without_memory_the_caller_is_told_to_come_back(shared):
     with pytest.raises(OverloadedError, match="not enough memory to send dict"):
-        shared.seal({"big": np.zeros(LARGE), "x": EatsMemory()})
+        shared.serialize({"big": np.zeros(LARGE), "x": EatsMemory()})
     assert shared.region.used == 0

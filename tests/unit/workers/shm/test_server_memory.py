@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import SerializedPayload, seal
+from pipeline.workers.shm.payload import SerializedPayload, serialize
 from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
@@ -23,7 +23,7 @@ def memory():
 
 
 def own_parcel(memory):
-    return memory.parcel(seal(BIG, memory, memory.arena))
+    return memory.payload(serialize(BIG, memory, memory.arena))
 
 
 class Writer:
@@ -34,8 +34,8 @@ class Writer:
         self.arena = memory.arena
         self.allocator = RegionAllocator(memory.arena.view(self.region), self.region)
 
-    def sealed(self, payload=BIG):
-        return seal(payload, self.allocator, self.arena)
+    def serialized(self, payload=BIG):
+        return serialize(payload, self.allocator, self.arena)
 
     def free(self, blocks):
         for block in blocks:
@@ -43,10 +43,10 @@ class Writer:
 
 
 def test_a_block_of_the_servers_own_is_free_when_its_parcel_is_gone(memory):
-    parcel = own_parcel(memory)
-    shared = parcel
+    payload = own_parcel(memory)
+    shared = payload
     assert memory.used == 1
-    del parcel
+    del payload
     assert memory.used == 1
     del shared
     assert memory.used == 0
@@ -54,15 +54,15 @@ def test_a_block_of_the_servers_own_is_free_when_its_parcel_is_gone(memory):
 
 def test_the_servers_own_region_is_filled_again_and_again(memory):
     for _ in range(200):
-        assert own_parcel(memory).sealed.buffers
+        assert own_parcel(memory).serialized.buffers
     assert memory.used == 0
 
 
 def test_what_finds_no_room_travels_in_band(memory):
-    parcels = [own_parcel(memory) for _ in range(40)]
+    payloads = [own_parcel(memory) for _ in range(40)]
     assert memory.used < 40
-    assert not parcels[-1].sealed.buffers
-    assert parcels[-1].open()["x"].nbytes == 40_000
+    assert not payloads[-1].serialized.buffers
+    assert payloads[-1].open()["x"].nbytes == 40_000
 
 
 def test_a_block_that_came_to_nothing_is_given_back(memory):
@@ -73,9 +73,9 @@ def test_a_block_that_came_to_nothing_is_given_back(memory):
 
 def test_a_worker_is_told_once_what_of_its_region_is_free(memory):
     worker = Writer(memory)
-    first, second = memory.parcel(worker.sealed()), memory.parcel(worker.sealed())
+    first, second = memory.payload(worker.serialized()), memory.payload(worker.serialized())
     assert memory.take_freed(worker.region) == []
-    blocks = list(first.sealed.buffers)
+    blocks = list(first.serialized.buffers)
     del first
     assert memory.take_freed(worker.region) == blocks
     assert memory.take_freed(worker.region) == []
@@ -87,8 +87,8 @@ def test_a_worker_is_told_once_what_of_its_region_is_free(memory):
 
 def test_parcels_may_go_in_any_thread(memory):
     worker = Writer(memory)
-    parcels = [memory.parcel(worker.sealed()) for _ in range(20)]
-    thread = threading.Thread(target=parcels.clear)
+    payloads = [memory.payload(worker.serialized()) for _ in range(20)]
+    thread = threading.Thread(target=payloads.clear)
     thread.start()
     thread.join()
     assert len(memory.take_freed(worker.region)) == 20
@@ -102,8 +102,8 @@ def test_the_region_of_a_worker_that_ended_is_used_again(memory):
 
 def test_the_region_of_a_worker_that_ended_waits_for_its_last_parcel(memory):
     worker = Writer(memory)
-    first = memory.parcel(worker.sealed({"x": np.full(40_000, 7, np.uint8)}))
-    second = memory.parcel(worker.sealed())
+    first = memory.payload(worker.serialized({"x": np.full(40_000, 7, np.uint8)}))
+    second = memory.payload(worker.serialized())
     memory.close_region(worker.region)
     following = memory.open_region()
     assert following != worker.region
@@ -117,8 +117,8 @@ def test_the_region_of_a_worker_that_ended_waits_for_its_last_parcel(memory):
 
 def test_blocks_that_were_free_but_not_looked_at_when_the_worker_ended_count(memory):
     worker = Writer(memory)
-    parcel = memory.parcel(worker.sealed())
-    del parcel  # nobody has looked
+    payload = memory.payload(worker.serialized())
+    del payload  # nobody has looked
     memory.close_region(worker.region)
     memory.alloc(1)
     following = Writer(memory)
@@ -127,26 +127,26 @@ def test_blocks_that_were_free_but_not_looked_at_when_the_worker_ended_count(mem
 
 
 def test_parcels_that_outlive_the_memory_do_no_harm(memory):
-    parcel = own_parcel(memory)
+    payload = own_parcel(memory)
     memory.close()
-    del parcel
+    del payload
 
 
 def test_a_parcel_without_blocks_is_no_concern_of_the_memory(memory):
-    parcel = memory.parcel(SerializedPayload(b"x"))
+    payload = memory.payload(SerializedPayload(b"x"))
     assert memory.used == 0
-    del parcel
+    del payload
     assert memory.used == 0
 
 
 class Lives(RuleBasedStateMachine):
-    """Workers come and go, parcels live as long as they like: nothing is lost or freed twice.
+    """Workers come and go, payloads live as long as they like: nothing is lost or freed twice.
 
     A block that is freed twice, or of another life of its region, makes the allocator of the
-    worker raise; what a parcel holds is looked at as long as it lives.
+    worker raise; what a payload holds is looked at as long as it lives.
     """
 
-    workers, parcels = Bundle("workers"), Bundle("parcels")
+    workers, payloads = Bundle("workers"), Bundle("payloads")
 
     def __init__(self):
         super().__init__()
@@ -164,19 +164,19 @@ class Lives(RuleBasedStateMachine):
         self.alive[worker.region] = worker
         return worker
 
-    @rule(target=parcels, worker=workers)
+    @rule(target=payloads, worker=workers)
     def report(self, worker):
         self.serial += 1
         fill = self.serial % 251
         if self.alive.get(worker.region) is not worker:
             return None
-        sealed = worker.sealed({"x": np.full(20_000, fill, np.uint8)})
-        if not sealed.buffers:
+        serialized = worker.serialized({"x": np.full(20_000, fill, np.uint8)})
+        if not serialized.buffers:
             return None
-        self.counted[self.serial] = [worker.region, self.memory.parcel(sealed), fill]
+        self.counted[self.serial] = [worker.region, self.memory.payload(serialized), fill]
         return self.serial
 
-    @rule(serial=consumes(parcels))
+    @rule(serial=consumes(payloads))
     def drop(self, serial):
         self.counted.pop(serial, None)
 
@@ -201,8 +201,8 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def every_parcel_holds_what_it_held(self):
-        for _, parcel, fill in self.counted.values():
-            assert (parcel.open()["x"] == fill).all()
+        for _, payload, fill in self.counted.values():
+            assert (payload.open()["x"] == fill).all()
 
     def teardown(self):
         self.counted.clear()

@@ -37,7 +37,7 @@ from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers.shm import pickling
 from pipeline.workers.shm import unpickling as opening
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import SerializedPayload, seal, unseal
+from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
 from pipeline.workers.shm.pickling import dilled, dumps
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.shm.unpickling import NotDataError, data_of
@@ -226,10 +226,10 @@ def test_our_own_way_builds_no_objects_on_bytes():
     with pytest.raises(pickle.UnpicklingError, match="object"):
         data_of(pickle.dumps(Calls(pickling._built, *told), 5))
     arena = Arena(2**20)
-    lifted = ({"x": None}, [], [], True)
-    lifted[1].append((lifted[0], "x", "O", (1,), "C", told[2]))
+    out_of_band = ({"x": None}, [], [], True)
+    out_of_band[1].append((out_of_band[0], "x", "O", (1,), "C", told[2]))
     with pytest.raises(PayloadTypeError, match="object"):
-        unseal(SerializedPayload(pickle.dumps(lifted, 5), [], True), arena)
+        deserialize(SerializedPayload(pickle.dumps(out_of_band, 5), [], True), arena)
     arena.close()
 
 
@@ -250,14 +250,14 @@ def test_a_parcel_of_a_worker_is_opened_so_and_its_error_names_the_op():
     arena = Arena(2**20)
     memory, region = ServerMemory(arena), arena.new_region()
     worker = RegionAllocator(arena.view(region), region)
-    sealed = seal({"x": [Calls(os.getpid)], "large": np.zeros(2**15)}, worker, arena)
+    serialized = serialize({"x": [Calls(os.getpid)], "large": np.zeros(2**15)}, worker, arena)
     with pytest.raises(PayloadTypeError, match=r"^\[cut\] the answer has posix\.getpid in it"):
-        memory.parcel(sealed, "cut").open()
+        memory.payload(serialized, "cut").open()
     with pytest.raises(PayloadTypeError, match=r"^the answer has"):
-        memory.parcel(sealed).open(copy=False)
-    own = memory.seal({"x": [Calls(os.getpid)]})
+        memory.payload(serialized).open(copy=False)
+    own = memory.serialize({"x": [Calls(os.getpid)]})
     assert own.open() == {"x": [os.getpid()]}, "nobody else has had it"
     trusting = ServerMemory(arena, trusts_workers=True)
-    assert trusting.parcel(sealed, "cut").open()["x"] == [os.getpid()]
+    assert trusting.payload(serialized, "cut").open()["x"] == [os.getpid()]
     del own
     arena.close()

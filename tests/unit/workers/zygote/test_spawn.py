@@ -20,8 +20,8 @@ def main(*args):
     """A child's main that the test never runs."""
 
 
-def shipped(*mains):
-    fd = zygote_spawn.pack(mains)
+def shipped(*entry_points):
+    fd = zygote_spawn.pack(entry_points)
     try:
         return msgspec.msgpack.decode(os.pread(fd, 1 << 20, 0), type=Shipment)
     finally:
@@ -38,7 +38,7 @@ def module(tmp_path, monkeypatch):
 
 def test_a_module_goes_by_its_name_whatever_is_in_it(module):
     cargo = shipped(functools.partial(main, module))
-    ((unpacked,), _) = dill.loads(cargo.mains)
+    ((unpacked,), _) = dill.loads(cargo.entry_points)
     assert unpacked.args[0] is module
 
 
