@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from pipeline.engine.load_shedding import Throughput, seconds_over
-from pipeline.engine.request import Phase, RequestState
+from pipeline.engine.request import QUEUED, RequestState
 from pipeline.errors import OverloadedError
 
 
@@ -116,7 +116,7 @@ class AdmissionController:
             self.active.add(request)
             self._enter(request)
         else:
-            request.advance(Phase.QUEUED)
+            request.advance(QUEUED)
             self._queue[request] = None
             self._count()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.executor import DispatchCycle, Executor, own_dict
+from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import (
     Deadline,
     Filter,
@@ -25,7 +24,7 @@ from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.pack_jobs import Packer, Unpacker, channel_data, refusal
 from pipeline.engine.payload import opened
-from pipeline.engine.request import Phase, RequestState, RequestTarget
+from pipeline.engine.request import ACTIVE, ENDED, PACKING, RequestState, RequestTarget
 from pipeline.engine.sink import ResponseSink, ask
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
@@ -49,14 +48,6 @@ _LOGGER = logging.getLogger(__name__)
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
 _JOIN_TIMEOUT_S = 5.0
-
-
-class _Life(enum.IntEnum):
-    """State of an engine, whether or not it has started."""
-
-    SERVING = 0
-    LEAVING = 1  # not ready any more, but works on
-    CLOSING = 2  # refuses what comes
 
 
 class Engine:
@@ -111,7 +102,7 @@ class Engine:
         self._on_readiness = on_readiness
         self._was_ready = False
         self._ids = itertools.count(*numbering)
-        self._life = _Life.SERVING
+        self._is_leaving = self._is_closing = False
         self._init_error = ""
         self._all_answered = asyncio.Event()
 
@@ -123,7 +114,7 @@ class Engine:
         if observers.profile is not None:
             filters.append(ProfileFilter(observers.profile, observers.clock_ns))
         if config.dag.retry > 1:
-            filters.append(RequestRetry(config.dag.retry, self._start_over))
+            filters.append(RequestRetry(config.dag.retry, self.executor.start_over))
         return filters
 
     # Life -----------------------------------------------------------------------------------
@@ -151,7 +142,7 @@ class Engine:
         """Whether every worker of every Op takes work."""
         return (
             self._admission.is_open
-            and self._life is _Life.SERVING
+            and not self._is_leaving
             and all(node.workers.is_ready for node in self.executor.nodes.values())
         )
 
@@ -188,7 +179,7 @@ class Engine:
 
     def leave(self) -> None:
         """Say not ready for good; go on working."""
-        self._life = max(self._life, _Life.LEAVING)
+        self._is_leaving = True
         self.workers_changed()
 
     async def stop(self, grace_s: float) -> int:
@@ -196,8 +187,8 @@ class Engine:
 
         Without workers nobody waits. Returns the number of worker threads that did not end.
         """
-        self._life = _Life.CLOSING
-        self.workers_changed()
+        self._is_closing = True
+        self.leave()
         if not self._admission.is_empty:
             try:
                 await asyncio.wait_for(
@@ -252,7 +243,7 @@ class Engine:
         if target is not None:
             request.rows = target.rows
         try:
-            if self._life is _Life.CLOSING:
+            if self._is_closing:
                 raise self._closed_error()
             for look in self._filters.on_request:
                 look(request)
@@ -280,7 +271,7 @@ class Engine:
 
     def cancel(self, request: RequestState) -> None:
         """Drop a request whose caller has left; does nothing once it is answered."""
-        if request.phase is not Phase.ENDED:
+        if request.phase is not ENDED:
             error = ClosedError("the caller cancelled the request")
             self._abandon(request, error, Outcome.CANCELED)
             self._end(request)
@@ -293,12 +284,12 @@ class Engine:
 
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
         """Answer a request that is not admitted, which nobody is told of."""
-        request.advance(Phase.ENDED)
+        request.advance(ENDED)
         request.sink.end(refusal(request, error))
 
     def _enter(self, request: RequestState) -> None:
         """Unpack a request that is admitted."""
-        request.advance(Phase.ACTIVE)
+        request.advance(ACTIVE)
         request.admitted_ns = self._observers.clock_ns()
         if request.target is not None and request.target.payload is not None:
             request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
@@ -311,17 +302,11 @@ class Engine:
             look(request, payload)
         self.executor.start(request, payload)
 
-    def _start_over(self, request: RequestState) -> bool:
-        if self._life is _Life.CLOSING:
-            return False
-        self.executor.start_over(request, own_dict(request.payload))
-        return True
-
     # Out ------------------------------------------------------------------------------------
 
     def _complete(self, request: RequestState, answer: Any) -> None:
         """Pack the last Op's payload, or an error in its place."""
-        if request.phase is not Phase.ACTIVE:
+        if request.phase is not ACTIVE:
             return
         target = request.target
         wants_response = target is None or target.wants_response
@@ -331,10 +316,10 @@ class Engine:
             payload = opened(answer, copy=not (self._packer.is_inline and wants_response))
         if isinstance(payload, PipelineError):
             payload, error = None, payload
-            for look in self._filters.on_error:
+            for look in self._filters.on_error if not self._is_closing else ():
                 if look(request, error):
                     return
-        request.advance(Phase.PACKING)
+        request.advance(PACKING)
         request.generation = RequestState.OVER
         request.completed_ns = self._observers.clock_ns()
         if error is not None:
@@ -352,21 +337,21 @@ class Engine:
         self, request: RequestState, error: PipelineError, outcome: Outcome = Outcome.OTHER
     ) -> None:
         """Answer with `error` at once, without waiting for anybody's code."""
-        if request.phase is not Phase.ENDED:
+        if request.phase is not ENDED:
             self._abandon(request, error, outcome)
             self._answer(request, refusal(request, error))
 
     def _abandon(self, request: RequestState, error: PipelineError, outcome: Outcome) -> None:
         """Drop a request; also one that went well ends badly if it is still being packed."""
         request.blame(error, outcome)
-        if request.phase is not Phase.PACKING:
+        if request.phase is not PACKING:
             request.generation = RequestState.OVER
             request.completed_ns = self._observers.clock_ns()
             self.executor.drop(request)
 
     def _answer(self, request: RequestState, answer: Any) -> None:
         """Give a request its answer, unless it is over already."""
-        if request.phase is Phase.ENDED:
+        if request.phase is ENDED:
             return
         message = answer.head if type(answer) is LargeResponse else answer
         if type(message) is Response and message.err_no and request.error is None:
@@ -382,7 +367,7 @@ class Engine:
 
     def _end(self, request: RequestState) -> None:
         """Tell how a request ended, and give its place to the next one that waits."""
-        request.advance(Phase.ENDED)
+        request.advance(ENDED)
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
         op = request.target.op if request.target is not None else None
@@ -391,7 +376,7 @@ class Engine:
         for look in self._filters.on_end:
             look(request)
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)
-        if self._life is _Life.CLOSING and self._admission.is_empty:
+        if self._is_closing and self._admission.is_empty:
             self._all_answered.set()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.registry import find
+from pipeline.engine.executor import own_dict
 from pipeline.engine.journal import Outcome
 from pipeline.engine.request import RequestState
 from pipeline.errors import ConfigError, DeadlineError, NoServiceError, PipelineError
@@ -46,7 +47,7 @@ class Filter:
         """Look at what was unpacked of a request, before the first Ops get it."""
 
     def on_error(self, request: RequestState, error: PipelineError) -> bool:
-        """Return whether a request that failed in the graph was started over."""
+        """Return whether a request that failed was started over; not asked while stopping."""
         return False
 
     def on_answer(self, request: RequestState, answer: Any) -> Any:
@@ -173,19 +174,22 @@ class RequestRetry(Filter):
 
     Args:
         attempts: of a request, the first included.
-        start_over: starts a request with a payload; False: it cannot.
+        start_over: starts a request with a payload.
     """
 
-    def __init__(self, attempts: int, start_over: Callable[[RequestState], bool]) -> None:
+    def __init__(self, attempts: int, start_over: Callable[[RequestState, Any], None]) -> None:
         self._attempts = attempts
         self._start_over = start_over
 
     def on_input(self, request: RequestState, payload: Any) -> None:
-        request.payload = dict(payload) if isinstance(payload, dict) else payload
+        request.payload = own_dict(payload)
 
     def on_error(self, request: RequestState, error: PipelineError) -> bool:
         has_attempts = request.generation + 1 < self._attempts
-        return isinstance(error, DeadlineError) and has_attempts and self._start_over(request)
+        if not (has_attempts and isinstance(error, DeadlineError)):
+            return False
+        self._start_over(request, own_dict(request.payload))
+        return True
 
 
 class Trace(Filter):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
-from pipeline.engine.request import Phase, RequestState
+from pipeline.engine.request import ACTIVE, ENDED, RequestState
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PackageError, PipelineError, described
 from pipeline.op import (
@@ -75,14 +75,11 @@ class PackJob:
         return not self._is_wanted()
 
     def _is_wanted(self) -> bool:
-        return self.request.phase is not Phase.ENDED
+        return self.request.phase is not ENDED
 
 
 class PackRunner:
     """Owner of the workers of unpack or pack, which are always threads."""
-
-    def __init__(self, done: Callable[[Worker, PackJob], None]) -> None:
-        self.done = done
 
     def lost(self, job: PackJob, error: PipelineError) -> None:
         """Ignore it: threads lose no job."""
@@ -91,7 +88,7 @@ class PackRunner:
         """Ignore it: unpacking and packing count for nothing in the server's readiness."""
 
 
-class Unpacker:
+class Unpacker(PackRunner):
     """The RequestOp's side: makes payloads of requests.
 
     Args:
@@ -113,7 +110,7 @@ class Unpacker:
         self._failed = failed
         self._is_ours = not overrides(op, "unpack_request_package")
         self._is_inline = runs_on_the_loop(op, "unpack_request_package")
-        self.workers: Workers = make_workers(op, PackRunner(self._done))
+        self.workers: Workers = make_workers(op, self)
 
     def unpack(self, request: RequestState) -> None:
         """Unpack a request, at once if it is quick."""
@@ -146,8 +143,9 @@ class Unpacker:
         except Exception as error:  # as in `unpack`
             return _refused(error)
 
-    def _done(self, worker: Worker, job: PackJob) -> None:
-        if job.request.phase is Phase.ACTIVE:
+    def done(self, worker: Worker, job: PackJob) -> None:
+        """Pass on what a thread unpacked, if the request still waits for it."""
+        if job.request.phase is ACTIVE:
             self._take(job.request, job.result)
 
     def _take(self, request: RequestState, unpacked: Any) -> None:
@@ -164,7 +162,7 @@ class Unpacker:
         self._unpacked(request, payload)
 
 
-class Packer:
+class Packer(PackRunner):
     """The ResponseOp's side: makes responses of answers.
 
     Args:
@@ -185,7 +183,7 @@ class Packer:
         self._packed = packed
         self._limits = limits
         self.is_inline: bool = runs_on_the_loop(op, "pack_response_package")
-        self.workers: Workers = make_workers(op, PackRunner(self._done))
+        self.workers: Workers = make_workers(op, self)
 
     def pack(self, request: RequestState, data: ChannelData, keeps: Any) -> None:
         """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`."""
@@ -214,7 +212,8 @@ class Packer:
         except Exception as error:  # as in `pack`
             return _packing_error(data, error)
 
-    def _done(self, worker: Worker, job: PackJob) -> None:
+    def done(self, worker: Worker, job: PackJob) -> None:
+        """Pass on what a thread packed."""
         response = job.result
         if isinstance(response, PipelineError):
             response = pack_error(ChannelData(job.argument.data_id, error=response))

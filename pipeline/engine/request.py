@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from pipeline.op import Op
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.engine import Engine
     from pipeline.engine.sink import ResponseSink
 
 _LOGGER = logging.getLogger(__name__)
@@ -57,11 +58,13 @@ class Phase(enum.IntEnum):
     ENDED = 4  # answered, or its caller has left
 
 
+ARRIVED, QUEUED, ACTIVE, PACKING, ENDED = Phase  # an Enum's own attributes are slow to get at
+
 LEGAL_STEPS: tuple[tuple[Phase, ...], ...] = (
-    (Phase.QUEUED, Phase.ACTIVE, Phase.ENDED),  # of ARRIVED
-    (Phase.ACTIVE, Phase.ENDED),  # of QUEUED
-    (Phase.PACKING, Phase.ENDED),  # of ACTIVE; a request that starts over stays there
-    (Phase.ENDED,),  # of PACKING
+    (QUEUED, ACTIVE, ENDED),  # of ARRIVED
+    (ACTIVE, ENDED),  # of QUEUED
+    (PACKING, ENDED),  # of ACTIVE; a request that starts over stays there
+    (ENDED,),  # of PACKING
     (),  # of ENDED
 )
 """The phases that may follow each; a tuple, since an Enum's hash takes a call of Python's."""
@@ -75,13 +78,6 @@ def report_illegal_step(request: RequestState, phase: Phase) -> None:
     _LOGGER.error(
         "(data_id=%d) illegal step from %s to %s", request.data_id, request.phase.name, phase.name
     )
-
-
-class RequestOwner(Protocol):
-    """The engine, as a request knows it."""
-
-    def cancel(self, request: RequestState) -> None:
-        """Drop a request whose caller has left."""
 
 
 class RequestState(msgspec.Struct, eq=False):
@@ -101,12 +97,12 @@ class RequestState(msgspec.Struct, eq=False):
 
     raw: Any
     sink: ResponseSink
-    owner: RequestOwner
+    engine: Engine
     data_id: int
     start_ns: int
     target: RequestTarget | None = None
     timeout_s: float | None = None
-    phase: Phase = Phase.ARRIVED
+    phase: Phase = ARRIVED
     log_id: int = 0
     generation: int = 0
     live: int = 0
@@ -138,7 +134,7 @@ class RequestState(msgspec.Struct, eq=False):
 
     def cancel(self) -> None:
         """Drop the request, whose caller has left; does nothing once it is answered."""
-        self.owner.cancel(self)
+        self.engine.cancel(self)
 
     def blame(self, error: PipelineError, outcome: Outcome) -> None:
         """Take down why the request fails, unless it has failed before."""

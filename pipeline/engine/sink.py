@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipeline.engine.request import RequestTarget
@@ -29,16 +30,8 @@ class RequestHandle(Protocol):
         """Drop the request, whose caller has left; does nothing once it is answered."""
 
 
-class Begin(Protocol):
-    """`Engine.begin`."""
-
-    def __call__(
-        self,
-        raw: Any,
-        timeout_s: float | None,
-        target: RequestTarget | None,
-        sink: ResponseSink,
-    ) -> RequestHandle: ...
+Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], RequestHandle]
+"""`Engine.begin`: (raw, timeout_s, target, sink) -> the request."""
 
 
 class UnarySink:
@@ -54,14 +47,16 @@ class UnarySink:
 class AnswerFuture(UnarySink, asyncio.Future[Any]):
     """Sink of a request whose answer is awaited; whoever cancels the future cancels the request."""
 
-    request: RequestHandle | None = None
+    __slots__ = ("request",)
+
+    request: RequestHandle | None
     end = asyncio.Future.set_result
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the request, too."""
         was_pending = super().cancel(msg)
-        if was_pending and self.request is not None:
-            self.request.cancel()
+        if was_pending and (request := getattr(self, "request", None)) is not None:
+            request.cancel()
         return was_pending
 
 

@@ -18,6 +18,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.engine import Engine
+from pipeline.engine.executor import Executor
 from pipeline.engine.filters import Deadline
 from pipeline.engine.journal import Outcome
 from pipeline.engine.schedulers.base import ReadyQueue
@@ -267,11 +268,11 @@ def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
     """`dag.retry` starts a request anew beside what is left of its first start."""
 
     def make(restart: Any) -> Any:
-        def hasty(self: Engine, request: Any) -> bool:
+        def hasty(self: Executor, request: Any, payload: Any) -> None:
             with mock.patch.object(OpDispatcher, "drop", return_value=None):
-                return bool(restart(self, request))
+                restart(self, request, payload)
 
         return hasty
 
-    with _wrapped(Engine, "_start_over", make):
+    with _wrapped(Executor, "start_over", make):
         yield

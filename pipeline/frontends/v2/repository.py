@@ -12,8 +12,7 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.engine.graph import Graph
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import RequestHandle, ResponseSink, ask
+from pipeline.engine.sink import Begin, ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.v2 import model_config as config
@@ -47,13 +46,8 @@ _SERVER = "pipeline-serving"
 class ModelExecutor(Protocol):
     """The part of `Engine` that is asked here."""
 
-    def begin(
-        self,
-        raw: Any,
-        timeout_s: float | None,
-        target: RequestTarget | None,
-        sink: ResponseSink,
-    ) -> RequestHandle: ...
+    @property
+    def begin(self) -> Begin: ...
 
     def note(self, op: Op) -> ModelMetadata | None: ...
 

@@ -80,7 +80,7 @@ def test_a_server_logs_an_illegal_step_and_goes_on(monkeypatch, caplog):
 def test_a_request_is_cancelled_at_its_engine():
     request = request_in(ACTIVE)
     request.cancel()
-    assert request.owner.cancelled == [request]
+    assert request.engine.cancelled == [request]
 
 
 def test_a_unary_sink_takes_no_part():
