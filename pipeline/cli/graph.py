@@ -48,8 +48,8 @@ keys, model files that are not there, batches that can never be full.
 Constructor arguments of Ops, and which Ops there are, stand in the script: see
 `python -m pipeline graph`.
 """
-_PATIENCE_S = 10.0  # for a thread of the script to run its server
-_LOOK_S = 0.01
+_START_TIMEOUT_S = 10.0  # for a thread of the script to run its server
+_POLL_INTERVAL_S = 0.01
 _WRONG = 1
 _WRONG_USAGE = 2
 
@@ -131,9 +131,9 @@ def _server_of(given: _GraphArguments) -> PipelineServer | None:
         except SystemExit as end:
             if not servers and end.code:
                 raise
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _START_TIMEOUT_S
         while not servers and _threads() - before and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)  # one of them may be about to run it
+            time.sleep(_POLL_INTERVAL_S)  # one of them may be about to run it
     return servers[0] if servers else None
 
 

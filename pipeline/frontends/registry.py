@@ -71,7 +71,7 @@ def v2(context: FrontendContext, options: None) -> None:
 
 def metrics_routes(context: FrontendContext, options: None) -> None:
     """Add `/metrics` to the HTTP port."""
-    context.routes.append(MetricsRoutes(context.whole, by_copy=context.config.replicas > 0))
+    context.routes.append(MetricsRoutes(context.whole, by_replica=context.config.replicas > 0))
 
 
 def dashboard(context: FrontendContext, options: None) -> None:
@@ -120,7 +120,7 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
     config = context.config
     if not config.dag.enable_prometheus:
         return None
-    routes = MetricsRoutes(context.whole, by_copy=config.replicas > 0, predecessors=True)
+    routes = MetricsRoutes(context.whole, by_replica=config.replicas > 0, predecessors=True)
     return metrics_server(routes, config.host, config.dag.prometheus_port, context.is_shared)
 
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import OpState, WorkersState
-from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
+from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,39 +24,39 @@ Labels = dict[str, str]
 _Samples = Iterable[tuple[Labels, float]]
 
 
-def render(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
+def render(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
     """Return all metrics of a server.
 
     Args:
         snapshots: one of each process that serves.
-        by_copy: give each process series of its own, told apart by the label `copy`. A sum of
+        by_replica: give each process series of its own, told apart by the label `copy`. A sum of
             them would fall when one is replaced, and Prometheus takes that for a restart of all.
     """
-    return _text(_all(_Replicas(snapshots, by_copy)))
+    return _text(_all(_Replicas(snapshots, by_replica)))
 
 
-def render_predecessor(snapshots: Sequence[Snapshot], by_copy: bool = False) -> bytes:
+def render_predecessor(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
     """Return the five counters that Paddle Serving's dashboards read; arguments as for `render`.
 
     Durations are microseconds of requests that succeeded.
     """
-    return _text(_predecessors(_Replicas(snapshots, by_copy)))
+    return _text(_predecessors(_Replicas(snapshots, by_replica)))
 
 
 class _Replicas:
     """The snapshots, and the labels that tell their series apart."""
 
-    def __init__(self, snapshots: Sequence[Snapshot], by_copy: bool) -> None:
-        self._by_copy = by_copy
+    def __init__(self, snapshots: Sequence[Snapshot], by_replica: bool) -> None:
+        self._by_replica = by_replica
         # Those that are no more have had series of their own.
-        self.snapshots = [each for each in snapshots if each.copy != NO_COPY]
+        self.snapshots = [each for each in snapshots if each.replica != NO_REPLICA]
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
-        own = {"copy": str(snapshot.copy)} if self._by_copy else {}
+        own = {"copy": str(snapshot.replica)} if self._by_replica else {}
         return {**(more or {}), **own}
 
     def models(self) -> Iterator[tuple[Labels, ModelCounters]]:
-        """Yield the pipeline and its Ops, of each copy."""
+        """Yield the pipeline and its Ops, of each replica."""
         for snapshot in self.snapshots:
             for model in snapshot.models:
                 yield self.labels(snapshot, {"model": model.name}), model
@@ -70,14 +70,14 @@ class _Replicas:
                 yield self.labels(snapshot, {"model": name}), op
 
 
-def _all(copies: _Replicas) -> Iterator[Metric]:
+def _all(replicas: _Replicas) -> Iterator[Metric]:
     for name, (text, field, unit_ns) in _OF_A_MODEL.items():
-        samples = [(_versioned(at), getattr(m, field) // unit_ns) for at, m in copies.models()]
+        samples = [(_versioned(at), getattr(m, field) // unit_ns) for at, m in replicas.models()]
         yield _metric("counter", name, text, samples)
     for kind, name, text, find in _OTHERS:
-        yield _metric(kind, name, text, find(copies))
+        yield _metric(kind, name, text, find(replicas))
     for name, text, histogram in _HISTOGRAMS:
-        found = ((labels, histogram(model)) for labels, model in copies.models())
+        found = ((labels, histogram(model)) for labels, model in replicas.models())
         yield _histogram(name, text, found)
 
 
@@ -100,20 +100,20 @@ _OF_A_MODEL: Mapping[str, tuple[str, str, int]] = {
 """By name: text, field of ModelCounters, its unit in that of the metric."""
 
 
-def _failures(copies: _Replicas) -> _Samples:
-    for labels, model in copies.models():
+def _failures(replicas: _Replicas) -> _Samples:
+    for labels, model in replicas.models():
         for outcome in Outcome:
             if outcome is not Outcome.OK:
                 reason = {**_versioned(labels), "reason": outcome.name}
                 yield reason, model.fail_counts[outcome]
 
 
-def _pending(copies: _Replicas) -> _Samples:
-    for snapshot in copies.snapshots:
+def _pending(replicas: _Replicas) -> _Samples:
+    for snapshot in replicas.snapshots:
         for model in snapshot.models[:1]:
-            labels = copies.labels(snapshot, {"model": model.name})
+            labels = replicas.labels(snapshot, {"model": model.name})
             yield _versioned(labels), snapshot.engine.waiting
-    for labels, op in copies.ops():
+    for labels, op in replicas.ops():
         yield _versioned(labels), op.queued
 
 
@@ -127,23 +127,23 @@ def _versioned(labels: Labels) -> Labels:
 def _of_engines(*fields: str, label: str = "") -> Callable[[_Replicas], _Samples]:
     """Return what finds fields of the engines' states; `label` tells several apart."""
 
-    def find(copies: _Replicas) -> _Samples:
-        for each in copies.snapshots:
+    def find(replicas: _Replicas) -> _Samples:
+        for each in replicas.snapshots:
             for field in fields:
                 more = {label: field} if label else None
-                yield copies.labels(each, more), getattr(each.engine, field)
+                yield replicas.labels(each, more), getattr(each.engine, field)
 
     return find
 
 
-def _op_requests(copies: _Replicas) -> _Samples:
-    for labels, op in copies.ops():
+def _op_requests(replicas: _Replicas) -> _Samples:
+    for labels, op in replicas.ops():
         for state in ("joining", "queued", "running"):
             yield {**labels, "state": state}, getattr(op, state)
 
 
-def _op_workers(copies: _Replicas) -> _Samples:
-    for labels, op in copies.ops():
+def _op_workers(replicas: _Replicas) -> _Samples:
+    for labels, op in replicas.ops():
         for state, count in _worker_states(op.workers).items():
             yield {**labels, "kind": op.workers.kind, "state": state}, count
 
@@ -158,12 +158,12 @@ def _worker_states(workers: WorkersState) -> Mapping[str, int]:
     }
 
 
-def _restarts(copies: _Replicas) -> _Samples:
-    return ((labels, op.workers.restarts) for labels, op in copies.ops())
+def _restarts(replicas: _Replicas) -> _Samples:
+    return ((labels, op.workers.restarts) for labels, op in replicas.ops())
 
 
-def _memory(copies: _Replicas) -> _Samples:
-    for labels, model in copies.models():
+def _memory(replicas: _Replicas) -> _Samples:
+    for labels, model in replicas.models():
         for use in model.memory:
             yield {**labels, "kind": use.kind, "device": str(use.id)}, use.byte_size
 
@@ -275,8 +275,8 @@ _PREDECESSORS: Mapping[str, tuple[str, Callable[[Sequence[ModelCounters]], float
 }
 
 
-def _predecessors(copies: _Replicas) -> Iterator[Metric]:
-    served = [(copies.labels(each), each.models) for each in copies.snapshots if each.models]
+def _predecessors(replicas: _Replicas) -> Iterator[Metric]:
+    served = [(replicas.labels(each), each.models) for each in replicas.snapshots if each.models]
     for name, (text, value) in _PREDECESSORS.items():
         yield _metric("counter", name, text, ((labels, value(of)) for labels, of in served))
 

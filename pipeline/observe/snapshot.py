@@ -18,8 +18,8 @@ LATENCY_STEPS = 121
 than the bucket before; the last one also all that took longer than its bound, 18 minutes."""
 
 
-NO_COPY = -1
-"""`Snapshot.copy` of what copies counted that are no more; it has no engine's state."""
+NO_REPLICA = -1
+"""`Snapshot.replica` of the counters of replicas that have ended; it has no engine's state."""
 
 
 class BatchCounters(msgspec.Struct, array_like=True):
@@ -99,7 +99,7 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(msgspec.Struct, array_like=True):
     """The numbers of one process. The first of `models` is the pipeline, then its Ops in order."""
 
-    copy: int
+    replica: int
     engine: EngineState
     models: list[ModelCounters]
     slowest: list[RecentRequest] = []

@@ -46,10 +46,10 @@ _SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the stages' three are the last
 _SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
 _STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
 _NS_IN_MS = 1_000_000
-_MOST_ROWS = 2**31  # an empty array may state any number of them
-_MOST_EXACT_SIZE = 1024  # callers choose the sizes of batches: those above share a few counters
+_MAX_ROWS = 2**31  # an empty array may state any number of them
+_MAX_EXACT_SIZE = 1024  # callers choose the sizes of batches: those above share a few counters
 _ALL_BITS = 2**64 - 1
-_MOST_VERSION = 2**63 - 1
+_MAX_VERSION = 2**63 - 1
 _INTEGER = re.compile(r"-?[0-9]{1,4000}")  # Python itself refuses to read longer ones
 
 
@@ -198,16 +198,16 @@ class Statistics:
 
 def _sane(values: Integers) -> Integers:
     """Bound samples to what can be, and times to 0 where two clocks disagree; in place."""
-    np.clip(values[_SAMPLES], 1, _MOST_ROWS, out=values[_SAMPLES])
+    np.clip(values[_SAMPLES], 1, _MAX_ROWS, out=values[_SAMPLES])
     return np.maximum(values, 0, out=values)
 
 
 def _counted_sizes(width: Integers) -> Integers:
     """Return the sizes that executions count under: above 1024 the next power of two."""
-    if width.max() <= _MOST_EXACT_SIZE:
+    if width.max() <= _MAX_EXACT_SIZE:
         return width
     above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
-    return np.where(width > _MOST_EXACT_SIZE, above, width)
+    return np.where(width > _MAX_EXACT_SIZE, above, width)
 
 
 def open_statistics(context: SinkContext, options: None) -> Statistics:
@@ -224,10 +224,10 @@ def open_statistics(context: SinkContext, options: None) -> Statistics:
 # --- reading --------------------------------------------------------------------------------
 
 
-def merge(copies: Iterable[Sequence[ModelCounters]]) -> list[ModelCounters]:
+def merge(replicas: Iterable[Sequence[ModelCounters]]) -> list[ModelCounters]:
     """Add up the models of a server's replicas by name, in the order of the first."""
     merged: dict[str, ModelCounters] = {}
-    for models in copies:
+    for models in replicas:
         for model in models:
             before = merged.get(model.name) or ModelCounters(model.name)
             merged[model.name] = _added(before, model)
@@ -292,7 +292,7 @@ def version_number(text: str) -> int | None:
     if not text:
         return None
     version = int(text) if _INTEGER.fullmatch(text) else None
-    if version is None or abs(version) > _MOST_VERSION:
+    if version is None or abs(version) > _MAX_VERSION:
         raise StatisticsError(
             f"failed to get model version from specified version string '{text}' "
             "(details: stol), version should be an integral value > 0"

@@ -31,7 +31,7 @@ Integers = npt.NDArray[np.int64]
 Counters = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.intp]
 
-_MOST_SHORT = 2**16
+_MAX_SHORT = 2**16
 
 
 class Batches(NamedTuple):
@@ -83,7 +83,7 @@ def sorted_by(keys: Integers) -> Positions | None:
     if (keys[1:] >= keys[:-1]).all():
         return None
     # Short ones are sorted by their digits, in a third of the time.
-    return (keys.astype(np.uint16) if keys.max() < _MOST_SHORT else keys).argsort(kind="stable")
+    return (keys.astype(np.uint16) if keys.max() < _MAX_SHORT else keys).argsort(kind="stable")
 
 
 class Groups(NamedTuple):

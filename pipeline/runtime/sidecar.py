@@ -20,7 +20,7 @@ _LOGGER = logging.getLogger(__name__)
 READY = b"ready\n"
 """What a program says over its life line when it takes requests."""
 
-_MOST_LINE_BYTES = 16 * 1024
+_MAX_LINE_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
 
 
@@ -216,7 +216,7 @@ class _StderrLogger:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._write_line(line)
-        if len(self._rest) > _MOST_LINE_BYTES:
+        if len(self._rest) > _MAX_LINE_BYTES:
             self.close()
 
     def close(self) -> None:

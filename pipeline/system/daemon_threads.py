@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
-_JOIN_S = 5.0
+_JOIN_TIMEOUT_S = 5.0
 _Job = tuple[Future[Any], Callable[[], Any]]
 
 
@@ -60,7 +60,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 jobs = []
         for future, _ in jobs:
             future.cancel()
-        ends = time.monotonic() + _JOIN_S
+        ends = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._started if wait else ():
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends - time.monotonic()))

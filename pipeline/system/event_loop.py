@@ -16,8 +16,8 @@ from pipeline.system.daemon_threads import DaemonThreads
 _LOGGER = logging.getLogger(__name__)
 
 _THREADS = 32  # for what is asked to run beside a loop
-_REFUSAL_S = 5.0  # that a task may take to end when it is cancelled
-_JOIN_S = 30.0
+_CANCEL_TIMEOUT_S = 5.0  # that a task may take to end when it is cancelled
+_JOIN_TIMEOUT_S = 30.0
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -46,7 +46,7 @@ async def end_tasks() -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        _, refusing = await asyncio.wait(tasks, timeout=_REFUSAL_S)
+        _, refusing = await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
         for task in refusing:
             _LOGGER.warning(
                 "a task does not end when it is cancelled, and is left behind: %r", task
@@ -102,7 +102,7 @@ class LoopThread:
     def close(self) -> None:
         """End the loop and the thread."""
         self.loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(_JOIN_S)
+        self._thread.join(_JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         with self._runner as runner:

@@ -26,8 +26,8 @@ from pipeline.tracing.spans import RequestSpans, SpanRecord, Traced, TracedSpan
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_OPEN = 10_000  # requests that are recorded at a time; they need some 500 bytes each
-_MOST_ENDED = 256  # requests that may still have turns to come: those of workers that are stuck
+_MAX_OPEN = 10_000  # requests that are recorded at a time; they need some 500 bytes each
+_MAX_ENDED = 256  # requests that may still have spans to come: those of workers that are stuck
 _MAX_PENDING = 16  # that wait for spans to be made of them, before nothing more is recorded
 
 
@@ -77,7 +77,7 @@ def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | N
 
 
 class Telemetry:
-    """The sink that has spans made of the turns of recorded requests.
+    """The sink that has spans made of the rows of recorded requests.
 
     All but `close` is called on the event loop. The spans, 10 us each, are made on a thread.
 
@@ -153,7 +153,7 @@ class Telemetry:
 
     def _has_room(self) -> bool:
         is_behind = self._handed - self._made >= _MAX_PENDING
-        return not is_behind and len(self._traced) < _MOST_OPEN + len(self._ended)
+        return not is_behind and len(self._traced) < _MAX_OPEN + len(self._ended)
 
     def _traced_spans(self, spans: Rows, which: Positions) -> list[TracedSpan]:
         if not len(which):
@@ -169,13 +169,15 @@ class Telemetry:
     def _forget_after(self, data_id: int) -> None:
         """Forget a request that ended, once a number of others have."""
         self._ended.append(data_id)
-        if len(self._ended) > _MOST_ENDED:
+        if len(self._ended) > _MAX_ENDED:
             self._traced.pop(self._ended.popleft(), None)
 
-    def _make(self, turns: list[TracedSpan], requests: list[tuple[Traced, RequestRecord]]) -> None:
+    def _make(
+        self, op_spans: list[TracedSpan], requests: list[tuple[Traced, RequestRecord]]
+    ) -> None:
         """Make the spans, on the thread."""
         try:
-            for span in self._spans.of_turns(turns):
+            for span in self._spans.of_op_spans(op_spans):
                 self._recorder.end(span)
             for traced, row in requests:
                 self._recorder.end(self._spans.of_request(traced, row))

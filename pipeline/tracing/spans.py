@@ -1,4 +1,4 @@
-"""The spans that the rows of a recorded request become: itself, its turns at Ops, their stages.
+"""The spans that the rows of a recorded request become: itself, its spans at Ops, their stages.
 
 Their ids follow from the request's (`pipeline.tracing.child`): workers send that of `process` to
 the servers they call, long before the span is made here.
@@ -15,7 +15,7 @@ import msgspec
 from pipeline.engine.journal import NO_WORKER, PIPELINE, OpSpan, Outcome, RequestRecord
 from pipeline.tracing.context import TraceContext, child_id
 
-_MOST_LINKS = 127  # of one span; collectors drop more than 128
+_MAX_LINKS = 127  # of one span; collectors drop more than 128
 _STAGES = ("queue", "preprocess", "process", "postprocess")
 
 Value = str | int
@@ -48,11 +48,11 @@ class Traced(msgspec.Struct, eq=False):
     parent: TraceContext | None
     wall_ns: int
     error: str = ""
-    turns: dict[tuple[int, bool], int] = {}
+    op_spans: dict[tuple[int, bool], int] = {}
 
-    def child(self, op: str, stage: str, turn: int) -> TraceContext:
+    def child(self, op: str, stage: str, op_span: int) -> TraceContext:
         """Return the span that `pipeline.tracing.child` names."""
-        span_id = int(child_id(self.traceparent, op, stage, turn), 16)
+        span_id = int(child_id(self.traceparent, op, stage, op_span), 16)
         return TraceContext(self.context.trace_id, span_id, True)
 
     def number(self, row: OpSpan) -> int:
@@ -61,13 +61,13 @@ class Traced(msgspec.Struct, eq=False):
         For a worker takes what it runs for the first.
         """
         key = (row.op, row.worker != NO_WORKER)
-        number = self.turns.get(key, 0)
-        self.turns[key] = number + 1
+        number = self.op_spans.get(key, 0)
+        self.op_spans[key] = number + 1
         return number
 
 
 class TracedSpan(NamedTuple):
-    """A turn of a recorded request, in the batch number `run`, which had `size` requests."""
+    """An OpSpan of a recorded request, in the batch number `run`, which had `size` requests."""
 
     traced: Traced
     run: int
@@ -87,26 +87,26 @@ class RequestSpans:
         self._pipeline_name = pipeline_name
         self._names = names
 
-    def of_turns(self, turns: Iterable[TracedSpan]) -> Iterator[SpanRecord]:
+    def of_op_spans(self, op_spans: Iterable[TracedSpan]) -> Iterator[SpanRecord]:
         """Yield each span and its stages; those of a batch are neighbours, their `process` linked.
 
         Each with that of the first, whose `traceparent` a remote server got, and that with all.
         """
-        for _, members in groupby(turns, key=lambda turn: turn.run):
+        for _, members in groupby(op_spans, key=lambda op_span: op_span.run):
             batch = list(members)
-            numbers = [turn.traced.number(turn.row) for turn in batch]
+            numbers = [op_span.traced.number(op_span.row) for op_span in batch]
             first, *others = (
-                turn.traced.child(self._names[turn.row.op], "process", number)
-                for turn, number in zip(batch, numbers, strict=True)
+                op_span.traced.child(self._names[op_span.row.op], "process", number)
+                for op_span, number in zip(batch, numbers, strict=True)
             )
-            links = [others[:_MOST_LINKS], *([first] for _ in others)]
-            for turn, number, linked in zip(batch, numbers, links, strict=True):
-                yield from self._of_turn(turn, number, linked)
+            links = [others[:_MAX_LINKS], *([first] for _ in others)]
+            for op_span, number, linked in zip(batch, numbers, links, strict=True):
+                yield from self._of_op_span(op_span, number, linked)
 
-    def _of_turn(
-        self, turn: TracedSpan, number: int, links: list[TraceContext]
+    def _of_op_span(
+        self, op_span: TracedSpan, number: int, links: list[TraceContext]
     ) -> Iterator[SpanRecord]:
-        traced, row = turn.traced, turn.row
+        traced, row = op_span.traced, op_span.row
         op, wall_ns = self._names[row.op], traced.wall_ns
         end_ns = max(row.result_received_ns, row.end_ns)
         whole = traced.child(op, "missed" if row.worker == NO_WORKER else "", number)
@@ -116,7 +116,7 @@ class RequestSpans:
             parent=traced.context,
             start_ns=min(row.ready_ns or end_ns, end_ns) + wall_ns,
             end_ns=end_ns + wall_ns,
-            attributes=_of_batch(op, turn),
+            attributes=_of_batch(op, op_span),
             error=_text_of(row.outcome),
         )
         for stage, start_ns, stage_end_ns in _stages(row):
@@ -173,13 +173,13 @@ def _stages(row: OpSpan) -> Iterator[tuple[str, int, int]]:
             yield stage, start_ns, end_ns
 
 
-def _of_batch(op: str, turn: TracedSpan) -> dict[str, Value]:
-    row = turn.row
+def _of_batch(op: str, op_span: TracedSpan) -> dict[str, Value]:
+    row = op_span.row
     attributes: dict[str, Value] = {"pipeline.op": op, "pipeline.rows": row.rows}
     if row.worker != NO_WORKER:
         attributes["pipeline.worker"] = row.worker
         attributes["pipeline.batch"] = row.batch
-        attributes["pipeline.batch_requests"] = turn.size
+        attributes["pipeline.batch_requests"] = op_span.size
     return _with_error(attributes, row.outcome)
 
 

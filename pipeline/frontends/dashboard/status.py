@@ -12,7 +12,7 @@ from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.frontends.dashboard.layout import Layout
 from pipeline.frontends.dashboard.minute import merged
 from pipeline.frontends.dashboard.recent import MAX_FAILED, MAX_SLOW
-from pipeline.observe.snapshot import NO_COPY, ModelCounters, RecentRequest, RecentSpan, Snapshot
+from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, RecentRequest, RecentSpan, Snapshot
 from pipeline.observe.statistics import merge
 
 _FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.OK]
@@ -140,13 +140,13 @@ class Title(msgspec.Struct, frozen=True):
 def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> Status:
     """Return the status of the whole server, from a snapshot of each replica that answered."""
     names = [box.name for box in title.graph.boxes[1:-1]]
-    living = [snapshot for snapshot in snapshots if snapshot.copy != NO_COPY]
+    living = [snapshot for snapshot in snapshots if snapshot.replica != NO_REPLICA]
     engine = _merged([snapshot.engine for snapshot in living], names)
     uncounted = [ModelCounters("") for _ in range(1 + len(names))]  # with `statistics: False`
     merged = merge(snapshot.models for snapshot in snapshots) or uncounted
     pipeline, *models = [_counters(model) for model in merged]
-    slowest = [_request_view(s.copy, request) for s in living for request in s.slowest]
-    failed = [_request_view(s.copy, request) for s in living for request in s.failed]
+    slowest = [_request_view(s.replica, request) for s in living for request in s.slowest]
+    failed = [_request_view(s.replica, request) for s in living for request in s.failed]
     return Status(
         name=title.name,
         version=title.version,

@@ -20,13 +20,13 @@ class MetricsRoutes:
 
     Args:
         whole: gives the numbers.
-        by_copy: several processes serve, and each has its own series.
+        by_replica: several processes serve, and each has its own series.
         predecessors: add the `pd_*` counters of Paddle Serving.
     """
 
-    def __init__(self, whole: AskAll, by_copy: bool = False, predecessors: bool = False) -> None:
+    def __init__(self, whole: AskAll, by_replica: bool = False, predecessors: bool = False) -> None:
         self._whole = whole
-        self._by_copy = by_copy
+        self._by_replica = by_replica
         self._renders = (render, render_predecessor) if predecessors else (render,)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
@@ -40,7 +40,7 @@ class MetricsRoutes:
         return WebResponse(200, body, CONTENT_TYPE, ((b"cache-control", b"no-store"),))
 
     def _text(self, snapshots: Sequence[Snapshot]) -> bytes:
-        return b"".join(render(snapshots, self._by_copy) for render in self._renders)
+        return b"".join(render(snapshots, self._by_replica) for render in self._renders)
 
 
 def metrics_server(

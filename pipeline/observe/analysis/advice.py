@@ -16,9 +16,9 @@ from pipeline.observe.analysis.figures import (
 _FULL = 0.7  # an Op whose workers are busy that much holds the service up
 _IDLE = 0.2  # less, and fewer workers would do
 _ONE_STEP = 4.0  # times the throughput that one round of advice aims at: then measure again
-_MOST_WORKERS = 256
-_MOST_NEEDED = 1e9  # workers: more is not worth a number
-_LARGEST_BATCH = 32
+_MAX_WORKERS = 256
+_MAX_NEEDED = 1e9  # workers: more is not worth a number
+_MAX_BATCH = 32
 _WORTH_IT = 1.2  # times the throughput that a larger batch has to promise
 _MODEL_SHARE = 0.5  # of an Op's time in process(), for batches to be worth a try
 _TRIED_WORKERS = 2.0  # times the workers, while it is not known what batches bring
@@ -115,7 +115,7 @@ def _advise_op(op: OpFigures, target_per_s: float) -> OpAdvice | None:
         return _fewer(op, target_per_s)
     batch_size, cost_ms, why = _batch(op)
     needed = op_concurrency(cost_ms / 1e3, target_per_s * op.visits)
-    concurrency = max(op.workers, min(_MOST_WORKERS, _whole(needed)))
+    concurrency = max(op.workers, min(_MAX_WORKERS, _whole(needed)))
     is_tried = batch_size is not None and op.line is None
     if concurrency > op.workers:
         why.append(
@@ -167,7 +167,7 @@ def _batch_size(op: OpFigures) -> int:
     if math.isnan(op.waiting):
         return 1
     together = op.waiting / op.workers + op.batch_size
-    return 1 << int(math.log2(max(1.0, min(_LARGEST_BATCH, together))))
+    return 1 << int(math.log2(max(1.0, min(_MAX_BATCH, together))))
 
 
 def _fewer(op: OpFigures, target_per_s: float) -> OpAdvice | None:
@@ -228,4 +228,4 @@ def _notes(figures: Figures, ran: list[OpFigures]) -> list[str]:
 
 def _whole(workers: float) -> int:
     """Round up, but not for the little that measurements are wrong."""
-    return max(1, math.ceil(min(workers, _MOST_NEEDED) * _TRUSTED))
+    return max(1, math.ceil(min(workers, _MAX_NEEDED) * _TRUSTED))

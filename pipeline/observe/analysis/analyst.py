@@ -21,8 +21,8 @@ from pipeline.observe.analysis.chrome_trace import Event, events, first_time_ns,
 from pipeline.observe.analysis.figures import Figures, OpFigures, figures_of, op_concurrency
 from pipeline.observe.paddle.profile import Profile, read_profile
 
-_COPY_WORKERS = 100_000  # more than an Op has: tells those of several copies apart
-_COPY_IDS = 2**40
+_REPLICA_WORKERS = 100_000  # more than an Op has: tells those of several replicas apart
+_REPLICA_IDS = 2**40
 
 Times = dict[str, dict[str, float]]
 """By Op, then by step: prep, midp, postp."""
@@ -54,16 +54,16 @@ class Analyst:
         spans, requests = profile.spans.copy(), profile.requests.copy()
         for number, pid in enumerate(self._pids):
             of_spans, of_requests = profile.span_pids == pid, profile.request_pids == pid
-            spans["worker"][of_spans & (spans["worker"] != NO_WORKER)] += number * _COPY_WORKERS
-            spans["data_id"][of_spans & (spans["data_id"] >= 0)] += number * _COPY_IDS
-            requests["data_id"][of_requests] += number * _COPY_IDS
+            spans["worker"][of_spans & (spans["worker"] != NO_WORKER)] += number * _REPLICA_WORKERS
+            spans["data_id"][of_spans & (spans["data_id"] >= 0)] += number * _REPLICA_IDS
+            requests["data_id"][of_requests] += number * _REPLICA_IDS
         return figures_of(spans, requests, profile.names, profile.sample)
 
     def get_trace(self) -> list[Event]:
         """Return events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""
         profile, pids = self.profile, self._pids
         zero_ns = first_time_ns(profile.spans, profile.requests)
-        copies = (
+        replicas = (
             events(
                 profile.spans[profile.span_pids == pid],
                 profile.requests[profile.request_pids == pid],
@@ -73,7 +73,7 @@ class Analyst:
             )
             for number, pid in enumerate(pids)
         )
-        return list(itertools.chain.from_iterable(copies))
+        return list(itertools.chain.from_iterable(replicas))
 
     def save_trace(self, trace_file: str | os.PathLike[str]) -> None:
         """Write the trace; OSError if that fails."""

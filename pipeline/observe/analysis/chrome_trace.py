@@ -24,10 +24,10 @@ from pipeline.observe.tables import batches
 
 Event = dict[str, Any]
 
-_COPY_IDS = 2**40  # data ids of one copy; JavaScript's numbers hold 8191 copies of them
+_REPLICA_IDS = 2**40  # data ids of one replica; JavaScript's numbers hold 8191 times as many
 _LANE_STEP = 100_000  # more than an Op has workers, whose further lanes are numbered beyond
 _AT_ONCE = 1000  # events that are made JSON of
-_MOST_IDS = 64  # data ids that one slice lists
+_MAX_IDS = 64  # data ids that one slice lists
 _STAGES = (
     ("preprocess", "start_ns", "preprocess_end_ns"),
     ("process", "preprocess_end_ns", "process_end_ns"),
@@ -45,26 +45,26 @@ def events(
     spans: Rows,
     requests: Rows,
     names: Sequence[str],
-    copy: int | None = None,
+    replica: int | None = None,
     zero_ns: int = 0,
 ) -> list[Event]:
     """Return trace events of what happened; `trace_json` makes a file of them.
 
-    Several copies of a server make one trace: concatenate the lists, each with its `copy`.
+    Several replicas of a server make one trace: concatenate the lists, each with its `replica`.
     It takes some 50 us a span: for more than a few thousand, call it off the event loop.
 
     Args:
         spans: rows of SPAN; those of a batch are neighbours. Times that are not known are -1.
         requests: rows of REQUEST; may be empty, or lack some of the spans' requests.
         names: of the Ops, by the index that is in `spans`.
-        copy: number of the server's copy, for its processes' names; None if there is only one.
+        replica: number of this replica, for its processes' names; None: there is only one.
         zero_ns: the time that is 0 in the trace, see `first_time_ns`.
 
     Returns:
         dicts of plain str, int, float, list: `ph`, `pid`, `tid`, `ts` in microseconds of the
         rows' clock, `name`, `cat`, `id`, `args`.
     """
-    return _Tracer(names, copy, zero_ns).events(spans, requests)
+    return _Tracer(names, replica, zero_ns).events(spans, requests)
 
 
 def first_time_ns(spans: Rows, requests: Rows) -> int:
@@ -83,13 +83,13 @@ def trace_json(found: Sequence[Event]) -> bytes:
 
 
 class _Tracer:
-    """Numbers the processes: the requests' first, then the Ops', copy by copy from 1 on."""
+    """Numbers the processes: the requests' first, then the Ops', replica by replica from 1 on."""
 
-    def __init__(self, names: Sequence[str], copy: int | None, zero_ns: int) -> None:
+    def __init__(self, names: Sequence[str], replica: int | None, zero_ns: int) -> None:
         self._names = names
-        self._first_pid = 1 + (copy or 0) * (len(names) + 1)
-        self._first_id = (copy or 0) * _COPY_IDS
-        self._prefix = "" if copy is None else f"copy {copy}: "
+        self._first_pid = 1 + (replica or 0) * (len(names) + 1)
+        self._first_id = (replica or 0) * _REPLICA_IDS
+        self._prefix = "" if replica is None else f"copy {replica}: "
         self._zero_ns = zero_ns
         self._slices: list[Event] = []
         self._ways: dict[int, list[Event]] = {}  # by data id: its arrow's ends, among the slices
@@ -170,7 +170,7 @@ class _Tracer:
         waits = (batch["start_ns"] - batch["ready_ns"])[batch["ready_ns"] > 0]
         known = {"batch": row["batch"], "rows": int(batch["rows"].sum())}
         name = f"batch of {len(ids)}" if max(ids) >= 0 else "batch"
-        about: Event = {"requests": ids[:_MOST_IDS]} if max(ids) >= 0 else {}
+        about: Event = {"requests": ids[:_MAX_IDS]} if max(ids) >= 0 else {}
         about |= {name: value for name, value in known.items() if value >= 0}
         if waits.size:
             about["longest_wait_us"] = int(waits.max()) / 1e3

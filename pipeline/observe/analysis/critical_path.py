@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.engine.journal import NO_WORKER, Rows
 from pipeline.observe.analysis.weighted import Durations, Numbers
 
-_MOST_WALKED = 20_000  # requests whose way through the graph is looked at
+_MAX_WALKED = 20_000  # requests whose way through the graph is looked at
 
 
 def service_avg_cost(costs: Sequence[float]) -> float:
@@ -42,7 +42,7 @@ def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
     ]
     ways: dict[tuple[int, ...], list[_Way]] = {}
     for way in itertools.islice(
-        _ways(known[np.lexsort((known["end_ns"], known["data_id"]))]), _MOST_WALKED
+        _ways(known[np.lexsort((known["end_ns"], known["data_id"]))]), _MAX_WALKED
     ):
         ways.setdefault(tuple(step[0] for step in way), []).append(way)
     if not ways:

@@ -28,8 +28,8 @@ from pipeline.observe.analysis.weighted import (
 )
 from pipeline.observe.tables import batches
 
-_FEWEST_FITTED = 10  # batches, for a line through their times
-_NEVER = 1e-12  # a share, for its logarithm
+_MIN_FITTED = 10  # batches, for a line through their times
+_MIN_SHARE = 1e-12  # a share, for its logarithm
 _SMOOTHED = 50  # spans of a sample, over which what waits is averaged
 
 
@@ -300,7 +300,7 @@ def _most_waiting(known: Rows) -> int:
 
 def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
     """Fit a line through the times of batches by their size; None: it cannot be told."""
-    if sizes.size < _FEWEST_FITTED or np.unique(sizes).size < 2:
+    if sizes.size < _MIN_FITTED or np.unique(sizes).size < 2:
         return None
     known = np.unique(sizes)
     # Medians: a warm-up counts for little.
@@ -345,7 +345,7 @@ def _untold_ns(starts: Numbers, ends: Numbers, loads: Rows) -> float:
     free_ns = loads["end_ns"] - loads["begin_ns"] - told_ns
     share = np.clip((loads["busy_ns"] - told_ns) / np.maximum(free_ns, 1.0), 0.0, 1.0)
     # Nobody is there when nobody is in any of the server's copies, which overlap as chance has it.
-    nobody = np.log(np.maximum(1.0 - share, _NEVER))
+    nobody = np.log(np.maximum(1.0 - share, _MIN_SHARE))
     change = np.bincount(first, nobody, edges.size) - np.bincount(last, nobody, edges.size)
     untold_ns = np.diff(edges) - np.diff(told_until)
     return float((untold_ns * (1.0 - np.exp(np.cumsum(change)[:-1]))).sum())

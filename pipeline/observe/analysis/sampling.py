@@ -19,8 +19,8 @@ from pipeline.observe.tables import Integers, batches
 
 _WINDOW_NS = 10**9
 _MARGIN = 0.8  # of what may be written: a larger sample is taken if it stays below that
-_MOST_HALVINGS = 40
-_MOST_CHANGES = 64  # that are kept, for requests that began before them
+_MAX_HALVINGS = 40
+_MAX_CHANGES = 64  # that are kept, for requests that began before them
 _GOLDEN = np.uint64(
     0x9E3779B97F4A7C15
 )  # 2**64 over the golden ratio: multiples of it spread evenly
@@ -55,7 +55,7 @@ class Sample:
     Attributes:
         spans: float64, as many spans as each one stands for; those of one batch have the same.
         requests: float64.
-        loads: LOAD rows; those of several copies of a server overlap.
+        loads: LOAD rows; those of several replicas of a server overlap.
     """
 
     spans: npt.NDArray[np.float64]
@@ -145,12 +145,12 @@ class Sampler:
             needed = min(now, self._needed(rate / _MARGIN)) if seconds >= 1.0 else now
         if needed != now:
             first = (self._newest or 0) - (count - 1) * self._id_step
-            self._since = np.append(self._since, first)[-_MOST_CHANGES:]
-            self._halvings = np.append(self._halvings, np.uint64(needed))[-_MOST_CHANGES:]
+            self._since = np.append(self._since, first)[-_MAX_CHANGES:]
+            self._halvings = np.append(self._halvings, np.uint64(needed))[-_MAX_CHANGES:]
 
     def _needed(self, rate: float) -> int:
         halvings = math.ceil(math.log2(max(1.0, rate / self._per_s)))
-        return min(halvings, _MOST_HALVINGS)
+        return min(halvings, _MAX_HALVINGS)
 
     def _strides(self, ids: Integers) -> Integers:
         """Return 1 in how many is in the sample, of each request's time; 0: it is not."""

@@ -12,7 +12,7 @@ from pipeline.errors import UNPRINTABLE, printable
 
 _FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
 _INDENT = "\n  "
-_MOST_TRACEBACK = 65536  # characters: an exception's own text may have any number
+_MAX_TRACEBACK = 65536  # characters: an exception's own text may have any number
 
 
 class _Formatter(logging.Formatter):
@@ -20,7 +20,7 @@ class _Formatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         text = super().formatException(ei)
-        return text if len(text) <= _MOST_TRACEBACK else text[:_MOST_TRACEBACK] + "..."
+        return text if len(text) <= _MAX_TRACEBACK else text[:_MAX_TRACEBACK] + "..."
 
 
 class LineFormatter(_Formatter):

@@ -18,7 +18,7 @@ from pipeline.observe.logs.sinks import LogSink
 from pipeline.system.stdio import say_on_stderr
 
 _FIRST_S, _NEXT_S = 10.0, 60.0  # what repeats is summed up after so long
-_MOST_KINDS = 32  # of lines at a time; what else comes is summed up together
+_MAX_KINDS = 32  # of lines at a time; what else comes is summed up together
 _SHOWN_CHARACTERS = 600  # of a message: what is written at once must fit into a pipe
 _LIVE_S = 1.0
 _LIVE_CHARACTERS = 79
@@ -171,7 +171,7 @@ class Repeats:
 
     def is_first(self, kind: object, record: logging.LogRecord, now: float) -> bool:
         """Return whether to show it; if not, it is counted."""
-        if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+        if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
             kind = None
         repeat = self._kinds.get(kind)
         if repeat is None:

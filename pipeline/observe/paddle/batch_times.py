@@ -10,7 +10,7 @@ from pipeline.engine.journal import Outcome, Rows
 from pipeline.observe.paddle.tracer_block import STAGES, OpInterval
 from pipeline.observe.tables import Integers, batches, columns, groups
 
-_MOST_WORKERS = 4096  # of which the last batch is remembered
+_MAX_WORKERS = 4096  # of which the last batch is remembered
 
 
 class BatchTimes:
@@ -72,7 +72,7 @@ class BatchTimes:
     def _remember(self, who: tuple[int, int], result_received_ns: int) -> None:
         self._last_taken.pop(who, None)
         self._last_taken[who] = result_received_ns
-        if len(self._last_taken) > _MOST_WORKERS:
+        if len(self._last_taken) > _MAX_WORKERS:
             del self._last_taken[next(iter(self._last_taken))]
 
 

@@ -227,7 +227,7 @@ class Profile:
         spans: SPAN rows in the order of their lines; `op` is an index into `names`.
         requests: REQUEST rows; `target` is such an index, or PIPELINE.
         names: those of the Ops, in the order in which they appear.
-        span_pids: int64 [len(spans)], the process of each span's engine: what tells the copies of
+        span_pids: int64 [len(spans)], the process of each span's engine: what tells the replicas of
             a server apart, whose workers and batches have the same numbers.
         request_pids: int64 [len(requests)].
         damaged: lines that began as a PROFILE line and could not be read.
@@ -255,7 +255,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
     """
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         # A file of another kind may have no line breaks, and any size.
-        return parse_profile(iter(functools.partial(file.readline, _LONGEST_LINE), ""))
+        return parse_profile(iter(functools.partial(file.readline, _MAX_LINE), ""))
 
 
 def parse_profile(lines: Iterable[str]) -> Profile:
@@ -273,7 +273,7 @@ _STAGE = re.compile(r"(prep|midp|postp)#\[(.{1,255}?)\|(\d{1,9})\]_([01]):(\d{1,
 _STEP = re.compile(r"(prepack|call|postpack)_(\d{1,18})#\S{1,255}?_([01]):(\d{1,16})(?!\d)")
 _PLACES = {"prep": 0, "midp": 2, "postp": 4, "prepack": 0, "call": 2, "postpack": 4}
 _LATEST_US = 2**62 // 1000
-_LONGEST_LINE = 2**22  # characters; a batch of 10,000 requests takes half a million
+_MAX_LINE = 2**22  # characters; a batch of 10,000 requests takes half a million
 _UNKNOWN = -1
 
 Stamps = list[int]

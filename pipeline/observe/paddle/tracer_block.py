@@ -22,8 +22,8 @@ PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
 STAGES = ("in", "prep", "midp", "postp", "out")
 
 _BUSY = ("prep", "midp", "postp")
-_MOST_LATENCIES = 2**18  # that are kept exactly; of more, every second, then every fourth ...
-_MOST_ERRORS = 1000  # data ids in one block
+_MAX_LATENCIES = 2**18  # that are kept exactly; of more, every second, then every fourth ...
+_MAX_ERRORS = 1000  # data ids in one block
 _NS_PER_MS = 1e6
 
 Ints = npt.NDArray[np.int64]
@@ -46,18 +46,18 @@ class TracerFiles:
 def tracer_files(
     directory: Path,
     log: LogConfig,
-    copy: int | None = None,
+    replica: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> TracerFiles:
     """Return the files of a server that logs to `directory`.
 
     Args:
         log: a quarter of the `backup_count` old files are kept, as ever.
-        copy: the number of a server's copy: each has files of its own, since two processes that
+        replica: the number of a replica: each has files of its own, since two processes that
             rotate one file lose what they write.
         environ: `FLAGS_profile_pipeline=1` asks for `benchmark.log` in the working folder.
     """
-    suffix = "" if copy is None else f".copy{copy}"
+    suffix = "" if replica is None else f".copy{replica}"
     wanted = environ.get("FLAGS_profile_pipeline", "0").strip() not in ("", "0")
     return TracerFiles(
         directory / f"pipeline.tracer{suffix}",
@@ -116,7 +116,7 @@ class Interval:
         self.ops: list[OpInterval] = [OpInterval() for _ in range(op_count)]
         self.queries: int = 0
         self.failures: int = 0
-        self.failed_ids: list[int] = []  # the first _MOST_ERRORS
+        self.failed_ids: list[int] = []  # the first _MAX_ERRORS
         self.latency_sum_ns: int = 0
         self._latencies: list[Ints] = []
         self._kept = 0
@@ -134,14 +134,14 @@ class Interval:
         latencies = requests["end_ns"] - requests["start_ns"]
         self.queries += len(requests)
         self.failures += len(failed)
-        self.failed_ids += failed[: _MOST_ERRORS - len(self.failed_ids)].tolist()
+        self.failed_ids += failed[: _MAX_ERRORS - len(self.failed_ids)].tolist()
         self.latency_sum_ns += int(latencies.sum())
         self._keep(latencies)
 
     def _keep(self, latencies: Ints) -> None:
         self._latencies.append(latencies[:: self._stride])
         self._kept += len(self._latencies[-1])
-        if self._kept > _MOST_LATENCIES:
+        if self._kept > _MAX_LATENCIES:
             thinned = np.concatenate(self._latencies)[::2]
             self._latencies, self._kept = [thinned], len(thinned)
             self._stride *= 2

@@ -71,7 +71,7 @@ def test_a_thread_may_take_the_last_job_from_who_cancels_it(threads, monkeypatch
 
 
 def test_a_thread_that_hangs_does_not_hold_who_ends_it(threads, monkeypatch):
-    monkeypatch.setattr(daemon_threads, "_JOIN_S", 0.01)
+    monkeypatch.setattr(daemon_threads, "_JOIN_TIMEOUT_S", 0.01)
     release = threading.Event()
     hanging = threads.submit(release.wait, 20)
     threads.shutdown()
@@ -91,7 +91,7 @@ def test_a_loop_runs_what_is_beside_it_on_such_threads():
 
 
 def test_a_task_that_refuses_to_end_is_left_behind_and_named(monkeypatch, caplog):
-    monkeypatch.setattr(event_loop, "_REFUSAL_S", 0.01)
+    monkeypatch.setattr(event_loop, "_CANCEL_TIMEOUT_S", 0.01)
 
     async def main():
         released = asyncio.Event()

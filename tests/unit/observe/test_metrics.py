@@ -14,7 +14,7 @@ from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
 from pipeline.observe.snapshot import (
     LATENCY_STEPS,
-    NO_COPY,
+    NO_REPLICA,
     BatchCounters,
     ModelCounters,
     Snapshot,
@@ -229,18 +229,18 @@ def test_batches_are_counted_by_their_size():
 
 
 def test_each_of_several_processes_has_its_own_series():
-    text = render([snapshot(0, success_count=1), snapshot(1, success_count=2)], by_copy=True)
+    text = render([snapshot(0, success_count=1), snapshot(1, success_count=2)], by_replica=True)
     name = "nv_inference_request_success"
     found = [value(text, name, copy=copy, model="svc", version="1") for copy in ("0", "1")]
     assert found == [1, 2]
     read(text)
-    both = render_predecessor([snapshot(0), snapshot(1, success_count=2)], by_copy=True)
+    both = render_predecessor([snapshot(0), snapshot(1, success_count=2)], by_replica=True)
     assert value(both, "pd_query_request_success_total", copy="1") == 2
 
 
 def test_a_process_that_is_missing_takes_only_its_own_series_away():
-    series = read(render([snapshot(0), snapshot(1)], by_copy=True))
-    without = read(render([snapshot(1)], by_copy=True))
+    series = read(render([snapshot(0), snapshot(1)], by_replica=True))
+    without = read(render([snapshot(1)], by_replica=True))
     gone = {key for key in series if key not in without}
     assert all(("copy", "0") in labels for _, labels in gone)
     assert set(without) == set(series) - gone
@@ -251,9 +251,9 @@ def test_a_process_that_is_missing_takes_only_its_own_series_away():
 
 def test_what_processes_counted_that_are_no_more_is_in_no_series():
     """Their own series had it; Prometheus goes on with them when another process starts from 0."""
-    past = Snapshot(NO_COPY, engine(), snapshot(success_count=9).models)
+    past = Snapshot(NO_REPLICA, engine(), snapshot(success_count=9).models)
     for of in (render, render_predecessor):
-        assert of([snapshot(0), past], by_copy=True) == of([snapshot(0)], by_copy=True)
+        assert of([snapshot(0), past], by_replica=True) == of([snapshot(0)], by_replica=True)
 
 
 def test_the_five_counters_of_the_predecessor():

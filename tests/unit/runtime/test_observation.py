@@ -15,7 +15,7 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.state import EngineState
 from pipeline.errors import InitError
 from pipeline.observe.logs.setup import RequestLog
-from pipeline.observe.snapshot import NO_COPY, ModelCounters, Snapshot
+from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 from pipeline.op import configure_op
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.replica_query import SNAPSHOT, RetiredCounters, ServerView
@@ -96,7 +96,7 @@ def test_the_figures_of_ended_copies_add_up_without_their_memory():
         past.add(msgspec.msgpack.encode(Snapshot(1, IDLE, [model])))
     (figures,) = past.snapshots()
     found = msgspec.msgpack.decode(figures, type=Snapshot)
-    assert found.copy == NO_COPY
+    assert found.replica == NO_REPLICA
     assert [(m.success_count, m.inference_count, m.memory) for m in found.models] == [(5, 50, [])]
 
 
@@ -109,7 +109,7 @@ def test_the_whole_is_what_all_copies_answer():
             return [msgspec.msgpack.encode(Snapshot(copy, IDLE, [])) for copy in (0, 1)]
 
         whole = ServerView(ask)
-        assert [snapshot.copy for snapshot in await whole.snapshots()] == [0, 1]
+        assert [snapshot.replica for snapshot in await whole.snapshots()] == [0, 1]
         await whole.record(2.5)
         assert [question for question, _ in asked] == [SNAPSHOT, "record 2.5"]
         assert asked[1][1] > 2.5, "the answer comes after the recording"

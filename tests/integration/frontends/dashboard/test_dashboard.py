@@ -25,7 +25,7 @@ from pipeline.frontends.dashboard import routes as page_module
 from pipeline.frontends.dashboard.recent import Recorded, Recording
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.http.routes import HttpError, WebRequest, WebResponse
-from pipeline.observe.snapshot import NO_COPY, Snapshot
+from pipeline.observe.snapshot import NO_REPLICA, Snapshot
 
 STATIC = Path(page_module.__file__).with_name("static")
 
@@ -240,7 +240,7 @@ def test_copies_are_added_up_with_what_dead_ones_counted(played):
         each.states["b"] = op_state("b", queued=2, wanted=3, busy=1)
         each.inside = 5
         each.fold([turn(number, 1, at=at)], [request(number, at=at, took=(number + 1) * MS)])
-    dead = Snapshot(NO_COPY, EngineState(True, 0, 0, 0, 0), played.statistics.models)
+    dead = Snapshot(NO_REPLICA, EngineState(True, 0, 0, 0, 0), played.statistics.models)
     found = status(page_of(played, played.snapshot(), other.snapshot(), dead))
     assert (found["copies"], found["is_ready"], found["inside"]) == (2, False, 10)
     b = found["ops"][1]

@@ -64,7 +64,7 @@ def test_the_counters_of_the_predecessor_come_behind_if_wanted():
 
 
 def test_each_copy_has_its_series():
-    body = answer(MetricsRoutes(all_copies, by_copy=True), request()).body
+    body = answer(MetricsRoutes(all_copies, by_replica=True), request()).body
     for copy in (b"3", b"4"):
         assert b'pipeline_requests_accepted_total{copy="%s"}' % copy in body
 
