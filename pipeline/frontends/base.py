@@ -14,6 +14,7 @@ from pipeline.data import RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import asking
+from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
@@ -72,6 +73,7 @@ class FrontendContext:
     graph: Graph
     config: ServiceConfig
     engine: Engine
+    models: ModelRegistry
     whole: AskAll
     record: Callable[[float], Awaitable[list[bytes]]]
     offload: Offload
@@ -82,15 +84,17 @@ class FrontendContext:
     services: list[GrpcService] = field(default_factory=list)
 
     @property
-    def takes_info(self) -> bool:
-        """True if a hook or a filter asks what callers say beside their data."""
-        return bool(self.config.filters) or any(map(asking, self.graph.all_ops))
-
-    @property
     def forwarding(self) -> HeaderForwarding | None:
         """Return the choice of headers that hooks and filters get to see; None: none of them."""
         pattern = self.config.dag.forward_headers
-        return HeaderForwarding(pattern) if pattern and self.takes_info else None
+        return HeaderForwarding(pattern) if pattern and takes_info(self.models) else None
+
+
+def takes_info(models: ModelRegistry) -> bool:
+    """Return whether a hook or a filter asks what callers say beside their data."""
+    graphs = models.graphs()
+    ops = [op for served in graphs for op in served.graph.all_ops]
+    return any(served.config.filters for served in graphs) or any(map(asking, ops))
 
 
 class FrontendFactory(Protocol):

@@ -54,17 +54,7 @@ def pipeline_frontends(
 def v2(context: FrontendContext, options: None) -> None:
     """Add the v2 protocol to the HTTP and the gRPC port."""
     config = context.config
-    models = ModelRepository(
-        context.graph,
-        context.name,
-        context.engine,
-        context.whole,
-        has_statistics=config.statistics,
-        has_deadline=config.timeout_s is not None,
-        offload=context.offload,
-        takes_info=context.takes_info,
-        forwarding=context.forwarding,
-    )
+    models = ModelRepository(context.models, config.statistics, context.offload, context.forwarding)
     context.routes.append(InferenceRoutes(models, context.offload, config.limits))
     context.services.append(inference_service(models, context.offload, config.limits))
 
@@ -89,7 +79,7 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
     if config.rpc_port is None:
         return None
     ours = pipeline_service(
-        context.engine.begin, config.opentelemetry, _wire(context), context.forwarding
+        context.models.begin, config.opentelemetry, _wire(context), context.forwarding
     )
     limit, is_shared = config.max_message_bytes, context.is_shared
     services = [ours, *context.services]
@@ -110,7 +100,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
     if config.http_port is None or context.sockets is None:
         return None
     paths = socket_paths(context.sockets, context.replica)
-    begin, takes_trace = context.engine.begin, config.opentelemetry
+    begin, takes_trace = context.models.begin, config.opentelemetry
     linked = LinkFrontend(begin, paths.link, takes_trace, wire=_wire(context))
     return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
 
@@ -125,14 +115,15 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
 
 
 def _wire(context: FrontendContext) -> PipelineWire:
-    is_own = not overrides(context.graph.request_op, "unpack_request_package")
+    readers = [served.graph.request_op for served in context.models.graphs()]
+    is_own = not any(overrides(op, "unpack_request_package") for op in readers)
     return PipelineWire(context.offload, context.config.limits, is_own)
 
 
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
     return HttpFrontend(
-        context.engine.begin,
+        context.models.begin,
         host,
         port,
         config.max_message_bytes,

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
-from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
+from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.startup_log import told_if_slow
-from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
-from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
-from pipeline.observe.logs.remote import LogsHome, replay_bytes
-from pipeline.observe.logs.setup import RequestLog, log_folder
-from pipeline.op import Op
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Sidecar, log_warnings, ready_line
+from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replica_query import Ask, ServerView
+from pipeline.runtime.replica_query import Ask
 from pipeline.system.event_loop import waited
-from pipeline.workers.thread import ThreadKind
 
 _LOGGER = logging.getLogger(__name__)
 
-_EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
+
 _FRONTEND_GRACE_S = 1.0  # for answers that are on their way out when the frontends close
 
 
@@ -66,29 +59,36 @@ class Service:
         exposure: Exposure | None = None,
     ) -> None:
         self._name = name
-        self._graph = graph
         self._config = config
         self._replica = replica
         self._sidecar = sidecar
         self._exposure = exposure or Exposure()
         self._was_up = False
-        self._workers = _WorkerKinds(graph, config, load_predictor)
+        number, ask = (None, None) if replica is None else (replica.number, replica.ask)
+        self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
+        self._graphs: list[LoadedGraph] = []
+        self.models: ModelRegistry = ModelRegistry()
+        self.add(self._graph)
         self._frontends = _Frontends()
         self._closing = contextlib.ExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._grace_cancelled = asyncio.Event()
-        self._engine: Engine | None = None
         self._offload = Offload(config.timeout_s)
-        self.observation: ObservabilityStack = ObservabilityStack(
-            name, graph, config, replica.number if replica else None
-        )
+
+    def add(self, graph: LoadedGraph) -> None:
+        """Serve one more graph, from `start` on. ConfigError: its name is taken."""
+        self.models.add(graph)
+        self._graphs.append(graph)
 
     @property
     def engine(self) -> Engine:
-        """The engine; made by `start`."""
-        if self._engine is None:
-            raise InitError("the server is not running.")
-        return self._engine
+        """The engine of the first graph; made by `start`."""
+        return self._graph.engine
+
+    @property
+    def observation(self) -> ObservabilityStack:
+        """The sinks of the first graph."""
+        return self._graph.observation
 
     def describe(self) -> str:
         """Return one line for whoever started the server."""
@@ -109,7 +109,8 @@ class Service:
 
     def fork(self) -> None:
         """Let each kind of workers fork what it needs, see `Runtime`."""
-        self._workers.fork()
+        for graph in self._graphs:
+            graph.fork()
 
     async def start(self) -> None:
         """Open the frontends, initialise the Ops, report ready."""
@@ -117,40 +118,25 @@ class Service:
         loop = asyncio.get_running_loop()
         if self._replica is None:
             self._closing.enter_context(self._exposure.logs(config.log))
-            log_warnings(config, self._graph)
+            log_warnings(config, self._graph.graph)
         ingress_ready = self._exposure.ingress.start()
         if self._sidecar is not None:
             await told_if_slow("model services", self._sidecar.start(), loop)
         self._lower_switch_interval()
         self._offload.start()
-        request_log = RequestLog(_LOGGER, config.log.request_sample)
-        self.observation.start(log_folder())
-        self._engine = engine = self._new_engine(request_log, loop)
-        self.observation.attach(engine)
+        for graph in self._graphs:
+            graph.open(self._readiness_changed)
         opens_late = self._replica is not None and self._replica.opens_late
         if not opens_late:
             await self._open_frontends()
-        await engine.start()
+        for graph in self._graphs:
+            await self.models.load(graph.names[0])
         if opens_late:
             await self._open_frontends()
         await ingress_ready
         self._was_up = True
         if self._replica is None:
             _LOGGER.info("%s", self.describe())
-
-    def _new_engine(self, log: RequestLog, loop: asyncio.AbstractEventLoop) -> Engine:
-        config, replica = self._config, self._replica
-        ours = [] if self._name is None else [NameCheck(self._name)]
-        return Engine(
-            self._graph,
-            config,
-            functools.partial(self._workers.factory, loop),
-            loop,
-            observers=self.observation.observers(log),
-            filters=[*ours, *configured(config.filters)],
-            on_readiness=replica.on_readiness if replica else self.show_ready,
-            numbering=(replica.number, config.replicas) if replica else (0, 1),
-        )
 
     async def stop(self) -> None:
         """Stop accepting, drain for the grace period, answer the rest, end all threads."""
@@ -172,8 +158,8 @@ class Service:
         """Say not ready for good, and send callers away with their answers; go on serving."""
         if not self._frontends.is_draining:
             self._frontends.is_draining = True
-            if self._engine is not None:
-                self._engine.leave()
+            for graph in self._graphs:
+                graph.leave()
             if self._was_up:
                 self._exposure.ingress.drain()
             await self._frontends.drain()
@@ -187,11 +173,12 @@ class Service:
         self._frontends.show_ready(is_ready)
 
     def _answer_all(self) -> None:
-        if self._engine is not None:
-            self._engine.answer_all_closed()
+        for graph in self._graphs:
+            graph.answer_all_closed()
 
     async def _stop(self) -> None:
-        self.observation.stop_soon()
+        for graph in self._graphs:
+            graph.observation.stop_soon()
         loop = asyncio.get_running_loop()
         is_alone = self._replica is None and self._was_up  # else it is up to all replicas together
         await self.drain()
@@ -206,91 +193,43 @@ class Service:
             self._exposure.ingress.cancel_grace()
         await self._exposure.ingress.stop(self._grace_s + _FRONTEND_GRACE_S)
         late.cancel()
-        if self._engine is not None:
-            left = await self._engine.stop(min(self._grace_s, max(0.0, ends - loop.time())))
-            if left:
-                _LOGGER.warning("%d workers hang in user code and were left behind", left)
-        await self._workers.close()
+        await self.models.close(min(self._grace_s, max(0.0, ends - loop.time())))
         await self._frontends.stop()
         await self._offload.stop()
         self._exposure.ingress.close()
         if self._sidecar is not None:
             await self._sidecar.stop()
-        await self.observation.close()
+        for graph in self._graphs:
+            await graph.observation.close()
         if is_alone:
             _LOGGER.info("pipeline server stopped")
         self._closing.close()
 
     async def _open_frontends(self) -> None:
-        replica = self._replica
-        whole = ServerView(replica.ask if replica is not None else self._ask_only_me)
+        replica, graph = self._replica, self._graph
         context = FrontendContext(
             self._name,
-            self._graph,
+            graph.graph,
             self._config,
-            self.engine,
-            whole.snapshots,
-            whole.record,
+            graph.engine,
+            self.models,
+            graph.view.snapshots,
+            graph.view.record,
             self._offload,
             is_shared=replica is not None or self._config.reuse_port,
             replica=replica.number if replica is not None else 0,
         )
         await self._frontends.open(self._exposure.frontends(context))
 
-    async def _ask_only_me(self, question: str, timeout_s: float) -> list[bytes]:
-        return [await self.observation.answer(question)]
+    def _readiness_changed(self, _: bool) -> None:
+        tell = self.show_ready if self._replica is None else self._replica.on_readiness
+        tell(self.models.is_ready)
 
     def _lower_switch_interval(self) -> None:
         """Let the loop not wait a whole interval for the GIL beside a busy Python thread."""
         if self._config.switch_interval_s:
             self._closing.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(self._config.switch_interval_s)
-
-
-class _WorkerKinds:
-    """The kinds of workers that the Ops name."""
-
-    def __init__(self, graph: Graph, config: ServiceConfig, load: PredictorLoader) -> None:
-        self._graph = graph
-        logs = LogsHome(config.log.level)
-        self._context = WorkerContext(config, load, logs, replay_bytes)
-        self._edge_kind: WorkerKind | None = None
-        self._by_name: dict[str, WorkerKind] = {}
-
-    def fork(self) -> None:
-        """Make the kinds, and let each fork what it needs."""
-        ops: dict[str, list[Op]] = {}
-        for op in self._graph.ops:
-            ops.setdefault(op.pipeline_config.workers or "", []).append(op)
-        self._edge_kind = edge_kind = ThreadKind((), self._context)
-        for name, members in ops.items():
-            make = registry.find("workers", name)
-            kind = edge_kind if make is ThreadKind else make(members, self._context)
-            kind.fork()
-            self._by_name[name] = kind
-
-    def factory(self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]) -> WorkersFactory:
-        """Return what makes the workers of an Op."""
-        if self._edge_kind is None:
-            self.fork()
-        edge_kind = self._edge_kind
-        assert edge_kind is not None, "fork has made it"
-        for kind in {edge_kind, *self._by_name.values()}:
-            kind.attach(loop, pump)
-
-        def make(op: Op, owner: Owner) -> Workers:
-            config = op.pipeline_config
-            if op in (self._graph.request_op, self._graph.response_op):
-                return edge_kind.workers(op, max(config.concurrency, _EDGE_WORKERS), owner)
-            kind = self._by_name[config.workers or ""]
-            return kind.workers(op, config.concurrency, owner)
-
-        return make
-
-    async def close(self) -> None:
-        """End what was forked."""
-        for kind in self._by_name.values():
-            await kind.close()
 
 
 class _Frontends:

@@ -9,10 +9,13 @@ import pytest
 from doubles import Engine, run_virtual
 
 from pipeline import Op, RequestOp, ResponseOp
+from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
+from pipeline.engine.models import ModelRegistry
 from pipeline.frontends.v2 import ModelRepository, V2Error
 from pipeline.observe.snapshot import ModelCounters, Snapshot
+from pipeline.observe.statistics import model_names
 from pipeline.proto.v2.codec import InferRequest, RequestedOutput
 
 
@@ -31,6 +34,17 @@ class Double(Op):
         return {"y": fetched["x"]}, None, ""
 
 
+class ServedDouble:
+    """The graph of a Server, whose engine is loaded and unloaded by the test."""
+
+    def __init__(self, server, graph, name, config):
+        self.engine = server.engine.executor
+        self.graph = graph
+        self.config = load_config(yml_dict={"rpc_port": 0, **config})
+        self.names = model_names(name, [op.name for op in graph.ops])
+        self.snapshots = server.whole
+
+
 class Server:
     """Models over a double's engine."""
 
@@ -38,14 +52,9 @@ class Server:
         response_op = response_op or ResponseOp(last)
         self.engine = Engine(last, config, response_op=response_op)
         self.snapshots = None
-        self.models = ModelRepository(
-            build_graph(response_op),
-            name,
-            self.engine.executor,
-            self.whole,
-            has_statistics,
-            has_deadline="timeout" in config,
-        )
+        self.registry = ModelRegistry()
+        self.registry.add(ServedDouble(self, build_graph(response_op), name, config))
+        self.models = ModelRepository(self.registry, has_statistics)
 
     async def whole(self):
         if self.snapshots is not None:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from pipeline.data import ChannelData
-from pipeline.engine.graph import Graph
+from pipeline.engine.models import UNLOADED, ModelEntry, ModelRegistry, ModelState
 from pipeline.engine.offload import Offload
-from pipeline.engine.sink import Begin, ask
+from pipeline.engine.sink import ask
 from pipeline.errors import PipelineError
-from pipeline.frontends.base import HeaderForwarding
+from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
-from pipeline.frontends.v2.model_config import VERSION
 from pipeline.frontends.v2.parameters import info_of, timeout_of
-from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
+from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import (
     StatisticsError,
     merge,
-    model_names,
     select,
     version_number,
 )
-from pipeline.op import Op
-from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
 from pipeline.proto.v2.codec import InferRequest, InferResponse
@@ -43,32 +39,17 @@ _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
 
 
-class ModelExecutor(Protocol):
-    """The part of `Engine` that is asked here."""
-
-    @property
-    def begin(self) -> Begin: ...
-
-    def note(self, op: Op) -> ModelMetadata | None: ...
-
-
 class ModelRepository:
-    """The pipeline and its Ops as models of version "1".
+    """The models of a server as the v2 protocol sees them.
 
     The methods that take a model's name, and a version that may be "", raise V2Error for those
     that are not there.
 
     Args:
-        graph: its Ops are configured.
-        service_name: of the server; the pipeline is called like it.
-        engine: answers the requests.
-        whole: describes the server in all its copies.
+        registry: has the models.
         has_statistics: False if they are switched off.
         offload: where large requests and answers are looked into; its owner stops it.
-        has_deadline: whether the server limits the time of requests by itself. Only then does it
-            heed the `timeout` of a request, as Triton does: there are clients that send anything.
-        takes_info: whether a hook or a filter asks what callers say beside their data.
-        forwarding: the headers that these get; None: none.
+        forwarding: the headers that hooks and filters get; None: none.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -76,31 +57,30 @@ class ModelRepository:
 
     def __init__(
         self,
-        graph: Graph,
-        service_name: str | None,
-        engine: ModelExecutor,
-        whole: AskAll,
+        registry: ModelRegistry,
         has_statistics: bool = True,
-        has_deadline: bool = False,
         offload: Offload | None = None,
-        takes_info: bool = False,
         forwarding: HeaderForwarding | None = None,
     ) -> None:
-        self._engine = engine
+        self._registry = registry
         self._offload = offload or Offload(threads=0)
-        self._whole = whole
         self._has_statistics = has_statistics
-        self._has_deadline = has_deadline
-        self._takes_info = takes_info
         self._forwarding = forwarding
-        name, op_names = model_names(service_name, [op.name for op in graph.ops])
-        ops = [
-            OpModel(op_name, op, engine.note)
-            for op_name, op in zip(op_names, graph.ops, strict=True)
-        ]
-        pipeline = PipelineModel(name, graph, ops)
-        models: list[Model] = [pipeline, *ops]
-        self._models = {model.name: model for model in models}
+        self._takes_info = takes_info(registry)
+        self._models: dict[ModelEntry, Model] = {}
+        for entry in registry.entries():
+            self._view(entry)
+
+    def _view(self, entry: ModelEntry) -> Model:
+        """Return a model with its interface, made when it is first asked for."""
+        if entry not in self._models:
+            if entry.op is None:
+                _, *ops = self._registry.members(entry.served)
+                steps = [self._view(each) for each in ops]
+                self._models[entry] = PipelineModel(entry.name, entry.served.graph, steps)
+            else:
+                self._models[entry] = OpModel(entry.name, entry.op, entry.served.engine.note)
+        return self._models[entry]
 
     # Descriptions -----------------------------------------------------------------------
 
@@ -112,16 +92,16 @@ class ModelRepository:
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """One model's, in the words of ModelMetadataResponse."""
-        model = self._model(name, version)
+        model = self._view(self._entry(name, version))
         return config.metadata_of(model.name, model.platform, model.interface)
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """One model's configuration, in the words of ModelConfig."""
-        return self._model(name, version).config()
+        return self._view(self._entry(name, version)).config()
 
     def raw_inputs(self, name: str, version: str = "") -> list[RawInput] | None:
         """A model's inputs, for requests that are only data; None if it does not say them."""
-        interface = self._model(name, version).interface
+        interface = self._view(self._entry(name, version)).interface
         if interface.inputs is None:
             return None
         return [_raw_input(slot, interface.batches) for slot in interface.inputs]
@@ -130,24 +110,25 @@ class ModelRepository:
 
     async def is_ready(self) -> bool:
         """Whether all copies of the server take requests."""
-        return _all_ready(await self._whole())
+        found = [_all_ready(await served.snapshots()) for served in self._registry.graphs()]
+        return bool(found) and all(found)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Whether all copies take requests for this model; False for one that is not there."""
         try:
-            model = self._model(name, version)
+            entry = self._entry(name, version)
         except V2Error:
             return False
-        return _is_ready(model, await self._whole())
+        return _is_ready(entry, await entry.served.snapshots())
 
     async def index(self, only_ready: bool = False) -> list[dict[str, str]]:
         """All models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""
-        snapshots = await self._whole()
+        snapshots = {served: await served.snapshots() for served in self._registry.graphs()}
         found = []
-        for name in sorted(self._models):
-            is_ready = _is_ready(self._models[name], snapshots)
+        for entry in sorted(self._registry.entries(), key=lambda entry: entry.name):
+            is_ready = _is_ready(entry, snapshots.get(entry.served, ()))
             if is_ready or not only_ready:
-                found.append(_indexed(name, is_ready))
+                found.append(_indexed(entry, is_ready))
         return found
 
     async def statistics(self, name: str = "", version: str = "") -> list[ModelCounters]:
@@ -156,7 +137,9 @@ class ModelRepository:
             raise V2Error(
                 V2Status.UNSUPPORTED, "the statistics are switched off: statistics: False"
             )
-        counters = merge(snapshot.models for snapshot in await self._whole())
+        graphs = self._registry.graphs()
+        snapshots = [each for served in graphs for each in await served.snapshots()]
+        counters = merge(snapshot.models for snapshot in snapshots)
         try:
             return select(counters, name, version)
         except StatisticsError as error:
@@ -183,13 +166,14 @@ class ModelRepository:
             V2Error: with Triton's texts, for what does not fit the model; and for whatever the
                 request ended in.
         """
-        model = self._model(request.model_name, request.model_version)
+        entry = self._entry(request.model_name, request.model_version)
+        model = self._view(entry)
         wanted = [output.name for output in request.outputs]
         # The description may change while the model runs: its workers may load it just then.
         interface = model.interface
         try:
             rows, limit_s = _checked(request, model.name, interface, wanted)
-            asked = (timeout_s, limit_s if self._has_deadline else None)
+            asked = (timeout_s, limit_s if entry.served.config.timeout_s is not None else None)
             left_s = min((limit for limit in asked if limit is not None), default=None)
             if is_short(request.inputs):
                 raw, target = model.routed(request, rows, traceparent)
@@ -199,7 +183,7 @@ class ModelRepository:
             if self._takes_info:
                 chosen = self._forwarding.choose(headers()) if self._forwarding else {}
                 target = msgspec.structs.replace(target, info=info_of(request, chosen))
-            answer = await ask(self._engine.begin, raw, left_s, target)
+            answer = await ask(entry.served.engine.begin, raw, left_s, target)
             if _is_short(answer):
                 outputs = _outputs(answer, model, interface, wanted)
             else:
@@ -207,22 +191,27 @@ class ModelRepository:
                 outputs, _ = await self._offload.run(read, left_s)
         except PipelineError as error:
             raise v2_error(error) from error
-        return InferResponse(model.name, VERSION, request.id, {}, outputs)
+        return InferResponse(entry.name, entry.version, request.id, {}, outputs)
 
     # Names ------------------------------------------------------------------------------
 
-    def _model(self, name: str, version: str) -> Model:
+    def _entry(self, name: str, version: str) -> ModelEntry:
         unknown = f"Request for unknown model: '{name}'"
-        model = self._models.get(name)
-        if model is None:
+        versions = self._registry.versions(name)
+        if not versions:
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
         try:
             number = version_number(version)
         except StatisticsError as error:
             raise V2Error(V2Status.INVALID, str(error)) from error
-        if number is not None and str(number) != VERSION:
+        wanted = max(versions, key=int) if number is None else str(number)
+        if wanted not in versions:
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} version {number} is not found")
-        return model
+        entry = versions[wanted]
+        if entry.served not in self._registry.graphs():
+            text = f"{unknown} version {wanted} is not at ready state"
+            raise V2Error(V2Status.UNAVAILABLE, text)
+        return entry
 
 
 def _checked(
@@ -253,11 +242,13 @@ def _outputs(
     return arrays_of(payload, interface, model.name, wanted)
 
 
-def _indexed(name: str, is_ready: bool) -> dict[str, str]:
+def _indexed(entry: ModelEntry, is_ready: bool) -> dict[str, str]:
     state = "READY" if is_ready else "UNAVAILABLE"
     # There are clients that want a reason, be it none.
     reason = "" if is_ready else "the server, or a copy of it, takes no requests for it"
-    return {"name": name, "version": VERSION, "state": state, "reason": reason}
+    if entry.state is ModelState.UNLOADING or entry.reason == UNLOADED:
+        state, reason = entry.state.value, entry.reason
+    return {"name": entry.name, "version": entry.version, "state": state, "reason": reason}
 
 
 def _raw_input(slot: Slot, batches: bool) -> RawInput:
@@ -266,11 +257,11 @@ def _raw_input(slot: Slot, batches: bool) -> RawInput:
     return RawInput(slot.name, slot.datatype, (*batch, *shape))
 
 
-def _all_ready(snapshots: list[Snapshot]) -> bool:
+def _all_ready(snapshots: Sequence[Snapshot]) -> bool:
     return bool(snapshots) and all(snapshot.engine.is_ready for snapshot in snapshots)
 
 
-def _is_ready(model: Model, snapshots: list[Snapshot]) -> bool:
+def _is_ready(model: ModelEntry, snapshots: Sequence[Snapshot]) -> bool:
     """Whether a model takes requests in all copies: one Op may while another does not."""
     if model.op is None:
         return _all_ready(snapshots)

@@ -1,0 +1,166 @@
+"""LoadedGraph: one graph in a server, with its workers, its engine and what looks into it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+
+from pipeline.config import registry
+from pipeline.config.schema import ServiceConfig
+from pipeline.engine.engine import Engine
+from pipeline.engine.filters import NameCheck, configured
+from pipeline.engine.graph import Graph
+from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
+from pipeline.errors import InitError
+from pipeline.observe.logs.remote import LogsHome, replay_bytes
+from pipeline.observe.logs.setup import RequestLog, log_folder
+from pipeline.observe.snapshot import Snapshot
+from pipeline.observe.statistics import model_names
+from pipeline.op import Op
+from pipeline.runtime.observation import ObservabilityStack
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.replica_query import Ask, ServerView
+from pipeline.workers.thread import ThreadKind
+
+_LOGGER = logging.getLogger(__name__)
+
+_EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
+
+
+class LoadedGraph:
+    """A graph that a server serves under a name; see `engine.models.Served`.
+
+    Args:
+        name: of the service; None: requests for any service are taken.
+        graph: checked; its Ops are configured.
+        config: of the service.
+        load_predictor: gives an Op the predictor of a worker.
+        replica: number of this replica of the server; None: it is the only one.
+        ask: puts a question to all replicas; None: there is only this one.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        graph: Graph,
+        config: ServiceConfig,
+        load_predictor: PredictorLoader,
+        replica: int | None = None,
+        ask: Ask | None = None,
+    ) -> None:
+        self.graph: Graph = graph
+        self.config: ServiceConfig = config
+        self.names: tuple[str, list[str]] = model_names(name, [op.name for op in graph.ops])
+        self.observation: ObservabilityStack = ObservabilityStack(name, graph, config, replica)
+        self.view: ServerView = ServerView(ask or self._ask_only_me)
+        self._name = name
+        self._replica = replica
+        self._workers = _WorkerKinds(graph, config, load_predictor)
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; made by `open`."""
+        if self._engine is None:
+            raise InitError("the server is not running.")
+        return self._engine
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Return the Snapshot of each replica."""
+        return await self.view.snapshots()
+
+    async def _ask_only_me(self, question: str, limit_s: float) -> list[bytes]:
+        return [await self.observation.answer(question)]
+
+    def fork(self) -> None:
+        """Let each kind of workers fork what it needs, see `Runtime`; before `open`."""
+        self._workers.fork()
+
+    def open(self, on_readiness: Callable[[bool], None]) -> None:
+        """Make the engine, which takes requests and lets them wait for `load`."""
+        config = self.config
+        log, loop = RequestLog(_LOGGER, config.log.request_sample), asyncio.get_running_loop()
+        self.observation.start(log_folder())
+        ours = [] if self._name is None else [NameCheck(self._name)]
+        self._engine = Engine(
+            self.graph,
+            config,
+            functools.partial(self._workers.factory, loop),
+            loop,
+            observers=self.observation.observers(log),
+            filters=[*ours, *configured(config.filters)],
+            on_readiness=on_readiness,
+            numbering=(0, 1) if self._replica is None else (self._replica, config.replicas),
+        )
+        self.observation.attach(self._engine)
+
+    async def load(self) -> None:
+        """Initialise the Ops and start the engine. InitError names the Op that failed."""
+        await self.engine.start()
+
+    def leave(self) -> None:
+        """Say not ready for good; go on serving."""
+        if self._engine is not None:
+            self._engine.leave()
+
+    def answer_all_closed(self) -> None:
+        """Answer all requests at once."""
+        if self._engine is not None:
+            self._engine.answer_all_closed()
+
+    async def unload(self, grace_s: float) -> None:
+        """Let the engine finish what it has, for so long, and end all workers."""
+        if self._engine is not None:
+            left = await self._engine.stop(grace_s)
+            if left:
+                _LOGGER.warning("%d workers hang in user code and were left behind", left)
+        await self._workers.close()
+
+
+class _WorkerKinds:
+    """The kinds of workers that the Ops name."""
+
+    def __init__(self, graph: Graph, config: ServiceConfig, load: PredictorLoader) -> None:
+        self._graph = graph
+        logs = LogsHome(config.log.level)
+        self._context = WorkerContext(config, load, logs, replay_bytes)
+        self._edge_kind: WorkerKind | None = None
+        self._by_name: dict[str, WorkerKind] = {}
+
+    def fork(self) -> None:
+        """Make the kinds, and let each fork what it needs."""
+        ops: dict[str, list[Op]] = {}
+        for op in self._graph.ops:
+            ops.setdefault(op.pipeline_config.workers or "", []).append(op)
+        self._edge_kind = edge_kind = ThreadKind((), self._context)
+        for name, members in ops.items():
+            make = registry.find("workers", name)
+            kind = edge_kind if make is ThreadKind else make(members, self._context)
+            kind.fork()
+            self._by_name[name] = kind
+
+    def factory(self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]) -> WorkersFactory:
+        """Return what makes the workers of an Op."""
+        if self._edge_kind is None:
+            self.fork()
+        edge_kind = self._edge_kind
+        assert edge_kind is not None, "fork has made it"
+        for kind in {edge_kind, *self._by_name.values()}:
+            kind.attach(loop, pump)
+
+        def make(op: Op, owner: Owner) -> Workers:
+            config = op.pipeline_config
+            if op in (self._graph.request_op, self._graph.response_op):
+                return edge_kind.workers(op, max(config.concurrency, _EDGE_WORKERS), owner)
+            kind = self._by_name[config.workers or ""]
+            return kind.workers(op, config.concurrency, owner)
+
+        return make
+
+    async def close(self) -> None:
+        """End what was forked."""
+        for kind in self._by_name.values():
+            await kind.close()
+        self._by_name.clear()

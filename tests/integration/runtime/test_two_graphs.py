@@ -1,0 +1,155 @@
+"""Two graphs in one server: each under its name, by the pipeline's protocol and by v2."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+from doubles import client_of, http, post
+
+from pipeline import Op, RequestOp, ResponseOp, Tensor
+from pipeline.config.schema import load_config, resolve_op
+from pipeline.engine.graph import build_graph
+from pipeline.op import configure_op
+from pipeline.runtime.loaded_graph import LoadedGraph
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.service import Service
+from pipeline.system.event_loop import LoopThread
+
+
+class Reading(RequestOp):
+    input_tensors = (Tensor("x", "BYTES", (1,)),)
+
+
+class Says(Op):
+    output_tensors = (Tensor("y", "BYTES", (1,)),)
+
+    def __init__(self, name, word):
+        super().__init__(name, Reading())
+        self.word = word
+        self.begun = threading.Event()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def preprocess(self, input_dicts):
+        self.begun.set()
+        assert self.goes_on.wait(30)
+        return {"y": self.word + input_dicts["@DAGExecutor"]["x"]}
+
+
+class TwoGraphs:
+    """A running service with the graphs "one" and "two"."""
+
+    def __init__(self, tmp_path):
+        self.config = load_config(yml_dict={"rpc_port": 0, "http_port": 0})
+        self.load = PredictorLoader(tmp_path, {})
+        self.first, self.second = Says("a", "one "), Says("b", "two ")
+        self.service = Service("one", self.graph(self.first), self.config, self.load)
+        self.service.add(LoadedGraph("two", self.graph(self.second), self.config, self.load))
+        self.service.fork()
+
+    def graph(self, last):
+        graph = build_graph(ResponseOp(last))
+        for op in graph.all_ops:
+            configure_op(op, resolve_op(op.name, op.pipeline_given, self.config))
+        return graph
+
+    @property
+    def http_port(self):
+        return self.service.http_port
+
+    @property
+    def rpc_port(self):
+        return self.service.rpc_port
+
+    def says(self, name):
+        """What the graph of this name answers over HTTP."""
+        status, answer = post(self, {"key": ["x"], "value": ["!"]}, f"/{name}/prediction")
+        assert status == 200
+        return answer["err_no"], answer["err_msg"], answer["value"]
+
+    def says_by_v2(self, name):
+        x = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["!"]}
+        status, _, answer = http(self, "POST", f"/v2/models/{name}/infer", {"inputs": [x]})
+        return status, answer["outputs"][0]["data"] if status == 200 else answer["error"]
+
+    def index(self):
+        _, _, answer = http(self, "POST", "/v2/repository/index")
+        return {entry["name"]: (entry["state"], entry["reason"]) for entry in answer}
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two = TwoGraphs(tmp_path)
+    with contextlib.closing(LoopThread()) as thread:
+        try:
+            thread.run(two.service.start())
+            two.thread = thread
+            yield two
+        finally:
+            two.first.goes_on.set()
+            two.second.goes_on.set()
+            thread.run(two.service.stop())
+
+
+def test_both_are_answered_under_their_names(two):
+    assert two.says("one") == (0, "", ["one !"])
+    assert two.says("two") == (0, "", ["two !"])
+    assert two.says_by_v2("one") == (200, ["one !"])
+    assert two.says_by_v2("two") == (200, ["two !"])
+    with client_of(two) as client:
+        assert client.predict({"x": "?"})["y"] == "one ?", "who names none gets the first"
+    number, text, _ = two.says("three")
+    assert number
+    assert "This server is 'one', the request names 'three'." in text
+
+
+def test_the_index_and_the_statistics_have_both(two):
+    two.says("two")
+    assert two.index() == dict.fromkeys(("one", "a", "two", "b"), ("READY", ""))
+    _, _, answer = http(two, "GET", "/v2/models/stats")
+    counts = {each["name"]: each["inference_count"] for each in answer["model_stats"]}
+    assert counts == {"a": 0, "b": 1, "one": 0, "two": 1}
+
+
+def test_unloading_one_drains_it_and_leaves_the_other(two):
+    models = two.service.models
+    two.second.goes_on.clear()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(two.says("two")))
+    asking.start()
+    assert two.second.begun.wait(30)
+
+    async def begin_to_unload():
+        return asyncio.ensure_future(models.unload("two", 30.0))
+
+    async def done(task):
+        await task
+
+    unloading = two.thread.run(begin_to_unload())
+    assert two.index()["two"] == ("UNLOADING", "")
+    assert two.says("one") == (0, "", ["one !"])
+    status, text = two.says_by_v2("two")
+    assert (status, text) == (
+        503,
+        "Request for unknown model: 'two' version 1 is not at ready state",
+    )
+    status, _, _ = http(two, "GET", "/v2/health/ready")
+    assert status == 200
+    two.second.goes_on.set()
+    two.thread.run(done(unloading))
+    asking.join(30)
+    assert answers == [(0, "", ["two !"])], "who was inside is answered"
+    assert two.index() == {
+        "one": ("READY", ""),
+        "a": ("READY", ""),
+        "two": ("UNAVAILABLE", "unloaded"),
+        "b": ("UNAVAILABLE", "unloaded"),
+    }
+    assert two.says("one") == (0, "", ["one !"])
+    assert "the request names 'two'" in two.says("two")[1]
+    status, answer = http(two, "GET", "/health/ready")[::2]
+    assert (status, answer) == (200, {"status": "ok"})
