@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from typing import Any
 
 import plugins
 import pytest
-from served import PATIENCE_S, ServedWithClient
+from served import PATIENCE_S, ServedWithClient, free_port
 
 SCRIPT = """
 import sys
@@ -78,6 +80,30 @@ def test_an_engine_is_found_by_the_suffix_of_its_files(installed, serve):
     by_suffix = {"local_service_conf": {"model_config": "m.toy"}}
     server = serve(op={**OPS, "doubled": by_suffix}).wait_until_ready()
     assert server.get({"x": "3"})["x"] == "6.5"
+
+
+def test_all_kinds_of_plug_ins_work_in_one_server(installed, serve, tmp_path):
+    port, lines = free_port(), tmp_path / "lines.jsonl"
+    server = serve(
+        op={
+            "doubled": {**OPS["doubled"], "concurrency": 2, "batching": "pinned", "pinned_to": 1},
+            "added": {**OPS["added"], "workers": "inline", "at_once": 4},
+        },
+        filters={"counting": {"header": "x-tenant"}},
+        sinks={"json_lines": {"path": str(lines)}},
+        frontends={"lines": {"port": port, "end": "!"}},
+        dag={"forward_headers": "x-tenant"},
+    ).wait_until_ready()
+    assert server.get({"x": "3"}) == {"x": "12.5", "of": "('one:1', 'two:2')", "calls": "1"}
+    assert server.get({"x": "1"})["calls"] == "2"
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as caller:
+        caller.sendall(b"3\n")  # as `line`, and these Ops want x
+        assert b"KeyError" in caller.makefile("rb").readline()
+    server.wait_for(lambda: lines.exists() and lines.read_text().count('"request"') == 3)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [row["op"] for row in rows if row["kind"] == "op"].count("added") == 2
+    assert [row["err_no"] for row in rows if row["kind"] == "request"].count(0) == 2
+    assert "unknown key" not in server.log
 
 
 def test_without_the_package_the_names_are_unknown(serve):

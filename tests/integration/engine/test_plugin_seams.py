@@ -66,7 +66,7 @@ def test_a_worker_kind_from_outside_runs_an_op(batching):
     op = {"workers": "inline", "at_once": 2, "batching": batching}
     with server_for(Who("who", input_ops=[RequestOp()]), op={"who": op}) as server:
         answers = asyncio.run(asked(server, 20))
-        assert [state.workers.kind for state in server._service.executor.state().ops] == ["inline"]
+        assert [state.workers.kind for state in server._service.engine.state().ops] == ["inline"]
     assert not any(answer["thread"].startswith("pipeline-who") for answer in answers)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plugins
 import pytest
-from paths import ROOT
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.client import PipelineClient
@@ -18,15 +18,8 @@ from pipeline.errors import ConfigError, InitError, ProductError
 
 @pytest.fixture(autouse=True)
 def json_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the plug-in, as far as importlib.metadata can tell."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "plugin_package"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    info = tmp_path / "json_lines_sink-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: json-lines-sink\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[pipeline.sinks]\njson_lines = json_lines_sink:JsonLines\n"
-    )
+    for path in plugins.install(tmp_path / "site"):
+        monkeypatch.syspath_prepend(path)
     registry._plug_ins.cache_clear()
     yield
     registry._plug_ins.cache_clear()

@@ -262,3 +262,13 @@ def test_an_unknown_option_is_a_warning(toys):
     assert config.warnings == (
         "yml_dict: sinks.toy.limits: unknown key, ignored; did you mean limit?",
     )
+
+
+# What is built in ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, ours in registry.BUILT_IN.items() for name in ours]
+)
+def test_each_of_ours_is_where_its_place_says(kind: registry.Kind, name: str) -> None:
+    assert registry.find(kind, name) is not None
