@@ -106,7 +106,7 @@ class BatchRun(Batch, eq=False):
         self._postprocess(op)
         if op.jumps:
             self.jumped = self._check_jumping(op)
-        self.end_ns = clock_ns()
+        self.end_ns: int = clock_ns()
 
     @property
     def is_prepared(self) -> bool:
@@ -115,7 +115,7 @@ class BatchRun(Batch, eq=False):
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
         """The first stage: preprocess each item and plan the calls of `process`."""
-        self.start_ns = clock_ns()
+        self.start_ns: int = clock_ns()
         self.outcomes = [None] * len(self.items)
         if op.asking:
             self.contexts = [context_of(i, i.info, i.is_cancelled) for i in self.items]

@@ -50,7 +50,7 @@ class AnswerFuture(UnarySink, asyncio.Future[Any]):
     __slots__ = ("request",)
 
     request: RequestHandle | None
-    end = asyncio.Future.set_result
+    end: Callable[..., None] = asyncio.Future.set_result
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the request, too."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pipeline.engine.batch_run import BatchRun, executions
 from pipeline.engine.channel import Item
-from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Outcome, outcome_of, pack_span
+from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Journal, Outcome, outcome_of, pack_span
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
@@ -24,8 +24,8 @@ class SpanRecorder:
 
     def __init__(self, index: int, observers: EngineObservers) -> None:
         self.index: int = index
-        self.journal = observers.journal
-        self.clock_ns = observers.clock_ns
+        self.journal: Journal | None = observers.journal
+        self.clock_ns: Callable[[], int] = observers.clock_ns
         self._batches = 0
 
     def batch(self, worker: Worker, run: BatchRun) -> None:

@@ -71,7 +71,7 @@ class Gateway(Ingress):
         self._listener = bind(
             host, self._config.http_port or 0, "http_port", self._config.reuse_port
         )
-        self.port = port_of(self._listener)
+        self.port: int | None = port_of(self._listener)
         where = address_of(host, self.port)
         failure = f"{_KEY}: it does not start"
         self._place = SidecarSupervisor(

@@ -27,7 +27,7 @@ class SinkHooks:
     """
 
     def __init__(self) -> None:
-        self.closing = contextlib.ExitStack()
+        self.closing: contextlib.ExitStack[bool | None] = contextlib.ExitStack()
         self.stops: list[Callable[[], None]] = []
         self.timers: list[tuple[str, float, Callable[[], None]]] = []
         self.failures: list[Callable[[int, int, Exception], None]] = []

@@ -38,5 +38,5 @@ class Ingress:
         """Remove what it had in common with the frontends, which are closed."""
 
 
-no_ingress = Ingress()
+no_ingress: Ingress = Ingress()
 """Callers reach the frontends."""

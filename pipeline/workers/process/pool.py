@@ -52,7 +52,7 @@ class ProcessKind:
         except BaseException:
             arena.close()
             raise
-        self.memory = ServerMemory(arena, dag.trust_workers)
+        self.memory: ServerMemory = ServerMemory(arena, dag.trust_workers)
         numbers = {op: number for number, op in enumerate(self._ops)}
         self._processes = ProcessContext(zygotes, self.memory, numbers, context.on_record)
 

@@ -5,6 +5,7 @@
 
 import os
 import sys
+from types import ModuleType
 from typing import Any
 
 from pipeline.client import PipelineClient
@@ -29,7 +30,7 @@ DAGExecutor: Any = stub("DAGExecutor", __name__, _GRAPH)
 ParamVerify: Any = stub("ParamVerify", __name__, "the library checks its own parameters")
 VirtualOp: Any = stub("VirtualOp", __name__, "edges may skip levels without it")
 log_dir: str = os.path.join(os.environ.get("SERVING_LOG_PATH", ""), "PipelineServingLogs")
-logger = sys.modules[__name__]  # whose `log_dir` it is
+logger: ModuleType = sys.modules[__name__]  # whose `log_dir` it is
 
 __all__ = [
     "DAG",
