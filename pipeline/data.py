@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, ErrorCode, PipelineError, ProductError,
 
 
 class ChannelDataType(enum.Enum):
-    """What a `ChannelData` holds, by the predecessor's names and numbers."""
+    """Kinds of what a `ChannelData` holds, by the predecessor's names and numbers."""
 
     DICT = 0
     CHANNEL_NPDATA = 1
@@ -147,7 +147,7 @@ def _not_feedable(item: object) -> str:
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller says of a request beside its data.
+    """Words of a caller about a request, beside its data.
 
     Args:
         id: of a v2 request, which its answer has too; "" for none.
@@ -261,7 +261,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """What callers of the v2 protocol call it."""
+        """Return the name that callers of the v2 protocol have for it."""
         return f"{self.source}.{self.name}" if self.source else self.name
 
 
@@ -285,7 +285,7 @@ def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
 
 
 def declares(op: Any) -> bool:
-    """Whether an Op says what goes in or out."""
+    """Return whether an Op says what goes in or out."""
     return bool(declared(op, "input_tensors") or declared(op, "output_tensors"))
 
 

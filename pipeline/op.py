@@ -38,7 +38,7 @@ _TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the 
 
 
 class _PredictorClient(Protocol):
-    """What `Op.process` needs of `self.client`."""
+    """Part of `self.client` that `Op.process` needs."""
 
     def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0) -> Any: ...
 
@@ -408,28 +408,28 @@ def connect_op(
 
 
 def runs_process(op: Op) -> bool:
-    """Whether batches go through `process`: with a model, an override, or `with_serving`."""
+    """Return whether batches go through `process`: with a model, an override, or `with_serving`."""
     return predictor_of(op) is not None or op.with_serving or overrides(op, "process")
 
 
 def predictor_of(op: Op) -> _PredictorClient | None:
-    """What is in `client`, if it can predict: a script may keep that of its database there."""
+    """Return `client` if it can predict: a script may keep its database's there."""
     return op.client if hasattr(type(op.client), "predict") else None
 
 
 def overrides(op: Op, method: str) -> bool:
-    """Whether `method` is the user's own rather than this library's."""
+    """Return whether `method` is the user's own rather than this library's."""
     function = getattr(getattr(op, method), "__func__", None)
     return not getattr(function, "__module__", "").startswith(__name__)
 
 
 def runs_on_the_loop(op: Op, method: str) -> bool:
-    """Whether `method` is quick enough for the event loop: ours are, a user's may be anything."""
+    """Return whether `method` is quick enough for the event loop: ours are."""
     return op.pipeline_is_quick or not overrides(op, method)
 
 
 def is_cheap_to_pack(op: ResponseOp, channeldata: ChannelData) -> bool:
-    """Whether packing is quick enough for the event loop: nothing in the answer is large."""
+    """Return whether an answer has nothing large, to be packed on the event loop."""
     if weight(channeldata.payload) > SHORT_BYTES:
         return False
     if not _formats(op, channeldata)[0]:
@@ -459,7 +459,7 @@ def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
 def pack_large(
     op: ResponseOp, channeldata: ChannelData, limits: Limits
 ) -> pipeline_service_pb2.Response | LargeResponse:
-    """What our own ResponseOp packs, for an answer that is large; tensors are not copied.
+    """Pack a large answer as our own ResponseOp does; tensors are not copied.
 
     Where it is text and tensors, there are only tensors if the text would be too long.
     """

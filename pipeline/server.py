@@ -176,7 +176,7 @@ class PipelineServer:
 
 
 def _exposure_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
-    """What callers see of the server: its own HTTP door, or the gateway and doors behind it."""
+    """Return the side that callers see: our HTTP frontend, or the gateway before it."""
     if config.http_server == "embedded":
         return Exposure()
     gateway = Gateway(config)
