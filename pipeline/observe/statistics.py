@@ -16,10 +16,9 @@ from msgspec.structs import astuple
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
-from pipeline.observe.histogram import buckets
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
-from pipeline.observe.tables import Counters, Integers, batches, columns, groups, tally
+from pipeline.observe.tables import Counters, Integers, batches, buckets, columns, groups, tally
 from pipeline.predictors.metadata import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 

@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows
-from pipeline.observe.histogram import buckets, percentile
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, MinuteSeries, Snapshot
-from pipeline.observe.tables import Counters, Integers, tally
+from pipeline.observe.tables import Counters, Integers, buckets, percentile, tally
 
 SECONDS = 60
 _NS = 1_000_000_000

@@ -15,7 +15,6 @@ import numpy as np
 from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome, Rows
 from pipeline.observe.analysis.chrome_trace import depth, first_known
 from pipeline.observe.analysis.critical_path import Path, critical_path
-from pipeline.observe.analysis.intervals import covered_ns, covered_until, merged
 from pipeline.observe.analysis.sampling import Sample
 from pipeline.observe.analysis.weighted import (
     Durations,
@@ -26,7 +25,7 @@ from pipeline.observe.analysis.weighted import (
     ratio,
     weighted,
 )
-from pipeline.observe.tables import batches
+from pipeline.observe.tables import batches, covered_ns, covered_until, merged
 
 _MIN_FITTED = 10  # batches, for a line through their times
 _MIN_SHARE = 1e-12  # a share, for its logarithm

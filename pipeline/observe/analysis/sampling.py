@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.engine.journal import Rows
-from pipeline.observe.analysis.intervals import Times, covered_ns, merged
-from pipeline.observe.tables import Integers, batches
+from pipeline.observe.tables import Integers, batches, covered_ns, merged
 
 _WINDOW_NS = 10**9
 _MARGIN = 0.8  # of what may be written: a larger sample is taken if it stays below that
@@ -86,7 +85,7 @@ class Sampler:
         self._begun = 0  # requests of this window
         self._begin_ns = 0
         self._latest_ns = 0
-        self._covered: list[tuple[Times, Times]] = []
+        self._covered: list[tuple[Integers, Integers]] = []
         self._is_cut = False
 
     def choose(self, spans: Rows, requests: Rows) -> SampledRows:

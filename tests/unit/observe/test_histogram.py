@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.observe.histogram import LATENCY_BOUNDS_NS, buckets, percentile
 from pipeline.observe.snapshot import LATENCY_STEPS
+from pipeline.observe.tables import LATENCY_BOUNDS_NS, buckets, percentile
 
 BOUNDS = LATENCY_BOUNDS_NS.tolist()
 

@@ -24,7 +24,6 @@ from pipeline.engine.journal import (
     pack_span,
 )
 from pipeline.errors import ErrorCode
-from pipeline.observe.histogram import LATENCY_BOUNDS_NS
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters
 from pipeline.observe.statistics import (
     Statistics,
@@ -36,6 +35,7 @@ from pipeline.observe.statistics import (
     stats_json,
     version_number,
 )
+from pipeline.observe.tables import LATENCY_BOUNDS_NS
 from pipeline.predictors.metadata import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 

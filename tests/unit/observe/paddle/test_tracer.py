@@ -22,8 +22,7 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError
-from pipeline.observe.paddle.batch_times import BatchTimes
-from pipeline.observe.paddle.tracer import Tracer
+from pipeline.observe.paddle.tracer import BatchTimes, Tracer
 from pipeline.observe.paddle.tracer_block import (
     Interval,
     OpInterval,

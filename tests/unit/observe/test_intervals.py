@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.observe.analysis.intervals import covered_ns, covered_until, merged
+from pipeline.observe.tables import covered_ns, covered_until, merged
 
 intervals = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tuple(sorted(pair))),
