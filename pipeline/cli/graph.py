@@ -20,7 +20,7 @@ from pipeline.config.schema import REQUEST_OP, ServiceConfig, load_config, resol
 from pipeline.config.yaml import KeyPath, read_yaml
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.runtime.predictor_loader import resolved
+from pipeline.runtime.predictor_loader import resolve_path
 from pipeline.server import PipelineServer
 
 GRAPH_USAGE = """\
@@ -248,7 +248,7 @@ def _warnings_about(config: ServiceConfig, file: str) -> Iterator[str]:
     yield from configuration.batch_fill_warnings(config, ops)
     source, folder = read_yaml(file), Path(file).resolve().parent
     for path, named in _files_named(config):
-        if not resolved(folder, named).exists():
+        if not resolve_path(folder, named).exists():
             yield f"{source.place(path)}: no such file or folder: {named}"
 
 

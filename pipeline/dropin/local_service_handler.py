@@ -9,6 +9,10 @@ from typing import Any, Literal, NoReturn
 from pipeline.errors import InitError, NotImplementedByOpError
 
 _CONF_FILE = "serving_server_conf.prototxt"
+# Arguments that are no keys of local_service_conf.
+_NO_SETTINGS = frozenset(
+    ["self", "fetch_names", "available_port_generator", "use_profile", "dynamic_shape_info"]
+)
 
 
 class LocalServiceHandler:
@@ -54,26 +58,13 @@ class LocalServiceHandler:
         dynamic_shape_info: dict[str, Any] = {},
         use_calib: bool = False,
     ) -> None:
+        given = locals()
         self._settings: dict[str, Any] = {
-            "model_config": model_config,
-            "client_type": client_type,
-            "workdir": workdir,
-            "thread_num": thread_num,
-            "device_type": device_type,
-            "devices": devices,
-            "fetch_list": None if fetch_names is None else list(fetch_names),
-            "mem_optim": mem_optim,
-            "ir_optim": ir_optim,
-            "precision": precision,
-            "use_mkldnn": use_mkldnn,
-            "mkldnn_cache_capacity": mkldnn_cache_capacity,
-            "mkldnn_op_list": None if mkldnn_op_list is None else list(mkldnn_op_list),
-            "mkldnn_bf16_op_list": (
-                None if mkldnn_bf16_op_list is None else list(mkldnn_bf16_op_list)
-            ),
-            "min_subgraph_size": min_subgraph_size,
-            "use_calib": use_calib,
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+            if name not in _NO_SETTINGS
         }
+        self._settings["fetch_list"] = None if fetch_names is None else list(fetch_names)
         self.dynamic_shape_info: dict[str, Any] = dict(dynamic_shape_info)
 
     def as_settings(self) -> dict[str, Any]:
@@ -109,15 +100,9 @@ class LocalServiceHandler:
                 "LocalServiceHandler.get_client: a model that runs as a service is reached by "
                 "self.client in the Op, once the server runs."
             )
-        model = LocalModel(
-            model_path=options.pop("model_config"),
-            fetch_list=options.pop("fetch_list"),
-            thread_num=options.pop("thread_num"),
-            device_type=options.pop("device_type"),
-            devices=options.pop("devices"),
-            dynamic_shapes=self.dynamic_shape_info,
-            options=options,
-        )
+        own = {name: options.pop(name) for name in LocalModel.__struct_fields__ if name in options}
+        path = options.pop("model_config")
+        model = LocalModel(path, dynamic_shapes=self.dynamic_shape_info, options=options, **own)
         return load_local_predictor(model, concurrency_idx or 0)
 
     def prepare_server(self) -> NoReturn:

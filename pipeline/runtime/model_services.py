@@ -18,7 +18,7 @@ import msgspec
 
 from pipeline.errors import InitError
 from pipeline.op import Op
-from pipeline.runtime.predictor_loader import ModelServiceAddress, resolved
+from pipeline.runtime.predictor_loader import ModelServiceAddress, resolve_path
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
 
@@ -81,7 +81,7 @@ class ModelServices:
     def _confs(self, op: Op) -> Iterator[dict[str, Any]]:
         local = op.pipeline_config.local_service_conf
         assert local.model_config is not None
-        model = resolved(self._base_dir, local.model_config).absolute()
+        model = resolve_path(self._base_dir, local.model_config).absolute()
         conf = msgspec.to_builtins(local) | {"model_config": str(model)}
         conf |= conf.pop("engine_options")
         if op.dynamic_shape_info:

@@ -80,7 +80,7 @@ class PredictorLoader:
             name=op.name,
             client_type=client_type or _DEFAULT_CLIENT,
             endpoints=address.endpoints,
-            client_config=resolved(self.base_dir, conf) if conf else address.client_config,
+            client_config=resolve_path(self.base_dir, conf) if conf else address.client_config,
             fetch_list=_fetch_list(config),
             model_name=config.model_name,
             model_version=config.model_version,
@@ -94,7 +94,7 @@ def local_model(op: Op, base_dir: Path) -> LocalModel:
     local = op.pipeline_config.local_service_conf
     assert local.model_config is not None
     return LocalModel(
-        model_path=resolved(base_dir, local.model_config),
+        model_path=resolve_path(base_dir, local.model_config),
         engine=local.engine,
         fetch_list=_fetch_list(op.pipeline_config),
         thread_num=local.thread_num,
@@ -105,7 +105,7 @@ def local_model(op: Op, base_dir: Path) -> LocalModel:
     )
 
 
-def resolved(base_dir: Path, path: str) -> Path:
+def resolve_path(base_dir: Path, path: str) -> Path:
     """Return `path` beside the configuration, if it is there; else from where we run."""
     beside = base_dir / path
     return beside if beside.exists() else Path(path)

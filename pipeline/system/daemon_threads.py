@@ -15,19 +15,19 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """An executor of what is submitted, on up to `most` threads.
+    """An executor of what is submitted, on up to `max_threads` threads.
 
     A `ThreadPoolExecutor` for asyncio's sake, which takes no other one for its default. Python
     joins that one's own threads, without a limit, before a process may end; ours are left behind.
 
     Args:
-        most: threads that run at the same time.
+        max_threads: those that run at the same time.
         name: of the threads, before their numbers.
     """
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, max_threads: int, name: str) -> None:
         super().__init__(1, name)  # it starts a thread at its own `submit` only
-        self._most = most
+        self._max_threads = max_threads
         self._name = name
         self._lock = threading.Lock()
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
@@ -44,7 +44,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self._queue.put((future, lambda: fn(*args, **kwargs)))
             if self._idle:
                 self._idle -= 1
-            elif len(self._started) < self._most:
+            elif len(self._started) < self._max_threads:
                 self._start()
         return future
 

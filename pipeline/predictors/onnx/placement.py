@@ -43,14 +43,15 @@ def check_session(plan: Plan, session: Any) -> None:
         too_small = ", or min_subgraph_size is too large" if plan.main == TENSORRT else ""
         raise InitError(
             f"[{plan.model}] {plan.asked} was asked for, but no node of the model runs there: "
-            f"{_told(placements)}. Its operators or their types are not supported there{too_small}"
+            f"{_described(placements)}. Its operators or their types are not supported "
+            f"there{too_small}"
         )
     if plan.needs_scales and not any(_QUANTISED & types.keys() for types in placements.values()):
         raise InitError(
             f"[{plan.model}] precision: int8 needs a model with QuantizeLinear nodes, or "
             "use_calib: True and a calibration table beside the model"
         )
-    _tell(plan, placements)
+    _log_placement(plan, placements)
 
 
 def _placements(session: Any) -> _Placements:
@@ -61,15 +62,15 @@ def _placements(session: Any) -> _Placements:
     return placements
 
 
-def _tell(plan: Plan, placements: _Placements) -> None:
+def _log_placement(plan: Plan, placements: _Placements) -> None:
     """Log the placement. A few nodes on the CPU are normal, for shapes; half of them are not."""
     on_cpu = placements.get(CPU, Counter()).total()
     everywhere = sum(types.total() for types in placements.values())
     level = logging.WARNING if on_cpu * 2 >= everywhere else logging.INFO
-    _LOGGER.log(level, "[%s] %s: %s", plan.model, plan.asked, _told(placements))
+    _LOGGER.log(level, "[%s] %s: %s", plan.model, plan.asked, _described(placements))
 
 
-def _told(placements: _Placements) -> str:
+def _described(placements: _Placements) -> str:
     parts = []
     for provider, types in placements.items():
         shown = ", ".join(name for name, _ in types.most_common(_MAX_SHOWN_TYPES))

@@ -127,7 +127,7 @@ class BrpcChannel:
         question = _Question(body, log_id, deadline, read)
         servers = self._servers()
         if servers.policy.count_down:
-            self._see_who_is_back(servers)
+            self._probe_those_due(servers)
         reasons: list[str] = []
         useless: set[int] = set()
         attempts = len(servers.pools) + 1
@@ -146,7 +146,7 @@ class BrpcChannel:
                 if error.is_final:
                     useless.add(index)
                 if not error.is_healthy:
-                    self._leave_out(servers, index, error)
+                    self._note_failure(servers, index, error)
                 reasons.append(f"{self._endpoints[index]}: {error}")
         self._refuse_if_closed()
         raise PredictorUnavailableError(f"[{self._name}] no server answers: {_joined(reasons)}")
@@ -247,7 +247,7 @@ class BrpcChannel:
 
     # Health
 
-    def _see_who_is_back(self, servers: _Servers) -> None:
+    def _probe_those_due(self, servers: _Servers) -> None:
         with servers.lock:
             due = servers.policy.due()
         for index in due:
@@ -266,7 +266,7 @@ class BrpcChannel:
         if is_back and len(self._endpoints) > 1:
             _LOGGER.info("[%s] %s is asked again", self._name, self._endpoints[index])
 
-    def _leave_out(self, servers: _Servers, index: int, error: Exception) -> None:
+    def _note_failure(self, servers: _Servers, index: int, error: Exception) -> None:
         with servers.lock:
             was_well = servers.policy.failed(index)
         if was_well:

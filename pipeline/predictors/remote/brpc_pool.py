@@ -97,7 +97,7 @@ class BrpcPool:
         if not self._probe_lock.acquire(blocking=False):
             return None  # another caller is at it
         try:
-            return self._look_at_probe()
+            return self._poll_probe()
         except OSError:
             self._end_probe()
             return False
@@ -150,12 +150,12 @@ class BrpcPool:
                     raise OutOfTimeError("it does not answer")
         if isinstance(error, TimeoutError) and time.monotonic() >= deadline:
             raise OutOfTimeError("it does not answer")
-        raise CannotConnectError(_why(error)) from error
+        raise CannotConnectError(_reason(error)) from error
 
-    def _look_at_probe(self) -> bool | None:
+    def _poll_probe(self) -> bool | None:
         if self._probe is None:
-            self._probe = _Attempt(_look_up(self._address)[0], self._clock() + _PROBE_TIMEOUT_S)
-        connected = self._probe.look()
+            self._probe = _Attempt(_resolve(self._address)[0], self._clock() + _PROBE_TIMEOUT_S)
+        connected = self._probe.poll()
         if connected is None:
             if self._clock() < self._probe.ends:
                 return None
@@ -190,7 +190,7 @@ class _Attempt:
             self.close()
             raise OSError(started, os.strerror(started))
 
-    def look(self, wait_s: float = 0.0) -> socket.socket | None:
+    def poll(self, wait_s: float = 0.0) -> socket.socket | None:
         """Return the connected socket; None: not yet.
 
         Raises:
@@ -221,11 +221,11 @@ def dial(address: tuple[str, int], deadline: float) -> socket.socket:
         OSError: there is none; a TimeoutError if the deadline passed.
     """
     error: OSError = TimeoutError()
-    for info in _look_up(address):
+    for info in _resolve(address):
         attempt = None
         try:
             attempt = _Attempt(info, deadline)
-            connected = attempt.look(max(deadline - time.monotonic(), 0.0))
+            connected = attempt.poll(max(deadline - time.monotonic(), 0.0))
             if connected is not None:
                 return connected
             attempt.close()
@@ -235,11 +235,11 @@ def dial(address: tuple[str, int], deadline: float) -> socket.socket:
     raise error
 
 
-def _look_up(address: tuple[str, int]) -> list[_Info]:
+def _resolve(address: tuple[str, int]) -> list[_Info]:
     return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return f"cannot connect: {error.strerror or error}"
