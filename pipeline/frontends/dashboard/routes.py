@@ -180,33 +180,26 @@ def _seconds(query: str) -> float:
 # Files ----------------------------------------------------------------------------------------
 
 
-class _File(msgspec.Struct, frozen=True):
-    body: bytes
-    content_type: bytes
-    headers: tuple[tuple[bytes, bytes], ...]
-    tag: bytes
-
-
 @functools.cache
-def _files() -> dict[str, _File]:
+def _files() -> dict[str, WebResponse]:
     """Return the page's files by path. They are small, and read once: at the first request."""
     found = {f"/{path.name}": _read(path) for path in _STATIC.iterdir() if path.suffix in _TYPES}
     found["/"] = found.pop("/page.html")
     return found
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> WebResponse:
     body = path.read_bytes()
     tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:16].encode()
     headers = ((b"cache-control", b"no-cache"), (b"etag", tag), *_SAFE)
-    return _File(body, _TYPES[path.suffix], headers, tag)
+    return WebResponse(200, body, _TYPES[path.suffix], headers)
 
 
 async def _file(request: WebRequest) -> WebResponse:
     file = _files()[request.path]
-    if request.headers.get(b"if-none-match") == file.tag:
-        return WebResponse(304, b"", file.content_type, file.headers)
-    return WebResponse(200, file.body, file.content_type, file.headers)
+    if (b"etag", request.headers.get(b"if-none-match")) in file.headers:
+        return msgspec.structs.replace(file, status=304, body=b"")
+    return file
 
 
 async def _not_allowed(request: WebRequest) -> WebResponse:

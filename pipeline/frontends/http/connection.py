@@ -13,7 +13,6 @@ import functools
 import logging
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -81,19 +80,6 @@ def _check_codings(headers: list[Header]) -> None:
         raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
 
 
-@dataclass(slots=True)
-class ConnectionLimits:
-    """Settings and state that the connections of a frontend share.
-
-    A request has `read_timeout_s` to arrive, from its first byte to its last. When the frontend
-    `is_draining`, each is closed with the answer that it is given next. `lost` is set when one is.
-    """
-
-    read_timeout_s: float
-    is_draining: bool = False
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class HttpConnection(HttpToolsProtocol):
     """uvicorn's protocol, with what a server on an open network needs.
 
@@ -117,10 +103,10 @@ class HttpConnection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, listener: HttpListener, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _LOGGER  # uvicorn's own goes to stderr
-        self._limits = limits
+        self._listener = listener
 
     # What uvicorn and the event loop call -------------------------------------------------
 
@@ -128,7 +114,7 @@ class HttpConnection(HttpToolsProtocol):
         self._raw: asyncio.Transport = transport
         proxy = _Transport(self, transport)
         super().connection_made(proxy)  # type: ignore[arg-type]  # it looks like one
-        self._set_timer(self._limits.read_timeout_s, self._time_out)
+        self._set_timer(self._listener.read_timeout_s, self._time_out)
 
     def on_headers_complete(self) -> None:
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # with additions of ours
@@ -169,14 +155,14 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._count_head(len(data))
         if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
-            self._set_timer(self._limits.read_timeout_s, self._time_out)
+            self._set_timer(self._listener.read_timeout_s, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_left = True
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
-        self._limits.lost.set()
+        self._listener.lost.set()
         self._unset_keepalive_if_required()  # uvicorn keeps a connection that was reset with it
         served = self.cycle_served
         if served is not None and not served.response_complete:
@@ -224,9 +210,9 @@ class HttpConnection(HttpToolsProtocol):
         self._timer = None
         cycle = self.cycle
         if self.pipeline:  # what was sent before takes us that long
-            self._set_timer(self._limits.read_timeout_s, self._time_out)
+            self._set_timer(self._listener.read_timeout_s, self._time_out)
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
-            text = f"the request's body did not arrive within {self._limits.read_timeout_s:g} s"
+            text = f"the request's body did not arrive within {self._listener.read_timeout_s:g} s"
             self._refuse(HttpError(408, DeadlineError(text)))
         else:
             self._raw.close()
@@ -277,7 +263,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if CLOSE in headers:
             cycle.keep_alive = False
-        elif not cycle.keep_alive or (self._limits.is_draining and not self.pipeline):
+        elif not cycle.keep_alive or (self._listener.is_draining and not self.pipeline):
             cycle.keep_alive = False
             headers = (*headers, CLOSE)
         cycle.response_started = True
@@ -355,11 +341,17 @@ class HttpListener:
     Args:
         app: answers requests, as ASGI has it; the scope has CONNECTION and HEADERS.
         read_timeout_s: for a request to arrive, from its first byte to its last.
+
+    Attributes:
+        is_draining: each connection is closed with the answer that it is given next.
+        lost: set when a connection is closed.
     """
 
     def __init__(self, app: Any, read_timeout_s: float) -> None:
         self._app = app
-        self._limits = ConnectionLimits(read_timeout_s)
+        self.read_timeout_s = read_timeout_s
+        self.is_draining = False
+        self.lost = asyncio.Event()
         self._socket: socket.socket | None = None
         self._server: _Server | None = None
         self._closed_at: float | None = None
@@ -371,7 +363,7 @@ class HttpListener:
         self._socket = listener
         config = uvicorn.Config(
             self._app,
-            http=functools.partial(HttpConnection, limits=self._limits),  # type: ignore[arg-type]  # uvicorn calls it like the class
+            http=functools.partial(HttpConnection, listener=self),  # type: ignore[arg-type]  # uvicorn calls it like the class
             ws="none",
             lifespan="off",
             access_log=False,
@@ -389,7 +381,7 @@ class HttpListener:
 
     def drain(self) -> None:
         """End each connection with the answer that it is given next."""
-        self._limits.is_draining = True
+        self.is_draining = True
 
     async def close(self) -> None:
         """Accept no more; those that there are end as when draining, idle ones soon.
@@ -435,10 +427,10 @@ class HttpListener:
 
     async def _wait_for_callers(self, server: _Server, timeout_s: float) -> None:
         """Wait, so long after `close`, for what callers sent before they could know of it."""
-        ends, lost = (self._closed_at or 0.0) + timeout_s, self._limits.lost
+        ends = (self._closed_at or 0.0) + timeout_s
         while server.server_state.connections:
-            lost.clear()
-            if not await waited(lost, ends - self._loop.time()):
+            self.lost.clear()
+            if not await waited(self.lost, ends - self._loop.time()):
                 break
 
 

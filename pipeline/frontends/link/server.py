@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -167,25 +165,15 @@ class _Service(NamedTuple):
 
 
 class _Call(UnarySink):
-    """One request of a gateway, and the sink of its answer.
+    """One request of a gateway, and the sink of its answer; `number` is its id."""
 
-    Args:
-        service: answers it.
-        loop: of the connection.
-        send: takes the kind of frame that ends the call, and its body; called once.
-    """
+    __slots__ = ("_connection", "_loop", "_number", "_service", "_work")
 
-    __slots__ = ("_loop", "_send", "_service", "_work")
-
-    def __init__(
-        self,
-        service: _Service,
-        loop: asyncio.AbstractEventLoop,
-        send: Callable[[int, bytes], None],
-    ) -> None:
-        self._service = service
-        self._loop = loop
-        self._send = send
+    def __init__(self, connection: _Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self._service = connection.service
+        self._loop = connection.loop
         self._work: RequestHandle | None = None  # what goes on for it now
 
     def ask(self, pieces: list[bytes], timeout_s: float | None, traceparent: str) -> None:
@@ -228,6 +216,9 @@ class _Call(UnarySink):
                 self._send(FAILURE, _failure(500, no_response(answer)))
         except Exception as error:
             self._fail(error)
+
+    def _send(self, kind: int, body: bytes) -> None:
+        self._connection.answer(self._number, kind, body)
 
     async def _write_large(self, answer: LargeResponse) -> None:
         try:
@@ -277,7 +268,7 @@ class _Connection(asyncio.Protocol):
     def __init__(
         self, service: _Service, max_bytes: int, register: set[_Connection], is_ready: bool
     ) -> None:
-        self._service = service
+        self.service = service
         self._max_bytes = max_bytes
         self._register = register
         self._was_ready = is_ready
@@ -292,11 +283,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(self._loop, self.transport.write)
-        self.lost = self._loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        self._outbox = Outbox(self.loop, self.transport.write)
+        self.lost = self.loop.create_future()
         self._register.add(self)
-        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
+        self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
         self.tell_ready(self._was_ready)
 
     def data_received(self, data: bytes) -> None:
@@ -333,7 +324,7 @@ class _Connection(asyncio.Protocol):
         if self._silent_checks >= _MAX_SILENT_CHECKS:
             self._give_up(f"it has said nothing for {_CHECK_INTERVAL_S * _MAX_SILENT_CHECKS:g} s")
         else:
-            self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
+            self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
 
     def _give_up(self, why: str) -> None:
         _LOGGER.warning("a gateway's connection is closed: %s", why)
@@ -374,17 +365,17 @@ class _Connection(asyncio.Protocol):
                 raise BrokenError(
                     f"a traceparent of {trace_size} bytes in {len(first) - ASKED.size}"
                 )
-            if self._service.takes_trace:
+            if self.service.takes_trace:
                 traceparent = first[ASKED.size : message].decode("latin-1")
         if number in self.calls:
             raise BrokenError(f"the id {number} is in flight")
         timeout_s = None if timeout_ns < 0 else timeout_ns / _NS_PER_S
         pieces[0] = first[message:]
-        call = _Call(self._service, self._loop, partial(self._answer, number))
-        self.calls[number] = call
+        call = self.calls[number] = _Call(self, number)
         call.ask(pieces, timeout_s, traceparent)
 
-    def _answer(self, number: int, kind: int, body: bytes) -> None:
+    def answer(self, number: int, kind: int, body: bytes) -> None:
+        """Send the frame that ends a call."""
         if self.calls.pop(number, None) is not None:
             self._outbox.send(kind, number, body)
             self._check_idle()
@@ -395,7 +386,7 @@ class _Connection(asyncio.Protocol):
 
     def when_idle(self) -> asyncio.Future[None]:
         """Return what is done as soon as no request is in flight."""
-        self._idle = self._loop.create_future()
+        self._idle = self.loop.create_future()
         self._check_idle()
         return self._idle
 
