@@ -16,3 +16,12 @@ One capability of the engine is learnt in five places, a file each:
 `checker` compares, and looks at all that has to be 0 again afterwards. `mutants` puts known defects
 back into the engine: a fuzzer that does not find them is of no use, see `test_storms`.
 """
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# `PYTHONPATH=tests python -m fuzz`: what the tests share lies beside this folder.
+if (_support := str(Path(__file__).parents[1] / "support")) not in sys.path:
+    sys.path.append(_support)
