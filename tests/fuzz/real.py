@@ -208,7 +208,7 @@ class RealEngine:
 
     async def check_memory(self) -> None:
         """No block of shared memory is in use."""
-        family = self.server._service._workers._by_name.get("process")
+        family = self.server._service._graph._workers._by_name.get("process")
         for _ in range(100):
             gc.collect()
             if family is None or not family.memory.used:
