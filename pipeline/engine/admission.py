@@ -25,7 +25,7 @@ class AdmissionController:
         queued: requests that wait to be admitted.
         accepted: requests that were admitted, or queued.
         rejected: requests that were sent away.
-        judges: whether any request had a deadline so far.
+        throughput: of requests that were answered; None: none had a deadline so far.
         is_open: whether any is admitted at all.
         is_full: whether the graph takes no more now, however few are in it.
     """
@@ -41,7 +41,6 @@ class AdmissionController:
         self.queued: int = 0
         self.accepted: int = 0
         self.rejected: int = 0
-        self.judges: bool = False
         self.is_open: bool = False
         self.is_full: Callable[[], bool] | None = None
         self._queue: dict[RequestState, None] = {}
@@ -50,7 +49,7 @@ class AdmissionController:
         self.queue_size: int = queue_size
         self._enter = enter
         self._clock = clock
-        self._throughput: Throughput | None = None  # from the first deadline on
+        self.throughput: Throughput | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -73,10 +72,7 @@ class AdmissionController:
 
     def judge(self, time_left_s: float) -> None:
         """Raise OverloadedError if a request with so much time left cannot be answered in it."""
-        throughput = self._throughput
-        if throughput is None:
-            throughput = self._throughput = Throughput()
-            self.judges = True
+        throughput = self.throughput = self.throughput or Throughput()
         if not throughput.is_backed_up:
             return
         now = self._clock()
@@ -92,21 +88,6 @@ class AdmissionController:
             "that it has; try again later.",
             max(1, math.ceil(over_s)),
         )
-
-    @property
-    def is_backed_up(self) -> bool:
-        """Whether more waited, at the last look, than could be begun."""
-        return self._throughput is not None and self._throughput.is_backed_up
-
-    def look(self, is_backed_up: bool, span_s: float) -> None:
-        """Take down how the engine stands, when all was begun that can be.
-
-        Args:
-            is_backed_up: whether more wait, to be let in too.
-            span_s: what a span at the slowest Op takes.
-        """
-        if self._throughput is not None:
-            self._throughput.look(self._clock(), is_backed_up, span_s)
 
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
@@ -125,8 +106,8 @@ class AdmissionController:
 
         `is_served`: it got its answer, be it an error, and did not just leave.
         """
-        if is_served and self._throughput is not None:
-            self._throughput.served()
+        if is_served and self.throughput is not None:
+            self.throughput.served()
         self.active.discard(request)
         if self.queued:
             self._queue.pop(request, None)
@@ -137,7 +118,7 @@ class AdmissionController:
     def admit_queued(self) -> None:
         """Admit who waits, as far as there is room: the late ones last, and the newest first."""
         now = self._clock() if self.queued else 0.0
-        span_s = self._throughput.span_s if self._throughput is not None else 0.0
+        span_s = self.throughput.span_s if self.throughput is not None else 0.0
         while self.queued and self._has_room():
             if not self._queue:
                 request = self._late.popitem()[0]

@@ -57,18 +57,13 @@ class DispatchCycle:
                 is_left = node.schedule() or is_left
         self._is_due = False
         admission = self._admission
-        if admission.judges and (is_left or admission.queued or admission.is_backed_up):
-            self._look()
+        throughput = admission.throughput
+        if throughput is not None and (is_left or admission.queued or throughput.is_backed_up):
+            is_backed_up = admission.queued > 0 or any(node.is_backed_up for node in self.nodes)
+            span_s = max(node.load.service_s for node in self.nodes)
+            throughput.look(self._loop.time(), is_backed_up, span_s)
         if admission.queued:
             admission.admit_queued()
-
-    def _look(self) -> None:
-        """Tell admission whether more wait than can be begun, and how long the slowest Op takes."""
-        is_backed_up = self._admission.queued > 0
-        for node in self.nodes:
-            is_backed_up = is_backed_up or node.is_backed_up
-        span_s = max(node.load.service_s for node in self.nodes)
-        self._admission.look(is_backed_up, span_s)
 
 
 class Executor:

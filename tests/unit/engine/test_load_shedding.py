@@ -191,7 +191,7 @@ def test_a_server_that_is_never_given_a_deadline_measures_nothing():
     async def main():
         async with Engine(chain("a"), None, {"a": 0.01}) as engine:
             await asyncio.gather(*(engine.ask(path="x") for _ in range(100)))
-            assert engine.executor._admission._throughput is None
+            assert engine.executor._admission.throughput is None
 
     run_virtual(main())
 
