@@ -12,11 +12,10 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from typing import Any
 
 import msgspec
 
-from pipeline.config.schema import DagConfig, ServiceConfig
+from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
@@ -143,12 +142,11 @@ class Replicas:
         sidecar: Sidecar | None = None,
         exposure: Exposure | None = None,
     ) -> None:
-        self._name = name
-        self._graph = graph
         self._config = config
-        self._load_predictor = load_predictor
         self._sidecar = sidecar
-        self._exposure = exposure or Exposure()
+        self._exposure = exposure = exposure or Exposure()
+        theirs = dataclasses.replace(exposure, ingress=no_ingress)  # it is not theirs to run
+        self._main = ReplicaMain(name, graph, config, load_predictor, theirs)
         self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
         self._slots = [RestartSlot(number) for number in range(config.replicas)]
@@ -163,12 +161,15 @@ class Replicas:
         )
         self._stopping: asyncio.Task[None] | None = None
         self._grace_cancelled = asyncio.Event()
-        self.rpc_port: int | None = None
-        self._http_port: int | None = None
+
+    @property
+    def rpc_port(self) -> int | None:
+        return self._config.rpc_port
 
     @property
     def http_port(self) -> int | None:
-        return self._exposure.ingress.port if self._exposure.ingress.takes_http else self._http_port
+        ingress = self._exposure.ingress
+        return ingress.port if ingress.takes_http else self._config.http_port
 
     @property
     def engine(self) -> Engine:
@@ -176,7 +177,7 @@ class Replicas:
 
     def describe(self) -> str:
         """Return one line for whoever started the server."""
-        line = ready_line(self._name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
+        line = ready_line(self._main.name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
         return f"{line}, {len(self._slots)} copies"
 
     def fork(self) -> None:
@@ -189,40 +190,27 @@ class Replicas:
         if start_method == "fork":
             require_grpc_unused()
         try:
-            main = ReplicaMain(
-                self._name,
-                self._graph,
-                msgspec.structs.replace(self._config, **self._reserved()),
-                self._load_predictor,
-                dataclasses.replace(self._exposure, ingress=no_ingress),  # it is not theirs to run
-            )
+            self._config = self._with_real_ports()
+            main = dataclasses.replace(self._main, config=self._config)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
             self._zygotes = Zygotes(mains, start_method)
         except BaseException:
             self._closing.close()
             raise
 
-    def _reserved(self) -> dict[str, Any]:
-        """Return what the replicas' configuration says of ports: the real ones, theirs alone."""
-        self.rpc_port = self._reserve(self._config.rpc_port, "rpc_port")
-        found: dict[str, Any] = {"rpc_port": self.rpc_port}
-        if not self._exposure.ingress.takes_http:  # else it is bound by who does
-            found["http_port"] = self._http_port = self._reserve(
-                self._config.http_port, "http_port"
-            )
-        return {**found, "dag": self._dag()}
+    def _with_real_ports(self) -> ServiceConfig:
+        """Reserve the ports; return the configuration with those that the replicas listen on."""
+        config = self._config
+        rpc_port, http_port, dag = config.rpc_port, config.http_port, config.dag
+        rpc_port = self._reserve(rpc_port, "rpc_port")
+        if http_port is not None and not self._exposure.ingress.takes_http:  # else that binds it
+            http_port = self._reserve(http_port, "http_port")
+        if dag.enable_prometheus:
+            port = self._reserve(dag.prometheus_port, "dag.prometheus_port")
+            dag = msgspec.structs.replace(dag, prometheus_port=port)
+        return msgspec.structs.replace(config, rpc_port=rpc_port, http_port=http_port, dag=dag)
 
-    def _dag(self) -> DagConfig:
-        """Return `dag` with the port of the metrics, if there is one."""
-        dag = self._config.dag
-        if not dag.enable_prometheus:
-            return dag
-        port = self._reserve(dag.prometheus_port, "dag.prometheus_port")
-        return msgspec.structs.replace(dag, prometheus_port=port)
-
-    def _reserve(self, port: int | None, key: str) -> int | None:
-        if port is None:
-            return None
+    def _reserve(self, port: int, key: str) -> int:
         held = self._closing.enter_context(
             reserve(self._config.host, port, key, self._config.reuse_port)
         )
@@ -236,7 +224,7 @@ class Replicas:
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._closing.enter_context(open_logs(self._config.log))
-        log_warnings(self._config, self._graph)
+        log_warnings(self._config, self._main.graph)
         ingress_ready = self._exposure.ingress.start()
         if self._sidecar is not None:
             await told_if_slow("model services", self._sidecar.start(), self._loop)
