@@ -1,24 +1,23 @@
-"""What runs on a batch: preprocess each, merge, process, split, postprocess each.
+"""BatchRun: the stages of a batch: preprocess each, merge, process, split, postprocess each.
 
 Plain code for any worker: it knows neither threads nor the event loop.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
 from msgspec import field
 
 from pipeline.data import ChannelData, RequestContext, context_of
-from pipeline.engine.bound_op import BoundOp, coded_error
-from pipeline.engine.collate import LOD, Call, alone, distribute, plan, rows_brought, rows_of
+from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.engine.schedulers.base import Batch
+from pipeline.engine.stage_errors import log_raised, product_error, stage_error, stage_failure
 from pipeline.errors import (
     DeadlineError,
     InputError,
@@ -26,18 +25,13 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
     ProductError,
-    UserCodeError,
     WorkerDiedError,
     described,
-    printable,
 )
 from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
-_LOGGER = logging.getLogger(__name__)
-
 _UNSET = object()
-_LOGGED_CHARACTERS = 400  # of what an exception says
 
 _EXCEEDED = "exceeded retry count"
 _ADVICE = (
@@ -86,11 +80,11 @@ class BatchRun(Batch, eq=False):
     process_end_ns: int = 0
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        """All stages, or those that are left. Raises nothing."""
+        """Run all stages, or those that are left. Raises nothing."""
         try:
             self._run(op, watch, clock_ns)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
-            failed = _stage_error(error, op, "process", 0)
+            failed = stage_error(error, op, "process", 0)
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
             self.end_ns = clock_ns()
 
@@ -110,11 +104,11 @@ class BatchRun(Batch, eq=False):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether its calls of `process` are planned, as far as this process knows."""
+        """Return whether its calls of `process` are planned, as far as this process knows."""
         return self.calls is not None
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
-        """The first stage: preprocess each item and plan the calls of `process`."""
+        """Preprocess each item, which is the first stage, and plan the calls of `process`."""
         self.start_ns: int = clock_ns()
         self.outcomes = [None] * len(self.items)
         if op.asking:
@@ -126,7 +120,7 @@ class BatchRun(Batch, eq=False):
             self.rows = rows_brought(self.calls, len(self.items))
 
     def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
-        """The same run for another worker, after the running call exceeded its timeout.
+        """Return the same run for another worker, after the running call exceeded its timeout.
 
         The call is tried again if it has attempts left, each of its items alone, so that only
         the one that is to blame hangs again; else its items fail and the rest of the batch goes
@@ -153,7 +147,7 @@ class BatchRun(Batch, eq=False):
             self.states = {0: dict(state)}
 
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
-        """The runs to start over with, after the worker was lost for the reason `error`.
+        """Return the runs to start over with, after the worker was lost for the reason `error`.
 
         A batch is taken apart, so that only the request that is to blame fails: at once if the
         worker died of it, and if it took too long for as long as there are attempts left.
@@ -169,16 +163,16 @@ class BatchRun(Batch, eq=False):
         return [BatchRun([item], self.worker, attempts=tried) for item in live]
 
     def timed_out(self, op_name: str, worker: int) -> DeadlineError:
-        """What the items are told when the run took too long."""
+        """Return what the items are told when the run took too long."""
         return DeadlineError(self._failed(op_name, worker, range(len(self.items)), _EXCEEDED))
 
     def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
-        """What the items are told when the process of worker number `worker` ended."""
+        """Return what the items are told when the process of worker number `worker` ended."""
         what = f"the worker process {cause}"
         return WorkerDiedError(self._failed(op_name, worker, range(len(self.items)), what))
 
     def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
-        """The predecessor's words for a batch that `process` gave no result for."""
+        """Return the predecessor's words for a batch that `process` gave no result for."""
         ids = [self.items[index].data_id for index in indexes]
         log_id = self.items[indexes[0]].log_id
         return (
@@ -202,7 +196,7 @@ class BatchRun(Batch, eq=False):
             try:
                 data, skip = op.preprocess(item.inputs, item.data_id, item.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[index] = _stage_error(error, op, "preprocess", item.log_id)
+                self.outcomes[index] = stage_error(error, op, "preprocess", item.log_id)
                 continue
             if keeps_state:
                 self.states[index] = dict(op.state)
@@ -262,7 +256,7 @@ class BatchRun(Batch, eq=False):
             self.execution_ends_ns[-1] = call.end_ns
 
     def _is_worth_isolating(self, call: Call) -> bool:
-        """A merged call that failed for what was in it: each item is run for itself."""
+        """Return whether each item of a call that failed is to be run for itself."""
         if len(call.items) == 1 or call.error is None:
             return False
         return not isinstance(call.error, DeadlineError | PredictorUnavailableError)
@@ -271,7 +265,7 @@ class BatchRun(Batch, eq=False):
         while not call.done:
             call.attempts += 1
             set_call_deadline(self._deadline(op, call))
-            self._say_trace(op, call)
+            self._set_trace(op, call)
             if self.contexts:
                 op.context = tuple(self.contexts[index] for index in call.items)
             watch.call_begins()
@@ -288,14 +282,14 @@ class BatchRun(Batch, eq=False):
                 watch.call_ends()
                 set_call_deadline(None)
 
-    def _say_trace(self, op: BoundOp, call: Call) -> None:
-        """What the call goes on to ask belongs to the trace of its first traced item."""
+    def _set_trace(self, op: BoundOp, call: Call) -> None:
+        """Have what the call asks for belong to the trace of its first traced item."""
         trace = first_of(self.items[index].trace for index in call.items)
         if trace or call_trace():
             set_call_trace(child(trace, op.name, "process") if trace else "")
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
-        """When nobody waits for the call any more, in `time.monotonic`; None: never."""
+        """Return when nobody waits for the call any more, in `time.monotonic`; None: never."""
         attempt_ends = None if op.timeout_s is None else time.monotonic() + op.timeout_s
         last = 0.0
         for index in call.items:
@@ -307,14 +301,14 @@ class BatchRun(Batch, eq=False):
 
     def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
         if isinstance(error, ProductError):
-            return _product_error(error)
+            return product_error(error)
         if not isinstance(error, PipelineError):
             data_id = self.items[call.items[0]].data_id
-            _log_raised(f"data_id={data_id}", op.name, "process", error)
+            log_raised(f"data_id={data_id}", op.name, "process", error)
         text = self._failed(op.name, op.worker, call.items, described(error))
         if isinstance(error, PredictorUnavailableError):
             return PredictorUnavailableError(text)
-        return _stage_failure(error, text)
+        return stage_failure(error, text)
 
     # Postprocess ------------------------------------------------------------------------
 
@@ -338,7 +332,7 @@ class BatchRun(Batch, eq=False):
                     else op.postprocess(item.inputs, data, item.data_id, item.log_id)
                 )
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[index] = _stage_error(error, op, "postprocess", item.log_id)
+                self.outcomes[index] = stage_error(error, op, "postprocess", item.log_id)
 
     def _gather(self, op: BoundOp) -> dict[int, Any]:
         """Results by item: a dict, a list of them for a mini-batch, or the error."""
@@ -369,64 +363,12 @@ class BatchRun(Batch, eq=False):
         try:
             return bool(op.op.check_jumping(answers))
         except BaseException as error:  # user code; a worker survives even SystemExit
-            failed = _stage_error(error, op, "check_jumping", 0)
+            failed = stage_error(error, op, "check_jumping", 0)
             self.outcomes = [
                 outcome if outcome is None or isinstance(outcome, PipelineError) else failed
                 for outcome in self.outcomes
             ]
             return False
-
-
-def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:
-    """What ran together: the indexes of items, and when its stages began and it ended.
-
-    A batch that took several calls of `process` counts as that many, one after the other: the
-    first has `preprocess` of all items, the last their `postprocess`. What no call was made for
-    is one by itself, which takes no time.
-    """
-    if not run.executions:
-        times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
-        return [(range(len(run.items)), times)]
-    found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
-    members: dict[int, list[int]] = {}
-    for index, number in enumerate(run.executions):
-        members.setdefault(number, []).append(index)
-    start_ns = run.start_ns
-    if -1 in members:
-        found.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
-    last = len(run.execution_ends_ns) - 1
-    for number, indexes in sorted(members.items()):
-        preprocess_end_ns = max(start_ns, run.preprocess_end_ns)
-        ended_ns = max(preprocess_end_ns, run.execution_ends_ns[number])
-        ends_ns = (run.process_end_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
-        found.append((indexes, (start_ns, preprocess_end_ns, *ends_ns)))
-        start_ns = ended_ns
-    return found
-
-
-def _stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:
-    """What a caller is told of an exception in a user's method, in the predecessor's words."""
-    if isinstance(error, ProductError):
-        return _product_error(error)
-    if not isinstance(error, PipelineError):
-        _log_raised(f"log_id={log_id}", op.name, stage, error)
-    function = getattr(op.op, stage)
-    text = (
-        f"Log_id: {log_id}  Raise_msg: {described(error)}{_hint_at(error)}  "
-        f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
-    )
-    return _stage_failure(error, text)
-
-
-def _stage_failure(error: BaseException, text: str) -> PipelineError:
-    if not isinstance(error, PipelineError):
-        return UserCodeError(text)
-    return coded_error(_code_of(error), text)
-
-
-def _log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:
-    what = printable(described(error)[:_LOGGED_CHARACTERS])  # the traceback has all of it
-    _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
 
 
 def _keep_changes(
@@ -452,27 +394,3 @@ def _restore(state: dict[str, Any], kept: dict[str, Any]) -> None:
             state.pop(name, None)
         else:
             state[name] = value
-
-
-def _product_error(error: ProductError) -> PipelineError:
-    """What is ours of it: the rest of a user's own class may fail wherever it is looked at."""
-    return ProductError(_code_of(error), described(error))
-
-
-def _hint_at(error: BaseException) -> str:
-    """What to know of an error whose own text does not tell it."""
-    key = error.args[0] if isinstance(error, KeyError) and error.args else None
-    if isinstance(key, str) and key.endswith(LOD):
-        return (
-            f" (the model gave no LoD of {key.removesuffix(LOD)!r}: Paddle from 2.6 on gives none "
-            "of multiclass_nms3. Where each item's rows begin are the sums of the output that "
-            "has the number of boxes of each item)"
-        )
-    return ""
-
-
-def _code_of(error: BaseException) -> int:
-    if isinstance(error, PipelineError):
-        with contextlib.suppress(Exception):  # the user's own class may have it of any type
-            return int(error.code)
-    return int(UserCodeError.code)

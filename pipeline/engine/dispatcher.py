@@ -113,8 +113,9 @@ class OpDispatcher:
 
     def _add(self, request: RequestState, inputs: dict[str, Any], is_feed: bool = False) -> None:
         now, spans = self._loop.time(), self.spans
-        is_told = spans.journal is not None or request.spans is not None
-        ready_ns = spans.clock_ns() if is_told else 0
+        if request.spans is not None:
+            spans.is_wanted = True
+        ready_ns = spans.clock_ns() if spans.is_wanted else 0
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
         lap = 0 if request.laps is None else self._lap_of(request)
@@ -197,17 +198,21 @@ class OpDispatcher:
                 load.max_items, load.is_full = room.places(), self.is_full
             batch = scheduler.next(load, now)
             if not isinstance(batch, Batch):
+                left = len(scheduler)
                 break
             runs.append(self._count(BatchRun(batch.items, batch.worker)))
             if room.size:
                 self._places_freed()
-        if batch is not None:
+            left = len(scheduler)
+            if not left:
+                break
+        if isinstance(batch, int | float):
             if self._cut_timer is not None:
                 self._cut_timer.cancel()
             self._cut_timer = self._loop.call_at(batch, self._router.mark_dirty, self)
         if runs:
             self._submit(runs)
-        if not len(scheduler):
+        if not left:
             return False
         if (outage := self.workers.outage) is not None:
             self._fail(scheduler.clear(), outage, Outcome.OTHER)
@@ -238,7 +243,7 @@ class OpDispatcher:
             return
         self.load.served((job.end_ns - job.start_ns) / 1e9)
         self._release(job)
-        if self.spans.journal is not None or _wants_spans(job):
+        if self.spans.is_wanted:
             self.spans.batch(worker, job)
         for item, outcome in zip(job.items, job.outcomes, strict=False):
             if outcome is not None:
@@ -316,8 +321,3 @@ class OpDispatcher:
         request.live -= 1
         if not request.live:
             self._router.fail_unreachable(request)
-
-
-def _wants_spans(run: BatchRun) -> bool:
-    """Return whether the caller of a request in it asked for a profile."""
-    return any(item.request.spans is not None for item in run.items)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pipeline.engine.batch_run import BatchRun, executions
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Journal, Outcome, outcome_of, pack_span
 from pipeline.engine.observers import EngineObservers
@@ -20,11 +20,15 @@ class SpanRecorder:
     Args:
         index: the Op's place in the graph, by which the journal knows it.
         observers: have the journal, if there is one, and the clock.
+
+    Attributes:
+        is_wanted: whether anybody reads spans: the journal, or a caller who asked for a profile.
     """
 
     def __init__(self, index: int, observers: EngineObservers) -> None:
         self.index: int = index
         self.journal: Journal | None = observers.journal
+        self.is_wanted: bool = self.journal is not None
         self.clock_ns: Callable[[], int] = observers.clock_ns
         self._batches = 0
 
@@ -100,3 +104,30 @@ class SpanRecorder:
             reason = ended if ended in FROM_OUTSIDE else outcome
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
             self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
+
+
+def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:
+    """Return what ran together: the indexes of items, and when its stages began and it ended.
+
+    A batch that took several calls of `process` counts as that many, one after the other: the
+    first has `preprocess` of all items, the last their `postprocess`. What no call was made for
+    is one by itself, which takes no time.
+    """
+    if not run.executions:
+        times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
+        return [(range(len(run.items)), times)]
+    found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
+    members: dict[int, list[int]] = {}
+    for index, number in enumerate(run.executions):
+        members.setdefault(number, []).append(index)
+    start_ns = run.start_ns
+    if -1 in members:
+        found.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
+    last = len(run.execution_ends_ns) - 1
+    for number, indexes in sorted(members.items()):
+        preprocess_end_ns = max(start_ns, run.preprocess_end_ns)
+        ended_ns = max(preprocess_end_ns, run.execution_ends_ns[number])
+        ends_ns = (run.process_end_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
+        found.append((indexes, (start_ns, preprocess_end_ns, *ends_ns)))
+        start_ns = ended_ns
+    return found

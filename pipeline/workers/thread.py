@@ -300,12 +300,13 @@ class ThreadWorkers:
         """`worker` is done with `job` and found no other."""
         if worker.is_stuck:
             self._on_recovered(worker)
-        else:
+        elif self.backlog or worker.addressed:  # it may have grown since the worker looked
             self._employ(worker)
+        else:
+            self._idle.append(worker)
         self.on_done_busy(worker, job)
 
     def _employ(self, worker: ThreadWorker) -> None:
-        # The backlog may have grown since the worker looked.
         job = self.next_job(worker)
         if job is None:
             self._idle.append(worker)

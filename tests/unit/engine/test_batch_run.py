@@ -13,8 +13,9 @@ import pytest
 from pipeline import Op, ProductError
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import Tensor
-from pipeline.engine.batch_run import BatchRun, executions
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.span_recorder import executions
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError
 from pipeline.op import configure_op, connect_op
 from pipeline.system.deadline import call_deadline

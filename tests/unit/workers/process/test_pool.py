@@ -10,7 +10,8 @@ import pytest
 from doubles import settle
 from played import KILLED, PlayedPool, Sample, run_of, virtual
 
-from pipeline.engine.batch_run import BatchRun, executions
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.span_recorder import executions
 from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
 from pipeline.workers.process.wire import ErrorFields
 from pipeline.workers.shm.payload import SharedPayload

@@ -1,0 +1,64 @@
+"""Errors of a user's methods: what their callers are told, and what is logged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from pipeline.engine.bound_op import BoundOp, coded_error
+from pipeline.engine.collate import LOD
+from pipeline.errors import PipelineError, ProductError, UserCodeError, described, printable
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_LOGGED_CHARS = 400  # of what an exception says
+
+
+def stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:
+    """Return what a caller is told of an exception in a user's method, in Paddle's words."""
+    if isinstance(error, ProductError):
+        return product_error(error)
+    if not isinstance(error, PipelineError):
+        log_raised(f"log_id={log_id}", op.name, stage, error)
+    function = getattr(op.op, stage)
+    text = (
+        f"Log_id: {log_id}  Raise_msg: {described(error)}{_hint_at(error)}  "
+        f"ClassName: {getattr(function, '__qualname__', stage)}  FunctionName: {stage}"
+    )
+    return stage_failure(error, text)
+
+
+def stage_failure(error: BaseException, text: str) -> PipelineError:
+    """Return an error with this text, and with the code of `error`."""
+    if not isinstance(error, PipelineError):
+        return UserCodeError(text)
+    return coded_error(_code_of(error), text)
+
+
+def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:
+    """Log what a user's method raised, with its traceback."""
+    what = printable(described(error)[:_MAX_LOGGED_CHARS])  # the traceback has all of it
+    _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
+
+
+def product_error(error: ProductError) -> PipelineError:
+    """Return what is ours of it: a user's own class may fail wherever it is looked at."""
+    return ProductError(_code_of(error), described(error))
+
+
+def _hint_at(error: BaseException) -> str:
+    """Return what to know of an error whose own text does not tell it."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(key, str) and key.endswith(LOD):
+        return (
+            f" (the model gave no LoD of {key.removesuffix(LOD)!r}: Paddle from 2.6 on gives none "
+            "of multiclass_nms3. Where each sample's rows begin are the sums of the output that "
+            "has the number of boxes of each sample)"
+        )
+    return ""
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, PipelineError):
+        with contextlib.suppress(Exception):  # the user's own class may have it of any type
+            return int(error.code)
+    return int(UserCodeError.code)
