@@ -131,7 +131,7 @@ class ChannelData(msgspec.Struct, frozen=True):
 
 
 def _not_feedable(item: object) -> str:
-    """Why `item` cannot be fed to a model; empty when it can."""
+    """Return why `item` cannot be fed to a model; empty when it can."""
     if not isinstance(item, Mapping):
         return f"Failed to check data: the value of data must be dict, but get {type(item)}."
     for name, value in item.items():

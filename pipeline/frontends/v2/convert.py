@@ -37,7 +37,7 @@ _OF_THE_SERVER = (ErrorCode.CLOSED_ERROR, ErrorCode.OVERLOADED, ErrorCode.NO_SER
 
 
 def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[str, Any]:
-    """What an Op, or the first Ops of a pipeline, read: one value an input.
+    """Return the values that an Op, or the first Ops of a pipeline, read: one an input.
 
     Numbers stay arrays. Text that is one element, and could not be more, is a `str`, or `bytes`
     if it is no UTF-8; text in one dimension is a list of them, in more an object array.
@@ -50,7 +50,7 @@ def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[st
 
 
 def _is_single(slot: Slot | None, batches: bool) -> bool:
-    """Whether there can be no more than one element, as far as anybody knows."""
+    """Return whether there can be no more than one element, as far as anybody knows."""
     if slot is None:
         return not batches
     return not batches and slot.shape is not None and all(size == 1 for size in slot.shape)

@@ -17,7 +17,7 @@ from pipeline.errors import (
 
 
 class V2Status(enum.Enum):
-    """Why: (HTTP status, name of the gRPC status), by Triton's table."""
+    """Reasons, each with (HTTP status, name of the gRPC status) by Triton's table."""
 
     INVALID = (400, "INVALID_ARGUMENT")
     NOT_FOUND = (404, "NOT_FOUND")

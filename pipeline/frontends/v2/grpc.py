@@ -211,7 +211,7 @@ def _written_of_stream(response: InferResponse) -> bytes:
 
 
 def _is_over(call: GrpcCall) -> bool:
-    """Whether the deadline of the call itself has passed."""
+    """Return whether the deadline of the call itself has passed."""
     left_s = call.time_left()
     return left_s is not None and left_s < _CLOCKS_DIFFER_S
 

@@ -83,7 +83,7 @@ class InferenceRoutes:
         self._routes = [(re.compile(path), method, answer) for path, method, answer in routes]
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Who answers it; of paths below `/v2` all, also those that are none."""
+        """Return the endpoint that answers it: one for each path below `/v2`, known or not."""
         path = request.raw_path
         if path != "/v2" and not path.startswith("/v2/"):
             return None
@@ -235,7 +235,7 @@ def _failed(
 
 
 def _wants_ready(body: bytes) -> bool:
-    """What a question for the repository's index says: nothing, or `{"ready": true}`."""
+    """Return `ready` of a request for the index, which is empty or has `{"ready": true}`."""
     if not body.strip():
         return False
     try:

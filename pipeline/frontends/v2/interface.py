@@ -55,7 +55,7 @@ class ModelInterface(msgspec.Struct, frozen=True):
         return self.max_batch_size > 0
 
     def check_inputs(self, model: str, inputs: Mapping[str, Array]) -> int:
-        """How many samples came. Raises V2Error for inputs that are not the model's."""
+        """Return the number of samples. Raises V2Error for inputs that are not the model's."""
         if self.inputs is None:
             return 1
         self._check_names(model, self.inputs, inputs)
@@ -122,14 +122,14 @@ def no_such_output(model: str, name: str) -> V2Error:
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether `shape` is `expected`, in which -1 is any size."""
+    """Return whether `shape` is `expected`, in which -1 is any size."""
     return len(shape) == len(expected) and all(
         wanted in (ANY, size) for size, wanted in zip(shape, expected, strict=True)
     )
 
 
 def slots_of(tensors: Sequence[Tensor]) -> tuple[Slot, ...] | None:
-    """What an Op declares; None if it declares nothing."""
+    """Return the interface that an Op declares; None if it declares nothing."""
     slots = tuple(Slot(tensor.full_name, tensor.datatype, tensor.shape) for tensor in tensors)
     return slots or None
 

@@ -1,4 +1,4 @@
-"""What the v2 protocol calls a model: the whole pipeline, or one of its Ops alone."""
+"""Models of the v2 protocol: the whole pipeline, or one of its Ops alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Model(Protocol):
     def routed(
         self, request: InferRequest, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
-        """How a request comes to the engine whose inputs fit. Raises V2Error, PipelineError."""
+        """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
 
 
 class PipelineModel:
@@ -171,7 +171,7 @@ class OpModel:
         return _EMPTY, route
 
     def _input_dicts(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """What `preprocess` reads: the values by the Op that would give them, and by name."""
+        """Return the input of `preprocess`: values by the Op that would give them, and by name."""
         inputs: dict[str, dict[str, Any]] = {producer: {} for producer in self._producers}
         for tensor in self._inputs:
             source = tensor.source or self._producers[0]

@@ -1,4 +1,4 @@
-"""How models are described: metadata and configurations, as JSON and as messages."""
+"""Descriptions of models: metadata and configurations, as JSON and as messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False}
 
 
 class OpConfigForm(NamedTuple):
-    """What the configuration of an Op as a model is made of."""
+    """The parts of the configuration of an Op as a model."""
 
     name: str
     platform: str

@@ -109,12 +109,12 @@ class ModelRepository:
     # States -----------------------------------------------------------------------------
 
     async def is_ready(self) -> bool:
-        """Whether all copies of the server take requests."""
+        """Return whether all replicas of the server take requests."""
         found = [_all_ready(await served.snapshots()) for served in self._registry.graphs()]
         return bool(found) and all(found)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether all copies take requests for this model; False for one that is not there."""
+        """Return whether all replicas take requests for this model; False for an unknown one."""
         try:
             entry = self._entry(name, version)
         except V2Error:
@@ -262,7 +262,7 @@ def _all_ready(snapshots: Sequence[Snapshot]) -> bool:
 
 
 def _is_ready(model: ModelEntry, snapshots: Sequence[Snapshot]) -> bool:
-    """Whether a model takes requests in all copies: one Op may while another does not."""
+    """Return whether a model takes requests in all replicas: one Op may, and another not."""
     if model.op is None:
         return _all_ready(snapshots)
     states = [

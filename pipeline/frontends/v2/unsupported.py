@@ -1,4 +1,4 @@
-"""What of Triton's extensions is not served here, by HTTP path and by method of gRPC."""
+"""Triton's extensions that are not served here, by HTTP path and by method of gRPC."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ UNSERVED_METHODS: Mapping[str, str] = MappingProxyType(
 
 
 def unserved_path(path: str) -> str:
-    """What callers of a path are told; "" for one that is of no extension."""
+    """Return the text for callers of a path; "" for one that is of no extension."""
     return next((text for pattern, text in _COMPILED if pattern.fullmatch(path)), "")
