@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from pipeline.config import registry
-from pipeline.errors import InitError
+from pipeline.errors import ConfigError, InitError
 
 Dim = int | str | None
 """One dimension of a tensor: fixed (int), dynamic with a name (str), or dynamic (None)."""
@@ -241,9 +241,19 @@ def as_own_struct(model: Any, own: type[_Own]) -> _Own:
     return own(**{name: given[name] for name in own.__struct_fields__ if name in given})
 
 
-def known_engines() -> Mapping[str, PredictorEngine]:
-    """Return all engines by name, those of plug-ins included."""
-    return {name: registry.find("engines", name) for name in registry.names("engines")}
+def known_engines(named: str | None = None) -> Mapping[str, PredictorEngine]:
+    """Return the engine that is named, by its name; all, those of plug-ins too, if there is none.
+
+    Raises:
+        ConfigError: the plug-in of an engine is broken.
+    """
+    names = registry.names("engines")
+    chosen = (named,) if named in names else names
+    engines = {name: registry.find("engines", name) for name in chosen}
+    for name, engine in engines.items():
+        if not isinstance(engine, PredictorEngine):
+            raise ConfigError(f"engines: {name!r} is no PredictorEngine, but {engine!r}")
+    return engines
 
 
 def load_local_predictor(
@@ -262,7 +272,7 @@ def load_local_predictor(
     """
     device = model.device(worker_index)
     if engines is None:
-        engines = known_engines()
+        engines = known_engines(model.engine)
     name, file = _find(model, engines)
     return engines[name].load(replace(model, model_path=file, engine=name), device)
 

@@ -171,7 +171,7 @@ def _config(given: argparse.Namespace, local: dict[str, Any], model: Path) -> di
 
 def _holds_gil(model: Path, engine: str | None) -> bool:
     """Return whether the engine that is going to run the model keeps other threads waiting."""
-    engines = known_engines()
+    engines = known_engines(engine)
     if engine is not None:
         return engine in engines and engines[engine].holds_gil
     files = [model] if model.is_file() else sorted(model.iterdir())

@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 
 from pipeline.config import registry
-from pipeline.errors import InitError
+from pipeline.errors import ConfigError, InitError
 from pipeline.predictors.base import (
     Device,
     DeviceType,
@@ -148,6 +148,14 @@ def test_an_engine_gets_none_of_the_keys_that_it_has_not(tmp_path, toy):
     options = {"factor": 3, "precision": "fp16"}
     _, model, _ = load_local_predictor(LocalModel(path, options=options))
     assert model == ToyModel(path, engine="toy", factor=3)
+
+
+def test_a_plug_in_that_is_broken_harms_only_those_who_may_need_it(tmp_path, toy):
+    registry.register("engines", "broken", print)
+    path = touch(tmp_path, "m.toy") / "m.toy"
+    assert load_local_predictor(LocalModel(path, engine="toy"))[0] == "onnx"
+    with pytest.raises(ConfigError, match="'broken' is no PredictorEngine, but <built-in"):
+        load_local_predictor(LocalModel(path))
 
 
 def test_the_device_of_the_worker_reaches_the_engine(tmp_path, engines):
