@@ -11,18 +11,13 @@ import numpy as np
 
 from pipeline.data import ChannelData, Tensor
 from pipeline.errors import (
-    ErrorCode,
     GraphError,
     NotImplementedByOpError,
     PackageError,
-    PayloadTypeError,
-    TooLargeError,
-    shortened,
-    utf8_text,
 )
 from pipeline.proto import codec, pipeline_service_pb2
-from pipeline.proto.pipeline.large import LargeResponse, large_tensors
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
+from pipeline.proto.pipeline.response import pack, pack_error
+from pipeline.proto.slices import SLICE, breathe
 
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig
@@ -34,7 +29,6 @@ PROFILE_KEY = "pipeline.profile"
 """A request pair of this name asks for a profile of the request; it is not data."""
 
 _STR = frozenset({str})
-_TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
 
 
 class _PredictorClient(Protocol):
@@ -348,20 +342,11 @@ class ResponseOp(Op):
         """
         if channeldata.error is not None:
             return pack_error(channeldata)
-        as_text, as_tensors = _formats(self, channeldata)
+        as_text, as_tensors = response_formats(self, channeldata)
         payload = channeldata.payload
         if as_text and not as_tensors and set(map(type, payload.values())) <= _STR:
             return pipeline_service_pb2.Response(key=map(str, payload), value=payload.values())
-        response = pipeline_service_pb2.Response()
-        try:
-            if as_text:
-                _pack_text(payload, response)
-            if as_tensors:
-                _pack_tensors(payload, response)
-        except PayloadTypeError as error:
-            response.err_no = int(error.code)
-            response.err_msg = str(error)
-        return response
+        return pack(payload, as_text, as_tensors)
 
 
 # What the library does with an Op. These are functions, and the attributes that only the library
@@ -428,59 +413,13 @@ def runs_on_the_loop(op: Op, method: str) -> bool:
     return op.pipeline_is_quick or not overrides(op, method)
 
 
-def is_cheap_to_pack(op: ResponseOp, channeldata: ChannelData) -> bool:
-    """Return whether an answer has nothing large, to be packed on the event loop."""
-    if weight(channeldata.payload) > SHORT_BYTES:
-        return False
-    if not _formats(op, channeldata)[0]:
-        return True
-    return all(map(_is_short, channeldata.payload.values()))
-
-
-def _formats(op: ResponseOp, channeldata: ChannelData) -> tuple[bool, bool]:
-    """(as text, as tensors)"""
+def response_formats(op: ResponseOp, channeldata: ChannelData) -> tuple[bool, bool]:
+    """Return whether our own ResponseOp answers in text, and whether in tensors."""
     if op.pipeline_pack_format is not None:
         return not op.pipeline_pack_format, op.pipeline_pack_format
     if op.pipeline_packs_tensors or op._input_ops[0].pipeline_packs_tensors:
         return False, True
     return True, channeldata.as_tensors
-
-
-def pack_error(channeldata: ChannelData) -> pipeline_service_pb2.Response:
-    """The Response for an error; the one place where errors become wire data."""
-    code, text = channeldata.prod_error_code, channeldata.prod_error_info
-    if code is None:
-        code, text = channeldata.error_code, channeldata.error_info
-    if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
-        code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
-    return pipeline_service_pb2.Response(err_no=code, err_msg=utf8_text(shortened(text)))
-
-
-def pack_large(
-    op: ResponseOp, channeldata: ChannelData, limits: Limits
-) -> pipeline_service_pb2.Response | LargeResponse:
-    """Pack a large answer as our own ResponseOp does; tensors are not copied.
-
-    Where it is text and tensors, there are only tensors if the text would be too long.
-    """
-    head = pipeline_service_pb2.Response()
-    tensors: list[Any] = []
-    as_text, as_tensors = _formats(op, channeldata)
-    try:
-        if as_text:
-            try:
-                _pack_text(channeldata.payload, head, limits)
-            except TooLargeError:
-                if not as_tensors:
-                    raise
-                head.Clear()
-        if as_tensors:
-            tensors = list(large_tensors(channeldata.payload))
-    except PayloadTypeError as error:
-        head.err_no = int(error.code)
-        head.err_msg = str(error)
-        return head
-    return LargeResponse(head, tensors)
 
 
 def _pairs(keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
@@ -490,41 +429,3 @@ def _pairs(keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
         data.update(zip(keys[at : at + SLICE], values[at : at + SLICE], strict=True))
         breathe()
     return data
-
-
-def _pack_text(
-    payload: Mapping[str, Any],
-    response: pipeline_service_pb2.Response,
-    limits: Limits | None = None,
-) -> None:
-    """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
-    arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
-    for key, value in payload.items():
-        text = codec.numpy_to_text(value, limits) if arrays else _checked_str(value)
-        response.key.append(str(key))
-        response.value.append(text)
-
-
-def _checked_str(value: object) -> str:
-    if not isinstance(value, str):
-        raise PayloadTypeError(
-            f"{EXECUTOR_NAME} fetch var type must be str({type(value)}). Answer with str values "
-            "only, or with ndarrays and lists of str only, or ask for tensors (set_pack_format)."
-        )
-    return value
-
-
-def _pack_tensors(payload: Mapping[str, Any], response: pipeline_service_pb2.Response) -> None:
-    for key, value in payload.items():
-        if key.endswith(".lod") and key.removesuffix(".lod") in payload:
-            continue
-        lod = payload.get(f"{key}.lod")
-        response.tensors.append(codec.numpy_to_tensor(str(key), value, lod=lod))
-
-
-def _is_short(value: object) -> bool:
-    if type(value) is str:
-        return True
-    if isinstance(value, np.ndarray):
-        return value.size <= _TEXT_LIMIT
-    return isinstance(value, list) and len(value) <= _TEXT_LIMIT

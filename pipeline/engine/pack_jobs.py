@@ -17,14 +17,13 @@ from pipeline.errors import PackageError, PipelineError, described
 from pipeline.op import (
     RequestOp,
     ResponseOp,
-    is_cheap_to_pack,
     overrides,
-    pack_error,
-    pack_large,
+    response_formats,
     runs_on_the_loop,
 )
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
+from pipeline.proto.pipeline.response import is_cheap, pack_error, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
 
@@ -193,7 +192,7 @@ class Packer(PackRunner):
             data.error is not None
             or self._op.pipeline_is_quick
             or is_short_text(data.payload)  # as most are
-            or is_cheap_to_pack(self._op, data)
+            or is_cheap(data.payload, response_formats(self._op, data)[0])
         ):
             self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
         else:
@@ -206,7 +205,7 @@ class Packer(PackRunner):
     def _pack_large(self, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of a large answer, in a thread."""
         try:
-            return pack_large(self._op, data, self._limits)
+            return pack_large(data.payload, *response_formats(self._op, data), self._limits)
         except AbandonedError:
             raise
         except Exception as error:  # as in `pack`

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from pipeline.data import ChannelData
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError, PackageError, PipelineError
-from pipeline.op import pack_error
 from pipeline.proto.inflate import emptied
 from pipeline.proto.pipeline.large import LargeResponse, read_request
+from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import Limits
 

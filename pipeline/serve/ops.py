@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
 from pipeline.errors import ErrorCode, InitError, PackageError, ProductError, TooLargeError
-from pipeline.op import Op, RequestOp, ResponseOp, pack_error
+from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.predictors.model_conf import (
     SERVER_FILE,
     ModelConf,
@@ -23,6 +23,7 @@ from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model, general_model_json
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, read_varint
+from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
 ENGINE_NAME = "general_infer_0"

@@ -9,8 +9,8 @@ import msgspec
 
 from pipeline.data import ChannelData
 from pipeline.errors import NotImplementedByOpError, PipelineError
-from pipeline.op import pack_error
 from pipeline.proto.pipeline import json as jsonpb
+from pipeline.proto.pipeline.response import pack_error
 
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"

@@ -11,11 +11,11 @@ from google.protobuf.message import DecodeError
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import ChannelData
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
-from pipeline.op import pack_large
 from pipeline.proto import slices
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long, large
 from pipeline.proto.pipeline import json as jsonpb
+from pipeline.proto.pipeline.response import pack_large
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits
 from pipeline.proto.v2 import codec as v2
@@ -222,14 +222,14 @@ def response_op():
 
 def test_a_large_answer_is_the_same_bytes_and_the_same_json():
     op, data = response_op(), ChannelData(1, payload=VALUES)
-    small, found = op.pack_response_package(data), pack_large(op, data, LIMITS)
+    small, found = op.pack_response_package(data), pack_large(VALUES, False, True, LIMITS)
     assert found.to_wire() == small.SerializeToString()
     assert found.message == small
     assert jsonpb.large_response_to_json(found, LIMITS) == jsonpb.response_to_json(small)
 
 
 def test_a_large_answer_that_cannot_be_packed_is_an_error():
-    answer = pack_large(response_op(), ChannelData(1, payload={"x": 2**70}), LIMITS)
+    answer = pack_large({"x": 2**70}, False, True, LIMITS)
     assert isinstance(answer, Response)
     assert "tensor 'x'" in answer.err_msg
     with pytest.raises(PayloadTypeError):

@@ -1,0 +1,118 @@
+"""Response: an answer, or the error in its place, as the pipeline protocol has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.data import ChannelData
+from pipeline.errors import (
+    ErrorCode,
+    PayloadTypeError,
+    TooLargeError,
+    shortened,
+    utf8_text,
+)
+from pipeline.proto import codec
+from pipeline.proto.pipeline.large import LargeResponse, large_tensors
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import SHORT_BYTES, Limits, weight
+
+_TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
+
+
+def pack_error(channeldata: ChannelData) -> Response:
+    """Return the Response for an error; the one place where errors become wire data."""
+    code, text = channeldata.prod_error_code, channeldata.prod_error_info
+    if code is None:
+        code, text = channeldata.error_code, channeldata.error_info
+    if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
+        code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
+    return Response(err_no=code, err_msg=utf8_text(shortened(text)))
+
+
+def is_cheap(payload: Mapping[str, Any], as_text: bool) -> bool:
+    """Return whether packing is quick enough for the event loop: nothing in the answer is large."""
+    if weight(payload) > SHORT_BYTES:
+        return False
+    return not as_text or all(map(_is_short, payload.values()))
+
+
+def pack(payload: Mapping[str, Any], as_text: bool, as_tensors: bool) -> Response:
+    """Return the Response for an answer; that of an error if it has no form for it."""
+    response = Response()
+    try:
+        if as_text:
+            _pack_text(payload, response)
+        if as_tensors:
+            _pack_tensors(payload, response)
+    except PayloadTypeError as error:
+        response.err_no = int(error.code)
+        response.err_msg = str(error)
+    return response
+
+
+def pack_large(
+    payload: Mapping[str, Any], as_text: bool, as_tensors: bool, limits: Limits
+) -> Response | LargeResponse:
+    """Return the Response for an answer that is large; tensors are not copied.
+
+    Where it is text and tensors, there are only tensors if the text would be too long.
+    """
+    head = Response()
+    tensors: list[Any] = []
+    try:
+        if as_text:
+            try:
+                _pack_text(payload, head, limits)
+            except TooLargeError:
+                if not as_tensors:
+                    raise
+                head.Clear()
+        if as_tensors:
+            tensors = list(large_tensors(payload))
+    except PayloadTypeError as error:
+        head.err_no = int(error.code)
+        head.err_msg = str(error)
+        return head
+    return LargeResponse(head, tensors)
+
+
+def _pack_text(
+    payload: Mapping[str, Any],
+    response: Response,
+    limits: Limits | None = None,
+) -> None:
+    """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
+    arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
+    for key, value in payload.items():
+        text = codec.numpy_to_text(value, limits) if arrays else _checked_str(value)
+        response.key.append(str(key))
+        response.value.append(text)
+
+
+def _checked_str(value: object) -> str:
+    if not isinstance(value, str):
+        raise PayloadTypeError(
+            f"@DAGExecutor fetch var type must be str({type(value)}). Answer with str values "
+            "only, or with ndarrays and lists of str only, or ask for tensors (set_pack_format)."
+        )
+    return value
+
+
+def _pack_tensors(payload: Mapping[str, Any], response: Response) -> None:
+    for key, value in payload.items():
+        if key.endswith(".lod") and key.removesuffix(".lod") in payload:
+            continue
+        lod = payload.get(f"{key}.lod")
+        response.tensors.append(codec.numpy_to_tensor(str(key), value, lod=lod))
+
+
+def _is_short(value: object) -> bool:
+    if type(value) is str:
+        return True
+    if isinstance(value, np.ndarray):
+        return value.size <= _TEXT_LIMIT
+    return isinstance(value, list) and len(value) <= _TEXT_LIMIT
