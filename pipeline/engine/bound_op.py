@@ -61,24 +61,17 @@ Prepared = tuple[Any, bool]
 """(what `process` is fed, whether to skip `process`)"""
 
 
-class BoundOp:
-    """One worker's own copy of an Op, callable in one form.
-
-    Args:
-        op: the Op after `init_op`; it is copied, shallowly.
-        worker: the worker's number, from 0.
-        loop: where `async def` methods run.
+class OpFacts:
+    """Facts of an Op that do not change while it runs.
 
     Attributes:
+        most_rows: that one call of `process` gets; 0: any number.
+        most_fed_rows: those that are fed to it where `preprocess` is skipped.
         asking: the names of the hooks that ask for the context of their requests.
-        context: of what the worker is about to work on, for these: that of one request, or those
-            of a call of `process`.
     """
 
-    def __init__(self, op: Op, worker: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.op: Op = copy.copy(op)
+    def __init__(self, op: Op) -> None:
         self.name: str = op.name
-        self.worker = worker
         self.runs_process: bool = runs_process(op)
         self.has_model: bool = predictor_of(op) is not None
         most = max_batch_size_of(op)
@@ -88,6 +81,25 @@ class BoundOp:
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()
         self.asking: frozenset[str] = asking(op)
+
+
+class BoundOp(OpFacts):
+    """One worker's own copy of an Op, callable in one form.
+
+    Args:
+        op: the Op after `init_op`; it is copied, shallowly.
+        worker: the worker's number, from 0.
+        loop: where `async def` methods run.
+
+    Attributes:
+        context: of what the worker is about to work on, for the hooks that ask for it: that of one
+            request, or those of a call of `process`.
+    """
+
+    def __init__(self, op: Op, worker: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(op)
+        self.op: Op = copy.copy(op)
+        self.worker = worker
         self.context: RequestContext | Sequence[RequestContext] | None = None
         self._named = {
             hook.name: f"Op {op.name!r}: {hook.name}" for hook in (PREPROCESS, PROCESS, POSTPROCESS)
