@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
+from pathlib import Path
 
 import msgspec
 
@@ -20,7 +22,6 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
-from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
 from pipeline.observe.logs.setup import open_logs
@@ -44,6 +45,8 @@ _LOGGER = logging.getLogger(__name__)
 
 _EXIT_TIMEOUT_S = 10.0  # for a replica to end after its grace period
 _DISCONNECTED_TIMEOUT_S = 5.0  # for a replica to end after its last status
+_GRPC_THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
+_GRPC_END_TIMEOUT_S = 1.0  # for them to end when the last channel was closed
 _FIRST, _REPLACEMENT = 0, 1  # the main functions that a replica can run
 
 
@@ -358,3 +361,30 @@ class Replicas:
         _LOGGER.error("%s: %s%s", what, slot.describe_restart(), failure and f"\n{failure}")
         slot.set_timer(self._loop.call_later(slot.pause_s, self._launch, slot))
         self._tell_readiness()
+
+
+def require_grpc_unused() -> None:
+    """Check, before a fork, that the child can use gRPC: this process does not use it.
+
+    Raises:
+        InitError: it does.
+    """
+    deadline = time.monotonic() + _GRPC_END_TIMEOUT_S
+    while _GRPC_THREADS & _thread_names():
+        if time.monotonic() > deadline:
+            raise InitError(
+                "build_dag_each_worker: gRPC is in use in this process, so that copies of the "
+                "server that are forked from it could not use it. Close the channels, "
+                "PipelineClients and servers of this process first, or start this server before "
+                "them, or set dag.start_method: spawn."
+            )
+        time.sleep(0.002)
+
+
+def _thread_names() -> set[str]:
+    """Return the system's names of the threads of this process."""
+    names = set()
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.add(path.read_text().strip())
+    return names

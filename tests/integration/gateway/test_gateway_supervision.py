@@ -22,10 +22,10 @@ from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
 
 from pipeline import PipelineClient, PipelineServer
 from pipeline.errors import ConfigError, InitError
-from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import bind
 from pipeline.gateway.binary import VARIABLE
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.runtime.replicas import require_grpc_unused
 
 GATEWAY = {"http_server": "gateway"}
 TWO = {"build_dag_each_worker": True, "worker_num": 2, **GATEWAY}

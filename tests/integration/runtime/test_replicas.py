@@ -20,9 +20,9 @@ from garbage import collect
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.errors import InitError
-from pipeline.frontends.grpc.fork_guard import require_grpc_unused
 from pipeline.frontends.listen import bind, reserve
 from pipeline.observe.snapshot import Snapshot
+from pipeline.runtime.replicas import require_grpc_unused
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
