@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from pipeline.predictors.remote.brpc_connection import BrpcConnection, OutOfTimeError
 
+MAX_IDLE = 32
+"""Connections to one server that are kept while nobody uses them."""
+
 CONNECT_TIMEOUT_S = 3.0
 """Limit for a connection that a call needs."""
 
@@ -69,7 +72,8 @@ class BrpcPool:
     def give_back(self, connection: BrpcConnection) -> None:
         """Take a connection back, for others if it is usable."""
         with self._lock:
-            if connection.is_usable and connection in self._connections and not self._is_closed:
+            is_current = connection in self._connections and not self._is_closed
+            if is_current and connection.is_usable and len(self._idle) < MAX_IDLE:
                 self._idle.append(connection)
             else:
                 self._drop(connection)

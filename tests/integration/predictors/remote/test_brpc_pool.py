@@ -17,7 +17,7 @@ from pipeline.predictors.remote.brpc_connection import (
     ConnectionLostError,
     OutOfTimeError,
 )
-from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError, dial
+from pipeline.predictors.remote.brpc_pool import MAX_IDLE, BrpcPool, CannotConnectError, dial
 from pipeline.proto.brpc.frames import request_meta
 
 
@@ -88,6 +88,14 @@ def test_callers_at_the_same_time_get_connections_of_their_own() -> None:
         assert [ask(pool, connection) for connection in connections] == [b""] * 7
         assert [run(pool) for _ in range(7)] == [b""] * 7
         assert len(server.peers) == 7
+
+
+def test_no_more_idle_connections_are_kept_than_the_limit() -> None:
+    with PlayedServer() as server, pool_to(server.address) as pool:
+        connections = [take(pool) for _ in range(MAX_IDLE + 2)]
+        for connection in connections:
+            pool.give_back(connection)
+        assert [each._socket.fileno() == -1 for each in connections].count(True) == 2
 
 
 def test_many_threads_get_their_own_answers() -> None:
