@@ -46,12 +46,12 @@ class Item(msgspec.Struct, eq=False):
 
     @property
     def deadline(self) -> float | None:
-        """When its caller stops waiting, in `time.monotonic`; None: never."""
+        """Return when its caller stops waiting, in `time.monotonic`; None: never."""
         return self.request.deadline
 
     @property
     def info(self) -> RequestInfo:
-        """What the caller of its request says beside the data."""
+        """Return what the caller of its request says beside the data."""
         return self.request.info
 
     @property
@@ -117,7 +117,7 @@ class Channel:
             self._names.pop(request, None)
 
     def held_error(self, request: RequestState) -> PipelineError | None:
-        """The first error among the parts that still wait for others, in producer order."""
+        """Return the first error among the parts that still wait for others, in producer order."""
         parts = self._parts.get(request, {})
         return first_error({slot: parts[slot] for slot in self.producers if slot in parts})
 
@@ -168,7 +168,7 @@ class PassedOver(GraphError):
 
 
 def first_error(inputs: dict[str, Any]) -> PipelineError | None:
-    """The first error among the parts, in producer order."""
+    """Return the first error among the parts, in producer order."""
     passed_over = None
     for part in inputs.values():
         if isinstance(part, PipelineError):
@@ -179,7 +179,7 @@ def first_error(inputs: dict[str, Any]) -> PipelineError | None:
 
 
 def _by_name(parts: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The parts by name. Who stands in for another Op, and is read itself, is read once."""
+    """Return the parts by name. Who stands in for another Op, and is read itself, is read once."""
     inputs: dict[str, Any] = {}
     for name, part in parts:
         if name not in inputs or _is_answer(part):

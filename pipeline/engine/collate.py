@@ -1,4 +1,4 @@
-"""How items become calls of `process` and results become items again. Pure functions.
+"""Calls of `process` made of items, and items of results again. Pure functions.
 
 Samples that agree in names, dtypes and trailing shapes are merged along axis 0; the others run
 in calls of their own. LoD offsets (`<name>.lod`) are re-based both ways. Lists are joined,
@@ -40,7 +40,7 @@ class Call:
 
 
 def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
-    """The calls that serve `items` (index in the batch -> what preprocess returned).
+    """Return the calls that serve `items` (index in the batch -> what preprocess returned).
 
     Samples are merged up to `most_rows` rows, if that is not 0; none is split.
 
@@ -84,7 +84,7 @@ def _bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list
 
 
 def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
-    """How many rows each of a batch's items brought, all its parts together; at least 1."""
+    """Return how many rows each of a batch's items brought, all its parts together; at least 1."""
     rows = [0] * items
     for call in calls:
         if call.spans:
@@ -96,7 +96,7 @@ def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
 
 
 def rows_of(feed: Any) -> int:
-    """How many rows a feed has: sequences of a LoD tensor, else the length of the first array."""
+    """Return a feed's rows: sequences of a LoD tensor, else the length of the first array."""
     if not isinstance(feed, dict):
         return 1
     for name, value in feed.items():
@@ -107,12 +107,12 @@ def rows_of(feed: Any) -> int:
 
 
 def alone(call: Call, items: Mapping[int, Any], attempts: int = 0) -> list[Call]:
-    """A merged call taken apart: one call an item, which counts `attempts` already."""
+    """Take a merged call apart: one call an item, which counts `attempts` already."""
     return [Call(items[index], [index], attempts=attempts) for index in call.items]
 
 
 def distribute(call: Call) -> list[Any]:
-    """The call's result, cut into one for each of its items.
+    """Return the call's result, cut into one for each of its items.
 
     Raises:
         PayloadTypeError: the result of a merged call does not have a row for each row fed.
@@ -135,7 +135,7 @@ def _plan_one(index: int, item: Any) -> list[Call]:
 
 
 def _are_alike(items: list[Any]) -> bool:
-    """Whether all items are dicts of plain arrays that only differ in their rows.
+    """Return whether all items are dicts of plain arrays that only differ in their rows.
 
     True for nearly every batch of a model, and much quicker to see than signatures to compare.
     """
@@ -168,7 +168,7 @@ def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:
 
 
 def _signature(item: dict[str, Any]) -> Hashable | None:
-    """Equal for items that can be merged; None for one that can be merged with nothing."""
+    """Return what is equal for items that can be merged; None: it can be merged with nothing."""
     entries: list[Hashable] = []
     for name in sorted(item, key=str):
         entry = _entry(name, item)
@@ -290,7 +290,7 @@ def _split(result: Any, spans: list[list[int]]) -> list[Any]:
 
 
 def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
-    """One piece an item; what has no axis 0 goes to all of them, dicts are split within."""
+    """Return a piece for each item; what has no axis 0 goes to all, dicts are split within."""
     if isinstance(value, Mapping):
         return _split(value, spans)
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):

@@ -23,7 +23,7 @@ from pipeline.op import Op
 
 
 class ResultRouter(Protocol):
-    """Where an Op's answers go; the executor."""
+    """Router of an Op's answers: the executor."""
 
     def route(self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool) -> None:
         """Pass on a payload or a PipelineError of a request that is not over."""
@@ -163,12 +163,12 @@ class OpDispatcher:
 
     @property
     def is_full(self) -> bool:
-        """Whether producers have to wait before they send more."""
+        """Return whether producers have to wait before they send more."""
         return 0 < self.room.size <= len(self.scheduler)
 
     @property
     def is_backed_up(self) -> bool:
-        """Whether more wait here than can be begun: a full batch that no worker has taken."""
+        """Return whether a full batch waits here that no worker has taken."""
         return len(self.scheduler) >= self.op.pipeline_config.batch_size
 
     def state(self) -> OpState:

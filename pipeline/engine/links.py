@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Links(msgspec.Struct, eq=False):
-    """What an Op's answers lead to.
+    """Neighbours of an Op: those that its answers lead to.
 
     Attributes:
         successors: those that read its answers.

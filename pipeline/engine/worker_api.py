@@ -31,7 +31,7 @@ class Job(Protocol):
 
 
 class Worker(Protocol):
-    """What the dispatcher may know of a worker."""
+    """View of a worker, as the dispatcher has it."""
 
     @property
     def number(self) -> int:
@@ -75,18 +75,18 @@ class Workers(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether jobs are taken, and all is well with every worker or soon will be."""
+        """Return whether jobs are taken, and all is well with every worker or soon will be."""
 
     @property
     def note(self) -> ModelMetadata | None:
         """Of the model that the workers have loaded; None before, and for none."""
 
     def state(self) -> WorkersState:
-        """How they stand."""
+        """Return how they stand."""
 
     @property
     def outage(self) -> PipelineError | None:
-        """Why no job will be run any more, or not soon; None while there is hope."""
+        """Return why no job will be run any more, or not soon; None while there is hope."""
 
     async def start(self) -> None:
         """Initialise the Op and start its workers; raises InitError."""
@@ -95,7 +95,7 @@ class Workers(Protocol):
         """Queue jobs; the pool's owner is told on the loop when each is done, or lost."""
 
     def busy(self) -> Iterable[Worker]:
-        """The workers that have a job now."""
+        """Return the workers that have a job now."""
 
     def replace(self, worker: Worker, job: Job | None) -> bool:
         """Give `worker` up and put another in its place, which starts with `job`.
@@ -111,13 +111,13 @@ class Workers(Protocol):
 
 
 class Owner(Protocol):
-    """Whom the workers of an Op report to, on the event loop: its dispatcher."""
+    """Listener to the workers of an Op, on the event loop: its dispatcher."""
 
     def done(self, worker: Worker, job: Any) -> None:
         """`worker` is done with `job`."""
 
     def lost(self, job: Any, error: PipelineError) -> None:
-        """Its worker is gone, for the reason that `error` tells, with all that it did of `job`."""
+        """Take note that a worker is gone, as `error` tells, with all that it did of `job`."""
 
     def workers_changed(self) -> None:
         """`count`, `is_ready` or `outage` is not what it was."""
@@ -131,7 +131,7 @@ class WorkersFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a server gives to each of its kinds of workers.
+    """Things that a server gives to each of its kinds of workers.
 
     Args:
         config: of the service.
@@ -166,7 +166,7 @@ class WorkerKind(Protocol):
 
 
 class Loop(Protocol):
-    """What the engine needs of an event loop; tests pass one with a clock of their own."""
+    """Event loop, as far as the engine needs one; tests pass one with a clock of their own."""
 
     def time(self) -> float: ...
     def call_soon(self, callback: Callable[[], None]) -> asyncio.Handle: ...

@@ -38,12 +38,12 @@ class WorkerWatch:
         self._timer: Any = None
 
     def submitted(self) -> None:
-        """Batches were handed to the workers."""
+        """Take note that batches were handed to the workers."""
         if self.timeout_s is not None and self._timer is None:
             self._look_in(self.timeout_s)
 
     def abandoned(self) -> None:
-        """Nobody waits any more for some of what runs."""
+        """Take note that nobody waits any more for some of what runs."""
         if self._load.running and self._timer is None:
             self._look_in(_STUCK_AFTER_S)
 

@@ -1,4 +1,4 @@
-"""How often a process that ends is started again: pure rules, and the record they work on."""
+"""Rules of how often a process that ends is started again, and the record they work on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 
 def restart_pause_s(failures: int) -> float:
-    """How long to wait before the next start, after so many failures in a row.
+    """Return how long to wait before the next start, after so many failures in a row.
 
     The first one is made good at once; then the pause doubles, from 0.1 s to 10 s.
     """
@@ -23,7 +23,7 @@ def restart_pause_s(failures: int) -> float:
 
 
 def signal_name(number: int) -> str:
-    """What a signal that ended a process is called."""
+    """Return what a signal that ended a process is called."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -47,17 +47,17 @@ class RestartSlot:
 
     @property
     def is_looping(self) -> bool:
-        """Whether it is in a crash loop, be it for what it was given to do."""
+        """Return whether it is in a crash loop, be it for what it was given to do."""
         return self.failures >= _MIN_LOOP_ENDS
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it is in a crash loop that has nothing to do with what it was given to do."""
+        """Return whether it is in a crash loop that no job can be blamed for."""
         return self.unprovoked >= _MIN_LOOP_ENDS
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next start. Bad requests must not delay the good ones."""
+        """Return how long to wait before the next start; bad requests must not delay good ones."""
         return restart_pause_s(self.unprovoked)
 
     def ended(
@@ -73,7 +73,7 @@ class RestartSlot:
         self.unprovoked = 0 if is_blamed else 1 if got_somewhere else self.unprovoked + 1
 
     def is_steady(self) -> None:
-        """Its process got somewhere, or stays up."""
+        """Take note that its process got somewhere, or stays up."""
         self.failures = self.unprovoked = 0
 
     def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
@@ -83,7 +83,7 @@ class RestartSlot:
         self.timer = timer
 
     def describe_restart(self) -> str:
-        """What follows, in words: it is started anew, when, and how often it was."""
+        """Return what follows, in words: it is started anew, when, and how often it was."""
         if self.failures < 2:
             return "it is started anew"
         return f"it is started anew in {self.pause_s:.1f} s ({self.failures} times in a row)"

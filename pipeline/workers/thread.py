@@ -279,7 +279,7 @@ class ThreadWorkers:
         return True
 
     def _wake_for_backlog(self) -> None:
-        """The worker that was to take the backlog is slower than usual: wake others."""
+        """Wake others, as the worker that was to take the backlog is slower than usual."""
         self._rescue = None
         while self._idle and (job := self.next_job(self._idle[-1])) is not None:
             self._idle.pop().inbox.put(job)
@@ -354,7 +354,7 @@ class ThreadWorkers:
             self._owner.lost(self.backlog.popleft(), outage)
 
     def _on_recovered(self, worker: ThreadWorker) -> None:
-        """A worker that was given up came to an end after all; its place may be free to fill."""
+        """Fill the place of a worker that was given up and came back after all, if it is free."""
         worker.inbox.put(None)
         self._stuck.remove(worker)
         if not self._is_stopped and len(self._workers) < self._wanted and worker.op is not None:

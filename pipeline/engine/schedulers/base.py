@@ -35,7 +35,7 @@ class Batch(msgspec.Struct, eq=False):
 
 
 class Load:
-    """What a scheduler sees of the workers that it cuts batches for.
+    """View of the workers that a scheduler cuts batches for.
 
     Attributes:
         workers: those that take batches.

@@ -43,7 +43,7 @@ class FullScheduler(ReadyQueue):
         return Batch(self.take(min(size, load.max_items), load, now))
 
     def done(self, batch: Batch, now: float) -> None:
-        """Nothing is kept of a batch."""
+        """Do nothing: this scheduler keeps nothing of a batch."""
 
     def target(self, load: Load) -> int:
         """Return the batch that is worth waiting for."""

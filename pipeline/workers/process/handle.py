@@ -43,7 +43,7 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """What all process workers of a server have in common. `entry_points`: which one runs an Op."""
+    """Things that all process workers of a server share; `entry_points`: which one runs an Op."""
 
     zygotes: Zygotes
     memory: ServerMemory
@@ -52,31 +52,31 @@ class ProcessContext:
 
 
 class Supervisor(Protocol):
-    """Whom a worker tells what happens to it: its pool."""
+    """Listener to a worker process: its pool."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     def on_ready(self, worker: ProcessWorker) -> None:
-        """It can take jobs."""
+        """Take note that it can take jobs."""
 
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """It is done with `run`."""
+        """Take note that it is done with `run`."""
 
     def on_returned(self, runs: list[BatchRun]) -> None:
-        """It has not begun these, and will not."""
+        """Take back runs that it has not begun, and will not."""
 
     def on_reported(self) -> None:
-        """Its results are taken in; it may have nothing to do."""
+        """Take note that its results are taken in; it may have nothing to do."""
 
     def on_exiting(self, worker: ProcessWorker) -> None:
-        """It should be about to end by itself."""
+        """Take note that it should be about to end by itself."""
 
     def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
         """See `child.state`."""
 
     def on_ended(self, worker: ProcessWorker) -> None:
-        """Its process is gone."""
+        """Take note that its process is gone."""
 
 
 @dataclass(slots=True)
@@ -143,12 +143,12 @@ class ProcessWorker:
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether it can be given jobs."""
+        """Return whether it can be given jobs."""
         return self.is_up and not self.is_leaving and self.child.state != "stopped"
 
     @property
     def job(self) -> Job | None:
-        """What it works on; if nothing, what it should take up next."""
+        """Return what it works on; if nothing, what it should take up next."""
         sent = self.sent.get(self._status.job)
         if sent is None:
             sent = next(iter(self.sent.values()), None)
@@ -156,7 +156,7 @@ class ProcessWorker:
 
     @property
     def running(self) -> BatchRun | None:
-        """What it works on, or did when it ended."""
+        """Return what it works on, or did when it ended."""
         sent = self.sent.get(self._status.job)
         return sent.run if sent is not None else None
 
@@ -230,7 +230,7 @@ class ProcessWorker:
             self._link.send(framed(work))
 
     def is_slow(self, now: float, limit_s: float) -> bool:
-        """Whether it has been at one job for so long, and others wait behind that."""
+        """Return whether it has been at one job for so long, and others wait behind that."""
         began = self.job_started if len(self.sent) > 1 else None
         return began is not None and now - began > limit_s
 
@@ -301,7 +301,7 @@ class ProcessWorker:
         return error_from_fields(error.name, error.code, error.text) if error is not None else None
 
     def _parted(self) -> None:
-        """Its socket was closed, as a rule because it ended: that report comes separately."""
+        """Take note that its socket was closed; if it has ended, that is told separately."""
         self._pool.on_exiting(self)
 
     def _changed(self, child: Child) -> None:

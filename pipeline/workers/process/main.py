@@ -1,4 +1,4 @@
-"""What runs in a worker process: one Op, one batch after the other."""
+"""Main function of a worker process: one Op, one batch after the other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _STAGES = ("init_op", "preprocess", "process", "postprocess")
 
 
 class StatusPage:
-    """What the server may know of a worker at any time: a few numbers in shared memory.
+    """State of a worker that the server can read at any time: a few numbers in shared memory.
 
     The worker writes, the server reads: also when the worker hangs, is stopped, or is dead. The
     other way round it is for `revoked`: the server wants back what the worker has not begun.
@@ -90,7 +90,7 @@ class StatusPage:
         return self.begun
 
     def begins(self, job: int) -> bool:
-        """False if the job was revoked."""
+        """Take note that a job begins; return False if it was revoked."""
         self._cells[1] = time.monotonic()
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
@@ -123,7 +123,7 @@ class ForgottenRequests:
 
 
 class OpenedItem(msgspec.Struct, eq=False):
-    """What `BatchRun` needs of an item; `failure` if its inputs could not be opened."""
+    """Item of a BatchRun in a worker process; `failure` if its inputs could not be opened."""
 
     data_id: int
     log_id: int
@@ -155,7 +155,7 @@ class WorkerMain:
     def __call__(self, sock: socket.socket, number: int) -> None:
         sock.setblocking(True)
         link = WorkerLink(sock)
-        with contextlib.suppress(EOFError, ConnectionError):  # the server parted, or is gone
+        with contextlib.suppress(EOFError, ConnectionError):  # the server disconnected, or is gone
             init = link.init()
             self.begin(link.send_record)
             with contextlib.ExitStack() as stack:
@@ -177,12 +177,12 @@ class WorkerMain:
 
 
 def _told(error: BaseException) -> str:
-    """What happened, and where."""
+    """Return what happened, and where."""
     return utf8_text(f"{described(error)}\n{''.join(traceback.format_exception(error))}")
 
 
 def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop | None:
-    """An event loop in a thread of its own, if a method of the Op needs one."""
+    """Return an event loop in a thread of its own, if a method of the Op needs one."""
     if not any(inspect.iscoroutinefunction(getattr(op, name)) for name in _STAGES):
         return None
     thread = LoopThread()
@@ -208,7 +208,7 @@ class _Worker:
         self._quick_in_a_row = 0
 
     def run(self) -> None:
-        """Until the server parts."""
+        """Run jobs until the server disconnects."""
         while True:
             self._take()
             job = self._jobs.popleft()

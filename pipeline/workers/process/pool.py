@@ -249,7 +249,7 @@ class ProcessWorkers:
         self.feed()
 
     def on_reported(self) -> None:
-        """A worker's results are taken in."""
+        """Go on after a worker's results were taken in."""
         self.feed()
         self._pump()
 
@@ -344,7 +344,7 @@ class ProcessWorkers:
             worker.kill(cause)
 
     def on_ended(self, worker: ProcessWorker) -> None:
-        """The process is gone: see to its jobs, then to its slot."""
+        """See to the jobs of a process that is gone, then to its slot."""
         self._rest(worker)
         worker.drain()
         self._alive.discard(worker)

@@ -1,4 +1,4 @@
-"""What the server and a worker process say to each other, and how it goes over their socket.
+"""Messages between the server and a worker process, and their way over a socket.
 
 A frame is the length of its body, 8 bytes little-endian, and the body: msgpack of one `Init` or
 `Jobs` (to the worker) or `WorkerReport` (from it). A frame holds everything that was ready at once.
@@ -75,14 +75,14 @@ class ErrorFields(msgspec.Struct, array_like=True):
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):
-    """What became of an item: one of both."""
+    """Outcome of an item: one of both."""
 
     payload: SerializedPayload | None = None
     error: ErrorFields | None = None
 
 
 class Result(msgspec.Struct, array_like=True):
-    """What became of a job, item by item; see `BatchRun`."""
+    """Outcome of a job, item by item; see `BatchRun`."""
 
     number: int
     outcomes: list[ItemOutcome]
@@ -117,7 +117,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def framed(message: msgspec.Struct) -> bytes:
-    """The frame of one message."""
+    """Return the frame of one message."""
     body = bytearray(_LENGTH.size)
     _encoder.encode_into(message, body, _LENGTH.size)
     _LENGTH.pack_into(body, 0, len(body) - _LENGTH.size)
@@ -131,7 +131,7 @@ class Unframer:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """The bodies that are complete with `data`."""
+        """Return the bodies that are complete with `data`."""
         stream: bytes | bytearray = data
         if self._rest:
             self._rest += data
@@ -261,15 +261,15 @@ class WorkerLink:
         self._sending = threading.Lock()  # the user's threads may log while a result is sent
 
     def init(self) -> Init:
-        """The first frame, which the server sends at once."""
+        """Return the first frame, which the server sends at once."""
         return msgspec.msgpack.decode(self._next(), type=Init)
 
     def next(self) -> Jobs:
-        """The next frame, waited for. EOFError: the server parted."""
+        """Return the next frame, waited for. EOFError: the server disconnected."""
         return self._decode(self._next())
 
     def next_if_there(self) -> Jobs | None:
-        """The next frame if it has arrived."""
+        """Return the next frame if it has arrived."""
         try:
             return self._decode(self._next(socket.MSG_DONTWAIT))
         except BlockingIOError:

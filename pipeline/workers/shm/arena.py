@@ -65,7 +65,7 @@ class Arena:
         return _attach, (self.fd, self.region_bytes)
 
     def new_region(self) -> int:
-        """The number of a region that nobody uses and that is all zeros. For the parent."""
+        """Return the number of a region that nobody uses and that is all zeros. For the parent."""
         if self._unused:
             return self._unused.pop()
         os.ftruncate(self.fd, (self._count + 1) * self.region_bytes)
@@ -84,12 +84,12 @@ class Arena:
         self._unused.append(region)
 
     def view(self, region: int) -> memoryview:
-        """All of `region`, writable; mapped when this process first asks for it."""
+        """Return all of `region`, writable; mapped when this process first asks for it."""
         view = self._views.get(region)
         return self._map(region) if view is None else view
 
     def read(self, block: Block) -> memoryview:
-        """The bytes of `block`, shared and writable."""
+        """Return the bytes of `block`, shared and writable."""
         end = block.offset + block.size
         if end > self.region_bytes:
             raise ValueError(f"{block} ends outside of its region")
@@ -153,7 +153,7 @@ class RegionAllocator:
         self._touched = 0  # no page from here on has memory
 
     def alloc(self, size: int) -> Block | None:
-        """A block of `size` bytes, or None if there is no room for it."""
+        """Return a block of `size` bytes, or None if there is no room for it."""
         if size < 0:
             raise ValueError(f"a block cannot have {size} bytes")
         needed = _up(size, _ALIGNMENT) or _ALIGNMENT

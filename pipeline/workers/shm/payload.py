@@ -60,7 +60,7 @@ class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
 
 
 class PayloadMemory(Protocol):
-    """Where `serialize` puts what is large; `RegionAllocator` is one."""
+    """Memory that `serialize` puts what is large in; `RegionAllocator` is one."""
 
     def alloc(self, size: int) -> Block | None: ...
 
@@ -110,7 +110,7 @@ def _serialize(
 
 
 def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
-    """Whether `payload` has only numbers, short lists of them and short texts, as most have."""
+    """Return whether there are only numbers, short lists of them and short texts, as in most."""
     for value in payload.values():
         kind = type(value)
         if kind is str or kind is bytes:
@@ -220,7 +220,7 @@ class _Serializer:
         return True
 
     def _keeps_in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether memory that pickle came across stays in its stream."""
+        """Return whether memory that pickle came across stays in its stream."""
         with buffer.raw() as raw:
             if raw.nbytes < self._threshold:
                 return True
@@ -239,7 +239,7 @@ class _Serializer:
 
 
 def _may_hold_large(value: Any) -> bool:
-    """Whether there may be arrays and texts in `value`.
+    """Return whether there may be arrays and texts in `value`.
 
     A list that begins with a number is taken for a list of numbers, which is a guess: if it is
     wrong, large texts in it travel in the pickle.
@@ -253,7 +253,7 @@ def _may_hold_large(value: Any) -> bool:
 def deserialize(
     serialized: SerializedPayload, arena: Arena, copy: bool = True, loads: Loads = pickle.loads
 ) -> Any:
-    """The payload: a new one with each call, which shares nothing with any other.
+    """Return the payload: a new one with each call, which shares nothing with any other.
 
     Args:
         serialized: by `serialize`, in this process or in another one of this server.
@@ -305,7 +305,7 @@ def _filled(serialized: SerializedPayload, arena: Arena, copy: bool, loads: Load
 
 
 def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray | memoryview]:
-    """As many of `views` as pickle asks for; it builds arrays right on them."""
+    """Return as many of `views` as pickle asks for; it builds arrays right on them."""
     return map(bytearray if copy else memoryview.toreadonly, views)
 
 
@@ -365,7 +365,7 @@ class _BlockLease:
 def _serialize_odd(
     payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
 ) -> SerializedPayload:
-    """Seal a payload that pickle refused: those of its values that it refuses go by dill."""
+    """Serialize a payload that pickle refused: those of its values that it refuses go by dill."""
     if type(payload) is dict:
         passable: Any = {
             key: value if is_picklable(value) else _with_dill(value, f"payload[{key!r}]")

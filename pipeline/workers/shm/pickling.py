@@ -21,7 +21,7 @@ _NAMED_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
 
 
 def told(dtype: np.dtype[Any]) -> Any:
-    """What `np.dtype` makes `dtype` of again, the cheapest; None if only numpy can pickle it."""
+    """Return what `np.dtype` cheaply makes `dtype` of again; None: only numpy can pickle it."""
     if not dtype.itemsize:
         return None
     if dtype.char in _NAMED_BY_TEXT:
@@ -30,7 +30,7 @@ def told(dtype: np.dtype[Any]) -> Any:
 
 
 def _reduced(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
-    """How an array is pickled that was not out_of_band out.
+    """Return how an array is pickled that was not taken out.
 
     numpy's own way keeps those that are not contiguous in the stream, makes their byte order the
     machine's, and builds some that cannot be written to.
@@ -46,12 +46,12 @@ def _reduced(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
 
 
 def _built(shape: tuple[int, ...], dtype: Any, raw: Any, order: Order) -> np.ndarray[Any, Any]:
-    """The array of `_reduced`, right on `raw`, which is its own."""
+    """Return the array of `_reduced`, right on `raw`, which is its own."""
     return array_on(raw, dtype, shape, order)
 
 
 def array_on(raw: Any, dtype: Any, shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
-    """An array on the memory of another process; objects there would be addresses, to be obeyed."""
+    """Return an array on another process's memory; objects there would be addresses."""
     if (kind := np.dtype(dtype)).hasobject:
         raise pickle.UnpicklingError(f"an array of {kind} cannot be built on memory")
     return np.ndarray(shape, kind, raw, 0, None, order)  # type: ignore[arg-type]  # "C" or "F"
@@ -70,7 +70,7 @@ def dumps(content: Any, stays: Callable[[pickle.PickleBuffer], bool]) -> bytes:
 
 
 def is_picklable(value: Any) -> bool:
-    """Whether pickle takes `value`."""
+    """Return whether pickle takes `value`."""
     try:
         pickle.dumps(value, PROTOCOL, buffer_callback=lambda buffer: None)
     except Exception:  # whatever it is, dill will meet it too and tell the user
@@ -89,7 +89,7 @@ class _Dilled:
 
 
 def dilled(value: Any) -> _Dilled:
-    """What pickle takes in place of `value`, and unpickles to it. Raises what dill raises."""
+    """Return what pickle takes for `value`, and unpickles to it. Raises what dill raises."""
     import dill
 
     class Pickler(dill.Pickler):  # type: ignore[misc]  # no type information
@@ -114,7 +114,7 @@ def _undilled(data: bytes) -> Any:
 
 
 def _has_a_name(thing: Any) -> bool:
-    """Whether `thing` is a class or function that is found under its own name in its module."""
+    """Return whether `thing` is a class or function that its module has under its name."""
     if not isinstance(thing, type | types.FunctionType):
         return False
     found: Any = sys.modules.get(thing.__module__)

@@ -35,7 +35,7 @@ class ServerMemory(MemoryDomain):
         self._used: Counter[int] = Counter()
 
     def alloc(self, size: int) -> Block | None:
-        """A block to write to; None when there is no room."""
+        """Return a block to write to; None when there is no room."""
         self._settle()
         return self._own.alloc(size)
 
@@ -57,13 +57,13 @@ class ServerMemory(MemoryDomain):
         return SharedPayload(serialized, self.arena, self._released.extend, loads, maker)
 
     def open_region(self) -> int:
-        """A region for a new worker."""
+        """Return a region for a new worker."""
         region = self.arena.new_region()
         self._freed[region] = []
         return region
 
     def take_freed(self, region: int) -> list[Block]:
-        """The worker's blocks that became free since the last call."""
+        """Return the worker's blocks that became free since the last call."""
         self._settle()
         freed = self._freed[region]
         if freed:
@@ -71,7 +71,7 @@ class ServerMemory(MemoryDomain):
         return freed
 
     def close_region(self, region: int) -> None:
-        """The worker that wrote to `region` has ended."""
+        """Take note that the worker that wrote to `region` has ended."""
         del self._freed[region]
         self._recycle_if_unused(region)
 

@@ -1,4 +1,4 @@
-"""What the server itself unpickles of what a worker process has sent: data, and nothing that acts.
+"""Unpickling in the server of what a worker process has sent: data, and nothing that acts.
 
 A pickle may name any callable and have it called. A worker runs user code and native libraries on
 what callers send; if one is taken over, its answers must not run in the server too. Workers open
@@ -97,7 +97,7 @@ def allow_in_payloads(*things: Any) -> None:
 
 
 def data_of(data: bytes, buffers: Iterable[Any] = ()) -> Any:
-    """What `pickle.loads` makes of `data`; NotDataError if that would take more than data."""
+    """Return what `pickle.loads` makes of `data`; NotDataError: that would take more than data."""
     return _Unpickler(io.BytesIO(data), buffers=buffers).load()
 
 
@@ -151,7 +151,7 @@ def _is_allowed(thing: Any) -> bool:
 
 
 def _objection(thing: Any) -> str:
-    """Why `thing` may be more than data; "" if it is a class of which there is no reason to."""
+    """Return why `thing` may be more than data; "": it is a class that is none."""
     if not isinstance(thing, type):
         return "it is no class, and might be called"
     home: str = thing.__module__

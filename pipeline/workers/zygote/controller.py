@@ -183,7 +183,7 @@ class Zygotes:
             self.close_now(0.0)
 
     def close_now(self, timeout_s: float = 1.0) -> None:
-        """As `close`, for when no loop runs: it waits here, up to `timeout_s` and what the kernel
+        """Do as `close` when no loop runs: it waits here, up to `timeout_s` and what the kernel
         takes to end processes that were killed. Idempotent."""
         self._is_closed = True
         for zygote in self._zygotes:
@@ -294,7 +294,7 @@ class Zygotes:
     # Ends ------------------------------------------------------------------------------
 
     def _lose(self, zygote: ZygoteLink) -> None:
-        """The zygote is dead, or is to be; its children follow by themselves, but see to it."""
+        """See to it that the children of a zygote that is dead, or is to be, follow it."""
         if zygote not in self._zygotes:
             return
         self._zygotes.remove(zygote)

@@ -1,4 +1,4 @@
-"""What the parent knows of one child, and of one zygote: its control socket, its children."""
+"""Child and ZygoteLink: the parent's view of a child, and of a zygote with its control socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def ending_of(status: int) -> str:
-    """A process's wait status in words that follow its name."""
+    """Return a process's wait status in words that follow its name."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with exit code {code} (os._exit or sys.exit in user code)"
@@ -81,11 +81,11 @@ class Child:
         return self._life
 
     def begin(self, pid: int, life: int | None) -> None:
-        """It runs; takes over the pidfd."""
+        """Take note that it runs, and take over the pidfd."""
         self.pid, self._life, self.state = pid, life, "running"
 
     def change(self, status: int) -> None:
-        """It was stopped, continued or has ended: a wait status."""
+        """Take note of a wait status: it was stopped, continued or has ended."""
         if os.WIFSTOPPED(status):
             self.state = "stopped"
         elif os.WIFCONTINUED(status):
@@ -96,13 +96,13 @@ class Child:
         self._on_change(self)
 
     def vanish(self, ending: str) -> None:
-        """It has ended and its zygote cannot say how."""
+        """Take note that it has ended and its zygote cannot say how."""
         if self.pid is not None:
             reap(self.pid)  # orphans are ours if we are the first process of a container
         self.end(ending)
 
     def end(self, ending: str) -> None:
-        """It has ended; only the first time counts."""
+        """Take note that it has ended; only the first time counts."""
         if self.state == "ended":
             return
         self.state, self.ending = "ended", ending
@@ -147,7 +147,7 @@ class ZygoteLink:
 
     @property
     def owes_reports(self) -> bool:
-        """Whether something was asked and not yet reported on."""
+        """Return whether something was asked and not yet reported on."""
         return bool(self.starting or self.killing)
 
     def flush(self) -> None:
@@ -166,7 +166,7 @@ class ZygoteLink:
                 end.close()
 
     def reports(self, at_most: int) -> Iterator[tuple[Report, int | None]]:
-        """What has come in, each with the pidfd that came along.
+        """Return what has come in, each with the pidfd that came along.
 
         Raises:
             EOFError: the zygote is dead and has nothing more to say.
@@ -187,7 +187,7 @@ class ZygoteLink:
             yield _decode(data), fds[0] if fds else None
 
     def be_ready(self, pid: int, life: int | None) -> None:
-        """It runs; takes over the pidfd."""
+        """Take note that it runs, and take over the pidfd."""
         self.is_ready = True
         if self.pid is None:  # a clone: those that the parent launched are known to it
             self.pid, self.life = pid, life
@@ -196,7 +196,7 @@ class ZygoteLink:
             os.close(life)
 
     def change(self, serial: int, status: int) -> None:
-        """A child was stopped, continued or has ended."""
+        """Take note that a child was stopped, continued or has ended."""
         child = self.children[serial]
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             del self.children[serial]
@@ -204,12 +204,12 @@ class ZygoteLink:
         child.change(status)
 
     def bury(self) -> None:
-        """It has ended."""
+        """Close it, which has ended."""
         self.reap()
         self.close()
 
     def hang_up(self) -> None:
-        """Nothing more will be asked: the zygote kills its children, reports that and ends."""
+        """Ask for nothing more: the zygote kills its children, reports that and ends."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
 

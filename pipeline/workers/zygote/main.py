@@ -1,4 +1,4 @@
-"""What runs in a zygote: it forks worker processes on request and tells how each one ends."""
+"""Main function of a zygote, which forks worker processes and tells how each one ends."""
 
 from __future__ import annotations
 
@@ -331,12 +331,12 @@ class _Zygote:
             os.close(life)
 
     def _name(self, name: str) -> None:
-        """The name in `ps -o comm`, `top` and the kernel's log: 15 bytes."""
+        """Set the name in `ps -o comm`, `top` and the kernel's log: 15 bytes."""
         self._libc.prctl(_PR_SET_NAME, name.encode())
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """A handler that does nothing."""
+    """Do nothing: a signal handler."""
 
 
 def _reset_signals() -> None:
@@ -355,7 +355,7 @@ def _reset_signals() -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """What the interpreter makes of a SystemExit."""
+    """Return what the interpreter makes of a SystemExit."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):

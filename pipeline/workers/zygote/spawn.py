@@ -40,7 +40,7 @@ _SEARCH_DEPTH = 8
 
 
 class Shipment(msgspec.Struct, frozen=True):
-    """What a fresh interpreter needs to stand in for the parent."""
+    """Things that a fresh interpreter needs to stand in for the parent."""
 
     argv: list[str]
     preparations: bytes
@@ -51,7 +51,7 @@ class Shipment(msgspec.Struct, frozen=True):
 
 
 def pack(entry_points: Sequence[EntryPoint]) -> int:
-    """A Shipment, in memory that has no name: its file descriptor.
+    """Return the file descriptor of a Shipment, in memory that has no name.
 
     Raises:
         InitError: a main refers to something that cannot be shipped; says to what.
@@ -77,7 +77,7 @@ def pack(entry_points: Sequence[EntryPoint]) -> int:
 def spawn(
     control: socket.socket, parent_life: int, shipment: int, pass_fds: Sequence[int]
 ) -> tuple[int, Callable[[], object]]:
-    """A fresh interpreter that is a zygote; it inherits `pass_fds` under their own numbers.
+    """Start a fresh interpreter that is a zygote and inherits `pass_fds` under their own numbers.
 
     Returns:
         Its pid, and what reaps it if it has ended.
@@ -113,7 +113,7 @@ def _dump(value: object) -> bytes:
 
 
 def _save_module(pickler: Any, module: types.ModuleType) -> None:
-    """By name: dill would take all that is in a module that is not in site-packages."""
+    """Save a module by name: dill would take all that is in it, if it is not in site-packages."""
     name = module.__name__
     if name != "__main__" and sys.modules.get(name) is module:
         pickler.save_reduce(importlib.import_module, (name,), obj=module)
@@ -122,7 +122,7 @@ def _save_module(pickler: Any, module: types.ModuleType) -> None:
 
 
 def _classes_of_script() -> dict[str, type]:
-    """The classes that the script itself defines.
+    """Return the classes that the script itself defines.
 
     They go along by value, so that a payload of such a class can be pickled by name.
     """
@@ -135,7 +135,7 @@ def _classes_of_script() -> dict[str, type]:
 
 
 def _preparations() -> list[Callable[[], None]]:
-    """What makes a fresh interpreter like this one.
+    """Return what makes a fresh interpreter like this one.
 
     That is what import hooks, such as that of `dropin`, do to be there, and numpy's print options.
     """
@@ -147,7 +147,7 @@ def _preparations() -> list[Callable[[], None]]:
 
 
 def _why_not(value: object) -> str | None:
-    """Why dill cannot ship a value; None if it can."""
+    """Return why dill cannot ship a value; None if it can."""
     try:
         _dump(value)
     except Exception as error:
@@ -158,7 +158,7 @@ def _why_not(value: object) -> str | None:
 def _find_culprit(
     value: object, path: str, reasons: dict[int, str | None], depth: int, holder: object = None
 ) -> tuple[str, object, str, object] | None:
-    """The innermost part of a value that cannot be shipped.
+    """Return the innermost part of a value that cannot be shipped.
 
     Its path, itself, the reason, and the object that has it as an attribute. `reasons` has why
     what was looked at cannot go, by its id. What has parts that cannot go is not to blame, and
@@ -181,7 +181,7 @@ def _find_culprit(
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What a value is made of, as far as it can be told, with the way to get there."""
+    """Return what a value is made of, as far as it can be told, with the way to get there."""
     if isinstance(value, functools.partial):
         yield "", value.func
         yield "", value.args
@@ -235,7 +235,7 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
 
 
 def _unpack(cargo: Shipment) -> Sequence[EntryPoint]:
-    """Only a child does this: what scripts do when imported happens in no process that forks."""
+    """Unpack in a child only: what scripts do when imported happens in no process that forks."""
     import dill
 
     for prepare in dill.loads(cargo.preparations):
