@@ -28,7 +28,7 @@ from benchmarks.report import markdown, table
 _HERE = Path(__file__).parents[1]
 _NOT_OURS = ("bare ", "mosec", "plain ", "gateway before 1 bare", "gateway before 4 bare")
 _COUNTED = ("E echo, HTTP", "E5 chain, HTTP")  # in instructions, too
-_COUNTED_CLIENTS = 16
+_COUNTED_CLIENTS = 1  # more of them make batches, as the machine's load has it
 _START_LIMIT_S = 600.0  # under valgrind
 
 
