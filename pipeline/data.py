@@ -84,7 +84,7 @@ class ChannelData(msgspec.Struct, frozen=True):
         return frozenset()
 
     def parse(self) -> Any:
-        """The payload; raises the error when there is one in its place."""
+        """Return the payload; raises the error when there is one in its place."""
         if self.error is not None:
             raise self.error
         return self.payload
@@ -100,7 +100,7 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @staticmethod
     def check_dictdata(dictdata: object) -> tuple[int, str]:
-        """(0, "") for a dict, or a list of dicts; else TYPE_ERROR and what was found."""
+        """Return (0, "") for a dict, or a list of dicts; else TYPE_ERROR and what was found."""
         items = dictdata if isinstance(dictdata, list) else [dictdata]
         for item in items:
             if not isinstance(item, dict):
@@ -112,7 +112,7 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @staticmethod
     def check_npdata(npdata: object) -> tuple[int, str]:
-        """(0, "") for a dict whose values are ndarrays or lists of str, or a list of such."""
+        """Return (0, "") for a dict of ndarrays and lists of str, or a list of such dicts."""
         items = npdata if isinstance(npdata, list) else [npdata]
         for item in items:
             problem = _not_feedable(item)
@@ -122,7 +122,7 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @staticmethod
     def check_batch_npdata(batch: Sequence[object]) -> tuple[int, str]:
-        """`check_npdata` for every element of a batch."""
+        """Return `check_npdata` for every element of a batch."""
         for item in batch:
             code, info = ChannelData.check_npdata(item)
             if code != ErrorCode.OK.value:
@@ -214,7 +214,7 @@ DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8
     "BYTES",
 }
 
-_LEAST_BATCH = 4
+_MIN_BATCH = 4
 
 ANY = -1
 """A dimension of any size."""
@@ -266,7 +266,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
-    """The Tensors that `op` lists as `input_tensors` or `output_tensors`; () if it lists none.
+    """Return the Tensors in an Op's `input_tensors` or `output_tensors`; () if there are none.
 
     Scripts of old may use the names for something else: without a Tensor it is no declaration.
 
@@ -290,15 +290,15 @@ def declares(op: Any) -> bool:
 
 
 def announced_batch(most: int, batch_size: int) -> int:
-    """The samples that a loaded model takes at once: what its Op says, else what it may well get.
+    """Return the samples that a loaded model takes at once: what its Op says, else what it may get.
 
     Triton, too, gives a model that takes any number of them at least 4.
     """
-    return most or max(_LEAST_BATCH, batch_size)
+    return most or max(_MIN_BATCH, batch_size)
 
 
 def max_batch_size_of(op: Any) -> int:
-    """The samples that an Op takes at once, as its `max_batch_size` says; 0 if it says nothing.
+    """Return the samples that an Op takes at once: its `max_batch_size`; 0 if it has none.
 
     Like `declared` it leaves alone what is no declaration.
 

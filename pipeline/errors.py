@@ -9,13 +9,13 @@ import enum
 import re
 from typing import ClassVar
 
-MOST_TEXT = 16384  # characters of an error: more helps nobody, and takes everybody's time
-_MOST_CHARACTERS = 400  # of what another library says
+MAX_TEXT = 16384  # characters of an error: more helps nobody, and takes everybody's time
+_MAX_CHARACTERS = 400  # of what another library says
 
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
-"""What a text can pass for a line of a log with, or change how it is shown."""
+"""Characters by which a text passes for a line of a log, or changes how it is shown."""
 
 
 class ErrorCode(enum.IntEnum):
@@ -84,7 +84,7 @@ class NoServiceError(PipelineError):
 
 
 class InitError(PipelineError):
-    """An Op, predictor or door could not be started."""
+    """An Op, predictor or frontend could not be started."""
 
     code: int = ErrorCode.INIT_ERROR
 
@@ -186,7 +186,7 @@ _FROM_CODE: dict[int, type[PipelineError]] = {
 
 
 def error_from_wire(code: int, text: str) -> PipelineError:
-    """The error that a peer answered as `err_no` (not 0) and `err_msg`.
+    """Return the error that a peer answered as `err_no` (not 0) and `err_msg`.
 
     A code that is none of ours is a product's. This is the one place where wire data become
     errors; the way back is each class's `code`.
@@ -210,7 +210,7 @@ _FROM_NAME: dict[str, type[PipelineError]] = {
 
 
 def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
-    """(class, code, text) of an error that goes to another of our own processes.
+    """Return (class, code, text) of an error that goes to another of our own processes.
 
     The code has 64 bits at most: one that is longer, which is no code for any peer, goes into
     the text.
@@ -223,18 +223,18 @@ def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
 
 
 def utf8_text(text: str) -> str:
-    """`text` as the wire can hold it: names of files that are no UTF-8 are str that it cannot."""
+    """Return `text` as the wire can hold it, which names of files that are no UTF-8 are not."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def one_line(text: str) -> str:
-    """`text` of somebody else's error, short enough for an answer and a log."""
+    """Return `text` of somebody else's error, short enough for an answer and a log."""
     text = " ".join(text.split())
-    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
 
 
 def printable(text: str) -> str:
-    """`text` in which nothing begins a line, colours a terminal or turns the reading direction.
+    """Return `text` without what begins a line, colours a terminal or turns the direction.
 
     Control characters but the tab, line and paragraph separators, marks of direction and lone
     surrogates are written as Python writes them in a string: `\\n`, `\\x1b`.
@@ -247,18 +247,18 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text that is too long for an answer or a log, and how long it was."""
-    return f"{text[:MOST_TEXT]}... ({len(text)} characters)" if len(text) > MOST_TEXT else text
+    """Return the beginning, and the length, of a text that is too long for an answer or a log."""
+    return f"{text[:MAX_TEXT]}... ({len(text)} characters)" if len(text) > MAX_TEXT else text
 
 
 def described(error: BaseException) -> str:
-    """An exception in words: what it says, and before that its type, if it is not ours."""
+    """Return an exception in words: what it says, and before that its type, if it is not ours."""
     kind = type(error).__name__
     try:
         text = str(error)
     except Exception:  # the user's own __str__
         return f"{kind}, which cannot tell its text"
-    if len(text) > MOST_TEXT:
+    if len(text) > MAX_TEXT:
         text = shortened(text)
     if text and isinstance(error, PipelineError):
         return text
@@ -266,7 +266,7 @@ def described(error: BaseException) -> str:
 
 
 def error_from_fields(name: str, code: int, text: str) -> PipelineError:
-    """The error of `error_to_fields`; of a user's own class, the one of ours that it extends."""
+    """Return the error of `error_to_fields`; of a user's class that of ours which it extends."""
     kind = _FROM_NAME[name]
     if issubclass(kind, ProductError):
         return kind(code, text)

@@ -41,7 +41,7 @@ _numbers = itertools.count()
 
 
 def _hook(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that users override in any of several forms, `async def` or not.
+    """Mark a method that users override in any of several forms, `async def` or not.
 
     Type checkers are told `(...) -> Any`: whatever they declared, all other forms would be
     incompatible overrides. `engine.hooks` looks at the forms when a server starts.
@@ -265,7 +265,7 @@ class Op:
 
     @staticmethod
     def get_feed_fetch_list(client: Any) -> tuple[list[str], list[str]]:
-        """The names of the inputs and of the outputs of `self.client`."""
+        """Return the names of the inputs and of the outputs of `self.client`."""
         return list(client.feed_names), list(client.fetch_names)
 
     def use_default_auto_batching_config(self) -> None:
@@ -280,7 +280,7 @@ class Op:
 
 
 class RequestOp(Op):
-    """The door of a pipeline: turns a request into the first Ops' input."""
+    """The entry of a pipeline: turns a request into the first Ops' input."""
 
     def __init__(self) -> None:
         super().__init__(name=EXECUTOR_NAME)
@@ -308,7 +308,7 @@ class RequestOp(Op):
         return data, request.logid, None, ""
 
     def proto_tensor_2_numpy(self, tensor: pipeline_service_pb2.Tensor) -> tuple[Any, Any]:
-        """`(value, lod)` of one tensor; `lod` is a 1-D int32 array, or None."""
+        """Return `(value, lod)` of one tensor; `lod` is a 1-D int32 array, or None."""
         lod = np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
         return codec.tensor_to_numpy(tensor), lod
 

@@ -28,11 +28,11 @@ class WebService:
         return None
 
     def get_request_op(self) -> RequestOp:
-        """The RequestOp; override it to use your own."""
+        """Return the RequestOp; override it to use your own."""
         return RequestOp()
 
     def get_response_op(self, last_op: Op) -> ResponseOp:
-        """The ResponseOp behind `last_op`; override it to use your own."""
+        """Return the ResponseOp behind `last_op`; override it to use your own."""
         return ResponseOp(input_ops=[last_op])
 
     def prepare_pipeline_config(

@@ -119,7 +119,7 @@ class BoundOp(OpFacts):
         self._postprocess = self._adapt(POSTPROCESS, _postprocess_forms)
 
     def replacement(self) -> BoundOp:
-        """A copy for the worker that takes over from one that is stuck, with its state."""
+        """Return a copy for the worker that takes over from one that is stuck, with its state."""
         return BoundOp(self.op, self.worker, self._loop)
 
     def cancel(self) -> None:
@@ -150,7 +150,7 @@ class BoundOp(OpFacts):
         return data, skip
 
     def process(self, feed: Any, log_id: int) -> Any:
-        """The result for one merged feed; raises a PipelineError for a returned error code."""
+        """Return the result for one merged feed. Raises PipelineError for a returned error code."""
         result = self._process([feed], log_id)
         if _is_process_triple(result):
             result, code, info = result
@@ -164,7 +164,7 @@ class BoundOp(OpFacts):
         return self._finished("process", result)
 
     def answer(self, result: Any) -> dict[str, Any]:
-        """The result of `process`, where no postprocess of the user's turns it into an answer."""
+        """Return the result of `process` as the answer, where the user has no postprocess."""
         if isinstance(result, dict):
             return result
         expected = "return a dict of results, or (dict, err_code, err_info)"
@@ -192,7 +192,7 @@ class BoundOp(OpFacts):
         return answer
 
     def _finished(self, method: str, value: Any) -> Any:
-        """A value of any type that is there already."""
+        """Return `value`; refuse what is still to be awaited or iterated over."""
         if isinstance(value, _UNFINISHED):
             expected = "return a dict; only what is declared async def is awaited, nothing streams"
             raise self._refused(method, value, expected)
@@ -204,7 +204,7 @@ class BoundOp(OpFacts):
         return PayloadTypeError(f"{self._named[method]} returned {found}: {expected}")
 
     def _unpack_prepared(self, returned: tuple[Any, ...]) -> Prepared:
-        """(data, is_skip, code, info), or (data, code, info) without the flag."""
+        """Return (data, is_skip, code, info), or (data, code, info) without the flag."""
         what = self._named["preprocess"]
         if len(returned) == 3 and not isinstance(returned[1], bool | np.bool_):
             data, code, info = returned
@@ -259,7 +259,7 @@ class BoundOp(OpFacts):
         return call
 
     def _on_loop(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """An `async def` method as a plain one: it runs on the loop, its worker waits."""
+        """Return an `async def` method as a plain one: it runs on the loop, its worker waits."""
         loop = self._loop
         if loop is None:
             raise PipelineError(f"Op {self.name!r}: async methods need a running server")
@@ -299,14 +299,14 @@ def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
 
 
 def coded_error(code: int, text: str) -> PipelineError:
-    """A PipelineError with a code that a user's method chose."""
+    """Return a PipelineError with a code that a user's method chose."""
     error = PipelineError(text)
     error.code = code
     return error
 
 
 def unpack_result(returned: Any) -> tuple[Any, int | None]:
-    """(payload, log id or None) of `unpack_request_package` in any historical shape."""
+    """Return (payload, log id or None) of `unpack_request_package` in any historical shape."""
     payload, log_id = returned, None
     if isinstance(returned, tuple):
         if len(returned) != 4:
@@ -338,7 +338,7 @@ def _log_id(given: Any) -> int:
 
 
 def _preprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """(inputs, log_id | data_id), (inputs)"""
+    """Adapt (inputs, log_id | data_id) and (inputs)."""
     if len(names) == 1:
         return lambda inputs, data_id, log_id: method(inputs)
     if names[1] == "data_id":
@@ -347,14 +347,14 @@ def _preprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[
 
 
 def _process_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """(feed_batch), and v0.3's (feed_dict), which takes the dict itself."""
+    """Adapt (feed_batch), and v0.3's (feed_dict), which takes the dict itself."""
     if names == ["feed_dict"]:
         return lambda feed_batch, log_id: method(feed_batch[0])
     return lambda feed_batch, log_id: method(feed_batch)
 
 
 def _postprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """(inputs, fetched, log_id | data_id), (inputs, fetched)"""
+    """Adapt (inputs, fetched, log_id | data_id) and (inputs, fetched)."""
     if len(names) == 2:
         return lambda inputs, fetched, data_id, log_id: method(inputs, fetched)
     if names[2] == "data_id":
@@ -372,7 +372,7 @@ def _padded(returned: tuple[Any, ...], length: int, what: str) -> tuple[Any, ...
 
 
 def _product_error(code: Any, info: Any, what: str) -> PipelineError:
-    """The ProductError for a code that was returned; members of a ProductErrCode count, too."""
+    """Return the ProductError for a returned code; members of a ProductErrCode count, too."""
     try:
         return ProductError(code.value if isinstance(code, Enum) else code, str(info or ""))
     except (TypeError, ValueError):

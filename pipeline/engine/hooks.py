@@ -135,7 +135,7 @@ def call_form(op: Op, hook: Hook) -> HookCall:
 
 
 def _called(op: Op) -> Iterator[Hook]:
-    """The hooks of `op` that somebody calls."""
+    """Return the hooks of `op` that somebody calls."""
     for hook in _hooks_of(op):
         is_idle = hook is PROCESS and not runs_process(op)
         if not is_idle and (hook is not CHECK_JUMPING or op.is_jump_op()):
@@ -165,7 +165,7 @@ def _faults(op: Op, hook: Hook) -> Iterator[str]:
 
 
 def _described(method: Any, hook: Hook) -> str:
-    """The method's name and where it is written."""
+    """Return the method's name and where it is written."""
     function = inspect.unwrap(getattr(method, "__func__", method))
     name = getattr(function, "__qualname__", hook.name)
     code = getattr(function, "__code__", None)
@@ -182,7 +182,7 @@ def _signature(method: Callable[..., Any], follow_wrapped: bool) -> inspect.Sign
 
 
 def _lacks_self(method: Callable[..., Any]) -> bool:
-    """Whether it is a method without a signature although it is written in Python."""
+    """Return whether a method has no signature although it is written in Python."""
     return inspect.ismethod(method) and inspect.isfunction(method.__func__)
 
 
@@ -203,7 +203,7 @@ def _may_be_named(signature: inspect.Signature, name: str) -> bool:
 
 
 def _positional(signature: inspect.Signature) -> list[str]:
-    """Names of the parameters that can be passed by position; "*" for any number."""
+    """Return names of the parameters that can be passed by position; "*" for any number."""
     names = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -217,7 +217,7 @@ def _positional(signature: inspect.Signature) -> list[str]:
 
 
 def doubtful_names(ops: Iterable[Op]) -> Iterator[str]:
-    """Methods that look as if they were meant to be something else than they are.
+    """Yield warnings of methods that seem to be meant for something else than they are.
 
     Those that miss a hook's name, and those that ask for the context where another argument is.
     """
@@ -247,7 +247,7 @@ def _misplaced_contexts(op: Op) -> Iterator[str]:
 
 
 def _own_classes(op: Op) -> list[type]:
-    """The user's classes among those of an Op."""
+    """Return the user's classes among those of an Op."""
     ours = __name__.partition(".")[0]
     return [c for c in type(op).__mro__ if c.__module__.partition(".")[0] not in (ours, "builtins")]
 
@@ -257,7 +257,7 @@ def _is_method(value: object) -> bool:
 
 
 def _doubt(op: Op, cls: type, name: str) -> str:
-    """What to think of a method's name; "" if it is a good one."""
+    """Return the warning about a method's name; "" if it is a good one."""
     what = f"Op {op.name!r}: {cls.__qualname__}.{name} is never called"
     for hook in _EVERY:
         if name == hook.name:
@@ -282,7 +282,7 @@ def _kind(op: Op) -> str:
 
 
 def _is_one_slip(one: str, other: str) -> bool:
-    """Whether they are equal but for a letter that is wrong, missing or added, or two swapped."""
+    """Return whether two names differ by one letter at most, or by two that are swapped."""
     start = _alike(one, other)
     one, other = one[start:], other[start:]
     end = _alike(one[::-1], other[::-1])
@@ -291,7 +291,7 @@ def _is_one_slip(one: str, other: str) -> bool:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many letters they begin with alike."""
+    """Return the number of letters that both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -300,7 +300,7 @@ def _plain(name: str) -> str:
 
 
 def _mentioned_in(cls: type) -> Iterator[str]:
-    """All names in the code of a class's methods."""
+    """Return all names in the code of a class's methods."""
     for value in vars(cls).values():
         code = getattr(getattr(value, "__func__", value), "__code__", None)
         if isinstance(code, CodeType):

@@ -38,7 +38,7 @@ LEGAL_STEPS: Mapping[ModelState, tuple[ModelState, ...]] = MappingProxyType(
         ModelState.UNLOADING: (ModelState.UNAVAILABLE,),
     }
 )
-"""Which state may follow which."""
+"""States that may follow each."""
 
 
 class IllegalStepError(Exception):
@@ -135,7 +135,7 @@ class ModelRegistry:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engines of all graphs take requests."""
+        """True if the engines of all graphs take requests."""
         graphs = self.graphs()
         return bool(graphs) and all(served.engine.is_ready for served in graphs)
 

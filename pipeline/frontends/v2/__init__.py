@@ -1,4 +1,4 @@
-"""The pipeline and its Ops as models of the v2 inference protocol, whatever the door."""
+"""The pipeline and its Ops as models of the v2 inference protocol, by HTTP and gRPC."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 _NUMBERS = (np.ndarray, np.generic, int, float)
 _BYTES = "BYTES"
-_MOST_LOG_ID = 2**63 - 1
+_MAX_LOG_ID = 2**63 - 1
 _OF_THE_SERVER = (ErrorCode.CLOSED_ERROR, ErrorCode.OVERLOADED, ErrorCode.NO_SERVICE)
 
 
@@ -66,7 +66,7 @@ def _value(array: Array, is_single: bool) -> Any:
 
 
 def request_of(values: Mapping[str, Any], request_id: str) -> Request:
-    """The Request that says the same to a RequestOp of the user's own.
+    """Return the Request that says the same to a RequestOp of the user's own.
 
     Text of one element becomes a pair, all else a tensor; a request's id that is a number is its
     log id. Raises PayloadTypeError for what has no place in a Request.
@@ -85,14 +85,14 @@ def _log_id(request_id: str) -> int:
     if not (request_id.isascii() and request_id.isdigit()) or len(request_id) > 19:
         return 0
     number = int(request_id)
-    return number if number <= _MOST_LOG_ID else 0
+    return number if number <= _MAX_LOG_ID else 0
 
 
 # --- out ------------------------------------------------------------------------------------
 
 
 def payload_of(answer: object, interface: ModelInterface, ensemble: str = "") -> Mapping[str, Any]:
-    """The values in what the engine answered: a ChannelData, or what a ResponseOp made of it.
+    """Return the values in an engine's answer: a ChannelData, or what a ResponseOp made of it.
 
     Raises V2Error for the error in its place, and for what is no answer. The error of a request
     to an `ensemble` says so, unless it is one of the server and not of a step.
@@ -127,7 +127,7 @@ def _in_ensemble(error: PipelineError, ensemble: str) -> V2Error:
 
 
 def _number(text: str) -> Any:
-    """The number or array that `text` stands for; the text itself if it is none."""
+    """Return the number or array that `text` stands for; the text itself if it is none."""
     try:
         return text_to_numpy(text)
     except PackageError:
@@ -137,7 +137,7 @@ def _number(text: str) -> Any:
 def arrays_of(
     payload: Mapping[str, Any], interface: ModelInterface, model: str, wanted: Sequence[str]
 ) -> dict[str, Array]:
-    """The outputs: those that are `wanted`, or all.
+    """Return the outputs: those that are `wanted`, or all.
 
     Raises V2Error: one is not there, is of no type that the protocol has, or not what its Op
     declares.
@@ -162,7 +162,7 @@ def arrays_of(
 
 
 def array_of(value: object) -> Array:
-    """One value of an Op's answer as an array with at least one dimension; text as objects.
+    """Return one value of an Op's answer as an array with at least one dimension; text as objects.
 
     Raises TypeError, ValueError, PayloadTypeError: the protocol has no form for it.
     """
@@ -206,7 +206,7 @@ def _objects(elements: Sequence[str | bytes]) -> Array:
 
 
 def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
-    """`array` in the datatype and shape that its Op declares. Raises PayloadTypeError."""
+    """Return `array` in the datatype and shape that its Op declares. Raises PayloadTypeError."""
     if slot.shape is not None and array.size == 1 and _is_single(slot, interface.batches):
         array = array.reshape(slot.shape)
     expected = slot.full_shape(interface.batches)

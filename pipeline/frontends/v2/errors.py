@@ -60,7 +60,7 @@ _KINDS: dict[int, V2Status] = {
 
 
 def v2_error(error: PipelineError) -> V2Error:
-    """`error` for a caller of the v2 protocol, found by its code.
+    """Return `error` for a caller of the v2 protocol, found by its code.
 
     A product's own error is about what its caller sent; its code, which has no other place here,
     stands before its text.

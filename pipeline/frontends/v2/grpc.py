@@ -16,7 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.model_config import config_message, metadata_message
-from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSERVED_METHODS
+from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.pipeline.blocks import field_head
@@ -42,7 +42,7 @@ _LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 def inference_service(
     models: ModelRepository, offload: Offload | None = None, limits: Limits | None = None
 ) -> GrpcService:
-    """The service for a GrpcDoor; `offload` reads and writes the large messages."""
+    """Return the service for a GrpcFrontend; `offload` reads and writes the large messages."""
     calls = _Calls(models, offload or Offload(threads=0), limits or Limits())
     methods: Mapping[str, Unary] = {
         "ServerLive": _unary(pb.ServerLiveRequest, calls.server_live),
@@ -56,7 +56,7 @@ def inference_service(
         "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, _refuse_loading),
         "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, _refuse_loading),
         "ModelInfer": calls.model_infer,
-        **{name: _refusing(text) for name, text in UNSERVED_METHODS.items()},
+        **{name: _refusing(text) for name, text in UNSUPPORTED_METHODS.items()},
     }
     streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
     return GrpcService(SERVICE, methods, streams)
@@ -168,7 +168,7 @@ class _Calls:
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _stream_answer(self, message: bytes, call: GrpcCall) -> bytes:
-        """One answer of a stream; an error is one too, and the stream goes on.
+        """Return one answer of a stream; an error is one too, and the stream goes on.
 
         Ours is a single answer to each request, and so the final one.
         """
@@ -193,7 +193,7 @@ def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:
 
 
 def _id_of(message: bytes) -> str:
-    """The id of a request, if it is one."""
+    """Return the id of a request, if it is one."""
     try:
         return pb.ModelInferRequest.FromString(message).id
     except DecodeError:
@@ -219,7 +219,7 @@ def _is_over(call: GrpcCall) -> bool:
 def _unary(
     kind: type[_Request], answer: Callable[[_Request, GrpcCall], Awaitable[Message]]
 ) -> Unary:
-    """`answer` from bytes to bytes, with gRPC's statuses for errors."""
+    """Return `answer` from bytes to bytes, with gRPC's statuses for errors."""
 
     async def method(message: bytes, call: GrpcCall) -> bytes:
         try:

@@ -15,7 +15,7 @@ from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError, PipelineError, TooLargeError
 from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, HttpError, WebRequest, WebResponse
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
-from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unserved_path
+from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unsupported_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
 from pipeline.proto.v2.codec import InferResponse
@@ -173,7 +173,7 @@ class InferenceRoutes:
 
 
 def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
-    """`answer` in whose replies errors have the protocol's form."""
+    """Return `answer` in whose replies errors have the protocol's form."""
 
     async def endpoint(request: WebRequest) -> WebResponse:
         asked = _Asked(request, names.get("name", ""), names.get("version", ""))
@@ -215,7 +215,7 @@ def _refusing(method: str, is_plain: bool) -> _Answer:
 
 
 async def _refuse_path(asked: _Asked) -> WebResponse:
-    text = unserved_path(asked.web.raw_path)
+    text = unsupported_path(asked.web.raw_path)
     if text:
         raise V2Error(V2Status.UNSUPPORTED, text)
     return WebResponse(404, orjson.dumps({"error": "Not Found"}), TEXT)
@@ -249,7 +249,7 @@ def _wants_ready(body: bytes) -> bool:
 
 
 def _header_length(web: WebRequest, body_length: int) -> int | None:
-    """The length of the JSON that the body begins with; None if the request does not say it."""
+    """Return the length of the JSON that the body begins with, if the request says it."""
     header = web.headers.get(_HEADER_LENGTH)
     if header is None:
         return None
@@ -264,7 +264,7 @@ def _header_length(web: WebRequest, body_length: int) -> int | None:
 
 
 def _accepted(header: str) -> str:
-    """The encoding that a caller takes its answer in, of those that are there; "": as it is."""
+    """Return the encoding that a caller takes its answer in; "": as it is."""
     weights: dict[str, float] = {}
     for entry in header.lower().split(","):
         name, _, weight = entry.partition(";")
@@ -274,7 +274,7 @@ def _accepted(header: str) -> str:
 
 
 def _weight(text: str) -> float:
-    """`q=0.5`, if there is any."""
+    """Return 0.5 for `q=0.5`; 1 where there is none."""
     match = re.fullmatch(r"\s*q=([01](?:\.[0-9]{0,3})?)\s*", text)
     return float(match[1]) if match else 1.0
 

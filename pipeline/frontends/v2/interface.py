@@ -137,7 +137,7 @@ def slots_of(tensors: Sequence[Tensor]) -> tuple[Slot, ...] | None:
 def interface_of(
     note: ModelMetadata, batch_size: int, fetch: Sequence[str] | None = None, most: int = 0
 ) -> ModelInterface | None:
-    """The interface of a model that a worker has loaded.
+    """Return the interface of a model that a worker has loaded.
 
     It takes batches if the first dimension of all its inputs and outputs may be of any size.
 

@@ -24,7 +24,7 @@ from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.v2.codec import InferRequest
 from pipeline.proto.v2.raw import with_text
 
-NoteOf = Callable[[Op], ModelMetadata | None]
+MetadataOf = Callable[[Op], ModelMetadata | None]
 """`Engine.note`: of the model that an Op's workers have loaded."""
 
 _EMPTY = Request()  # for what looks at a request that has not come as one
@@ -109,10 +109,10 @@ class OpModel:
         ConfigError: what the Op declares does not fit the graph.
     """
 
-    def __init__(self, name: str, op: Op, note_of: NoteOf) -> None:
+    def __init__(self, name: str, op: Op, metadata_of: MetadataOf) -> None:
         self.name = name
         self.op: Op = op
-        self._note_of = note_of
+        self._metadata_of = metadata_of
         self._inputs = declared(op, "input_tensors")
         self._producers = [producer.name for producer in op.get_input_ops()]
         _check_sources(op, self._inputs, self._producers)
@@ -125,7 +125,7 @@ class OpModel:
 
     @property
     def platform(self) -> str:
-        note = self._note_of(self.op)
+        note = self._metadata_of(self.op)
         return (note.platform if note else "") or "python"
 
     @property
@@ -135,7 +135,7 @@ class OpModel:
     @property
     def _own(self) -> ModelInterface | None:
         """That of the model that its workers have loaded."""
-        note = self._note_of(self.op)
+        note = self._metadata_of(self.op)
         if note is not self._noted:
             self._noted, self._of_note = note, None if note is None else self._read(note)
         return self._of_note

@@ -40,7 +40,7 @@ class OpConfigForm(NamedTuple):
 
 
 def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str, Any]:
-    """The metadata of a model, in the words of ModelMetadataResponse."""
+    """Return the metadata of a model, in the words of ModelMetadataResponse."""
     return {
         "name": name,
         "versions": [VERSION],
@@ -51,17 +51,17 @@ def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str
 
 
 def metadata_message(metadata: Mapping[str, Any]) -> ModelMetadataResponse:
-    """The same as a message."""
+    """Return the same as a message."""
     return json_format.ParseDict(dict(metadata), ModelMetadataResponse())
 
 
 def config_message(config: Mapping[str, Any]) -> ModelConfig:
-    """A configuration, which came from this module, as a message."""
+    """Return a configuration, which came from this module, as a message."""
     return json_format.ParseDict(dict(config), ModelConfig())
 
 
 def config_of_op(form: OpConfigForm) -> dict[str, Any]:
-    """The configuration of an Op as a model, in the words of ModelConfig."""
+    """Return the configuration of an Op as a model, in the words of ModelConfig."""
     settings = form.settings
     config = _config_of(form.name, form.platform, form.interface)
     config["instance_group"] = [_instance_group(form.name, settings)]
@@ -77,14 +77,14 @@ def config_of_op(form: OpConfigForm) -> dict[str, Any]:
 def config_of_pipeline(
     name: str, interface: ModelInterface, steps: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The configuration of the whole graph, an ensemble of its Ops."""
+    """Return the configuration of the whole graph, an ensemble of its Ops."""
     config = _config_of(name, "ensemble", interface)
     config["ensemble_scheduling"] = {"step": list(steps)}
     return config
 
 
 def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
-    """One Op as a step of the ensemble.
+    """Return one Op as a step of the ensemble.
 
     The maps have what it declares. A tensor between Ops is called "<Op that gives it>.<name>";
     the first Ops' inputs and the last Op's outputs are those of the pipeline.
@@ -140,7 +140,7 @@ def _config_slot(slot: Slot) -> dict[str, Any]:
 
 
 def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
-    """The Op's workers. They take turns on its cards, which is not what Triton's would do."""
+    """Return the Op's workers, which take turns on its cards; Triton's would not."""
     devices = settings.local_service_conf.devices
     cards = [int(card) for card in devices.split(",")] if devices.strip() else []
     return {

@@ -27,7 +27,7 @@ _OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
 
 
 def timeout_of(parameters: Mapping[str, object]) -> float | None:
-    """The seconds that `timeout`, which is in microseconds, leaves a request; None: no limit.
+    """Return the seconds of `timeout`, which is in microseconds; None: no limit.
 
     Raises V2Error for a parameter of the protocol's own with a value of another kind, and for a
     name that is reserved.

@@ -1,4 +1,4 @@
-"""ModelRepository: everything that the v2 protocol asks of a server, whatever the door."""
+"""ModelRepository: everything that the v2 protocol asks of a server, by HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ class ModelRepository:
         return {"name": _SERVER, "version": library.__version__, "extensions": extensions}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """One model's, in the words of ModelMetadataResponse."""
+        """Return one model's, in the words of ModelMetadataResponse."""
         model = self._view(self._entry(name, version))
         return config.metadata_of(model.name, model.platform, model.interface)
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """One model's configuration, in the words of ModelConfig."""
+        """Return one model's configuration, in the words of ModelConfig."""
         return self._view(self._entry(name, version)).config()
 
     def raw_inputs(self, name: str, version: str = "") -> list[RawInput] | None:
-        """A model's inputs, for requests that are only data; None if it does not say them."""
+        """Return a model's inputs, for requests that are only data; None if it declares none."""
         interface = self._view(self._entry(name, version)).interface
         if interface.inputs is None:
             return None
@@ -122,7 +122,7 @@ class ModelRepository:
         return _is_ready(entry, await entry.served.snapshots())
 
     async def index(self, only_ready: bool = False) -> list[dict[str, str]]:
-        """All models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""
+        """Return all models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""
         snapshots = {served: await served.snapshots() for served in self._registry.graphs()}
         found = []
         for entry in sorted(self._registry.entries(), key=lambda entry: entry.name):
@@ -132,7 +132,7 @@ class ModelRepository:
         return found
 
     async def statistics(self, name: str = "", version: str = "") -> list[ModelCounters]:
-        """The counters of one model, or ("") of all, sorted by name."""
+        """Return the counters of one model, or ("") of all, sorted by name."""
         if not self._has_statistics:
             raise V2Error(
                 V2Status.UNSUPPORTED, "the statistics are switched off: statistics: False"
@@ -217,7 +217,7 @@ class ModelRepository:
 def _checked(
     request: InferRequest, model: str, interface: ModelInterface, wanted: list[str]
 ) -> tuple[int, float | None]:
-    """(samples, seconds of its own) of a request that fits the model; else raises V2Error."""
+    """Return (samples, timeout in s) of a request that fits the model; else raise V2Error."""
     try:
         limit_s = timeout_of(request.parameters)
         interface.check_outputs(model, wanted)

@@ -28,7 +28,7 @@ _PATHS = [
 ]
 _COMPILED = [(re.compile(f"/v2{pattern}"), text) for pattern, text in _PATHS]
 
-UNSERVED_METHODS: Mapping[str, str] = MappingProxyType(
+UNSUPPORTED_METHODS: Mapping[str, str] = MappingProxyType(
     {
         **{
             f"{kind}SharedMemory{what}": _SHARED_MEMORY
@@ -42,6 +42,6 @@ UNSERVED_METHODS: Mapping[str, str] = MappingProxyType(
 """Methods of GRPCInferenceService, with what their callers are told."""
 
 
-def unserved_path(path: str) -> str:
+def unsupported_path(path: str) -> str:
     """Return the text for callers of a path; "" for one that is of no extension."""
     return next((text for pattern, text in _COMPILED if pattern.fullmatch(path)), "")
