@@ -208,4 +208,4 @@ FORMATS: Mapping[str, Callable[[Drawing], str]] = {
     "mermaid": as_mermaid,
     "dot": as_dot,
 }
-"""What draws, by the name of its format."""
+"""The functions that draw, by the name of the format."""

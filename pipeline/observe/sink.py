@@ -97,4 +97,4 @@ class SinkContext:
 
 
 SinkFactory = Callable[[SinkContext, Any], Sink | None]
-"""What the registry has for a name of the kind `sinks`; None: there is nothing to open."""
+"""The form of what the registry has for a name of the kind `sinks`; None: nothing to open."""

@@ -23,8 +23,8 @@ from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
 
 _HOST = "127.0.0.1"
-_ATTEMPTS = 10  # to get a port that is free
-_END_S = 10.0  # for a service to end by itself
+_MAX_ATTEMPTS = 10  # to get a port that is free
+_EXIT_TIMEOUT_S = 10.0  # for a service to end by itself
 
 
 class ModelServices:
@@ -91,12 +91,12 @@ class ModelServices:
 
     async def start(self) -> None:
         """Start all services; returns when they are ready. InitError says why one is not."""
-        await asyncio.gather(*(service.place.start() for service in self._services))
+        await asyncio.gather(*(service.supervisor.start() for service in self._services))
 
     async def stop(self) -> None:
         """End all services."""
         try:
-            await end_all([service.place for service in self._services], _END_S)
+            await end_all([service.supervisor for service in self._services], _EXIT_TIMEOUT_S)
         finally:
             self.close()
 
@@ -123,14 +123,14 @@ class _ModelService:
     def __init__(self, op: str, arguments: list[str]) -> None:
         self.listener = _bound(op)
         self.endpoint = f"{_HOST}:{self.listener.getsockname()[1]}"
-        program = SidecarSpec(
+        spec = SidecarSpec(
             functools.partial(_run, op, arguments, self.listener),
             op,
             "its service",
             self.endpoint,
             f"op.{op}.local_service_conf: the model's service does not start",
         )
-        self.place = SidecarSupervisor(program, self._down)
+        self.supervisor = SidecarSupervisor(spec, self._down)
 
     def _down(self) -> None:
         with contextlib.suppress(OSError):  # it did not listen yet
@@ -139,7 +139,7 @@ class _ModelService:
 
 def _bound(op: str) -> socket.socket:
     """Return a socket with a port that nobody else gets; whoever inherits it listens."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         with socket.create_server((_HOST, 0)) as probe:
             port = probe.getsockname()[1]
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

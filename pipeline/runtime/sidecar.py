@@ -18,7 +18,7 @@ from pipeline.workers.restart_policy import RestartSlot, signal_name
 _LOGGER = logging.getLogger(__name__)
 
 READY = b"ready\n"
-"""What a program says over its life line when it takes requests."""
+"""The word of a program, over its life line, that it takes requests."""
 
 _MAX_LINE_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
@@ -44,17 +44,17 @@ class SidecarSpec:
 
 
 class SidecarSupervisor:
-    """The place of a program, which is filled with one process after the other.
+    """The supervisor of a program, which runs in one process after the other.
 
     Args:
-        program: what runs there.
+        spec: of the program.
         on_down: called when its process is gone, before another is started.
     """
 
-    def __init__(self, program: SidecarSpec, on_down: Callable[[], None] = lambda: None) -> None:
-        self._program = program
+    def __init__(self, spec: SidecarSpec, on_down: Callable[[], None] = lambda: None) -> None:
+        self._spec = spec
         self._on_down = on_down
-        self._place = RestartSlot(0)
+        self._slot = RestartSlot(0)
         self._process: _Process | None = None
         self._started: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -68,7 +68,7 @@ class SidecarSupervisor:
 
     def end(self) -> asyncio.Future[None]:
         """Have it end; done when it has. May be called without `start`, and twice."""
-        self._place.set_timer(None)
+        self._slot.set_timer(None)
         if self._started is not None:
             self._started.cancel()  # nobody waits for it any more
         if self._ended is None:
@@ -87,26 +87,26 @@ class SidecarSupervisor:
     def kill(self) -> None:
         """End it at once, since it does not by itself."""
         if self._process is not None:
-            what = (self._program.name, self._program.what)
+            what = (self._spec.name, self._spec.what)
             _LOGGER.warning("[%s] %s does not end and is killed", *what)
             self._process.signal(signal.SIGKILL)
 
     def _launch(self) -> None:
         try:
-            self._process = _Process(self._program, self._up, self._over)
+            self._process = _Process(self._spec, self._on_ready, self._on_exit)
         except (OSError, InitError) as error:  # no process or descriptor is left, no such program
-            self._over(f"could not be started: {error}", "")
+            self._on_exit(f"could not be started: {error}", "")
 
-    def _up(self) -> None:
+    def _on_ready(self) -> None:
         assert self._process is not None
-        self._place.is_steady()
-        program = self._program
-        said = (program.name, program.what, program.where, self._process.pid)
+        self._slot.is_steady()
+        spec = self._spec
+        said = (spec.name, spec.what, spec.where, self._process.pid)
         _LOGGER.info("[%s] %s is ready at %s (pid %d)", *said)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
-    def _over(self, how: str, last_words: str) -> None:
+    def _on_exit(self, how: str, last_line: str) -> None:
         was_up = self._process is not None and self._process.is_ready
         self._process = None
         self._on_down()
@@ -114,21 +114,21 @@ class SidecarSupervisor:
             self._ended.set_result(None)
             return
         if self._started is not None and not self._started.done():
-            self._started.set_exception(InitError(f"{self._program.failure}: {last_words or how}"))
+            self._started.set_exception(InitError(f"{self._spec.failure}: {last_line or how}"))
             return
-        self._place.ended(how, got_somewhere=was_up)
-        said = (self._program.name, self._program.what, how, self._place.describe_restart())
+        self._slot.ended(how, got_somewhere=was_up)
+        said = (self._spec.name, self._spec.what, how, self._slot.describe_restart())
         _LOGGER.error("[%s] %s %s: %s", *said)
-        self._place.set_timer(self._loop.call_later(self._place.pause_s, self._launch))
+        self._slot.set_timer(self._loop.call_later(self._slot.pause_s, self._launch))
 
 
-async def end_all(places: Sequence[SidecarSupervisor], limit_s: float) -> None:
-    """End what runs there; what has not ended after `limit_s` is killed."""
-    ended = [place.end() for place in places]
+async def end_all(supervisors: Sequence[SidecarSupervisor], timeout_s: float) -> None:
+    """End what runs there; what has not ended after `timeout_s` is killed."""
+    ended = [supervisor.end() for supervisor in supervisors]
     if ended:
-        _, late = await asyncio.wait(ended, timeout=limit_s)
-        for place in places if late else []:
-            place.kill()
+        _, late = await asyncio.wait(ended, timeout=timeout_s)
+        for supervisor in supervisors if late else []:
+            supervisor.kill()
         await asyncio.gather(*ended)
 
 
@@ -140,7 +140,7 @@ class _Process:
     """
 
     def __init__(
-        self, program: SidecarSpec, on_ready: Callable[[], None], on_end: Callable[[str, str], None]
+        self, spec: SidecarSpec, on_ready: Callable[[], None], on_end: Callable[[str, str], None]
     ) -> None:
         self._on_ready = on_ready
         self._on_end = on_end
@@ -149,16 +149,16 @@ class _Process:
         self._life, theirs = socket.socketpair()
         with theirs:
             try:
-                self._child = program.run(theirs)
+                self._child = spec.run(theirs)
             except BaseException:
                 self._life.close()
                 raise
         self._pidfd = os.pidfd_open(self._child.pid)
-        self._log = _StderrLogger(program.name)
+        self._log = _StderrLogger(spec.name)
         assert self._child.stderr is not None
         os.set_blocking(self._child.stderr.fileno(), False)
-        self._loop.add_reader(self._life, self._heard)
-        self._loop.add_reader(self._child.stderr, self._logged)
+        self._loop.add_reader(self._life, self._read_life)
+        self._loop.add_reader(self._child.stderr, self._read_stderr)
         self._loop.add_reader(self._pidfd, self._ended)
 
     @property
@@ -172,13 +172,13 @@ class _Process:
         with contextlib.suppress(OSError):  # it has ended, and we have not heard of it yet
             self._life.shutdown(socket.SHUT_WR)
 
-    def _heard(self) -> None:
+    def _read_life(self) -> None:
         self._loop.remove_reader(self._life)
         if self._life.recv(len(READY)) == READY:
             self.is_ready = True
             self._on_ready()
 
-    def _logged(self) -> bool:
+    def _read_stderr(self) -> bool:
         """Log what it has said; whether it may have said more."""
         assert self._child.stderr is not None
         with contextlib.suppress(BlockingIOError):
@@ -192,7 +192,7 @@ class _Process:
     def _ended(self) -> None:
         assert self._child.stderr is not None
         code = self._child.wait()
-        while self._logged():
+        while self._read_stderr():
             pass
         for file in (self._life, self._child.stderr, self._pidfd):
             self._loop.remove_reader(file)

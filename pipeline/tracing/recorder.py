@@ -37,7 +37,7 @@ from pipeline.tracing.context import TraceContext
 from pipeline.tracing.spans import SpanRecord
 
 TRACES_A_SECOND = 10
-"""How many requests without a `traceparent` are recorded where no sampler is configured."""
+"""The rate at which requests without a `traceparent` are recorded, if no sampler is configured."""
 
 _EXPORTERS = "opentelemetry_traces_exporter"  # the group of entry points
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}

@@ -26,7 +26,7 @@ _GOLDEN = np.uint64(
 _LAST = np.uint64(2**64 - 1)
 
 LOAD = np.dtype([(name, np.int64) for name in ("begin_ns", "end_ns", "busy_ns")])
-"""A stretch of time of which not all requests are told: how much of it at least one was there."""
+"""An interval of which not all requests are told: how much of it at least one was there."""
 
 NO_LOADS: Rows = np.empty(0, LOAD)
 

@@ -82,7 +82,7 @@ class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_default
 
 
 class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
-    """Fourth field: for how long of a stretch of time a request was there, told or not."""
+    """Fourth field: for how long of an interval a request was there, told or not."""
 
     begin: Time
     end: Time
