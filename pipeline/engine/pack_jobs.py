@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import msgspec
+
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
@@ -28,28 +30,20 @@ from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
 
 
-class PackJob:
+class PackJob(msgspec.Struct, eq=False):
     """A call of an unpack or pack method that may take a while, run by a worker of that Op.
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
     argument needs to stay alive.
     """
 
-    __slots__ = ("argument", "keeps", "method", "request", "result")
     worker: ClassVar[None] = None  # any will do
 
-    def __init__(
-        self,
-        request: RequestState,
-        method: str | Callable[[Any], Any],
-        argument: Any,
-        keeps: Any = None,
-    ) -> None:
-        self.request: RequestState = request
-        self.method: str | Callable[[Any], Any] = method
-        self.argument: Any = argument
-        self.keeps: Any = keeps
-        self.result: Any = None
+    request: RequestState
+    method: str | Callable[[Any], Any]
+    argument: Any
+    keeps: Any = None
+    result: Any = None
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Call the method, if somebody waits for its result."""
@@ -244,9 +238,9 @@ def _packing_error(data: ChannelData, error: Exception) -> Response:
 
 def _refused(error: Exception) -> PipelineError:
     """Return what is told whose request cannot be unpacked by our own RequestOp."""
-    refusal = _package_error(error)
-    refusal.is_callers = True
-    return refusal
+    refused = _package_error(error)
+    refused.is_callers = True
+    return refused
 
 
 def _package_error(error: Exception) -> PipelineError:
