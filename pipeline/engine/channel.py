@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Item(msgspec.Struct, eq=False):
-    """One request's turn at one Op: what the Op reads, joined.
+    """One request at one Op: what the Op reads, joined.
 
     `generation` is that of the request when the item was made: it differs as soon as the
-    request was answered, cancelled or started again. `ready_at` is on the loop's
-    clock, which may be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed`
-    the inputs are for `process` itself. `lap` is the Op's
-    for the request: it differs as soon as a jump back has the Op run again.
+    request was answered, cancelled or started again. `ready_at` is on the loop's clock, which may
+    be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed` the inputs are
+    for `process` itself. `lap` is the Op's for the request: it differs as soon as a jump back has
+    the Op run again.
     """
 
     request: RequestState

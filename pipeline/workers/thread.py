@@ -143,12 +143,12 @@ class ThreadWorkers:
         op: Op,
         count: int,
         loop: asyncio.AbstractEventLoop,
-        mailbox: LoopInbox,
+        inbox: LoopInbox,
         set_up: SetUp,
         owner: Owner,
     ) -> None:
         self.name: str = op.name
-        self.post: Callable[..., None] = mailbox.post
+        self.post: Callable[..., None] = inbox.post
         self.memory_domain: MemoryDomain = LOCAL
         self.keeps_progress: bool = True
         self.addressable: bool = True

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
@@ -37,6 +36,9 @@ from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.zygote.controller import Child, Zygotes
 
+if TYPE_CHECKING:
+    from pipeline.workers.process.pool import ProcessWorkers
+
 _PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, beyond the Op's timeout
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
@@ -49,34 +51,6 @@ class ProcessContext:
     memory: ServerMemory
     entry_points: dict[Op, int]
     on_record: Callable[[bytes], None]
-
-
-class Supervisor(Protocol):
-    """Listener to a worker process: its pool."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    def on_ready(self, worker: ProcessWorker) -> None:
-        """Take note that it can take jobs."""
-
-    def done(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """Take note that it is done with `run`."""
-
-    def on_returned(self, runs: list[BatchRun]) -> None:
-        """Take back runs that it has not begun, and will not."""
-
-    def on_reported(self) -> None:
-        """Take note that its results are taken in; it may have nothing to do."""
-
-    def on_exiting(self, worker: ProcessWorker) -> None:
-        """Take note that it should be about to end by itself."""
-
-    def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
-        """See `child.state`."""
-
-    def on_ended(self, worker: ProcessWorker) -> None:
-        """Take note that its process is gone."""
 
 
 @dataclass(slots=True)
@@ -107,7 +81,7 @@ class ProcessWorker:
     """
 
     def __init__(
-        self, pool: Supervisor, slot: RestartSlot, processes: ProcessContext, op: Op
+        self, pool: ProcessWorkers, slot: RestartSlot, processes: ProcessContext, op: Op
     ) -> None:
         self.number: int = slot.number
         self.slot = slot

@@ -75,7 +75,7 @@ class ProcessWorkers:
         op: configured; `set_up` and `init_op` run in every one of its processes.
         count: number of workers, >= 1.
         owner: told on the loop what becomes of the jobs.
-        pump: called when a worker's report is taken in: what it made ready can go on at once.
+        schedule: called when a worker's report is taken in: what it made ready can go on at once.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcessWorkers:
         loop: asyncio.AbstractEventLoop,
         processes: ProcessContext,
         owner: Owner,
-        pump: Callable[[], None] = lambda: None,
+        schedule: Callable[[], None] = lambda: None,
     ) -> None:
         self.name: str = op.name
         self.memory_domain: MemoryDomain = processes.memory
@@ -95,7 +95,7 @@ class ProcessWorkers:
         self._processes = processes
         self._op = op
         self._owner = owner
-        self._pump = pump
+        self._schedule = schedule
         self._slots = [RestartSlot(number) for number in range(count)]
         self._up: list[ProcessWorker] = []
         self._alive: set[ProcessWorker] = set()
@@ -251,13 +251,15 @@ class ProcessWorkers:
     def on_reported(self) -> None:
         """Go on after a worker's results were taken in."""
         self.feed()
-        self._pump()
+        self._schedule()
 
     def on_returned(self, runs: list[BatchRun]) -> None:
+        """Take back runs that a worker has not begun, and will not."""
         self._backlog.extendleft(reversed(runs))
         self.feed()
 
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
+        """Take note that a worker is done with a run."""
         self._owner.done(worker, run)
         if worker.slot.failures:
             self._is_steady(worker.slot)
@@ -328,6 +330,7 @@ class ProcessWorkers:
         self.loop.call_later(_DISCONNECT_TIMEOUT_S, self._kill_if_alive, worker, cause)
 
     def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
+        """Take note of what `worker.child.state` says."""
         if worker.child.state == "stopped":
             self._rest(worker)
             cause = "was stopped (SIGSTOP), did not go on, and was killed"
