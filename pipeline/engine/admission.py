@@ -53,7 +53,7 @@ class AdmissionController:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every request is answered."""
+        """Return whether every request is answered."""
         return not self.active and not self.queued
 
     def all_requests(self) -> Iterable[RequestState]:

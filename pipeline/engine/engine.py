@@ -139,7 +139,7 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every worker of every Op takes work."""
+        """Return whether every worker of every Op takes work."""
         return (
             self._admission.is_open
             and not self._is_leaving

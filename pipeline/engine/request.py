@@ -148,6 +148,6 @@ class RequestState(msgspec.Struct, eq=False):
 
     @property
     def info(self) -> RequestInfo:
-        """What its caller says beside the data."""
+        """Words of its caller beside the data."""
         said = self.target.info if self.target is not None else None
         return NO_INFO if said is None else said
