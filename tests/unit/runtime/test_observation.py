@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from doubles import chain
 
 from pipeline import ResponseOp
+from pipeline.config import registry
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.graph import build_graph
+from pipeline.engine.journal import PIPELINE, Outcome
+from pipeline.engine.request import RequestState
 from pipeline.engine.state import EngineState
-from pipeline.errors import InitError
+from pipeline.errors import InitError, ProductError
+from pipeline.observe import SinkContext
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 from pipeline.op import configure_op
@@ -115,3 +120,57 @@ def test_the_whole_is_what_all_copies_answer():
         assert asked[1][1] > 2.5, "the answer comes after the recording"
 
     asyncio.run(main())
+
+
+class Noting:
+    """A sink that asks for every hook."""
+
+    def __init__(self, context: SinkContext, options: None) -> None:
+        self.heard: list[object] = []
+        self.op_names = context.op_names
+        context.on_close(lambda: self.heard.append("closed"))
+        context.on_stop(lambda: self.heard.append("stops"))
+        context.every("noting", 0.0, self.tick)
+        context.on_failure(lambda *failure: self.heard.append(failure))
+        context.on_snapshot(lambda snapshot: self.heard.append(snapshot))
+        context.on_question("mine", self.answer)
+        self.ticked = asyncio.Event()
+
+    def tick(self) -> None:
+        self.ticked.set()
+        raise ValueError("broken")
+
+    async def answer(self, rest: str) -> bytes:
+        return rest.encode()
+
+    def notify(self, spans, requests) -> None:
+        self.heard.append((len(spans), len(requests)))
+
+
+def test_a_sink_is_called_back_as_it_has_asked_for(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(registry, "_registered", {("sinks", "noting"): Noting})
+
+    async def main():
+        observation = observation_of(statistics=False, sinks={"noting": None})
+        observation.start(tmp_path)
+        (sink,) = observation.journal.sinks
+        assert isinstance(sink, Noting)
+        assert sink.op_names == ["a", "b"]
+        observers = observation.observers(RequestLog(logging.getLogger("pipeline.test")))
+        error = ProductError(51, "no face")
+        request = RequestState(None, None, None, data_id=7, start_ns=0)
+        request.log_id, request.error, request.outcome = 3, error, Outcome.PRODUCT
+        observers.tell(request, PIPELINE)
+        assert sink.heard == [(7, 3, error)]
+        await sink.ticked.wait()
+        assert sink.heard.pop() == (0, 1), "the journal is flushed before the timer"
+        assert await observation.answer("mine and more") == b"and more"
+        observation.attach(SimpleNamespace(state=lambda: IDLE, metadata=lambda op: None))
+        snapshot = observation.snapshot()
+        assert sink.heard.pop() is snapshot
+        observation.stop_soon()
+        await observation.close()
+        assert sink.heard == [(7, 3, error), "stops", "closed"]
+
+    asyncio.run(main())
+    assert "noting failed" in caplog.text
