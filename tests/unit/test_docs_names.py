@@ -98,3 +98,22 @@ def test_a_word_that_was_given_up_is_in_no_class_name(word):
     """The glossary has the field's word for each (frontend, routes, admission, span ...)."""
     pattern = re.compile(f"_?(?:[A-Z][a-z0-9]*)*?{word}(?![a-z])")
     assert [name for name in _classes() if pattern.match(name)] == []
+
+
+GIVEN_UP = {
+    *("let_in", "everybody", "strand", "offer", "offer_alone", "pump", "touch", "deliver"),
+    *("seal", "unseal", "hear_out", "culprit", "recall", "came_up", "leaves", "now_idle"),
+    *("hurry", "ends_before", "startup_frozen", "keep_freed_memory", "occupy_descriptors"),
+    *("note_of", "unserved", "undisturbed", "weighed", "stretches", "throw_out", "are_many"),
+}
+"""Functions in whose place the field's words are now: enqueue, schedule, route, drain ..."""
+
+
+def test_a_name_that_was_given_up_is_no_function():
+    found = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in names_in(path)
+        if name.rpartition(".")[2] in GIVEN_UP
+    }
+    assert found == set()
