@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,6 @@ from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 from pipeline.proto.v2.raw import DATATYPES, with_text
 
 _STARTUP_TIMEOUT_S = 10.0  # for a server to come up and describe the model
-
-_Outputs = Iterable[ModelInferRequest.InferRequestedOutputTensor]
 
 
 class KServePredictor:
