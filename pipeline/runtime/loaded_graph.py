@@ -16,7 +16,7 @@ from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.observe.logs.setup import RequestLog, log_folder
-from pipeline.observe.snapshot import Snapshot
+from pipeline.observe.snapshot import AskAll
 from pipeline.observe.statistics import model_names
 from pipeline.op import Op
 from pipeline.runtime.observation import ObservabilityStack
@@ -55,6 +55,7 @@ class LoadedGraph:
         self.names: tuple[str, list[str]] = model_names(name, [op.name for op in graph.ops])
         self.observation: ObservabilityStack = ObservabilityStack(name, graph, config, replica)
         self.view: ServerView = ServerView(ask or self._ask_only_me)
+        self.snapshots: AskAll = self.view.snapshots
         self._name = name
         self._replica = replica
         self._workers = _WorkerKinds(graph, config, load_predictor)
@@ -66,10 +67,6 @@ class LoadedGraph:
         if self._engine is None:
             raise InitError("the server is not running.")
         return self._engine
-
-    async def snapshots(self) -> list[Snapshot]:
-        """Return the Snapshot of each replica."""
-        return await self.view.snapshots()
 
     async def _ask_only_me(self, question: str, limit_s: float) -> list[bytes]:
         return [await self.observation.answer(question)]

@@ -350,8 +350,8 @@ class HttpListener:
     def __init__(self, app: Any, read_timeout_s: float) -> None:
         self._app = app
         self.read_timeout_s = read_timeout_s
-        self.is_draining = False
-        self.lost = asyncio.Event()
+        self.is_draining: bool = False
+        self.lost: asyncio.Event = asyncio.Event()
         self._socket: socket.socket | None = None
         self._server: _Server | None = None
         self._closed_at: float | None = None
