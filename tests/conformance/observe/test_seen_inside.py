@@ -339,7 +339,9 @@ def leave(served: ServedSeen, number: int) -> None:
         served.post(pairs).close()
     else:
         with served.post(pairs, f"Grpc-Timeout: {number % 20}m") as connection:
-            assert connection.answer().json["err_no"] in (0, ErrorCode.TIMEOUT)
+            # OVERLOADED: where the server is so busy that it would be late, and says so at once.
+            known = (0, ErrorCode.TIMEOUT, ErrorCode.OVERLOADED)
+            assert connection.answer().json["err_no"] in known
 
 
 def test_callers_that_leave_at_any_time_are_counted_once(served):
