@@ -31,11 +31,10 @@ from pipeline.runtime.base import Exposure
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Service
 from pipeline.runtime.sidecar import READY
-from pipeline.serve.answer import answers_of, grpc_service
 from pipeline.serve.arguments import MODEL, ServeSettings, read_arguments
 from pipeline.serve.http import ModelRoutes
 from pipeline.serve.mux import OnePortFrontend
-from pipeline.serve.ops import AnswerOp, ModelOp
+from pipeline.serve.ops import AnswerOp, ModelOp, answers_of, grpc_service
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio, say_on_stderr

@@ -23,8 +23,7 @@ from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc.frames import BrpcCode, BrpcFrame, FrameError, FrameReader
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.slices import SHORT_BYTES, joined
-from pipeline.serve.answer import METHODS, Answer
-from pipeline.serve.ops import ModelCall, log_id_of
+from pipeline.serve.ops import METHODS, Answer, ModelCall, log_id_of
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from pipeline.frontends.http.routes import (
 from pipeline.proto.brpc.general_model_json import response_to_json
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.slices import Limits
-from pipeline.serve.answer import METHODS, Answer
-from pipeline.serve.ops import ModelCall, log_id_of
+from pipeline.serve.ops import METHODS, Answer, ModelCall, log_id_of
 
 PROTO = b"application/proto"
 _PROTOS = (PROTO, b"application/x-protobuf", b"application/protobuf")

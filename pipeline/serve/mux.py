@@ -11,9 +11,8 @@ from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.frontends.listen import BACKLOG
 from pipeline.proto.brpc import frames as baidu_std
-from pipeline.serve.answer import Answer
 from pipeline.serve.connection import BaiduStdConnection
-from pipeline.serve.tcp_proxy import TcpProxy
+from pipeline.serve.ops import Answer
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -52,11 +51,13 @@ class OnePortFrontend:
         self._listener = listener
         self._max_bytes = max_bytes
         self._read_timeout_s = read_timeout_s
-        self._to_grpc = TcpProxy(grpc_path)
-        self._to_http = TcpProxy(http_path)
+        self._grpc_path = grpc_path
+        self._http_path = http_path
         self._server: asyncio.Server | None = None
         self._new: set[_FirstBytes] = set()
         self._connections: set[BaiduStdConnection] = set()
+        self._proxied: set[_ProxyEnd] = set()
+        self._tying: set[asyncio.Task[None]] = set()
 
     async def start(self, is_ready: bool = False) -> None:
         """Listen. InitError says why not."""
@@ -94,8 +95,8 @@ class OnePortFrontend:
             await asyncio.wait([connection.lost for connection in leaving], timeout=grace_s)
         for connection in list(self._connections):
             connection.transport.abort()  # its peer does not read
-        self._to_grpc.abort()
-        self._to_http.abort()
+        for caller in list(self._proxied):
+            caller.transport.abort()
 
     def take(self, transport: asyncio.Transport, said: bytes) -> None:
         """Give a new connection to the protocol that its first bytes, `said`, are of."""
@@ -108,12 +109,42 @@ class OnePortFrontend:
             connection.connection_made(transport)
             connection.data_received(said)
         elif kind == _HTTP_2:
-            self._to_grpc.take(transport, said)
+            self._relay(transport, said, self._grpc_path)
         elif kind in _HTTP_1:
-            self._to_http.take(transport, said)
+            self._relay(transport, said, self._http_path)
         else:
             _LOGGER.info("a connection is closed: it began with %r", kind)
             transport.abort()
+
+    def _relay(self, transport: asyncio.Transport, said: bytes, path: str) -> None:
+        caller = _ProxyEnd(self._proxied)
+        transport.pause_reading()
+        transport.set_protocol(caller)
+        caller.connection_made(transport)
+        tying = asyncio.get_running_loop().create_task(self._tie(caller, said, path))
+        self._tying.add(tying)
+        tying.add_done_callback(self._tying.discard)
+
+    async def _tie(self, caller: _ProxyEnd, said: bytes, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        inner = _ProxyEnd(set(), caller)
+        # Not by its path: uvloop cannot take one without a file.
+        to_inner = socket.socket(socket.AF_UNIX)
+        to_inner.setblocking(False)
+        try:
+            await loop.sock_connect(to_inner, path)
+            await loop.create_unix_connection(lambda: inner, sock=to_inner)
+        except OSError as error:
+            to_inner.close()
+            _LOGGER.warning("a connection cannot be relayed: %s", error)
+            caller.transport.abort()
+            return
+        if caller not in self._proxied:  # it has left
+            inner.transport.abort()
+            return
+        caller.other = inner
+        inner.transport.write(said)
+        caller.transport.resume_reading()
 
 
 class _FirstBytes(asyncio.Protocol):
@@ -147,3 +178,38 @@ class _FirstBytes(asyncio.Protocol):
     def _part(self) -> None:
         self._timer.cancel()
         self._register.discard(self)
+
+
+class _ProxyEnd(asyncio.Protocol):
+    """One of two connections that are tied together.
+
+    Neither is read faster than the other one takes it. An end that says no more, or is lost,
+    closes the other: HTTP has no use for half a connection.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, register: set[_ProxyEnd], other: _ProxyEnd | None = None) -> None:
+        self._register = register
+        self.other = other
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self._register.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        assert self.other is not None, "it is not read from before it is tied"
+        self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and not self.other.transport.is_closing():
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._register.discard(self)
+        if self.other is not None:
+            self.other.transport.close()

@@ -1,15 +1,25 @@
-"""Ops that answer the general model service's requests with one model."""
+"""Ops that answer the general model service's requests with one model, and how they are asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
-from pipeline.errors import ErrorCode, InitError, PackageError, ProductError, TooLargeError
+from pipeline.engine.sink import Begin, ask
+from pipeline.errors import (
+    ErrorCode,
+    InitError,
+    PackageError,
+    PipelineError,
+    ProductError,
+    TooLargeError,
+    error_from_wire,
+)
+from pipeline.frontends.grpc.server import GrpcCall, GrpcService, grpc_error
 from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.predictors.model_conf import (
     SERVER_FILE,
@@ -25,6 +35,8 @@ from pipeline.proto.general_model_pb2 import Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, read_varint
 from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.slices import SHORT_BYTES, Limits
+
+METHODS = ("inference", "debug")
 
 ENGINE_NAME = "general_infer_0"
 """The name of the only model of a service in Paddle Serving's answers."""
@@ -45,6 +57,35 @@ class ModelCall(NamedTuple):
     compress_type: int = 0
     log_id: int = 0
     is_json: bool = False
+
+
+Answer = Callable[[ModelCall, float | None], Awaitable[bytes]]
+"""(call, seconds that its caller gives) -> bytes of the answer. Raises PipelineError."""
+
+
+def answers_of(begin: Begin) -> Answer:
+    """Return what has the graph of these Ops answer calls."""
+
+    async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
+        response = await ask(begin, call, timeout_s)
+        if isinstance(response, bytes):
+            return response
+        raise error_from_wire(response.err_no, response.err_msg)
+
+    return answer
+
+
+def grpc_service(answer: Answer) -> GrpcService:
+    """Return the service for a GrpcFrontend."""
+
+    async def answered(message: bytes, call: GrpcCall) -> bytes:
+        try:
+            asked = ModelCall(message, log_id=log_id_of(message))
+            return await answer(asked, call.time_left())
+        except PipelineError as error:
+            raise grpc_error(error) from error
+
+    return GrpcService(baidu_std.SERVICE, dict.fromkeys(METHODS, answered))
 
 
 def log_id_of(message: bytes) -> int:

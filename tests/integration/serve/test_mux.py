@@ -39,11 +39,10 @@ from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.proto.slices import Limits
 from pipeline.serve import connection as door_module
-from pipeline.serve.answer import Answer, answers_of, grpc_service
 from pipeline.serve.connection import BaiduStdConnection
 from pipeline.serve.http import ModelRoutes
 from pipeline.serve.mux import OnePortFrontend
-from pipeline.serve.ops import ModelCall, log_id_of
+from pipeline.serve.ops import Answer, ModelCall, answers_of, grpc_service, log_id_of
 from pipeline.system.event_loop import loop_factory
 
 LIMIT = 1_000_000
@@ -623,11 +622,11 @@ def test_a_relayed_connection_ends_at_both_ends():
             async with peer_of(door) as peer:
                 peer.send(PREFACE)
                 await peer._reader.read(1)  # it is relayed
-            await until(lambda: not door._to_grpc._ends)
+            await until(lambda: not door._proxied)
             async with peer_of(door) as peer:
                 peer.send(PREFACE)
                 await peer._reader.read(1)
-                for end in door._to_grpc._ends:
+                for end in door._proxied:
                     end.other.transport.abort()
                 await peer.rest()
 

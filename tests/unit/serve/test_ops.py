@@ -32,8 +32,7 @@ from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.runtime.base import Exposure
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Service
-from pipeline.serve.answer import Answer, answers_of
-from pipeline.serve.ops import ENGINE_NAME, AnswerOp, ModelCall, ModelOp
+from pipeline.serve.ops import ENGINE_NAME, Answer, AnswerOp, ModelCall, ModelOp, answers_of
 from pipeline.system.event_loop import loop_factory
 
 CONF = ModelConf(
