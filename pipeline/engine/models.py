@@ -85,6 +85,11 @@ class ModelEntry:
         self.state: ModelState = ModelState.UNAVAILABLE
         self.reason: str = "not loaded"
 
+    @property
+    def is_unloaded(self) -> bool:
+        """True if it was unloaded, or is about to be."""
+        return self.state is ModelState.UNLOADING or self.reason == UNLOADED
+
     def advance(self, state: ModelState, reason: str = "") -> None:
         """Go on to `state`, which `reason` explains. Raises IllegalStepError."""
         if state not in LEGAL_STEPS[self.state]:
@@ -130,17 +135,14 @@ class ModelRegistry:
 
     def graphs(self) -> list[Served]:
         """Return all graphs but those that are unloaded, or about to be."""
-        leaving = ModelState.UNLOADING
-        return [each for name, each in self._graphs.items() if self._state(name) is not leaving]
+        entries = [self._models[name][FIRST_VERSION] for name in self._graphs]
+        return [entry.served for entry in entries if not entry.is_unloaded]
 
     @property
     def is_ready(self) -> bool:
         """True if the engines of all graphs take requests."""
         graphs = self.graphs()
         return bool(graphs) and all(served.engine.is_ready for served in graphs)
-
-    def _state(self, name: str) -> ModelState:
-        return self._models[name][FIRST_VERSION].state
 
     # Life -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data import ChannelData
-from pipeline.engine.models import UNLOADED, ModelEntry, ModelRegistry, ModelState
+from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.sink import ask
 from pipeline.errors import PipelineError
@@ -208,7 +208,7 @@ class ModelRepository:
         if wanted not in versions:
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} version {number} is not found")
         entry = versions[wanted]
-        if entry.served not in self._registry.graphs():
+        if entry.is_unloaded:
             text = f"{unknown} version {wanted} is not at ready state"
             raise V2Error(V2Status.UNAVAILABLE, text)
         return entry
@@ -246,7 +246,7 @@ def _indexed(entry: ModelEntry, is_ready: bool) -> dict[str, str]:
     state = "READY" if is_ready else "UNAVAILABLE"
     # There are clients that want a reason, be it none.
     reason = "" if is_ready else "the server, or a copy of it, takes no requests for it"
-    if entry.state is ModelState.UNLOADING or entry.reason == UNLOADED:
+    if entry.is_unloaded:
         state, reason = entry.state.value, entry.reason
     return {"name": entry.name, "version": entry.version, "state": state, "reason": reason}
 
