@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows
@@ -104,29 +103,16 @@ def open_last_minute(context: SinkContext, options: None) -> LastMinute:
 
 def merged(replicas: Sequence[MinuteSeries]) -> MinuteSeries:
     """Merge the minutes of all replicas: sums, but of the 99th percentiles the highest."""
-    end_s = max((each.end_s for each in replicas), default=0)
-    aligned = [_until(each, end_s) for each in replicas if each.end_s]
-    if not aligned:
-        return MinuteSeries()
+    known = [each for each in replicas if each.end_s]
+    end_s = max((each.end_s for each in known), default=0)
+
+    def column(name: str, merge: Callable[[tuple[int, ...]], int]) -> list[int]:
+        aligned = []  # to end at `end_s`: 0 where nothing is known
+        for each in known:
+            missing = min(SECONDS, end_s - each.end_s)
+            aligned.append([*getattr(each, name)[missing:], *[0] * missing])
+        return [merge(of) for of in zip(*aligned, strict=True)]
+
     return MinuteSeries(
-        end_s=end_s,
-        succeeded=[sum(of) for of in zip(*(each.succeeded for each in aligned), strict=True)],
-        p99_ns=[max(of) for of in zip(*(each.p99_ns for each in aligned), strict=True)],
-        inside=[sum(of) for of in zip(*(each.inside for each in aligned), strict=True)],
-    )
-
-
-def _until(series: MinuteSeries, end_s: int) -> MinuteSeries:
-    """Return the series as it ends at `end_s`: 0 where nothing is known."""
-    missing = min(SECONDS, end_s - series.end_s)
-
-    def moved(values: list[int]) -> list[int]:
-        return [*values[missing:], *[0] * missing]
-
-    return msgspec.structs.replace(
-        series,
-        end_s=end_s,
-        succeeded=moved(series.succeeded),
-        p99_ns=moved(series.p99_ns),
-        inside=moved(series.inside),
+        end_s, column("succeeded", sum), column("p99_ns", max), column("inside", sum)
     )

@@ -163,7 +163,7 @@ class SlowRequestLog:
             outcome=row["outcome"],
             code=row["code"],
             error=kept.error,
-            spans=[*_unpacking(row), *spans, *_packing(row)],
+            spans=[_unpacking(row), *spans, *_packing(row)],
         )
 
     def _spans_of(self, data_id: int, start_ns: int, found: FoundSpans) -> Iterator[RecentSpan]:
@@ -201,28 +201,23 @@ def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
     return slow
 
 
-def _unpacking(request: dict[str, int]) -> Iterator[RecentSpan]:
-    start_ns = request["start_ns"]
-    admitted_ns = request["admitted_ns"] or request["end_ns"]  # 0: it never was admitted
+def _unpacking(request: dict[str, int]) -> RecentSpan:
+    # 0: it never was admitted, or dispatched.
+    admitted_ns = request["admitted_ns"] or request["end_ns"]
     dispatched_ns = request["dispatched_ns"] or request["end_ns"]
-    is_well = request["dispatched_ns"] > 0
-    outcome = Outcome.OK if is_well else request["outcome"]
-    yield _hook_span(
-        UNPACK, outcome, request, (0, admitted_ns - start_ns, dispatched_ns - start_ns)
-    )
+    outcome = Outcome.OK if request["dispatched_ns"] else request["outcome"]
+    return _hook_span(UNPACK, outcome, request, request["start_ns"], admitted_ns, dispatched_ns)
 
 
-def _packing(request: dict[str, int]) -> Iterator[RecentSpan]:
-    start_ns, completed_ns = request["start_ns"], request["completed_ns"]
-    if request["dispatched_ns"] > 0 and completed_ns < request["end_ns"]:
-        begun, ended = completed_ns - start_ns, request["end_ns"] - start_ns
-        yield _hook_span(PACK, Outcome.OK, request, (begun, begun, ended))
+def _packing(request: dict[str, int]) -> list[RecentSpan]:
+    completed_ns, end_ns = request["completed_ns"], request["end_ns"]
+    if not request["dispatched_ns"] or completed_ns >= end_ns:
+        return []
+    return [_hook_span(PACK, Outcome.OK, request, completed_ns, completed_ns, end_ns)]
 
 
-def _hook_span(
-    op: str, outcome: int, request: dict[str, int], times_ns: tuple[int, int, int]
-) -> RecentSpan:
-    ready_ns, start_ns, end_ns = times_ns
+def _hook_span(op: str, outcome: int, request: dict[str, int], *times_ns: int) -> RecentSpan:
+    ready_ns, start_ns, end_ns = (time_ns - request["start_ns"] for time_ns in times_ns)
     return RecentSpan(
         op=op,
         outcome=int(outcome),

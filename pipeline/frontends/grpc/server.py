@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -95,17 +95,28 @@ class GrpcError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class GrpcCall(Protocol):
-    """A call, as far as the method that answers it may know it."""
+class GrpcCall:
+    """A call, as far as the method that answers it may know it.
 
-    def time_left(self) -> float | None:
-        """Return the seconds that the caller gives; None: it did not say."""
+    `time_left` returns the seconds that the caller gives; None: it did not say.
+    """
+
+    __slots__ = ("_context", "time_left")
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self.time_left: Callable[[], float | None] = context.time_remaining
 
     def header(self, name: str) -> str:
         """Return the caller's metadata of this name, of several the last; "" for none."""
+        value: str | bytes = ""
+        for key, found in self.headers():
+            value = found if key == name else value
+        return value if isinstance(value, str) else value.decode("latin-1")
 
     def headers(self) -> Iterable[tuple[str, str | bytes]]:
         """Return the caller's metadata."""
+        return self._context.invocation_metadata() or ()
 
 
 Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
@@ -233,7 +244,8 @@ class GrpcFrontend:
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError names an address that is in use."""
         _check_version(grpc.__version__)
-        if not self._is_local:
+        is_local = self._host.startswith("unix")
+        if not is_local:
             # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
             check_free(self._host, self.port, self._key, self._is_shared)
         _outlive_python()
@@ -241,7 +253,9 @@ class GrpcFrontend:
         self._health.set_ready(is_ready)
         server = self._new_server()
         with self._sockets.opening():
-            self.port = self._listen(server)
+            address = self._host if is_local else address_of(self._host, self.port)
+            port = server.add_insecure_port(address)
+        self.port = 0 if is_local else port
         self._server = server
         starting = asyncio.ensure_future(server.start())
         try:
@@ -249,10 +263,6 @@ class GrpcFrontend:
         except asyncio.CancelledError:  # one that is started by half cannot be stopped
             await starting
             raise
-
-    @property
-    def _is_local(self) -> bool:
-        return self._host.startswith("unix")
 
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(
@@ -275,12 +285,6 @@ class GrpcFrontend:
         names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server
-
-    def _listen(self, server: grpc.aio.Server) -> int:
-        if self._is_local:
-            server.add_insecure_port(self._host)
-            return 0
-        return server.add_insecure_port(address_of(self._host, self.port))
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the health service, for the server as a whole and for our services."""
@@ -344,25 +348,6 @@ def _use_grpc_for_ever() -> None:
         grpc.aio.init_grpc_aio()
 
 
-class _Call:
-    """A GrpcCall of `grpc.aio`."""
-
-    __slots__ = ("_context", "time_left")
-
-    def __init__(self, context: _Context) -> None:
-        self._context = context
-        self.time_left = context.time_remaining
-
-    def header(self, name: str) -> str:
-        value: str | bytes = ""
-        for key, found in self.headers():
-            value = found if key == name else value
-        return value if isinstance(value, str) else value.decode("latin-1")
-
-    def headers(self) -> Iterable[tuple[str, str | bytes]]:
-        return self._context.invocation_metadata() or ()
-
-
 def _handlers(
     service: GrpcService, running: RunningCalls
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
@@ -381,7 +366,7 @@ def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
     async def answer(message: bytes, context: _Context) -> bytes:
         running.add(context)
         try:
-            return await method(message, _Call(context))
+            return await method(message, GrpcCall(context))
         except Exception as error:
             failure = _failure(name, error)
         await context.abort(*failure)
@@ -395,7 +380,7 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
         running.add(context)
         asked = running.read(messages)
         try:
-            async with contextlib.aclosing(stream(asked, _Call(context))) as answers:
+            async with contextlib.aclosing(stream(asked, GrpcCall(context))) as answers:
                 async for message in answers:
                     await context.write(message)  # yielded, gRPC would log that a peer has left
             if not asked.is_closed:

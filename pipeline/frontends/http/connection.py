@@ -305,7 +305,7 @@ class HttpConnection(HttpToolsProtocol):
             self._raw.close()
             return
         self._is_lingering = self._is_ignoring = True
-        self.transport.is_closing = _true  # type: ignore[method-assign]  # the proxy's
+        self.transport.is_closing = lambda: True  # type: ignore[method-assign]  # the proxy's
         self._raw.write_eof()
         self.flow.resume_reading()
         self._set_timer(_LINGER_TIMEOUT_S, self._raw.close)
@@ -314,10 +314,6 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(seconds, then)
-
-
-def _true() -> bool:
-    return True
 
 
 class _Transport:

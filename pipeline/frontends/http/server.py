@@ -274,14 +274,12 @@ class HttpFrontend:
             response = await ask(self._begin, request, timeout_s, target, self._loop)
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
-        if type(response) is Response:
+        if isinstance(response, Response):
             return jsonpb.response_to_json(response)
         return await self._json_of(response)
 
     async def _json_of(self, response: Any) -> bytes:
-        """Return the JSON of an answer, or of the error that it is too large."""
-        if isinstance(response, Response):
-            return jsonpb.response_to_json(response)
+        """Return the JSON of a large answer, or of the error that it is too large."""
         if not isinstance(response, LargeResponse):
             raise HttpError(500, no_response(response))
         write = functools.partial(jsonpb.large_response_to_json, response, self._limits)
