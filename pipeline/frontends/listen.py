@@ -49,10 +49,8 @@ def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.sock
     Raises:
         InitError: the address is in use, or not ours.
     """
-    if host.startswith(UNIX):
-        return _bind_unix(host.removeprefix(UNIX), key)
-    if host.startswith(ABSTRACT):
-        return _bind_abstract(host.removeprefix(ABSTRACT))
+    if host.startswith((UNIX, ABSTRACT)):
+        return _bind_unix(host, key)
     family, host = _family_of(host)
     try:
         return socket.create_server(
@@ -148,29 +146,19 @@ def check_unix_path(path: str, key: str) -> None:
         )
 
 
-def _bind_unix(path: str, key: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with placed(path, key) as fresh:
-            listener.bind(fresh)
-            listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise InitError(f"{key}: cannot listen on {UNIX}{path}: {error.strerror}.") from error
-    except InitError:
-        listener.close()
-        raise
-    return listener
-
-
-def _bind_abstract(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise InitError(f"cannot listen on {ABSTRACT}{name}: {error.strerror}.") from error
+def _bind_unix(host: str, key: str) -> socket.socket:
+    kind, _, name = host.partition(":")
+    is_abstract = f"{kind}:" == ABSTRACT
+    with contextlib.ExitStack() as failing:
+        listener = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            with contextlib.nullcontext(f"\0{name}") if is_abstract else placed(name, key) as path:
+                listener.bind(path)
+                listener.listen(BACKLOG)
+        except OSError as error:
+            whose = "" if is_abstract else f"{key}: "
+            raise InitError(f"{whose}cannot listen on {host}: {error.strerror}.") from error
+        failing.pop_all()
     return listener
 
 

@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(read_arguments(arguments))
     except PipelineError as error:
-        sys.stderr.write(f"pipeline.serve: {_first_line(error)}\n")
+        text = str(error).strip().partition("\n")[0]  # behind it: the traceback of a worker
+        sys.stderr.write(f"pipeline.serve: {text}\n")
         return 1
     return 0
 
@@ -69,7 +70,11 @@ def serve(settings: ServeSettings) -> None:
     config = load_config(yml_dict={**settings.config, "statistics": False})  # nobody can ask
     graph = _graph(settings, config)
     with contextlib.ExitStack() as closing:
-        listener = closing.enter_context(_listener(settings))
+        listener = closing.enter_context(
+            bind(settings.host, settings.port, "--port")
+            if settings.fd is None
+            else socket.socket(fileno=settings.fd)
+        )
         exposure = Exposure(
             lambda context: _frontends(context, listener, settings),
             functools.partial(_logs_to_stderr, _CHILD_LOG if settings.parent_fd else _LOG),
@@ -103,12 +108,6 @@ def _make_folder(folder: Path | None) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InitError(f"--write_client_conf: {folder} cannot be made: {error}.") from error
-
-
-def _listener(settings: ServeSettings) -> socket.socket:
-    if settings.fd is not None:
-        return socket.socket(fileno=settings.fd)
-    return bind(settings.host, settings.port, "--port")
 
 
 def _frontends(
@@ -172,11 +171,6 @@ def _logs_to_stderr(form: str, log: LogConfig) -> Iterator[None]:
         _LOGGER.removeHandler(handler)
         _LOGGER.setLevel(level)
         _LOGGER.propagate = propagates
-
-
-def _first_line(error: PipelineError) -> str:
-    """Behind it comes the traceback of what failed in a worker."""
-    return str(error).strip().partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -81,7 +81,6 @@ class LinkFrontend:
         path: of the socket, which takes the place of what is there.
         takes_trace: `begin` is told the caller's traceparent.
         max_message_bytes: limit of a Request; what is around it has its own.
-        key: the configuration key to name in an error.
         wire: reads and writes the messages.
     """
 
@@ -93,12 +92,10 @@ class LinkFrontend:
         path: Path,
         takes_trace: bool = False,
         max_message_bytes: int = _LARGEST,
-        key: str = "http_server",
         wire: PipelineWire | None = None,
     ) -> None:
         self._service = _Service(begin, takes_trace, wire or PipelineWire())
         self._path = path
-        self._key = key
         self._max_bytes = max_message_bytes + _OVERHEAD
         self._is_ready = False
         self._socket: socket.socket | None = None
@@ -108,7 +105,7 @@ class LinkFrontend:
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError: there cannot be a socket at the path."""
         self._is_ready = is_ready
-        self._socket = bind(f"{UNIX}{self._path}", 0, self._key)
+        self._socket = bind(f"{UNIX}{self._path}", 0, "http_server")
         self._server = await asyncio.get_running_loop().create_unix_server(
             self.accept, sock=self._socket, backlog=BACKLOG
         )

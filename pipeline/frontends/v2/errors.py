@@ -38,13 +38,13 @@ class V2Status(enum.Enum):
 class V2Error(Exception):
     """A request that is answered with an error of the v2 protocol.
 
-    `retry_after_s`: when it may be different, for what is `UNAVAILABLE`.
+    `retry_after_s`: when it may be different, for what is `UNAVAILABLE`; else None.
     """
 
     def __init__(self, kind: V2Status, text: str, retry_after_s: int = 1) -> None:
         super().__init__(utf8_text(shortened(text)))
         self.kind = kind
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s if kind is V2Status.UNAVAILABLE else None
 
 
 # Triton knows no deadline that passed: to it, too late is unavailable.
@@ -59,12 +59,14 @@ _KINDS: dict[int, V2Status] = {
 }
 
 
-def v2_error(error: PipelineError) -> V2Error:
-    """Return `error` for a caller of the v2 protocol, found by its code.
+def v2_error(error: PipelineError | V2Error) -> V2Error:
+    """Return `error` for a caller of the v2 protocol, found by its code, if it is not yet one.
 
     A product's own error is about what its caller sent; its code, which has no other place here,
     stands before its text.
     """
+    if isinstance(error, V2Error):
+        return error
     if isinstance(error, ProductError):
         return V2Error(V2Status.INVALID, f"[{error.code}] {error}")
     if isinstance(error, PredictorUnavailableError):

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import grpc
 import msgspec
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
-from pipeline.frontends.v2.model_config import config_message, metadata_message
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
@@ -84,11 +84,12 @@ class _Calls:
         return pb.ServerMetadataResponse(**self._models.server_metadata())
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, call: GrpcCall) -> Message:
-        return metadata_message(self._models.metadata(request.name, request.version))
+        metadata = self._models.metadata(request.name, request.version)
+        return json_format.ParseDict(metadata, pb.ModelMetadataResponse())
 
     async def model_config(self, request: pb.ModelConfigRequest, call: GrpcCall) -> Message:
         config = self._models.config(request.name, request.version)
-        return pb.ModelConfigResponse(config=config_message(config))
+        return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest, call: GrpcCall) -> Message:
         response = pb.ModelStatisticsResponse()
@@ -175,7 +176,7 @@ class _Calls:
         try:
             return await self._infer(message, call, _written_of_stream)
         except (V2Error, PipelineError) as error:
-            answer = pb.ModelStreamInferResponse(error_message=str(_v2(error)))
+            answer = pb.ModelStreamInferResponse(error_message=str(v2_error(error)))
             answer.infer_response.id = _id_of(message)
             answer.infer_response.parameters[_FINAL].bool_param = True
             return answer.SerializeToString()
@@ -253,16 +254,6 @@ def _parsed(kind: type[_Request], message: bytes) -> _Request:
 
 
 def _failure(error: V2Error | PipelineError) -> GrpcError:
-    failure = _v2(error)
-    is_unavailable = failure.kind is V2Status.UNAVAILABLE
-    retry_after_s = failure.retry_after_s if is_unavailable else None
-    return GrpcError(_status_of(failure.kind), str(failure), retry_after_s=retry_after_s)
-
-
-def _v2(error: V2Error | PipelineError) -> V2Error:
-    return error if isinstance(error, V2Error) else v2_error(error)
-
-
-def _status_of(kind: V2Status) -> grpc.StatusCode:
-    status: grpc.StatusCode = grpc.StatusCode[kind.grpc_status]
-    return status
+    failure = v2_error(error)
+    status: grpc.StatusCode = grpc.StatusCode[failure.kind.grpc_status]
+    return GrpcError(status, str(failure), retry_after_s=failure.retry_after_s)

@@ -198,9 +198,9 @@ def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = J
     if isinstance(error, HttpError):  # of reading the body
         status = 501 if error.status == 415 else error.status  # as Triton says it
         return _failed(status, str(error), error.headers, content_type)
-    failure = error if isinstance(error, V2Error) else v2_error(error)
-    is_unavailable = failure.kind is V2Status.UNAVAILABLE
-    headers = ((b"retry-after", b"%d" % failure.retry_after_s),) if is_unavailable else ()
+    failure = v2_error(error)
+    after_s = failure.retry_after_s
+    headers = () if after_s is None else ((b"retry-after", b"%d" % after_s),)
     return _failed(failure.kind.http_status, str(failure), headers, content_type)
 
 

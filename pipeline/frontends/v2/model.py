@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.data import Tensor, declared, max_batch_size_of
 from pipeline.engine.graph import Graph
@@ -12,12 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.frontends.v2.convert import request_of, values_of
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.interface import ModelInterface, interface_of, slots_of
-from pipeline.frontends.v2.model_config import (
-    OpConfigForm,
-    config_of_op,
-    config_of_pipeline,
-    step_of,
-)
+from pipeline.frontends.v2.model_config import config_of_op, config_of_pipeline, step_of
 from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline_service_pb2 import Request
@@ -28,31 +23,6 @@ MetadataOf = Callable[[Op], ModelMetadata | None]
 """`Engine.note`: of the model that an Op's workers have loaded."""
 
 _EMPTY = Request()  # for what looks at a request that has not come as one
-
-
-class Model(Protocol):
-    """One model of the server."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def op(self) -> Op | None:
-        """None: the whole pipeline."""
-
-    @property
-    def platform(self) -> str: ...
-
-    @property
-    def interface(self) -> ModelInterface: ...
-
-    def config(self) -> dict[str, Any]:
-        """Its configuration, in the words of ModelConfig."""
-
-    def routed(
-        self, request: InferRequest, rows: int, traceparent: str
-    ) -> tuple[Request, RequestTarget]:
-        """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
 
 
 class PipelineModel:
@@ -78,6 +48,7 @@ class PipelineModel:
         self._packs = overrides(write, "pack_response_package")
 
     def config(self) -> dict[str, Any]:
+        """Return its configuration, in the words of ModelConfig."""
         steps = [
             step_of(model.name, model.op, self._graph)
             for model in self._steps
@@ -88,6 +59,7 @@ class PipelineModel:
     def routed(
         self, request: InferRequest, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
+        """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
         values = values_of(request.inputs, self.interface)
         raw, payload = _EMPTY, None
         if self._unpacks:
@@ -146,12 +118,13 @@ class OpModel:
         return interface_of(note, config.batch_size, fetch, max_batch_size_of(self.op))
 
     def config(self) -> dict[str, Any]:
-        form = OpConfigForm(self.name, self.platform, self.interface, self.op.pipeline_config)
-        return config_of_op(form)
+        """Return its configuration, in the words of ModelConfig."""
+        return config_of_op(self.name, self.platform, self.interface, self.op.pipeline_config)
 
     def routed(
         self, request: InferRequest, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
+        """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
         if self._declared is not None:
             payload: Any = self._input_dicts(values_of(request.inputs, self._declared))
         elif self._own is not None:
@@ -177,6 +150,10 @@ class OpModel:
             source = tensor.source or self._producers[0]
             inputs[source][tensor.name] = values[tensor.full_name]
         return inputs
+
+
+Model = PipelineModel | OpModel
+"""One model of the server; without an `op` it is the whole pipeline."""
 
 
 def _check_sources(op: Op, inputs: Sequence[Tensor], producers: Sequence[str]) -> None:

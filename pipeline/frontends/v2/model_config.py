@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from google.protobuf import json_format
+from typing import Any
 
 from pipeline.config.schema import OpConfig
 from pipeline.data import ANY, declared
 from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.op import Op
-from pipeline.proto.inference_v2_pb2 import ModelConfig, ModelMetadataResponse
 
 VERSION = "1"
 """Of every model."""
@@ -30,15 +27,6 @@ _BACKENDS = {"python": "python", "onnxruntime_onnx": "onnxruntime"}  # by platfo
 _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False}
 
 
-class OpConfigForm(NamedTuple):
-    """The parts of the configuration of an Op as a model."""
-
-    name: str
-    platform: str
-    interface: ModelInterface
-    settings: OpConfig
-
-
 def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str, Any]:
     """Return the metadata of a model, in the words of ModelMetadataResponse."""
     return {
@@ -50,21 +38,12 @@ def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str
     }
 
 
-def metadata_message(metadata: Mapping[str, Any]) -> ModelMetadataResponse:
-    """Return the same as a message."""
-    return json_format.ParseDict(dict(metadata), ModelMetadataResponse())
-
-
-def config_message(config: Mapping[str, Any]) -> ModelConfig:
-    """Return a configuration, which came from this module, as a message."""
-    return json_format.ParseDict(dict(config), ModelConfig())
-
-
-def config_of_op(form: OpConfigForm) -> dict[str, Any]:
+def config_of_op(
+    name: str, platform: str, interface: ModelInterface, settings: OpConfig
+) -> dict[str, Any]:
     """Return the configuration of an Op as a model, in the words of ModelConfig."""
-    settings = form.settings
-    config = _config_of(form.name, form.platform, form.interface)
-    config["instance_group"] = [_instance_group(form.name, settings)]
+    config = _config_of(name, platform, interface)
+    config["instance_group"] = [_instance_group(name, settings)]
     if settings.batch_size > 1:
         config["dynamic_batching"] = {
             "preferred_batch_size": [settings.batch_size],

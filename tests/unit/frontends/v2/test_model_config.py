@@ -11,15 +11,17 @@ from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model_config import (
-    OpConfigForm,
-    config_message,
     config_of_op,
     config_of_pipeline,
-    metadata_message,
     metadata_of,
     step_of,
 )
-from pipeline.proto.inference_v2_pb2 import DataType, ModelInstanceGroup
+from pipeline.proto.inference_v2_pb2 import (
+    DataType,
+    ModelConfig,
+    ModelInstanceGroup,
+    ModelMetadataResponse,
+)
 from pipeline.proto.v2.raw import DATATYPES
 
 INTERFACE = ModelInterface(
@@ -29,8 +31,7 @@ INTERFACE = ModelInterface(
 
 def op_config(**settings):
     config = load_config(yml_dict={"rpc_port": 0, "op": {"bow": settings}})
-    form = OpConfigForm("bow", "python", INTERFACE, resolve_op("bow", {}, config))
-    return config_of_op(form)
+    return config_of_op("bow", "python", INTERFACE, resolve_op("bow", {}, config))
 
 
 def test_an_ops_configuration_has_what_clients_look_for():
@@ -67,7 +68,7 @@ def test_batching_and_cards_are_shown():
 
 def test_both_forms_of_a_configuration_say_the_same():
     config = op_config(batch_size=4, auto_batching_timeout=1)
-    message = config_message(config)
+    message = json_format.ParseDict(config, ModelConfig())
     assert message.input[1].data_type == DataType.TYPE_STRING
     assert message.instance_group[0].kind == ModelInstanceGroup.KIND_CPU
     assert message.WhichOneof("scheduling_choice") == "dynamic_batching"
@@ -80,7 +81,7 @@ def test_both_forms_of_a_configuration_say_the_same():
 @pytest.mark.parametrize("datatype", sorted(DATATYPES))
 def test_every_datatype_has_its_form_in_a_configuration(datatype):
     config = config_of_pipeline("svc", ModelInterface((Slot("x", datatype, (1,)),)), [])
-    name = DataType.Name(config_message(config).input[0].data_type)
+    name = DataType.Name(json_format.ParseDict(config, ModelConfig()).input[0].data_type)
     assert name == ("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
 
 
@@ -88,7 +89,7 @@ def test_metadata_shows_the_batch_and_the_configuration_does_not():
     metadata = metadata_of("svc", "ensemble", INTERFACE)
     assert metadata["inputs"][0] == {"name": "ids", "datatype": "INT64", "shape": [-1, -1]}
     assert metadata["versions"] == ["1"]
-    message = metadata_message(metadata)
+    message = json_format.ParseDict(metadata, ModelMetadataResponse())
     assert list(message.inputs[1].shape) == [-1, 1]
     assert message.platform == "ensemble"
 
@@ -117,6 +118,8 @@ def test_the_steps_of_a_pipeline_are_wired_by_names():
             "output_map": {"y": "y"},
         },
     ]
-    message = config_message(config_of_pipeline("svc", ModelInterface(), steps))
+    message = json_format.ParseDict(
+        config_of_pipeline("svc", ModelInterface(), steps), ModelConfig()
+    )
     assert message.ensemble_scheduling.step[1].model_version == -1
     assert dict(message.ensemble_scheduling.step[1].output_map) == {"y": "y"}
