@@ -161,8 +161,15 @@ class Served:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait, but not for a process that has ended."""
-        wait_until(lambda: condition() or self.process.poll() is not None, PATIENCE_S)
-        assert condition(), self.text("stderr") + self.log
+        was_true = False  # once is enough: what a server says of itself may change again
+
+        def holds_or_has_ended() -> bool:
+            nonlocal was_true
+            was_true = condition()
+            return was_true or self.process.poll() is not None
+
+        wait_until(holds_or_has_ended, PATIENCE_S)
+        assert was_true or condition(), self.text("stderr") + self.log
 
     def wait_until_ready(self) -> Self:
         self.wait_for(lambda: "is ready" in self.text("stderr"))
