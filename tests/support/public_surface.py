@@ -33,6 +33,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "pipeline.channel": (),
     "pipeline.client": (),
     "pipeline.data": ("ChannelData", "ChannelDataType"),
+    "pipeline.deadline": ("call_deadline",),
     "pipeline.dropin": (),
     "pipeline.dropin.client": (),
     "pipeline.dropin.client.httpclient": (),
