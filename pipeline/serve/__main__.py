@@ -88,7 +88,9 @@ def serve(settings: ServeSettings) -> None:
             )
             return
         parent = closing.enter_context(socket.socket(fileno=settings.parent_fd))
-        serve_until_signalled(service, lambda: parent.send(READY), _attend(parent))
+        serve_until_signalled(
+            service, lambda: parent.send(READY), functools.partial(_attend, parent)
+        )
 
 
 def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
@@ -142,19 +144,15 @@ def _frontends(
     return frontends
 
 
-def _attend(parent: socket.socket) -> Callable[[Callable[[], None]], None]:
+def _attend(parent: socket.socket, stop: Callable[[], None]) -> None:
     """Stop when the process at the other end of `parent` is gone."""
+    loop = asyncio.get_running_loop()
 
-    def attend(stop: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
+    def left() -> None:
+        loop.remove_reader(parent)
+        stop()
 
-        def left() -> None:
-            loop.remove_reader(parent)
-            stop()
-
-        loop.add_reader(parent, left)
-
-    return attend
+    loop.add_reader(parent, left)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from pipeline.errors import (
     PackageError,
     PipelineError,
     ProductError,
-    TooLargeError,
     error_from_wire,
 )
 from pipeline.frontends.grpc.server import GrpcCall, GrpcService, grpc_error
@@ -207,21 +206,15 @@ class ModelOp(Op):
         return {"message": message}, None, ""
 
     def _read(self, message: bytes) -> Request | BlockMessage:
-        if self._is_json:
-            try:
-                return general_model_json.request_from_json(message)
-            except PackageError as error:
-                raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
-        if self._compress_type:
-            try:
-                message = baidu_std.decompress(self._compress_type, message, self._max_bytes)
-            except baidu_std.FrameError as error:
-                raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
         try:
+            if self._is_json:
+                return general_model_json.request_from_json(message)
+            if self._compress_type:
+                message = baidu_std.decompress(self._compress_type, message, self._max_bytes)
             if len(message) > SHORT_BYTES:
                 return general_model.large_request(message, self._limits)
             return Request.FromString(message)
-        except TooLargeError as error:
+        except (PackageError, baidu_std.FrameError) as error:
             raise _refused(str(error), ErrorCode.RPC_PACKAGE_ERROR) from error
         except DecodeError as error:
             raise _refused(f"not a Request: {error}", ErrorCode.RPC_PACKAGE_ERROR) from error

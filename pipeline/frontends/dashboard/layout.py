@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import msgspec
 
@@ -160,14 +161,12 @@ def _swept(columns: _Columns, linked: dict[_Point, list[_Point]], onwards: bool)
     rows = {point: row for point, (_, row) in _places(columns).items()}
     swept: _Columns = []
     for column in columns if onwards else reversed(columns):
-        middle = {point: _mean(rows, linked.get(point, [point])) for point in column}
+        middle = {
+            point: fmean(rows[other] for other in linked.get(point, [point])) for point in column
+        }
         swept.append(sorted(column, key=middle.__getitem__))
         rows |= {point: row for point, (_, row) in _places([swept[-1]]).items()}
     return swept if onwards else swept[::-1]
-
-
-def _mean(rows: dict[_Point, float], points: list[_Point]) -> float:
-    return sum(rows[point] for point in points) / len(points)
 
 
 def _crossings(columns: _Columns, after: dict[_Point, list[_Point]]) -> int:

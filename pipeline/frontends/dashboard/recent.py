@@ -107,7 +107,7 @@ class SlowRequestLog:
         """Return the slowest requests of the last minute that succeeded, slowest first."""
         self._forget()
         kept = itertools.chain.from_iterable(self._slots.values())
-        return self._look_up(sorted(kept, key=_took, reverse=True)[:MAX_SLOW])
+        return self._look_up(sorted(kept, key=lambda kept: -kept.took_ns)[:MAX_SLOW])
 
     def failures(self) -> list[RecentRequest]:
         """Return the last requests that failed, and the last that callers are to blame for."""
@@ -120,7 +120,7 @@ class SlowRequestLog:
         slow = _slow(requests, kept)
         if len(slow):
             kept += [_Kept(row) for row in _dicts(requests.take(slow))]
-            kept.sort(key=_took, reverse=True)
+            kept.sort(key=lambda one: -one.took_ns)
             del kept[MAX_SLOW:]
 
     def _keep_failed(self, requests: Rows) -> None:
@@ -179,10 +179,6 @@ class SlowRequestLog:
                 batch_requests=int(found.sizes[index]),
                 **times_ns,
             )
-
-
-def _took(kept: _Kept) -> int:
-    return kept.took_ns
 
 
 def _dicts(requests: Rows) -> Iterator[dict[str, int]]:

@@ -23,7 +23,7 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._names = ("", *names)
         self._on_watch = on_watch
         self._is_ready = self._is_closed = False
-        self._changed: asyncio.Event | None = None
+        self._changed = asyncio.Event()
 
     def set_ready(self, ready: bool) -> None:
         """Answer so from now on, and tell all watchers."""
@@ -36,9 +36,8 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._tell()
 
     def _tell(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def Check(self, request: Any, context: _Context) -> Any:
         """Answer a caller that asks once."""
@@ -51,8 +50,6 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._on_watch(context)
         told = None
         while True:
-            if self._changed is None:
-                self._changed = asyncio.Event()
             changed, status = self._changed, self._status(request.service)
             if status != told:
                 await context.write(_Response(status=status))

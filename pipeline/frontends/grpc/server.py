@@ -211,12 +211,8 @@ class GrpcFrontend:
 
     Args:
         services: those that it serves.
-        host: address to bind; "::" for IPv6 and IPv4; "unix-abstract:<name>" for a socket of
-            Linux's that has neither port nor file.
-        port: 0 for any free one, see `port` after `start`.
+        host, port, is_shared, key: see `listen.bind`; after `start`, `port` is the real one.
         max_message_bytes: limit of a message, both ways.
-        is_shared: whether other processes may listen on the port too.
-        key: the configuration key of the port, to name in an error.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -349,7 +348,7 @@ class HttpListener:
         self.is_draining: bool = False
         self.lost: asyncio.Event = asyncio.Event()
         self._socket: socket.socket | None = None
-        self._server: _Server | None = None
+        self._server: uvicorn.Server | None = None
         self._closed_at: float | None = None
         self._closing_idle: asyncio.TimerHandle | None = None
 
@@ -370,7 +369,7 @@ class HttpListener:
             backlog=BACKLOG,
         )
         config.load()
-        self._server = _Server(config)
+        self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
         await self._server.startup(sockets=[listener])
@@ -421,18 +420,10 @@ class HttpListener:
             connection.transport.abort()  # its caller does not read its answer
         self._server = None
 
-    async def _wait_for_callers(self, server: _Server, timeout_s: float) -> None:
+    async def _wait_for_callers(self, server: uvicorn.Server, timeout_s: float) -> None:
         """Wait, so long after `close`, for what callers sent before they could know of it."""
         ends = (self._closed_at or 0.0) + timeout_s
         while server.server_state.connections:
             self.lost.clear()
             if not await waited(self.lost, ends - self._loop.time()):
                 break
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the signals are the application's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -66,15 +66,12 @@ class HttpFrontend:
 
     Args:
         begin: has a Request answered with a Response; None: there are only routes.
-        host: address to bind; "::" for IPv6 and IPv4; "unix:<path>" for a Unix socket.
-        port: 0 for any free one, see `port` after `start`.
+        host, port, is_shared, key: see `listen.bind`; after `start`, `port` is the real one.
         max_message_bytes: limit of a request's body, unpacked.
         read_timeout_s: for a request to arrive, from its first byte to its last.
-        is_shared: other processes may listen on the port too.
         routes: asked in turn for every path but `/<name>/<method>`.
         takes_trace: `begin` is told the caller's traceparent.
         forwarding: the headers that it is told; None: none.
-        key: the configuration key of the port, to name in an error.
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
         hosts: the names that the server goes by.

@@ -51,9 +51,9 @@ def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[st
 
 def _is_single(slot: Slot | None, batches: bool) -> bool:
     """Return whether there can be no more than one element, as far as anybody knows."""
-    if slot is None:
+    if batches or slot is None:
         return not batches
-    return not batches and slot.shape is not None and all(size == 1 for size in slot.shape)
+    return slot.shape is not None and all(size == 1 for size in slot.shape)
 
 
 def _value(array: Array, is_single: bool) -> Any:

@@ -143,7 +143,7 @@ class InferenceRoutes:
             body = await web.read()
             length, left_s = _header_length(web, len(body)), web.timeout_s
         except (HttpError, PipelineError, V2Error) as error:
-            raise _EarlyError(error) from error
+            return _failure(error, TEXT)  # in Triton it comes before a handler has begun
         json_bytes = len(body) if length is None else min(length, len(body))
         if json_bytes > self._limits.json_bytes:
             text = f"the request's JSON is larger than max_json_bytes ({self._limits.json_bytes}"
@@ -179,19 +179,10 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
         asked = _Asked(request, names.get("name", ""), names.get("version", ""))
         try:
             return await answer(asked)
-        except _EarlyError as early:
-            return _failure(early.error, TEXT)
         except (HttpError, PipelineError, V2Error) as error:
             return _failure(error)
 
     return endpoint
-
-
-class _EarlyError(Exception):
-    """An error that in Triton comes before a handler has begun, and is sent as plain text."""
-
-    def __init__(self, error: HttpError | PipelineError | V2Error) -> None:
-        self.error = error
 
 
 def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> WebResponse:

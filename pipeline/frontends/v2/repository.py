@@ -143,7 +143,7 @@ class ModelRepository:
         try:
             return select(counters, name, version)
         except StatisticsError as error:
-            raise V2Error(V2Status.INVALID, str(error)) from error
+            raise v2_error(error) from error
 
     # Inference --------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class ModelRepository:
         try:
             number = version_number(version)
         except StatisticsError as error:
-            raise V2Error(V2Status.INVALID, str(error)) from error
+            raise v2_error(error) from error
         wanted = max(versions, key=int) if number is None else str(number)
         if wanted not in versions:
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} version {number} is not found")

@@ -17,16 +17,13 @@ _LOGS = "log settings are not served here: logs are set up where the server is s
 _GENERATE = "generate is not served here: POST the tensors to the model's infer"
 
 _MODEL = "/models/[^/]+(?:/versions/[0-9]+)?"
-_PATHS = [
-    (
-        "/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:status|register|unregister)",
-        _SHARED_MEMORY,
-    ),
-    (f"(?:{_MODEL})?/trace/setting", _TRACES),
-    ("/logging", _LOGS),
-    (f"{_MODEL}/generate(?:_stream)?", _GENERATE),
-]
-_COMPILED = [(re.compile(f"/v2{pattern}"), text) for pattern, text in _PATHS]
+_REGION = "(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
+_PATHS = {
+    f"/v2/{_REGION}/(?:status|register|unregister)": _SHARED_MEMORY,
+    f"/v2(?:{_MODEL})?/trace/setting": _TRACES,
+    "/v2/logging": _LOGS,
+    f"/v2{_MODEL}/generate(?:_stream)?": _GENERATE,
+}
 
 UNSUPPORTED_METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -44,4 +41,4 @@ UNSUPPORTED_METHODS: Mapping[str, str] = MappingProxyType(
 
 def unsupported_path(path: str) -> str:
     """Return the text for callers of a path; "" for one that is of no extension."""
-    return next((text for pattern, text in _COMPILED if pattern.fullmatch(path)), "")
+    return next((text for pattern, text in _PATHS.items() if re.fullmatch(pattern, path)), "")
