@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from servers import BUILD, Server, build_java
 
-from pipeline.predictors.model_conf import read_model_conf
 from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.general_model import GeneralModel, connect_brpc
+from pipeline.predictors.remote.general_model import connect_brpc
 from pipeline.proto.brpc.frames import HEADER_BYTES, pack, request_meta
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.general_model_pb2 import Response
@@ -88,7 +87,7 @@ def main() -> None:
     server = Server(build_java())
     conf.write_text(ONE_FEED, encoding="utf-8")
     predictor = connect_brpc(RemoteModel("speed", "brpc", (server.endpoint,), conf))
-    request = GeneralModel(read_model_conf(conf), "speed").request(FEED)
+    request = predictor.request(FEED)
     frame = pack(request_meta("inference", 1), request.SerializeToString())
     try:
         for threads in (1, 16):

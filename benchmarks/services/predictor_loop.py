@@ -5,6 +5,7 @@ Arguments: seconds, clients, "brpc" or "grpc", "predictor" or "stub".
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 import threading
@@ -17,9 +18,12 @@ import numpy as np
 
 from benchmarks.process import Service, running
 from benchmarks.services.loops import run_loops
-from pipeline.predictors.model_conf import read_model_conf
-from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
-from pipeline.predictors.remote.general_model import GeneralModel
+from pipeline.predictors.remote.base import RemoteModel
+from pipeline.predictors.remote.general_model import (
+    GeneralModelPredictor,
+    connect_brpc,
+    connect_grpc,
+)
 from pipeline.proto.brpc.frames import SERVICE, FrameReader, pack, request_meta
 from pipeline.proto.channels import close_at_exit
 from pipeline.proto.general_model_pb2 import Response
@@ -32,10 +36,9 @@ fetch_var { name: "price" alias_name: "price" is_lod_tensor: false fetch_type: 1
 _RECEIVE_BYTES = 64 * 1024
 
 
-def predictor(protocol: str, port: int, conf: Path) -> Callable[[], object]:
+def predictor(protocol: str, port: int, conf: Path) -> GeneralModelPredictor:
     model = RemoteModel("bench", protocol, (f"127.0.0.1:{port}",), conf)
-    predict = connect_remote_predictor(model).predict
-    return lambda: predict(FEED, log_id=1)
+    return (connect_grpc if protocol == "grpc" else connect_brpc)(model)
 
 
 def grpc_stub(port: int, request: bytes) -> Callable[[], object]:
@@ -69,12 +72,13 @@ def main() -> None:
         conf = Path(folder, "serving_client_conf.prototxt")
         conf.write_text(CONF)
         port = service.grpc_port if protocol == "grpc" else service.http_port
+        client = predictor(protocol, port, conf)
         if who == "predictor":
-            call = predictor(protocol, port, conf)
+            call: Callable[[], object] = functools.partial(client.predict, FEED, log_id=1)
         else:
-            request = GeneralModel(read_model_conf(conf), "bench").request(FEED)
             stub = grpc_stub if protocol == "grpc" else brpc_stub
-            call = stub(port, request.SerializeToString())
+            call = stub(port, client.request(FEED).SerializeToString())
+            client.close()
         run_loops(call, float(seconds), int(clients))
 
 

@@ -27,7 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.model_conf import read_model_conf
 from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
+from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.brpc.general_model import dtype_of, put_value
@@ -408,9 +408,8 @@ class _Grpc:
         model = RemoteModel(
             name="HttpClient", client_type="grpc", endpoints=(endpoint,), timeout_s=timeout_s
         )
-        channel = GrpcChannel(model)
-        self._calls = GrpcCalls(model, channel.close)
-        self._inference = channel.method(f"/{SERVICE}/inference")
+        self._calls = GrpcCalls(model)
+        self._inference = self._calls.method(f"/{SERVICE}/inference")
 
     def ask(self, body: bytes) -> Response:
         return _response(self._calls.run(self._inference, body))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from google.protobuf.message import EncodeError, Message
 from msgspec import Struct
 
 from pipeline.config import registry
-from pipeline.errors import InitError
+from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import Predictor, as_own_struct
+from pipeline.predictors.signature import refuse_unknown_arguments
 
 DEFAULT_TIMEOUT_S = 20.0
 
@@ -43,6 +47,68 @@ class RemoteModel(Struct, frozen=True):
     sends_tensors: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
     options: Mapping[str, object] = {}
+
+
+Ask = Callable[[bytes, int, float | None], Any]
+"""(an encoded request, its log id, `deadline_s` of the call) -> the answer, decoded."""
+
+
+class RemotePredictor(ABC):
+    """A model on other servers as a `Predictor`, whichever way they are asked.
+
+    Args:
+        name: of the model, for error texts.
+        ask: makes a call; it raises PredictorUnavailableError if no server can be reached, or
+            none takes calls now, and DeadlineError.
+        close: lets go of the connections; calls under way finish.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        feed_names: tuple[str, ...],
+        fetch_names: tuple[str, ...],
+        ask: Ask,
+        close: Callable[[], None],
+    ) -> None:
+        self.feed_names: tuple[str, ...] = feed_names
+        self.fetch_names: tuple[str, ...] = fetch_names
+        self.close: Callable[[], None] = close
+        self._name = name
+        self._ask = ask
+
+    def predict(
+        self,
+        feed: Any,
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+        *,
+        deadline_s: float | None = None,
+        **legacy: Any,
+    ) -> dict[str, Any]:
+        """Have the model run once: see `Predictor.predict`.
+
+        A request may reach a server twice, or two of them, when a connection breaks before the
+        answer.
+        """
+        if legacy:
+            refuse_unknown_arguments(legacy)
+            log_id = log_id or legacy.get("logid", 0)
+        request = self.request(feed, fetch, batch, log_id)
+        try:
+            body = request.SerializeToString()
+        except (EncodeError, ValueError) as error:  # protobuf's limit of 2 GiB
+            raise InputError(f"[{self._name}] the request is too large: {error}") from error
+        return self.result(self._ask(body, log_id, deadline_s), fetch)
+
+    @abstractmethod
+    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> Message:
+        """Return what `predict` was given, as the servers take it."""
+
+    @abstractmethod
+    def result(self, answer: Any, fetch: Sequence[str] | None) -> dict[str, Any]:
+        """Return the outputs in an answer by name."""
 
 
 def connect_remote_predictor(model: RemoteModel) -> Predictor:

@@ -10,19 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError, EncodeError
 
 from pipeline.errors import ConfigError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
-from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.signature import (
-    LOD,
-    ModelSignature,
-    are_offsets,
-    only_feed,
-    refuse_unknown_arguments,
-)
+from pipeline.predictors.remote.base import Ask, RemoteModel, RemotePredictor
+from pipeline.predictors.signature import LOD, ModelSignature, are_offsets, only_feed
 from pipeline.proto.brpc.frames import SERVICE, FrameError
 from pipeline.proto.brpc.general_model import dtype_of, lod_of, put_value, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
@@ -35,8 +28,8 @@ _MAX_SHOWN = 16
 _BRPC_STARTUP_PROBE_S = 1.0  # for each server at start, before a warning says that it is not there
 
 
-class GeneralModel:
-    """A model behind a `GeneralModelService`, as its client configuration describes it.
+class GeneralModelPredictor(RemotePredictor):
+    """A model behind `GeneralModelService`s, as its client configuration describes it.
 
     Names are checked, numbers are cast and empty arrays are refused here, because the service
     does worse: it answers output 0 in place of one that it does not know, and it drops an empty
@@ -46,33 +39,32 @@ class GeneralModel:
         conf: the feeds and fetches of the model.
         model: the name that stands in the error texts.
         fetch_list: aliases of the outputs that are fetched by default; none: all.
+        ask: answers with a `Response`.
+        close: lets go of the connections; calls under way finish.
 
     Raises:
         InitError: `fetch_list` names an output that the model does not have.
     """
 
     def __init__(
-        self, conf: ModelConf, model: str, fetch_list: Sequence[str] | None = None
+        self,
+        conf: ModelConf,
+        model: str,
+        fetch_list: Sequence[str] | None,
+        ask: Ask,
+        close: Callable[[], None],
     ) -> None:
-        self._model = model
-        self._feeds = conf.feeds
+        # Not `signature`: what the service declares of types and shapes is not believed.
         self._signature = ModelSignature(
             model,
             inputs=[TensorSpec(var.alias, dtype_of(var.elem_type), None) for var in conf.feeds],
             outputs=[TensorSpec(var.alias, _ANY_DTYPE, None) for var in conf.fetches],
             fetch_list=fetch_list,
         )
+        names = self._signature.feed_names, self._signature.fetch_names
+        super().__init__(model, *names, ask, close)
+        self._feeds = conf.feeds
         self._aliases = {var.name: var.alias for var in conf.fetches}
-
-    @property
-    def feed_names(self) -> tuple[str, ...]:
-        """Return the aliases of the inputs, in the order of the configuration."""
-        return self._signature.feed_names
-
-    @property
-    def fetch_names(self) -> tuple[str, ...]:
-        """Return the aliases of the outputs that are fetched by default."""
-        return self._signature.fetch_names
 
     def request(
         self, feed: Any, fetch: Sequence[str] | None = None, batch: bool = True, log_id: int = 0
@@ -87,7 +79,7 @@ class GeneralModel:
             PayloadTypeError: a value is neither ndarray nor list of str, or cannot be sent.
         """
         fetched = self._signature.fetch(fetch)
-        given = only_feed(self._model, feed)
+        given = only_feed(self._name, feed)
         arrays = self._signature.feed(given, batch)
         request = Request(fetch_var_names=fetched, log_id=log_id % 2**64)
         for var in self._feeds:
@@ -105,7 +97,7 @@ class GeneralModel:
         """
         if response.err_no:
             raise PredictorError(
-                f"[{self._model}] the model's server answered error {response.err_no}: "
+                f"[{self._name}] the model's server answered error {response.err_no}: "
                 f"{response.err_msg}"
             )
         names = self._signature.fetch(fetch)
@@ -118,14 +110,10 @@ class GeneralModel:
             )
         return results
 
-    def too_large(self, why: Exception) -> InputError:
-        """Return the error for a request that cannot be encoded."""
-        return InputError(f"[{self._model}] the request is too large: {why}")
-
     def _put(self, tensor: Tensor, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> None:
         if not array.size:
             raise InputError(
-                f"[{self._model}] feed {var.alias!r} is empty (shape {array.shape}), "
+                f"[{self._name}] feed {var.alias!r} is empty (shape {array.shape}), "
                 "which the model's server cannot take"
             )
         lod_name = var.alias + LOD
@@ -135,21 +123,21 @@ class GeneralModel:
         try:
             put_value(tensor, var.name, var.alias, array, lod)
         except PayloadTypeError as error:
-            raise PayloadTypeError(f"[{self._model}] {error}") from error
+            raise PayloadTypeError(f"[{self._name}] {error}") from error
 
     def _offsets(self, name: str, value: Any, array: np.ndarray) -> np.ndarray | None:
         """Return LoD offsets as a 1-D array; one level may come as [[0, 3, 5]]. None: no LoD."""
         try:
             offsets = np.asarray(value).reshape(-1) if len(value) else None
         except (TypeError, ValueError) as error:
-            raise PayloadTypeError(f"[{self._model}] feed {name!r} is no LoD: {error}") from error
+            raise PayloadTypeError(f"[{self._name}] feed {name!r} is no LoD: {error}") from error
         if offsets is None:
             return None
         length = len(array) if array.ndim else 0
         if are_offsets(offsets, length):
             return offsets
         raise InputError(
-            f"[{self._model}] feed {name!r} is {offsets[:_MAX_SHOWN].tolist()}: offsets ascend "
+            f"[{self._name}] feed {name!r} is {offsets[:_MAX_SHOWN].tolist()}: offsets ascend "
             f"from 0 to the length of {name.removesuffix(LOD)!r}, which is {length} "
             f"(shape {array.shape}; batch=False adds a first axis)"
         )
@@ -168,58 +156,7 @@ class GeneralModel:
         return tensor.alias_name or self._aliases.get(tensor.name, tensor.name)
 
     def _bad_answer(self, what: str) -> PredictorError:
-        return PredictorError(f"[{self._model}] the model's server answered {what}")
-
-
-class GeneralModelPredictor:
-    """A model on other servers as a `Predictor`, whichever way they are asked. Safe in threads.
-
-    Args:
-        messages: makes the requests and reads the responses.
-        ask: (an encoded `Request`, its log id, `deadline_s` of the call) -> the response.
-        close: lets go of the connections; calls under way finish.
-    """
-
-    def __init__(
-        self,
-        messages: GeneralModel,
-        ask: Callable[[bytes, int, float | None], Response],
-        close: Callable[[], None],
-    ) -> None:
-        self.feed_names: tuple[str, ...] = messages.feed_names
-        self.fetch_names: tuple[str, ...] = messages.fetch_names
-        self.close = close
-        self._messages = messages
-        self._ask = ask
-
-    def predict(
-        self,
-        feed: Any,
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-        *,
-        deadline_s: float | None = None,
-        **legacy: Any,
-    ) -> dict[str, Any]:
-        """Have the model run once: see `Predictor.predict`.
-
-        A request may reach a server twice, or two of them, when a connection breaks before the
-        answer.
-
-        Raises:
-            PredictorUnavailableError: no server could be reached, or none takes calls now.
-            DeadlineError: no answer in time.
-        """
-        if legacy:
-            refuse_unknown_arguments(legacy)
-            log_id = log_id or legacy.get("logid", 0)
-        request = self._messages.request(feed, fetch, batch, log_id)
-        try:
-            body = request.SerializeToString()
-        except (EncodeError, ValueError) as error:  # protobuf's limit of 2 GiB
-            raise self._messages.too_large(error) from error
-        return self._messages.result(self._ask(body, log_id, deadline_s), fetch)
+        return PredictorError(f"[{self._name}] the model's server answered {what}")
 
 
 def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
@@ -241,16 +178,17 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     from pipeline.predictors.remote.brpc_channel import BrpcChannel
 
     addresses = _addresses(model)
-    messages = _described_by_client_config(model)
+    conf = _client_config(model)
     channel = BrpcChannel(model.name, model.endpoints, addresses)
-    for problem in channel.connect(_BRPC_STARTUP_PROBE_S):
-        _LOGGER.warning("[%s] no server at %s", model.name, problem)
 
     def ask(body: bytes, log_id: int, deadline_s: float | None) -> Response:
         time_s = time_left(deadline_s, model.timeout_s)
         return channel.ask(body, log_id, time_s, Response.FromString)
 
-    return GeneralModelPredictor(messages, ask, channel.close)
+    predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, channel.close)
+    for problem in channel.connect(_BRPC_STARTUP_PROBE_S):
+        _LOGGER.warning("[%s] no server at %s", model.name, problem)
+    return predictor
 
 
 def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
@@ -259,37 +197,28 @@ def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
     Raises:
         InitError: the prototxt is missing or wrong, or an endpoint is no "host:port".
     """
-    from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
+    from pipeline.predictors.remote.grpc_calls import GrpcCalls
 
-    messages = _described_by_client_config(model)
-    channel = GrpcChannel(model)
-    channel.warn_if_down()
-    calls = GrpcCalls(model, channel.close)
-    inference = channel.method(f"/{SERVICE}/inference")
-
-    def ask(body: bytes, log_id: int, deadline_s: float | None) -> Response:
-        answer = calls.run(inference, body, deadline_s)
-        try:
-            return Response.FromString(answer)
-        except DecodeError as error:
-            calls.refuse_answer(error)
-
-    return GeneralModelPredictor(messages, ask, calls.close)
+    conf = _client_config(model)
+    calls = GrpcCalls(model)
+    ask = calls.asker(f"/{SERVICE}/inference", Response)
+    try:
+        predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, calls.close)
+    except InitError:
+        calls.close()
+        raise
+    calls.warn_if_down()
+    return predictor
 
 
-def _described_by_client_config(model: RemoteModel) -> GeneralModel:
-    """Return the model as its client configuration describes it.
-
-    Raises:
-        InitError: there is no configuration, or it cannot be read.
-    """
+def _client_config(model: RemoteModel) -> ModelConf:
     if model.client_config is None:
         raise InitError(
             f"op.{model.name}.client_config: client_type {model.client_type} needs the model's "
             "serving_client_conf.prototxt, or the folder that holds it; `python -m "
             "pipeline.serve --write_client_conf DIR` writes one"
         )
-    return GeneralModel(read_model_conf(model.client_config), model.name, model.fetch_list)
+    return read_model_conf(model.client_config)
 
 
 def _addresses(model: RemoteModel) -> list[tuple[str, int]]:

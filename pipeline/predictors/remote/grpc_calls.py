@@ -1,4 +1,4 @@
-"""Calls of predictors over gRPC: the channel, the attempts, and the errors' names."""
+"""GrpcCalls: calls of predictors over gRPC, the attempts, and the errors' names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from pipeline.errors import (
     ClosedError,
@@ -20,7 +21,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
     one_line,
 )
-from pipeline.predictors.remote.base import RemoteModel
+from pipeline.predictors.remote.base import Ask, RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.targets import Address, grpc_target
 from pipeline.system.deadline import time_left
@@ -32,109 +33,21 @@ _STARTUP_PROBE_S = 2.0  # for servers to answer at start, before a warning says 
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-_Question = TypeVar("_Question")
-_Answer = TypeVar("_Answer")
 Method = Callable[[bytes, float], bytes]
 """A method of the peer: (request, seconds) -> response, both serialised."""
 
 
 class GrpcCalls:
-    """Calls to the servers of one model: closed when the last one under way has ended.
+    """Calls to the servers of one model, over one channel to all of them.
+
+    They take and give serialised messages: gRPC would log an answer that cannot be parsed with a
+    traceback. The channel is closed when the last call under way has ended.
 
     Args:
         model: its name and endpoints go into the error texts; `timeout_s` bounds the calls.
-        close: closes the connections.
-    """
 
-    def __init__(self, model: RemoteModel, close: Callable[[], None]) -> None:
-        self._name = model.name
-        self._timeout_s = model.timeout_s
-        self._attempts = len(model.endpoints) + 1
-        self._endpoints = ", ".join(model.endpoints)
-        word = "the server at" if len(model.endpoints) == 1 else "one of the servers at"
-        self._peer = f"{word} {self._endpoints}"
-        self._close = close
-        self._lock = threading.Lock()
-        self._under_way = 0
-        self._is_closed = False
-
-    def run(
-        self,
-        call: Callable[[_Question, float], _Answer],
-        question: _Question,
-        deadline_s: float | None = None,
-    ) -> _Answer:
-        """Return the answer of `call(question, seconds)`.
-
-        Where the servers cannot be reached, or the connection is lost, it is made again at once:
-        once for each endpoint and once more. gRPC gives it to another one that is connected, and
-        refuses without waiting when none is. So a server may be asked twice.
-
-        Raises:
-            PredictorUnavailableError: no server could be reached, or none takes calls now.
-            PredictorError: the server answered an error.
-            DeadlineError: the time is over.
-            ClosedError: `close` was called.
-        """
-        self._begin()
-        try:
-            ends = time.monotonic() + time_left(deadline_s, self._timeout_s)
-            for attempts_left in reversed(range(self._attempts)):
-                time_s = ends - time.monotonic()
-                try:
-                    return call(question, time_s)
-                except grpc.RpcError as error:
-                    is_final = not attempts_left or time.monotonic() >= ends
-                    if is_final or _code(error) is not grpc.StatusCode.UNAVAILABLE:
-                        raise self._named(error, time_s) from error
-            raise AssertionError("the last attempt returns or raises")
-        finally:
-            self._end()
-
-    def refuse_answer(self, why: object) -> NoReturn:
-        """Raise PredictorError: an answer came, but not one that the protocol or call allows."""
-        raise PredictorError(f"[{self._name}] the answer of {self._peer} cannot be used: {why}")
-
-    def close(self) -> None:
-        """Let no call begin any more, and close when those under way have ended."""
-        with self._lock:
-            is_last = not self._is_closed and not self._under_way
-            self._is_closed = True
-        if is_last:
-            self._close()
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError(f"[{self._name}] the predictor is closed")
-            self._under_way += 1
-
-    def _end(self) -> None:
-        with self._lock:
-            self._under_way -= 1
-            is_last = self._is_closed and not self._under_way
-        if is_last:
-            self._close()
-
-    def _named(self, error: grpc.RpcError, time_s: float) -> PipelineError:
-        """Return gRPC's error as one of ours."""
-        code, text = _code(error), brief(error)
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return PredictorUnavailableError(
-                f"[{self._name}] no server is available at {self._endpoints}: {text}"
-            )
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError(
-                f"[{self._name}] no answer from {self._endpoints} within {time_s:.3g} s"
-            )
-        kind = PredictorUnavailableError if _is_overload(code, text) else PredictorError
-        return kind(f"[{self._name}] {self._peer} answered {code.name}: {text}")
-
-
-class GrpcChannel:
-    """One channel to all endpoints of a model, whose methods take and give serialised messages.
-
-    Serialised, because gRPC would log an answer that cannot be parsed with a traceback.
+    Attributes:
+        peer: the server's address, where there is only one.
 
     Raises:
         InitError: an endpoint cannot be called, such as "localhost" without a port.
@@ -146,10 +59,17 @@ class GrpcChannel:
             target, self.peer = grpc_target(model.endpoints)
         except (ConfigError, TypeError) as error:
             raise InitError(f"op.{model.name}.server_endpoints: {error}") from error
+        self._name = model.name
+        self._timeout_s = model.timeout_s
+        self._attempts = len(model.endpoints) + 1
+        self._endpoints = ", ".join(model.endpoints)
+        word = "the server at" if len(model.endpoints) == 1 else "one of the servers at"
+        self._peer = f"{word} {self._endpoints}"
         self._channel = grpc.insecure_channel(target, options=channel_options())
         close_at_exit(self._channel)
-        self._model = model
-        self.close: Callable[[], None] = self._channel.close
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._is_closed = False
 
     def method(self, path: str, waits: bool = False) -> Method:
         """Return the method at `path`; with `waits` it waits for a server that is down to come up.
@@ -171,10 +91,84 @@ class GrpcChannel:
             if _code(error) in _NOT_THERE:  # else it answered, if only that it has no such method
                 _LOGGER.warning(
                     "[%s] no server is available at %s yet, calls fail until one is: %s",
-                    self._model.name,
-                    ", ".join(self._model.endpoints),
+                    self._name,
+                    self._endpoints,
                     brief(error),
                 )
+
+    def asker(self, path: str, answer_type: type[Message]) -> Ask:
+        """Return what calls the method at `path`, as a RemotePredictor needs it; see `run`."""
+        method = self.method(path)
+
+        def ask(body: bytes, log_id: int, deadline_s: float | None) -> Message:
+            answer = self.run(method, body, deadline_s)
+            try:
+                return answer_type.FromString(answer)
+            except DecodeError as error:
+                self.refuse_answer(error)
+
+        return ask
+
+    def run(self, method: Method, request: bytes, deadline_s: float | None = None) -> bytes:
+        """Return the answer of `method(request, seconds)`.
+
+        Where the servers cannot be reached, or the connection is lost, it is made again at once:
+        once for each endpoint and once more. gRPC gives it to another one that is connected, and
+        refuses without waiting when none is. So a server may be asked twice.
+
+        Raises:
+            PredictorUnavailableError: no server could be reached, or none takes calls now.
+            PredictorError: the server answered an error.
+            DeadlineError: the time is over.
+            ClosedError: `close` was called.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(f"[{self._name}] the predictor is closed")
+            self._under_way += 1
+        try:
+            ends = time.monotonic() + time_left(deadline_s, self._timeout_s)
+            for attempts_left in reversed(range(self._attempts)):
+                time_s = ends - time.monotonic()
+                try:
+                    return method(request, time_s)
+                except grpc.RpcError as error:
+                    is_final = not attempts_left or time.monotonic() >= ends
+                    if is_final or _code(error) is not grpc.StatusCode.UNAVAILABLE:
+                        raise self._named(error, time_s) from error
+            raise AssertionError("the last attempt returns or raises")
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                is_last = self._is_closed and not self._under_way
+            if is_last:
+                self._channel.close()
+
+    def refuse_answer(self, why: object) -> NoReturn:
+        """Raise PredictorError: an answer came, but not one that the protocol or call allows."""
+        raise PredictorError(f"[{self._name}] the answer of {self._peer} cannot be used: {why}")
+
+    def close(self) -> None:
+        """Let no call begin any more, and close when those under way have ended."""
+        with self._lock:
+            self._is_closed = True
+            is_last = not self._under_way
+        if is_last:
+            self._channel.close()
+
+    def _named(self, error: grpc.RpcError, time_s: float) -> PipelineError:
+        """Return gRPC's error as one of ours."""
+        code, text = _code(error), brief(error)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return PredictorUnavailableError(
+                f"[{self._name}] no server is available at {self._endpoints}: {text}"
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(
+                f"[{self._name}] no answer from {self._endpoints} within {time_s:.3g} s"
+            )
+        kind = PredictorUnavailableError if _is_overload(code, text) else PredictorError
+        return kind(f"[{self._name}] {self._peer} answered {code.name}: {text}")
 
 
 def brief(error: grpc.RpcError) -> str:

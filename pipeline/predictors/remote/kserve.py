@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pipeline.errors import (
-    InitError,
-    PackageError,
-    PayloadTypeError,
-    PipelineError,
-)
+from pipeline.errors import InitError, PackageError, PayloadTypeError, PipelineError
 from pipeline.predictors.base import TensorSpec
-from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel, Method
-from pipeline.predictors.signature import ModelSignature, refuse_unknown_arguments
+from pipeline.predictors.remote.base import RemoteModel, RemotePredictor
+from pipeline.predictors.remote.grpc_calls import GrpcCalls
+from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.inference_v2_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
@@ -30,55 +25,34 @@ from pipeline.proto.v2.raw import DATATYPES, with_text
 _STARTUP_TIMEOUT_S = 10.0  # for a server to come up and describe the model
 
 
-class KServePredictor:
+class KServePredictor(RemotePredictor):
     """A model on other servers as a `Predictor`; calls go round robin over those that are there.
 
     Elements of a BYTES input are `str` or `bytes`; those of a BYTES output are `str` if they are
-    UTF-8, else `bytes`.
+    UTF-8, else `bytes`. A `log_id`, unless it is 0, goes as the request's id.
 
     Args:
         signature: the model's inputs and outputs as the server describes them.
         named: a request that names the model and its version.
-        infer: the method ModelInfer.
         calls: makes the calls, and is closed with this predictor.
     """
 
     def __init__(
-        self, signature: ModelSignature, named: ModelInferRequest, infer: Method, calls: GrpcCalls
+        self, signature: ModelSignature, named: ModelInferRequest, calls: GrpcCalls
     ) -> None:
+        ask = calls.asker(f"/{SERVICE}/ModelInfer", ModelInferResponse)
+        super().__init__(
+            signature.model, signature.feed_names, signature.fetch_names, ask, calls.close
+        )
         self.signature = signature
-        self.feed_names: tuple[str, ...] = signature.feed_names
-        self.fetch_names: tuple[str, ...] = signature.fetch_names
-        self.close: Callable[[], None] = calls.close
         self._named = named
-        self._infer = infer
         self._calls = calls
 
-    def predict(
-        self,
-        feed: Any,
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-        *,
-        deadline_s: float | None = None,
-        **legacy: Any,
-    ) -> dict[str, np.ndarray]:
-        """Have the model run once: see `Predictor.predict` and `GrpcCalls.run`.
-
-        `log_id`, unless it is 0, goes as the request's id.
-        """
-        if legacy:
-            refuse_unknown_arguments(legacy)
+    def request(
+        self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int
+    ) -> ModelInferRequest:
         names = self.signature.fetch(fetch)
         arrays = self.signature.feed(feed, batch)
-        request = self._request(arrays, names, log_id)
-        answer = self._calls.run(self._infer, request.SerializeToString(), deadline_s)
-        return self._results(answer, names)
-
-    def _request(
-        self, arrays: Mapping[str, np.ndarray], names: Sequence[str], log_id: int
-    ) -> ModelInferRequest:
         request = ModelInferRequest()
         request.CopyFrom(self._named)
         if log_id:
@@ -87,16 +61,18 @@ class KServePredictor:
             for name, array in arrays.items():
                 add_tensor(request.inputs, request.raw_input_contents, name, array)
         except PayloadTypeError as error:
-            raise PayloadTypeError(f"[{self.signature.model}] {error}") from error
+            raise PayloadTypeError(f"[{self._name}] {error}") from error
         for name in names:
             request.outputs.add(name=name)
         return request
 
-    def _results(self, answer: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def result(
+        self, answer: ModelInferResponse, fetch: Sequence[str] | None
+    ) -> dict[str, np.ndarray]:
+        names = self.signature.fetch(fetch)
         try:
-            response = ModelInferResponse.FromString(answer)
-            arrays = tensors_to_arrays(response.outputs, response.raw_output_contents)
-        except (DecodeError, PackageError) as error:
+            arrays = tensors_to_arrays(answer.outputs, answer.raw_output_contents)
+        except PackageError as error:
             self._calls.refuse_answer(error)
         missing = [name for name in names if name not in arrays]
         if missing:
@@ -111,10 +87,9 @@ def connect(model: RemoteModel) -> KServePredictor:
         InitError: no server comes up in 10 s, the model is unknown there, a tensor has a datatype
             that is unknown here, or an endpoint is no "host:port".
     """
-    channel = GrpcChannel(model)
-    calls = GrpcCalls(model, channel.close)
+    calls = GrpcCalls(model)
     try:
-        described = _described(model, channel, calls)
+        described = _described(model, calls)
         signature = ModelSignature(
             model.name,
             [_spec(model, tensor) for tensor in described.inputs],
@@ -126,16 +101,16 @@ def connect(model: RemoteModel) -> KServePredictor:
         calls.close()
         raise
     named = ModelInferRequest(model_name=_model_name(model), model_version=model.model_version)
-    return KServePredictor(signature, named, channel.method(f"/{SERVICE}/ModelInfer"), calls)
+    return KServePredictor(signature, named, calls)
 
 
 def _model_name(model: RemoteModel) -> str:
     return model.model_name or model.name
 
 
-def _described(model: RemoteModel, channel: GrpcChannel, calls: GrpcCalls) -> ModelMetadataResponse:
+def _described(model: RemoteModel, calls: GrpcCalls) -> ModelMetadataResponse:
     name = _model_name(model)
-    metadata = channel.method(f"/{SERVICE}/ModelMetadata", waits=True)
+    metadata = calls.method(f"/{SERVICE}/ModelMetadata", waits=True)
     request = ModelMetadataRequest(name=name, version=model.model_version)
     try:
         answer = calls.run(metadata, request.SerializeToString(), _STARTUP_TIMEOUT_S)

@@ -2,94 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
-from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
-from pipeline.predictors.signature import LOD, only_feed, refuse_unknown_arguments
+from pipeline.predictors.remote.base import RemoteModel, RemotePredictor
+from pipeline.predictors.remote.grpc_calls import GrpcCalls
+from pipeline.predictors.signature import LOD, only_feed
 from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import own_ip
 
 
-class PipelinePredictor:
+class PipelinePredictor(RemotePredictor):
     """Another pipeline as a `Predictor`; calls go round robin over the servers that are there.
 
     What it is fed, and answers, are the peer's own matter: `feed_names` is empty, and so is
-    `fetch_names` without a `fetch_list`.
+    `fetch_names` without a `fetch_list`; without either, all results are returned. It is fed
+    arrays, text, bytes, numbers, lists of them, and LoD offsets as `<name>.lod`; `batch=False`
+    gives arrays and lists a first axis of one. It returns arrays by name, with their LoD; text and
+    bytes that are no array as they are. Where the peer answers text only, as Paddle's server does,
+    the text of an array or of a list of text becomes an array. An error of the peer's is raised
+    with its class, code and text.
 
     Args:
         model: says whether arrays are sent as tensors or as text.
-        channel: leads to the peers.
         calls: makes the calls, and is closed with this predictor.
     """
 
-    def __init__(self, model: RemoteModel, channel: GrpcChannel, calls: GrpcCalls) -> None:
-        self.feed_names: tuple[str, ...] = ()
-        self.fetch_names: tuple[str, ...] = tuple(model.fetch_list or ())
-        self.close: Callable[[], None] = calls.close
-        self._name = model.name
+    def __init__(self, model: RemoteModel, calls: GrpcCalls) -> None:
+        ask = calls.asker(INFERENCE_PATH, Response)
+        super().__init__(model.name, (), tuple(model.fetch_list or ()), ask, calls.close)
+        # As .npy bytes an array keeps its dtype, and integers are written much quicker.
         self._sends_tensors = model.sends_tensors
-        self._own_ip = own_ip(channel.peer)
-        self._inference = channel.method(INFERENCE_PATH)
+        self._own_ip = own_ip(calls.peer)
         self._calls = calls
 
-    def predict(
-        self,
-        feed: Any,
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-        *,
-        deadline_s: float | None = None,
-        **legacy: Any,
-    ) -> dict[str, Any]:
-        """Have the peer answer once: see `Predictor.predict` and `GrpcCalls.run`.
-
-        Args:
-            feed: arrays, text, bytes, numbers, lists of them, and LoD offsets as `<name>.lod`.
-            fetch: names of the results to return; none: `fetch_names`, and if there are none, all.
-            batch: False gives arrays and lists a first axis of one.
-            log_id: the peer's own log id of the request.
-            deadline_s: as everywhere; the peer is told.
-            legacy: as everywhere.
-
-        Returns:
-            Arrays by name, with their LoD; text and bytes that are no array as they are. Where
-            the peer answers text only, as Paddle's server does, the text of an array or of a
-            list of text becomes an array.
-
-        Raises:
-            PipelineError: the class, code and text that the peer answered.
-            PayloadTypeError: a value cannot be sent.
-            PredictorError: the answer lacks a name of `fetch`, or cannot be read.
-        """
-        if legacy:
-            refuse_unknown_arguments(legacy)
-        request = self._request(feed, batch, log_id)
-        answer = self._calls.run(self._inference, request.SerializeToString(), deadline_s)
-        try:
-            response = Response.FromString(answer)
-        except DecodeError as error:
-            self._calls.refuse_answer(error)
-        if response.err_no:
-            raise error_from_wire(response.err_no, response.err_msg)
-        try:
-            return _results(response, _names(fetch) or self.fetch_names)
-        except PackageError as error:
-            self._calls.refuse_answer(error)
-
-    def _request(self, feed: Any, batch: bool, log_id: int) -> Request:
+    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> Request:
         data = dict(only_feed(self._name, feed))
         if not batch:
             data = {name: _with_batch_axis(name, value) for name, value in data.items()}
-        # As .npy bytes an array keeps its dtype, and integers are written much quicker.
         options = CallOptions(
             fetch=None,
             as_tensors=self._sends_tensors,
@@ -102,9 +57,14 @@ class PipelinePredictor:
         except TypeError as error:
             raise PayloadTypeError(f"[{self._name}] {error}") from error
 
-
-def _names(fetch: Sequence[str] | None) -> Sequence[str]:
-    return (fetch,) if isinstance(fetch, str) else fetch or ()
+    def result(self, answer: Response, fetch: Sequence[str] | None) -> dict[str, Any]:
+        if answer.err_no:
+            raise error_from_wire(answer.err_no, answer.err_msg)
+        names = (fetch,) if isinstance(fetch, str) else fetch or self.fetch_names
+        try:
+            return _results(answer, names)
+        except PackageError as error:
+            self._calls.refuse_answer(error)
 
 
 def _with_batch_axis(name: str, value: Any) -> Any:
@@ -163,6 +123,6 @@ def connect(model: RemoteModel) -> PipelinePredictor:
     Raises:
         InitError: an endpoint is no "host:port".
     """
-    channel = GrpcChannel(model)
-    channel.warn_if_down()
-    return PipelinePredictor(model, channel, GrpcCalls(model, channel.close))
+    calls = GrpcCalls(model)
+    calls.warn_if_down()
+    return PipelinePredictor(model, calls)

@@ -23,7 +23,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.grpc_calls import GrpcCalls, GrpcChannel
+from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SERVICE = "test.Service"
@@ -47,9 +47,8 @@ def refusal(code: grpc.StatusCode, text: str) -> Answer:
 def asking(*endpoints: str, **options: Any) -> Iterator[Callable[..., bytes]]:
     """`ask(request, deadline_s)`, with a channel and calls of its own."""
     model = RemoteModel("uci", "grpc", endpoints, **options)
-    channel = GrpcChannel(model)
-    calls = GrpcCalls(model, channel.close)
-    method = channel.method(PATH)
+    calls = GrpcCalls(model)
+    method = calls.method(PATH)
     try:
         yield lambda request=b"x", deadline_s=HOUR_S: calls.run(method, request, deadline_s)
     finally:
@@ -308,7 +307,7 @@ def test_the_server_is_told_of_which_trace_the_call_is():
 @pytest.mark.parametrize("endpoints", [("localhost",), ("127.0.0.1:0",), ()])
 def test_what_is_no_endpoint_is_refused_with_its_key(endpoints: tuple[str, ...]):
     with pytest.raises(InitError, match=r"op\.uci\.server_endpoints: "):
-        GrpcChannel(RemoteModel("uci", "grpc", endpoints))
+        GrpcCalls(RemoteModel("uci", "grpc", endpoints))
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -317,28 +316,25 @@ def test_a_server_that_is_down_at_start_is_a_warning(
 ):
     with peer(SERVICE, {"ask": echo}) as server:
         endpoint = server.endpoint if is_there else f"127.0.0.1:{free_port()}"
-        channel = GrpcChannel(RemoteModel("uci", "grpc", (endpoint,)))
+        calls = GrpcCalls(RemoteModel("uci", "grpc", (endpoint,)))
         with caplog.at_level(logging.WARNING):
-            channel.warn_if_down()
-        channel.close()
+            calls.warn_if_down()
+        calls.close()
     assert [endpoint in line for line in caplog.messages] == ([] if is_there else [True])
 
 
 def test_after_close_no_call_begins_and_those_under_way_finish():
     gate = Gate(echo)
     with peer(SERVICE, {"ask": gate}) as server, ThreadPoolExecutor() as pool:
-        model = RemoteModel("uci", "grpc", (server.endpoint,))
-        closed = threading.Event()
-        channel = GrpcChannel(model)
-        calls = GrpcCalls(model, lambda: (channel.close(), closed.set()))
-        method = channel.method(PATH)
+        calls = GrpcCalls(RemoteModel("uci", "grpc", (server.endpoint,)))
+        method = calls.method(PATH)
         answer = pool.submit(calls.run, method, b"kept", HOUR_S)
         gate.arrived.wait()
         calls.close()
         with pytest.raises(ClosedError, match=r"\[uci\] the predictor is closed"):
             calls.run(method, b"late")
-        assert not closed.is_set()
         gate.opened.set()
-        assert answer.result() == b"kept"
-        assert closed.is_set()
+        assert answer.result() == b"kept"  # a channel that is closed ends its calls
+        with pytest.raises(ValueError, match="closed channel"):
+            method(b"late", HOUR_S)
         calls.close()

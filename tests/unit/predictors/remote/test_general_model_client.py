@@ -10,7 +10,7 @@ from golden import FRAMES
 
 from pipeline.errors import InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.model_conf import ModelConf, Var
-from pipeline.predictors.remote.general_model import GeneralModel
+from pipeline.predictors.remote.general_model import GeneralModelPredictor
 from pipeline.proto.brpc.frames import BrpcFrame, FrameReader, decompress, request_meta
 from pipeline.proto.brpc.general_model import BrpcElemType, tensor_to_array, value_to_tensor
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
@@ -24,8 +24,9 @@ def var(
 
 def model_of(
     feeds: list[Var], fetches: list[Var], fetch_list: list[str] | None = None
-) -> GeneralModel:
-    return GeneralModel(ModelConf(tuple(feeds), tuple(fetches)), "uci", fetch_list)
+) -> GeneralModelPredictor:
+    conf = ModelConf(tuple(feeds), tuple(fetches))
+    return GeneralModelPredictor(conf, "uci", fetch_list, lambda *_: Response(), lambda: None)
 
 
 HOUSING = model_of([var("x", name="x")], [var("price", name="fc_0.tmp_1")])
