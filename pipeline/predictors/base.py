@@ -23,8 +23,6 @@ Dim = int | str | None
 TEXT = np.dtype(object)
 """The dtype of tensors of text."""
 
-_MAX_SHOWN_FILES = 8
-
 _Own = TypeVar("_Own", bound=Struct)
 
 
@@ -296,7 +294,8 @@ def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[st
     if len(matches) != 1:
         raise InitError(
             f"model_config: {path} must be, or hold, exactly one model file of "
-            f"{_known(allowed)}; found {_listed(files)}"
+            f"{_known(allowed)}; found "
+            f"{listed([file.name for file in files]) or 'no file at all'}"
         )
     return matches[0]
 
@@ -320,7 +319,7 @@ def _known(engines: Mapping[str, PredictorEngine]) -> str:
     return ", ".join(f"{name} ({' '.join(e.suffixes + e.names)})" for name, e in engines.items())
 
 
-def _listed(files: Sequence[Path]) -> str:
-    names = ", ".join(file.name for file in files[:_MAX_SHOWN_FILES]) or "no file at all"
-    more = len(files) - _MAX_SHOWN_FILES
-    return f"{names} and {more} more" if more > 0 else names
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return `a, b and 3 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,13 @@ import numpy as np
 from google.protobuf import text_format
 
 from pipeline.errors import InitError, PayloadTypeError
-from pipeline.predictors.base import Dim, TensorSpec
+from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.brpc.general_model import dtype_of, elem_type_of, value_to_tensor
 from pipeline.proto.general_model_config_pb2 import FeedVar, FetchVar, GeneralModelConfig
 
 CLIENT_FILE = "serving_client_conf.prototxt"
 SERVER_FILE = "serving_server_conf.prototxt"
-
-_FEED, _FETCH = "feed_var", "fetch_var"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
     files = [_file(Path(each), file_name) for each in paths]
     configs = [_parse(file) for file in files]
     return ModelConf(
-        feeds=_vars(files[0], _FEED, map(_feed, configs[0].feed_var)),
-        fetches=_vars(files[-1], _FETCH, map(_fetch, configs[-1].fetch_var)),
+        feeds=_vars(files[0], "feed_var", configs[0].feed_var),
+        fetches=_vars(files[-1], "fetch_var", configs[-1].fetch_var),
     )
 
 
@@ -102,42 +100,31 @@ def _parse(file: Path) -> GeneralModelConfig:
         raise InitError(f"model configuration {file}:{error}") from error
 
 
-def _feed(var: FeedVar) -> Var:
-    alias = var.alias_name or var.name
-    return Var(var.name, alias, var.is_lod_tensor, var.feed_type, tuple(var.shape))
-
-
-def _fetch(var: FetchVar) -> Var:
-    alias = var.alias_name or var.name
-    return Var(var.name, alias, var.is_lod_tensor, var.fetch_type, tuple(var.shape))
-
-
-def _vars(file: Path, block: str, found: Iterable[Var]) -> tuple[Var, ...]:
-    """Return `found`, each with its own alias and, where it is fed, of a type that there is."""
-    variables = tuple(found)
-    if not variables:
+def _vars(file: Path, block: str, found: Sequence[Any]) -> tuple[Var, ...]:
+    """Return the variables of a block, each with its own alias; fed ones of a type there is."""
+    if not found:
         raise InitError(f"model configuration {file} has no {block}")
-    seen: set[str] = set()
-    for number, var in enumerate(variables, 1):
-        problem = _name_problem(var, seen)
-        if not problem and block == _FEED:
-            problem = _type_problem(var)  # nobody looks at a fetch_type: the answer has its own
-        if problem:
+    variables: dict[str, Var] = {}
+    for number, raw in enumerate(found, 1):
+        is_fed = block == "feed_var"
+        elem_type = raw.feed_type if is_fed else raw.fetch_type
+        alias = raw.alias_name or raw.name
+        var = Var(raw.name, alias, raw.is_lod_tensor, elem_type, tuple(raw.shape))
+        if problem := _problem(var, variables, is_fed):
             raise InitError(f"model configuration {file}: {block} number {number} {problem}")
-        seen.add(var.alias)
-    return variables
+        variables[alias] = var
+    return tuple(variables.values())
 
 
-def _name_problem(var: Var, seen: set[str]) -> str:
-    """Return what is wrong with the alias; empty when nothing is."""
+def _problem(var: Var, known: Collection[str], is_fed: bool) -> str:
+    """Return what is wrong with a variable; empty when nothing is."""
     if not var.alias:
         return "has neither name nor alias_name"
-    return f"has the alias_name {var.alias!r} of one before it" if var.alias in seen else ""
-
-
-def _type_problem(var: Var) -> str:
+    if var.alias in known:
+        return f"has the alias_name {var.alias!r} of one before it"
     try:
-        dtype_of(var.elem_type)
+        if is_fed:  # nobody looks at a fetch_type: the answer has its own
+            dtype_of(var.elem_type)
     except ValueError as error:
         return f"({var.alias!r}): {error}"
     return ""
@@ -224,13 +211,11 @@ def _described(
                 f"in the general model service and so none in its {CLIENT_FILE}: export the model "
                 "with another type there"
             ) from error
-        shape = var.shape if spec.shape is None else _without_batch(spec.shape)
+        shape = var.shape
+        if spec.shape is not None:  # less the batch
+            shape = tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape[1:])
         found[var.alias] = replace(var, elem_type=elem_type, shape=shape)
     return tuple(found.values())
-
-
-def _without_batch(shape: Sequence[Dim]) -> tuple[int, ...]:
-    return tuple(dim if isinstance(dim, int) else -1 for dim in shape[1:])
 
 
 def _answered_as(dtype: np.dtype[Any]) -> int:

@@ -13,12 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InitError, InputError, PayloadTypeError
-from pipeline.predictors.base import TEXT, Dim, TensorSpec
+from pipeline.predictors.base import TEXT, Dim, TensorSpec, listed
 
 LOD = ".lod"
 """The level-of-detail offsets of `x` are fed, and answered, under the name `x.lod`."""
 
-_MAX_SHOWN_NAMES = 16
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
 
@@ -289,7 +288,4 @@ def _shape(shape: Sequence[Dim]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(repr(name) for name in names[:_MAX_SHOWN_NAMES])
-    more = len(names) - _MAX_SHOWN_NAMES
-    return f"[{shown} and {more} more]" if more > 0 else f"[{shown}]"
+    return f"[{listed([repr(name) for name in names], most=16)}]"

@@ -13,28 +13,6 @@ from pipeline.errors import InitError
 from pipeline.predictors.base import TEXT, TensorSpec
 from pipeline.predictors.signature import ModelSignature
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(int8)": np.dtype(np.int8),
-    "tensor(int16)": np.dtype(np.int16),
-    "tensor(int32)": np.dtype(np.int32),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(uint8)": np.dtype(np.uint8),
-    "tensor(uint16)": np.dtype(np.uint16),
-    "tensor(uint32)": np.dtype(np.uint32),
-    "tensor(uint64)": np.dtype(np.uint64),
-    "tensor(bool)": np.dtype(np.bool_),
-    "tensor(string)": TEXT,
-    "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16),
-    "tensor(float8e4m3fn)": np.dtype(ml_dtypes.float8_e4m3fn),
-    "tensor(float8e4m3fnuz)": np.dtype(ml_dtypes.float8_e4m3fnuz),
-    "tensor(float8e5m2)": np.dtype(ml_dtypes.float8_e5m2),
-    "tensor(float8e5m2fnuz)": np.dtype(ml_dtypes.float8_e5m2fnuz),
-}
-"""onnxruntime's name of a tensor type to numpy's dtype; object stands for text."""
-
 ELEMENT_TYPES = {
     np.dtype(ml_dtypes.bfloat16): 16,
     np.dtype(ml_dtypes.float8_e4m3fn): 17,
@@ -43,6 +21,17 @@ ELEMENT_TYPES = {
     np.dtype(ml_dtypes.float8_e5m2fnuz): 20,
 }
 """TensorProto.DataType of the dtypes that numpy lacks: onnxruntime takes no arrays of these."""
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(string)": TEXT,
+    **{f"tensor({name})": np.dtype(name) for name in (*_INTEGERS, "float16")},
+    **{f"tensor({dtype.name.replace('_', '')})": dtype for dtype in ELEMENT_TYPES},
+}
+"""onnxruntime's name of a tensor type to numpy's dtype; object stands for text."""
 
 Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 """Output names and input arrays in, the outputs in the order of their names out."""

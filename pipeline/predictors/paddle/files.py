@@ -12,14 +12,12 @@ from typing import BinaryIO, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import InitError
-from pipeline.predictors.paddle.program import Program
+from pipeline.predictors.base import listed
+from pipeline.predictors.paddle.program import NUMBERS, Program
 from pipeline.proto import paddle_program_pb2 as pb
 
 _COMBINED = ("__params__", "fluid_params", "params")  # all weights of a `__model__`
-_MAX_SHOWN_NAMES = 8
 _MAX_DESCRIPTION_BYTES = 4096
-# Bytes of one element by Paddle's VarType.Type.
-_ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 8, 4: 2, 5: 4, 6: 8, 20: 1, 21: 1, 22: 2, 23: 8, 24: 16}
 
 
 class ModelFiles(NamedTuple):
@@ -74,11 +72,9 @@ def _check_combined(path: Path, weights: Mapping[str, int]) -> None:
 def _check_separate(folder: Path, weights: Mapping[str, int]) -> None:
     missing = [name for name in weights if not (folder / name).is_file()]
     if missing:
-        more = len(missing) - _MAX_SHOWN_NAMES
         raise InitError(
             f"model_config: {folder} has a file for each weight, or all in __params__, but these "
-            f"are missing: {', '.join(missing[:_MAX_SHOWN_NAMES])}"
-            + (f" and {more} more" if more > 0 else "")
+            f"are missing: {listed(missing)}"
         )
     for name, size in weights.items():
         _check_combined(folder / name, {name: size})
@@ -125,7 +121,7 @@ def _skip_tensor(file: BinaryIO) -> int:
     size = math.prod(description.dims)
     if size < 0:
         raise ValueError("a weight has a size")
-    file.seek(size * _ELEMENT_BYTES[description.data_type], os.SEEK_CUR)
+    file.seek(size * NUMBERS[description.data_type].itemsize, os.SEEK_CUR)
     return size
 
 

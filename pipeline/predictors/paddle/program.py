@@ -30,38 +30,27 @@ _COUNTS_AT = 2  # among the outputs of the former, in a `.json` program
 # FEED_MINIBATCH, FETCH_LIST and RAW: variables that are marked as kept, but stand in no file.
 _NOT_SAVED = {9, 10, 17}
 
-_DTYPES: Mapping[int, np.dtype[Any]] = {
-    0: np.dtype(np.bool_),
-    1: np.dtype(np.int16),
-    2: np.dtype(np.int32),
-    3: np.dtype(np.int64),
-    4: np.dtype(np.float16),
-    5: np.dtype(np.float32),
-    6: np.dtype(np.float64),
-    20: np.dtype(np.uint8),
-    21: np.dtype(np.int8),
-    22: np.dtype(ml_dtypes.bfloat16),
-    23: np.dtype(np.complex64),
-    24: np.dtype(np.complex128),
-    _TEXTS: np.dtype(object),
-}
-"""Paddle's VarType.Type."""
+_TYPES = (
+    (0, "t_bool", np.bool_),
+    (1, "t_i16", np.int16),
+    (2, "t_i32", np.int32),
+    (3, "t_i64", np.int64),
+    (4, "t_f16", np.float16),
+    (5, "t_f32", np.float32),
+    (6, "t_f64", np.float64),
+    (20, "t_ui8", np.uint8),
+    (21, "t_i8", np.int8),
+    (22, "t_bf16", ml_dtypes.bfloat16),
+    (23, "t_c64", np.complex64),
+    (24, "t_c128", np.complex128),
+)
+"""Paddle's VarType.Type, the name in `.json` programs less that of its dialect, numpy's dtype."""
 
-_JSON_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "t_bool": np.dtype(np.bool_),
-    "t_i8": np.dtype(np.int8),
-    "t_i16": np.dtype(np.int16),
-    "t_i32": np.dtype(np.int32),
-    "t_i64": np.dtype(np.int64),
-    "t_ui8": np.dtype(np.uint8),
-    "t_f16": np.dtype(np.float16),
-    "t_f32": np.dtype(np.float32),
-    "t_f64": np.dtype(np.float64),
-    "t_bf16": np.dtype(ml_dtypes.bfloat16),
-    "t_c64": np.dtype(np.complex64),
-    "t_c128": np.dtype(np.complex128),
-}
-"""The names of types in `.json` programs; the number of their dialect stands before them."""
+NUMBERS: Mapping[int, np.dtype[Any]] = {number: np.dtype(kind) for number, _, kind in _TYPES}
+"""The dtypes of numbers by VarType.Type."""
+
+_DTYPES = {**NUMBERS, _TEXTS: np.dtype(object)}
+_JSON_DTYPES = {name: np.dtype(kind) for _, name, kind in _TYPES}
 
 
 class ProgramVar(NamedTuple):
