@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
+import pkgutil
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,11 +75,8 @@ _registered: dict[tuple[Kind, str], Any] = {}
 def register(kind: Kind, name: str, implementation: Any) -> None:
     """Let config.yml name `implementation`; call it where the script is imported.
 
-    Args:
-        implementation: what the kind's Protocol says, or its place as text: "module:attribute".
-
-    Raises:
-        ConfigError: there is no such kind, or another implementation has the name.
+    It is what the kind's Protocol says, or its place as text, "module:attribute". Raises
+    ConfigError: there is no such kind, or another implementation has the name.
     """
     if kind not in BUILT_IN:
         raise ConfigError(f"register: expected {' or '.join(BUILT_IN)}, found {kind!r}")
@@ -92,24 +89,16 @@ def register(kind: Kind, name: str, implementation: Any) -> None:
 def find(kind: Kind, name: str) -> Any:
     """Return the implementation, imported if need be.
 
-    Raises:
-        ConfigError: the name is unknown, or its plug-in is broken.
+    Raises ConfigError: the name is unknown, or its plug-in is broken.
     """
     found = BUILT_IN[kind].get(name) or _registered.get((kind, name))
     if found is None:
-        return _load(_plug_in(kind, name))
-    if not isinstance(found, str):
-        return found
-    module, _, attribute = found.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return _load_plug_in(kind, name)
+    return pkgutil.resolve_name(found) if isinstance(found, str) else found
 
 
 def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
-    """Return the Struct of an implementation's options, its attribute `Options`; None: it has none.
-
-    Raises:
-        ConfigError: as `find`.
-    """
+    """Return the Struct of an implementation's options, its attribute `Options`; see `find`."""
     options: type[msgspec.Struct] | None = getattr(find(kind, name), "Options", None)
     return options
 
@@ -125,7 +114,8 @@ def known_as(kind: Kind, word: str) -> str | None:
 def names(kind: Kind) -> tuple[str, ...]:
     """Return all names of a kind: ours, the script's, and those of installed plug-ins."""
     scripts = (name for registered, name in _registered if registered == kind)
-    return tuple(dict.fromkeys((*BUILT_IN[kind], *scripts, *_plug_ins(kind))))
+    plugged = (point.name for point in _plug_ins(kind))
+    return tuple(dict.fromkeys((*BUILT_IN[kind], *scripts, *plugged)))
 
 
 def _in_any_case(word: str, known: Collection[str]) -> str | None:
@@ -141,21 +131,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @functools.cache
-def _plug_ins(kind: Kind) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a kind by name; there may be several of one name."""
+def _plug_ins(kind: Kind) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a kind; there may be several of one name."""
     import importlib.metadata  # which is slow, and seldom needed
 
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for point in importlib.metadata.entry_points(group=f"pipeline.{kind}"):
+    points = tuple(importlib.metadata.entry_points(group=f"pipeline.{kind}"))
+    for point in points:
         if point.name in BUILT_IN[kind]:
             raise ConfigError(f"{_described(point)} has the name of one that is built in")
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+    return points
 
 
-def _plug_in(kind: Kind, name: str) -> EntryPoint:
-    points = _plug_ins(kind).get(name)
-    if points is None:
+def _load_plug_in(kind: Kind, name: str) -> Any:
+    points = [point for point in _plug_ins(kind) if point.name == name]
+    if not points:
         known = names(kind)
         there = " or ".join(known) or "none, as no plug-in is installed"
         raise ConfigError(f"{kind}: expected {there}, found {name!r}{did_you_mean(name, known)}")
@@ -164,15 +153,11 @@ def _plug_in(kind: Kind, name: str) -> EntryPoint:
             f"{kind}: several plug-ins are called {name!r}: uninstall all but one of "
             f"{', '.join(map(_described, points))}"
         )
-    return points[0]
-
-
-def _load(point: EntryPoint) -> Any:
     try:
-        return point.load()
+        return points[0].load()
     except Exception as error:  # a plug-in raises what it likes
         raise ConfigError(
-            f"{_described(point)} cannot be loaded: {type(error).__name__}: {error}"
+            f"{_described(points[0])} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
 
 

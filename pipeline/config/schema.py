@@ -326,7 +326,7 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
         setting = arguments.get(argument)
         if setting is None or setting.section is not None:
             problems.append(f"Op {name!r}, argument {argument}: unknown")
-        elif not _is_left_out(argument, value):
+        elif value is not None and not (argument == "retry" and type(value) is int and value == 0):
             try:
                 values[setting.field] = setting.read_argument(value)
             except Mismatch as mismatch:
@@ -381,11 +381,6 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _is_left_out(argument: str, value: object) -> bool:
-    """Return whether a constructor argument has the value that stands for "not given"."""
-    return value is None or (argument == "retry" and type(value) is int and value == 0)
-
-
 def _source(yml_file: str | os.PathLike[str] | None, yml_dict: object) -> Source:
     if yml_file is not None and yml_dict is not None:
         raise ConfigError("yml_file and yml_dict are both given; give one of them")
@@ -399,13 +394,15 @@ def _source(yml_file: str | os.PathLike[str] | None, yml_dict: object) -> Source
 def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
     """Derive `rpc_port` where it is absent; report ports that are missing or used twice."""
     rpc, http = values.get("rpc_port"), values.get("http_port")
-    if not _names_a_port(raw):
+    if not (_names(raw, "rpc_port") or _names(raw, "http_port")):
         reader.problem((), "no port to listen on: set rpc_port, http_port or both")
     elif values.get("http_server") == "gateway" and not _names(raw, "http_port"):
         text = "the gateway listens on http_port, which is absent: set it, or leave out http_server"
         reader.problem(("http_server",), text)
     if rpc is None and http is not None:
-        values["rpc_port"] = rpc = _next_port(http, reader)
+        if http == 65535:
+            reader.problem(("http_port",), "65535 leaves no http_port + 1 for gRPC: set rpc_port")
+        values["rpc_port"] = rpc = http + 1 if http else 0  # 0: both are any free one
     dag = values.get("dag", DagConfig())
     metrics = dag.prometheus_port if dag.enable_prometheus else None
     if rpc and rpc == http:
@@ -415,21 +412,9 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
         reader.problem(("dag", "prometheus_port"), text)
 
 
-def _names_a_port(raw: object) -> bool:
-    """Return whether there is a port, or what is reported in its place."""
-    return _names(raw, "rpc_port") or _names(raw, "http_port")
-
-
 def _names(raw: object, key: str) -> bool:
     """Return whether `key` has a value, be it a wrong one, or no place for one."""
     return raw.get(key) is not None if isinstance(raw, Mapping) else raw is not None
-
-
-def _next_port(http_port: int, reader: Reader) -> int:
-    """Return the gRPC port that goes with an HTTP port; 0 with 0: both mean any free one."""
-    if http_port == 65535:
-        reader.problem(("http_port",), "65535 leaves no http_port + 1 for gRPC: set rpc_port")
-    return http_port + 1 if http_port else 0
 
 
 def _with_dag(op: OpConfig, dag: DagConfig) -> OpConfig:

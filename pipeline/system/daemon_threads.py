@@ -45,31 +45,25 @@ class DaemonThreads(ThreadPoolExecutor):
             if self._idle:
                 self._idle -= 1
             elif len(self._started) < self._max_threads:
-                self._start()
+                name = f"{self._name}_{len(self._started)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._started.append(thread)
+                thread.start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more; wait five seconds at most for what runs, with `wait`. May be repeated."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                jobs = self._waiting() if cancel_futures else []
-                for _ in self._started:
-                    self._queue.put(None)
-            else:
-                jobs = []
+            self._is_closed = True
+            jobs = self._waiting() if cancel_futures else []
+            for _ in self._started:
+                self._queue.put(None)
         for future, _ in jobs:
             future.cancel()
         ends = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._started if wait else ():
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends - time.monotonic()))
-
-    def _start(self) -> None:
-        name = f"{self._name}_{len(self._started)}"
-        thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started.append(thread)
-        thread.start()
 
     def _waiting(self) -> list[_Job]:
         jobs = []

@@ -127,7 +127,10 @@ def load(model: AcceleratedModel, device: Device, runtime: Any = None) -> OnnxPr
     for warning in plan.warnings:
         if device.warns:
             _LOGGER.warning("[%s] %s", path.name, warning)
-    engines = _engine_folder(path, plan, runtime)
+    engines = None
+    if plan.main == TENSORRT:
+        version = str(getattr(runtime, "__version__", ""))
+        engines = engine_folder(path, plan.providers[0][1], version)
     with building(engines), LoadMeter() as meter:
         session = _open(runtime, model, plan, cache_options(engines))
         predictor = OnnxPredictor(runtime, session, path.name, model.fetch_list, plan.memory)
@@ -150,17 +153,11 @@ def _import_runtime(name: str, device: Device) -> Any:
         ) from error
 
 
-def _engine_folder(path: Path, plan: Plan, runtime: Any) -> Path | None:
-    if plan.main != TENSORRT:
-        return None
-    return engine_folder(path, plan.providers[0][1], str(getattr(runtime, "__version__", "")))
-
-
 def _open(runtime: Any, model: AcceleratedModel, plan: Plan, more_options: Options) -> Any:
     """Open a session on exactly what was planned; `more_options` are for the first provider."""
     path = Path(model.model_path)
-    if plan.memory is not None and plan.memory.kind == "cuda":
-        _find_cuda(runtime)
+    if plan.memory is not None and plan.memory.kind == "cuda" and hasattr(runtime, "preload_dlls"):
+        runtime.preload_dlls()  # CUDA and cuDNN of pip's, where older ones do not look
     (first, options), *others = plan.providers
     try:
         # The fallback would move a session to the CPU without a word when the card fails.
@@ -177,13 +174,6 @@ def _open(runtime: Any, model: AcceleratedModel, plan: Plan, more_options: Optio
         ) from error
     check_session(plan, session)
     return session
-
-
-def _find_cuda(runtime: Any) -> None:
-    """Let CUDA and cuDNN be found that pip has installed; older onnxruntimes do not look there."""
-    preload = getattr(runtime, "preload_dlls", None)
-    if preload is not None:
-        preload()
 
 
 def _options(runtime: Any, model: AcceleratedModel, plan: Plan) -> Any:

@@ -85,18 +85,19 @@ def _profiles(name: str, shapes: Mapping[str, Mapping[str, Sequence[int]]]) -> O
     lowest, usual, highest = (shapes.get(profile, {}) for profile in _PROFILES)
     for tensor in sorted({*lowest, *usual, *highest}):
         if not tensor or set(tensor) & set(":,"):
-            raise _bad_shapes(
-                name, f"{tensor!r} cannot be written in TensorRT's notation of shapes"
+            raise InitError(
+                f"[{name}] set_dynamic_shape_info: {tensor!r} cannot be written in TensorRT's "
+                "notation of shapes"
             )
         given = [tuple(profile.get(tensor, ())) for profile in (lowest, usual, highest)]
         if not _are_ordered(given):
             stated = ", ".join(
                 f"{key}: {shape}" for key, shape in zip(_PROFILES, given, strict=True)
             )
-            raise _bad_shapes(
-                name,
-                f"{tensor!r} must have a shape in each of min, opt and max, of one rank and with "
-                f"0 < min <= opt <= max on each axis, but has {stated}",
+            raise InitError(
+                f"[{name}] set_dynamic_shape_info: {tensor!r} must have a shape in each of min, "
+                "opt and max, of one rank and with 0 < min <= opt <= max on each axis, but has "
+                f"{stated}"
             )
     return {
         f"trt_profile_{key}_shapes": ",".join(
@@ -114,10 +115,6 @@ def _are_ordered(shapes: Sequence[tuple[int, ...]]) -> bool:
         0 < least <= middle <= most
         for least, middle, most in zip(lowest, usual, highest, strict=True)
     )
-
-
-def _bad_shapes(name: str, why: str) -> InitError:
-    return InitError(f"[{name}] set_dynamic_shape_info: {why}")
 
 
 def engine_folder(path: Path, options: Options, runtime_version: str) -> Path | None:

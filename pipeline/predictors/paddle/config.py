@@ -93,7 +93,8 @@ def _check_card(name: str, kind: str, device: Device, count: int) -> None:
 
 
 def _check_tensorrt(paddle: Any, name: str, model: PaddleModel) -> None:
-    if not any(paddle.inference.get_trt_compile_version()):
+    built_with = paddle.inference.get_trt_compile_version()
+    if not any(built_with):
         raise InitError(
             f"[{name}] device_type: 2 (TENSORRT) was asked for, but the installed paddlepaddle "
             f"{paddle.__version__} was built without TensorRT: install a build with it, or set "
@@ -102,7 +103,7 @@ def _check_tensorrt(paddle: Any, name: str, model: PaddleModel) -> None:
     if not any(paddle.inference.get_trt_runtime_version()):
         raise InitError(
             f"[{name}] device_type: 2 (TENSORRT) was asked for, but the library of TensorRT "
-            f"{_dotted(paddle.inference.get_trt_compile_version())} cannot be loaded: install it "
+            f"{'.'.join(map(str, built_with))} cannot be loaded: install it "
             "where LD_LIBRARY_PATH names it, or set device_type: 1"
         )
     if model.ir_optim is False:
@@ -110,10 +111,6 @@ def _check_tensorrt(paddle: Any, name: str, model: PaddleModel) -> None:
             f"[{name}] device_type: 2 (TENSORRT) needs ir_optim: True, without which Paddle "
             "leaves TensorRT out"
         )
-
-
-def _dotted(version: Sequence[int]) -> str:
-    return ".".join(map(str, version))
 
 
 def _check_precision(name: str, model: PaddleModel, device: Device) -> None:
@@ -171,7 +168,8 @@ def configure(
     Raises:
         InitError: Paddle took a setting without heeding it.
     """
-    config = _open(inference, files)
+    paths = [files.program, files.weights] if files.weights else [files.program.parent]
+    config = inference.Config(*map(str, paths))
     config.disable_glog_info()
     if model.ir_optim is not None:
         config.switch_ir_optim(model.ir_optim)
@@ -189,12 +187,6 @@ def configure(
         _use_tensorrt(inference, config, files.program.name, model, names)
     _warn_of_no_effect(files.program.name, model, device)
     return config
-
-
-def _open(inference: Any, files: ModelFiles) -> Any:
-    if files.weights is None:
-        return inference.Config(str(files.program.parent))
-    return inference.Config(str(files.program), str(files.weights))
 
 
 def _use_cpu(config: Any, name: str, model: PaddleModel) -> None:
@@ -247,10 +239,10 @@ def _use_card(inference: Any, config: Any, name: str, model: PaddleModel, device
         config.enable_custom_device(_ASCEND_PLUGIN, device.card, precision)
         got = device.card  # Paddle has no way to ask; `_check_ascend` has
     else:
-        mixed = inference.PrecisionType.Float32 if model.precision == "int8" else precision
-        if device.type is DeviceType.TENSORRT:  # which has its own precision, see below
-            mixed = inference.PrecisionType.Float32
-        config.enable_use_gpu(_FIRST_GPU_MEMORY_MB, device.card, mixed)
+        # int8 is TensorRT's alone, which has its own precision: see below.
+        if device.type is DeviceType.TENSORRT:
+            precision = inference.PrecisionType.Float32
+        config.enable_use_gpu(_FIRST_GPU_MEMORY_MB, device.card, precision)
         got = config.use_gpu() and config.gpu_device_id()
     if got is False or got != device.card:
         raise InitError(

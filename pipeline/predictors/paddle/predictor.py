@@ -88,14 +88,18 @@ class PaddlePredictor:
             for name, array in arrays.items()
             if name + LOD in feed and array.ndim
         }
-        with self._runner() as run:
-            try:
-                return run(arrays, lods, names)
-            except Exception as error:  # Paddle raises nearly every built-in exception
-                text = f"[{self.signature.model}] the model failed: {brief(error)}"
-                if odd := self.signature.odd_shapes(arrays):
-                    raise InputError(f"{text} ({odd})") from error
-                raise PredictorError(text) from error
+        runner = self._take()
+        try:
+            return runner(arrays, lods, names)
+        except Exception as error:  # Paddle raises nearly every built-in exception
+            text = f"[{self.signature.model}] the model failed: {brief(error)}"
+            if odd := self.signature.odd_shapes(arrays):
+                raise InputError(f"{text} ({odd})") from error
+            raise PredictorError(text) from error
+        finally:
+            with self._lock:
+                if self._root is not None:
+                    self._free.append(runner)
 
     def warm_up(self) -> None:
         """Run once on zeros, where the program says all shapes: the first run is a slow one."""
@@ -127,16 +131,6 @@ class PaddlePredictor:
                     f"[{self.signature.model}] feed {name!r} is empty, its shape is "
                     f"{array.shape}: Paddle cannot be run on nothing, skip the call"
                 )
-
-    @contextmanager
-    def _runner(self) -> Iterator[_Runner]:
-        runner = self._take()
-        try:
-            yield runner
-        finally:
-            with self._lock:
-                if self._root is not None:
-                    self._free.append(runner)
 
     def _take(self) -> _Runner:
         with self._lock:

@@ -170,24 +170,20 @@ class _Step(NamedTuple):
 
 
 def _row_counts(steps: Iterable[_Step]) -> dict[str, str]:
-    try:
-        return _found_row_counts(steps)
-    except (LookupError, TypeError):  # an operator of a form that is new: nothing is known then
-        return {}
-
-
-def _found_row_counts(steps: Iterable[_Step]) -> dict[str, str]:
     made_of: dict[Hashable, Hashable] = {}  # variables that are another one's rows, to that one
     counts: dict[Hashable, Hashable] = {}  # boxes to how many each sample has
     fetched: dict[Hashable, str] = {}
-    for step in steps:
-        source = made_of.get(step.takes, step.takes)
-        if step.kind in _SELECT_BOXES:
-            counts[step.gives] = step.counts
-        elif step.kind in _KEEP_ROWS:
-            made_of[step.gives] = source
-        elif step.kind == _FETCH:
-            fetched[source] = str(step.gives)
+    try:
+        for step in steps:
+            source = made_of.get(step.takes, step.takes)
+            if step.kind in _SELECT_BOXES:
+                counts[step.gives] = step.counts
+            elif step.kind in _KEEP_ROWS:
+                made_of[step.gives] = source
+            elif step.kind == _FETCH:
+                fetched[source] = str(step.gives)
+    except (LookupError, TypeError):  # an operator of a form that is new: nothing is known then
+        return {}
     return {
         fetched[boxes]: fetched[count]
         for boxes, count in counts.items()

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from google.protobuf.message import DecodeError
 
@@ -41,8 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
 _MAX_WAIT_S = 1e6  # what the system can wait for, and more than anybody does
 
-_Answer = TypeVar("_Answer")
-Read = Callable[[bytes], _Answer]
+Read = Callable[[bytes], Any]
 """Reads the body of an answer; raises DecodeError if it is no such message."""
 
 # The server did not work on the request and says so: another one may.
@@ -72,11 +71,11 @@ class _ServerFailedError(Exception):
         self.is_healthy = is_healthy
 
 
-class _Question(NamedTuple, Generic[_Answer]):
+class _Question(NamedTuple):
     body: bytes
     log_id: int
     deadline: float
-    read: Read[_Answer]
+    read: Read
 
 
 class _Servers:
@@ -113,7 +112,7 @@ class BrpcChannel:
         self._is_closed = False
         self._own = _Servers(addresses)
 
-    def ask(self, body: bytes, log_id: int, time_s: float, read: Read[_Answer]) -> _Answer:
+    def ask(self, body: bytes, log_id: int, time_s: float, read: Read) -> Any:
         """Return the answer to a request, which may reach more than one server, or one twice.
 
         Raises:
@@ -146,7 +145,10 @@ class BrpcChannel:
                 if error.is_final:
                     useless.add(index)
                 if not error.is_healthy:
-                    self._note_failure(servers, index, error)
+                    with servers.lock:
+                        was_well = servers.policy.failed(index)
+                    if was_well:
+                        self._log_left_out(index, str(error))
                 reasons.append(f"{self._endpoints[index]}: {error}")
         self._refuse_if_closed()
         raise PredictorUnavailableError(f"[{self._name}] no server answers: {_joined(reasons)}")
@@ -185,7 +187,7 @@ class BrpcChannel:
 
     # One attempt
 
-    def _ask(self, servers: _Servers, index: int, question: _Question[_Answer]) -> _Answer:
+    def _ask(self, servers: _Servers, index: int, question: _Question) -> Any:
         frame = self._call(servers.pools[index], question)
         if frame.meta.response.error_code:
             self._refuse_code(servers, index, *error_of(frame.meta))
@@ -199,7 +201,7 @@ class BrpcChannel:
         self._note_answer(servers, index)
         return answer
 
-    def _call(self, pool: BrpcPool, question: _Question[_Answer]) -> BrpcFrame:
+    def _call(self, pool: BrpcPool, question: _Question) -> BrpcFrame:
         try:
             connection = pool.take(question.deadline)
         except CannotConnectError as error:
@@ -265,12 +267,6 @@ class BrpcChannel:
             is_back = servers.policy.answered(index)
         if is_back and len(self._endpoints) > 1:
             _LOGGER.info("[%s] %s is asked again", self._name, self._endpoints[index])
-
-    def _note_failure(self, servers: _Servers, index: int, error: Exception) -> None:
-        with servers.lock:
-            was_well = servers.policy.failed(index)
-        if was_well:
-            self._log_left_out(index, str(error))
 
     def _log_left_out(self, index: int, why: str) -> None:
         """Log it where there are others: nobody may notice, as the calls go on."""

@@ -143,7 +143,8 @@ class GeneralModelPredictor(RemotePredictor):
         )
 
     def _outputs(self, output: ModelOutput, names: Sequence[str]) -> dict[str, Any]:
-        tensors = {self._alias(tensor): tensor for tensor in output.tensor}
+        aliases = self._aliases
+        tensors = {t.alias_name or aliases.get(t.name, t.name): t for t in output.tensor}
         missing = [name for name in names if name not in tensors]
         if missing:
             raise self._bad_answer(f"no output {missing}, only {list(tensors)[:_MAX_SHOWN]}")
@@ -151,9 +152,6 @@ class GeneralModelPredictor(RemotePredictor):
             return {key: value for name in names for key, value in _values(name, tensors[name])}
         except FrameError as error:
             raise self._bad_answer(str(error)) from error
-
-    def _alias(self, tensor: Tensor) -> str:
-        return tensor.alias_name or self._aliases.get(tensor.name, tensor.name)
 
     def _bad_answer(self, what: str) -> PredictorError:
         return PredictorError(f"[{self._name}] the model's server answered {what}")
@@ -181,7 +179,7 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     conf = _client_config(model)
     channel = BrpcChannel(model.name, model.endpoints, addresses)
 
-    def ask(body: bytes, log_id: int, deadline_s: float | None) -> Response:
+    def ask(body: bytes, log_id: int, deadline_s: float | None) -> Any:
         time_s = time_left(deadline_s, model.timeout_s)
         return channel.ask(body, log_id, time_s, Response.FromString)
 
