@@ -75,11 +75,11 @@ class LoadedGraph:
         """Let each kind of workers fork what it needs, see `Runtime`; before `open`."""
         self._workers.fork()
 
-    def open(self, on_readiness: Callable[[bool], None]) -> None:
+    def open(self, on_readiness: Callable[[bool], None], is_first: bool) -> None:
         """Make the engine, which takes requests and lets them wait for `load`."""
         config = self.config
         log, loop = RequestLog(_LOGGER, config.log.request_sample), asyncio.get_running_loop()
-        self.observation.start(log_folder())
+        self.observation.start(log_folder(), is_first)
         ours = [] if self._name is None else [NameCheck(self._name)]
         self._engine = Engine(
             self.graph,

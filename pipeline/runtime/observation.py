@@ -39,11 +39,18 @@ _SWITCHES: Mapping[str, Callable[[ServiceConfig], bool]] = {
 }
 """Our own sinks, by keys of their own."""
 
+_ONE_PLACE = {"profile", "tracer"}  # a file, or stderr, that a server has one of
 
-def wanted_sinks(config: ServiceConfig) -> dict[str, object]:
-    """Return the options of each sink that is to be opened, by its name in the registry."""
+
+def wanted_sinks(config: ServiceConfig, is_first: bool = True) -> dict[str, object]:
+    """Return the options of each sink that is to be opened, by its name in the registry.
+
+    Further graphs of a server open none that would write where that of the first one does.
+    """
     ours = {name: None for name, is_wanted in _SWITCHES.items() if is_wanted(config)}
-    return {**ours, **config.sinks}
+    if is_first:
+        return {**ours, **config.sinks}
+    return {name: None for name in ours if name not in _ONE_PLACE}
 
 
 class ObservabilityStack:
@@ -98,8 +105,8 @@ class ObservabilityStack:
 
     # Life -------------------------------------------------------------------------------
 
-    def start(self, log_folder: Path) -> None:
-        """Open the sinks. InitError says what one of them lacks."""
+    def start(self, log_folder: Path, is_first: bool = True) -> None:
+        """Open the sinks, see `wanted_sinks`. InitError says what one of them lacks."""
         op_names = [op.name for op in self._graph.ops]
         pipeline_name, names = model_names(self._name, op_names)
         context = SinkContext(
@@ -114,7 +121,7 @@ class ObservabilityStack:
             flush=self.journal.flush,
             hooks=self._hooks,
         )
-        for name, options in wanted_sinks(self._config).items():
+        for name, options in wanted_sinks(self._config, is_first).items():
             sink = registry.find("sinks", name)(context, options)
             if sink is not None:
                 self.journal.sinks.append(sink)

@@ -125,7 +125,7 @@ class Service:
         self._lower_switch_interval()
         self._offload.start()
         for graph in self._graphs:
-            graph.open(self._readiness_changed)
+            graph.open(self._readiness_changed, is_first=graph is self._graph)
         opens_late = self._replica is not None and self._replica.opens_late
         if not opens_late:
             await self._open_frontends()

@@ -10,6 +10,7 @@ import pytest
 from doubles import client_of, http, post
 
 from pipeline import Op, RequestOp, ResponseOp, Tensor
+from pipeline.config import registry
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.graph import build_graph
 from pipeline.op import configure_op
@@ -43,7 +44,8 @@ class TwoGraphs:
     """A running service with the graphs "one" and "two"."""
 
     def __init__(self, tmp_path):
-        self.config = load_config(yml_dict={"rpc_port": 0, "http_port": 0})
+        more = {"sinks": {"told": None}, "dag": {"tracer": {"interval_s": 3600}}}
+        self.config = load_config(yml_dict={"rpc_port": 0, "http_port": 0} | more)
         self.load = PredictorLoader(tmp_path, {})
         self.first, self.second = Says("a", "one "), Says("b", "two ")
         self.service = Service("one", self.graph(self.first), self.config, self.load)
@@ -81,7 +83,19 @@ class TwoGraphs:
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
+def opened_for(monkeypatch):
+    """The names of the graphs for which the sink `told` was opened."""
+    names = []
+
+    def open_told(context, options):
+        names.append(context.pipeline_name)
+
+    monkeypatch.setitem(registry._registered, ("sinks", "told"), open_told)
+    return names
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch, opened_for):
     monkeypatch.chdir(tmp_path)
     two = TwoGraphs(tmp_path)
     with contextlib.closing(LoopThread()) as thread:
@@ -113,6 +127,16 @@ def test_the_index_and_the_statistics_have_both(two):
     _, _, answer = http(two, "GET", "/v2/models/stats")
     counts = {each["name"]: each["inference_count"] for each in answer["model_stats"]}
     assert counts == {"a": 0, "b": 1, "one": 0, "two": 1}
+
+
+def test_what_writes_to_one_place_is_opened_once(two, opened_for):
+    assert opened_for == ["one"]
+    one, other = (
+        {type(sink).__name__ for sink in graph.observation.journal.sinks}
+        for graph in two.service._graphs
+    )
+    assert one - other == {"Tracer"}
+    assert "Statistics" in other
 
 
 def test_unloading_one_drains_it_and_leaves_the_other(two):
