@@ -11,7 +11,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT_S = 10.0  # a disk or a pipe that hangs must not keep a server from stopping
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
 class Background:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from pipeline.engine.journal import Outcome
@@ -158,10 +158,6 @@ def _worker_states(workers: WorkersState) -> Mapping[str, int]:
     }
 
 
-def _restarts(replicas: _Replicas) -> _Samples:
-    return ((labels, op.workers.restarts) for labels, op in replicas.ops())
-
-
 def _memory(replicas: _Replicas) -> _Samples:
     for labels, model in replicas.models():
         for use in model.memory:
@@ -207,7 +203,12 @@ _OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
         "Workers of an Op by what they do; stuck ones were given up and have not come back.",
         _op_workers,
     ),
-    ("counter", "pipeline_op_worker_restarts_total", "Workers that were replaced.", _restarts),
+    (
+        "counter",
+        "pipeline_op_worker_restarts_total",
+        "Workers that were replaced.",
+        lambda replicas: ((labels, op.workers.restarts) for labels, op in replicas.ops()),
+    ),
     (
         "gauge",
         "pipeline_model_memory_bytes",
@@ -317,6 +318,4 @@ _SUFFIXED = re.compile(rb"^# (HELP|TYPE) (nv_\w+)_total ", re.MULTILINE)
 
 
 def _text(metrics: Iterable[Metric]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(metrics))
-    return _SUFFIXED.sub(rb"# \1 \2 ", generate_latest(registry))
+    return _SUFFIXED.sub(rb"# \1 \2 ", generate_latest(_Given(metrics)))

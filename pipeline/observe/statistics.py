@@ -18,22 +18,18 @@ from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
-from pipeline.observe.tables import Counters, Integers, batches, buckets, columns, groups, tally
+from pipeline.observe.tables import (
+    Counters,
+    Integers,
+    batches,
+    buckets,
+    columns,
+    groups,
+    kept,
+    tally,
+)
 from pipeline.predictors.metadata import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
-
-__all__ = [
-    "VERSION",
-    "Statistics",
-    "StatisticsError",
-    "fill_statistics",
-    "merge",
-    "model_names",
-    "open_statistics",
-    "select",
-    "stats_json",
-    "version_number",
-]
 
 VERSION = 1
 """The version of every model: there is one."""
@@ -90,9 +86,7 @@ class Statistics:
         offset_ns = self._wall_offset_ns()
         if len(spans):
             self._count_spans(spans, offset_ns)
-        is_whole = requests["target"] == PIPELINE
-        if not is_whole.all():
-            requests = requests.compress(is_whole)
+        requests = kept(requests, requests["target"] == PIPELINE)
         if len(requests):
             self._count_requests(requests, offset_ns)
 
@@ -109,8 +103,7 @@ class Statistics:
         np.subtract(times[1:], times[:-1], out=values[_QUEUE:])
         self._count(spans["op"] + 1, spans["outcome"], _sane(values))
         ran = spans["batch"] >= 0
-        if not ran.all():
-            spans, values = spans.compress(ran), values.compress(ran, axis=1)
+        spans, values = kept(spans, ran), kept(values, ran)
         if len(spans):
             self._count_batches(spans, values, offset_ns)
 
@@ -119,8 +112,7 @@ class Statistics:
         first = batches(spans).first
         width = np.add.reduceat(values[_SAMPLES], first)
         is_success = np.minimum.reduceat(spans["outcome"], first) == Outcome.OK
-        if not is_success.all():
-            first, width = first[is_success], width[is_success]
+        first, width = kept(first, is_success), kept(width, is_success)
         ended_ns = spans["end_ns"].take(first) + offset_ns
         stages = values[_STAGES:].take(first, axis=1)
         self._execute(spans["op"].take(first) + 1, width, stages, ended_ns)
@@ -135,8 +127,7 @@ class Statistics:
         self._count(model, outcome, _sane(values))
         good = outcome == Outcome.OK
         ends_ns = requests["end_ns"] + offset_ns
-        if not good.all():
-            model, values, ends_ns = model[good], values.compress(good, axis=1), ends_ns[good]
+        model, values, ends_ns = (kept(each, good) for each in (model, values, ends_ns))
         self._execute(model, values[_SAMPLES], values[_STAGES:], ends_ns)
 
     def _count(self, model: Integers, outcome: Integers, values: Integers) -> None:

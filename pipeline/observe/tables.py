@@ -59,6 +59,11 @@ def columns(table: Rows, *names: str) -> Integers:
     return found
 
 
+def kept(rows: npt.NDArray[Any], which: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the rows, or the columns of (values, rows), that are to be kept: mostly all."""
+    return rows if which.all() else rows.compress(which, axis=-1)
+
+
 def joined(tables: Sequence[Rows]) -> Rows:
     """Return one table of several, at least one, of the same fields."""
     # By their names numpy joins fifteen times as slowly.

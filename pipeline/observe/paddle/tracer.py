@@ -24,7 +24,7 @@ from pipeline.observe.paddle.tracer_block import (
     tracer_files,
 )
 from pipeline.observe.sink import SinkContext
-from pipeline.observe.tables import Integers, batches, columns, groups
+from pipeline.observe.tables import Integers, batches, columns, groups, kept
 
 _INTERVAL_S = 10.0  # unless it is configured
 _MAX_WORKERS = 4096  # of which the last batch is remembered
@@ -56,12 +56,14 @@ class Tracer:
         files: TracerFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._graph = graph
         self._state = state
         self._clock = clock
         self._background = Background("tracer", _MAX_JOBS)
         self._output = TracerOutput(files)
         self._started_s = clock()
-        self._author = _Author(graph, self._output, self._started_s)
+        self._times = BatchTimes(int(self._started_s * 1e9))
+        self._interval: Interval | None = None
         self._taken_in: _Pieces = []
         self._rows = 0  # in `_taken_in`
         self._is_idle = True
@@ -83,7 +85,7 @@ class Tracer:
         self._rows += len(spans) + len(requests)
         if self._rows >= _MAX_ROWS:
             pieces, started_s = self._taken(), self._started_s
-            self._background.submit(lambda: self._author.add(pieces, started_s))
+            self._background.submit(lambda: self._add(pieces, started_s))
 
     def tick(self) -> None:
         """End the interval: write its block, unless nothing happened. Fold the journal before."""
@@ -93,16 +95,31 @@ class Tracer:
         self._is_idle = True
         pieces, ended_s = self._taken(), self._started_s
         sizes = {op.name: op.queued for op in self._state().ops}
-
-        def end() -> None:
-            self._author.add(pieces, started_s)
-            self._author.end(ended_s, sizes)
-
-        self._background.submit(end)
+        self._background.submit(lambda: self._write(pieces, started_s, ended_s, sizes))
 
     def _taken(self) -> _Pieces:
         pieces, self._taken_in, self._rows = self._taken_in, [], 0
         return pieces
+
+    def _add(self, pieces: _Pieces, started_s: float) -> Interval:
+        """Add up rows of the interval that began then; on the thread."""
+        interval = self._interval = self._interval or Interval(len(self._graph.names), started_s)
+        for spans, requests in pieces:
+            if len(spans):
+                self._times.add(spans, interval.ops)
+            if len(requests):
+                interval.add_requests(requests)
+        return interval
+
+    def _write(
+        self, pieces: _Pieces, started_s: float, ended_s: float, sizes: Mapping[str, int]
+    ) -> None:
+        """Add the last rows of an interval, and write the block about it; on the thread."""
+        interval = self._add(pieces, started_s)
+        self._interval = None
+        if not interval.is_idle:
+            length_s = max(ended_s - interval.started_s, 1e-9)
+            self._output.write(TracerBlock(interval, length_s, self._graph, sizes))
 
 
 def open_tracer(context: SinkContext, options: None) -> Tracer:
@@ -119,32 +136,6 @@ def open_tracer(context: SinkContext, options: None) -> Tracer:
     return tracer
 
 
-class _Author:
-    """The thread's part: adds up what happened in an interval, and writes the block about it."""
-
-    def __init__(self, graph: TracedGraph, output: TracerOutput, begun_s: float) -> None:
-        self._graph = graph
-        self._output = output
-        self._times = BatchTimes(int(begun_s * 1e9))
-        self._interval: Interval | None = None
-
-    def add(self, pieces: Sequence[tuple[Rows, Rows]], started_s: float) -> None:
-        """Take in rows of the interval that began then."""
-        if self._interval is None:
-            self._interval = Interval(len(self._graph.names), started_s)
-        for spans, requests in pieces:
-            if len(spans):
-                self._times.add(spans, self._interval.ops)
-            if len(requests):
-                self._interval.add_requests(requests)
-
-    def end(self, ended_s: float, sizes: Mapping[str, int]) -> None:
-        interval, self._interval = self._interval, None
-        if interval is not None and not interval.is_idle:
-            length_s = max(ended_s - interval.started_s, 1e-9)
-            self._output.write(TracerBlock(interval, length_s, self._graph, sizes))
-
-
 class BatchTimes:
     """Adds up the times of batches, each of which follows one of the same worker.
 
@@ -158,9 +149,7 @@ class BatchTimes:
 
     def add(self, spans: Rows, ops: Sequence[OpInterval]) -> None:
         """Add the spans of a flush, in which batches are whole, to those of `ops` by number."""
-        ran = spans["batch"] >= 0
-        if not ran.all():
-            spans = spans.compress(ran)
+        spans = kept(spans, spans["batch"] >= 0)
         if not len(spans):
             return
         first = batches(spans).first
@@ -169,8 +158,7 @@ class BatchTimes:
         order = np.lexsort((spans["start_ns"].take(first), worker, op))
         op, worker, first, is_good = (each.take(order) for each in (op, worker, first, is_good))
         spent = self._spent(op, worker, spans.take(first))
-        if not is_good.all():
-            op, spent = op.compress(is_good), spent.compress(is_good, axis=1)
+        op, spent = kept(op, is_good), kept(spent, is_good)
         if len(op):
             _add(op, spent, ops)
 

@@ -17,6 +17,7 @@ from pipeline.config.schema import LogConfig, ServiceConfig
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import PIPELINE, Outcome, Rows
 from pipeline.errors import InitError, printable, utf8_text
+from pipeline.observe.tables import kept
 
 PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
 STAGES = ("in", "prep", "midp", "postp", "out")
@@ -127,9 +128,7 @@ class Interval:
         return not self.queries and not any(op.count for op in self.ops)
 
     def add_requests(self, requests: Rows) -> None:
-        is_whole = requests["target"] == PIPELINE
-        if not is_whole.all():
-            requests = requests.compress(is_whole)
+        requests = kept(requests, requests["target"] == PIPELINE)
         failed = requests["data_id"][requests["outcome"] != Outcome.OK]
         latencies = requests["end_ns"] - requests["start_ns"]
         self.queries += len(requests)
@@ -259,8 +258,9 @@ class TracerOutput:
     def write(self, block: TracerBlock) -> None:
         if self._handler is not None:
             now = time.time()
+            times = {"created": now, "msecs": now % 1 * 1000 // 1}
             for line in block.lines():
-                self._handler.handle(_record(line, now))
+                self._handler.handle(logging.makeLogRecord({"msg": line, **times}))
         if self._files.benchmark is not None:
             text = "\n".join(_yaml_lines(block.figures())) + "\n"
             self._files.benchmark.write_text(text, encoding="utf-8")
@@ -269,12 +269,6 @@ class TracerOutput:
         if self._handler is not None:
             self._handler.close()
             self._handler = None
-
-
-def _record(line: str, created: float) -> logging.LogRecord:
-    record = logging.LogRecord("pipeline.tracer", logging.INFO, __file__, 0, line, None, None)
-    record.created, record.msecs = created, created % 1 * 1000 // 1
-    return record
 
 
 def _yaml_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
