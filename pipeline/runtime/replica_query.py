@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -121,76 +122,72 @@ class Replica(Protocol):
         """Tell it what became of a question of its own."""
 
 
+@dataclass(slots=True)
 class _PendingQuery:
     """One question on its round."""
 
-    def __init__(self, asker: Replica, request: QueryRequest, members: Iterable[Replica]) -> None:
-        self.asker = asker
-        self.request = request
-        self.answers: dict[Replica, bytes] = {}
-        self.awaited = set(members)
-        self.timer: asyncio.TimerHandle | None = None
+    asker: Replica
+    request: QueryRequest
+    awaited: set[Replica]
+    timer: asyncio.TimerHandle
+    answers: dict[Replica, bytes] = field(default_factory=dict)
 
 
 class ReplicaQuery:
     """The server's side: passes questions on, collects answers.
 
+    The last Snapshot that a replica told stands in for one that gives none in time, or has ended.
+
     Args:
-        members: the replicas that run now.
-        stand_in: an answer for a replica that gives none in time, or b"".
-        extra: answers for replicas that have ended; they have what each of them last said.
+        members: returns the replicas that run now.
     """
 
-    def __init__(
-        self,
-        members: Callable[[], Iterable[Replica]],
-        stand_in: Callable[[Replica, str], bytes],
-        extra: Callable[[str], list[bytes]],
-    ) -> None:
+    def __init__(self, members: Callable[[], Iterable[Replica]]) -> None:
         self._members = members
-        self._stand_in = stand_in
-        self._extra = extra
+        self._retired = RetiredCounters()
         self._numbers = itertools.count()
         self._pending: dict[int, _PendingQuery] = {}
 
     def start(self, asker: Replica, request: QueryRequest) -> None:
         """Pass on a question; `asker` gets the reply when all have answered, or in time."""
-        query = _PendingQuery(asker, request, self._members())
-        number = next(self._numbers)
-        self._pending[number] = query
-        loop = asyncio.get_running_loop()
-        query.timer = loop.call_later(request.timeout_s, self._finish, number)
-        for member in list(query.awaited):
+        number, members = next(self._numbers), list(self._members())
+        timer = asyncio.get_running_loop().call_later(request.timeout_s, self._finish, number)
+        self._pending[number] = _PendingQuery(asker, request, set(members), timer)
+        for member in members:
             member.send_query(QueryRequest(number, request.text, request.timeout_s))
 
-    def on_reply(self, member: Replica, reply: QueryReply) -> str:
-        """Take a replica's answer; return the question's text, "": nobody waits for it any more."""
+    def on_reply(self, member: Replica, reply: QueryReply) -> None:
+        """Take a replica's answer, unless nobody waits for it any more."""
         query = self._pending.get(reply.number)
         if query is None or member not in query.awaited:
-            return ""
+            return
         query.awaited.remove(member)
-        query.answers[member] = b"".join(reply.answers)
+        query.answers[member] = answer = b"".join(reply.answers)
+        if query.request.text == SNAPSHOT:  # what was shown must not be less when it is dead
+            member.snapshot = answer or member.snapshot
         if not query.awaited:
             self._finish(reply.number)
-        return query.request.text
 
     def on_exit(self, member: Replica) -> None:
         """Wait no longer for a replica that has ended, and do not count it twice."""
+        self._retired.add(member.snapshot)
         for number, query in list(self._pending.items()):
             query.awaited.discard(member)
-            if self._extra(query.request.text):
+            if self._retired_answers(query.request.text):
                 query.answers.pop(member, None)
             if not query.awaited:
                 self._finish(number)
 
+    def _retired_answers(self, text: str) -> list[bytes]:
+        return self._retired.snapshots() if text == SNAPSHOT else []
+
     def _finish(self, number: int) -> None:
         query = self._pending.pop(number)
-        if query.timer is not None:
-            query.timer.cancel()
+        query.timer.cancel()
         text = query.request.text
-        answers = [*query.answers.values()]
-        answers += [self._stand_in(member, text) for member in query.awaited]
-        answers += self._extra(text)
+        answers = [*query.answers.values(), *self._retired_answers(text)]
+        if text == SNAPSHOT:
+            answers += [member.snapshot for member in query.awaited]
         query.asker.send_reply(
             QueryReply(query.request.number, [answer for answer in answers if answer])
         )
@@ -198,6 +195,5 @@ class ReplicaQuery:
     def close(self) -> None:
         """Cancel the timers: nobody is answered any more."""
         for query in self._pending.values():
-            if query.timer is not None:
-                query.timer.cancel()
+            query.timer.cancel()
         self._pending.clear()

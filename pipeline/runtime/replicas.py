@@ -20,22 +20,14 @@ import msgspec
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.startup_log import told_if_slow
 from pipeline.errors import InitError
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
-from pipeline.observe.logs.setup import open_logs
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Sidecar, log_warnings, ready_line
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, Sidecar, ready_line
 from pipeline.runtime.ingress import no_ingress
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
-from pipeline.runtime.replica_query import (
-    SNAPSHOT,
-    QueryReply,
-    QueryRequest,
-    ReplicaQuery,
-    RetiredCounters,
-)
+from pipeline.runtime.replica_query import QueryReply, QueryRequest, ReplicaQuery
 from pipeline.system.event_loop import waited
 from pipeline.workers.process.wire import Link, framed
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
@@ -93,9 +85,7 @@ class _RunningReplica:
         if status.question is not None:
             self._replicas.queries.start(self, status.question)
         if status.reply is not None:
-            text = self._replicas.queries.on_reply(self, status.reply)
-            if text == SNAPSHOT:  # what has been shown must not be less when this replica is dead
-                self.snapshot = b"".join(status.reply.answers) or self.snapshot
+            self._replicas.queries.on_reply(self, status.reply)
 
     def send_query(self, request: QueryRequest) -> None:
         """Ask it."""
@@ -129,7 +119,7 @@ class _RunningReplica:
         self.child.kill()
 
 
-class Replicas:
+class Replicas(Runtime):
     """A Runtime of several processes.
 
     Every replica answers for the whole: it is ready when all are, but for one that is just being
@@ -145,25 +135,17 @@ class Replicas:
         sidecar: Sidecar | None = None,
         exposure: Exposure | None = None,
     ) -> None:
-        self._config = config
-        self._sidecar = sidecar
-        self._exposure = exposure = exposure or Exposure()
-        theirs = dataclasses.replace(exposure, ingress=no_ingress)  # it is not theirs to run
+        super().__init__(config, sidecar, exposure)
+        theirs = dataclasses.replace(self._exposure, ingress=no_ingress)  # it is not theirs to run
         self._main = ReplicaMain(name, graph, config, load_predictor, theirs)
-        self._closing = contextlib.ExitStack()
         self._zygotes: Zygotes | None = None
         self._slots = [RestartSlot(number) for number in range(config.replicas)]
         self._running: set[_RunningReplica] = set()
         self._is_up = False
         self._command = ReplicaCommand()
-        self._retired = RetiredCounters()
         self.queries: ReplicaQuery = ReplicaQuery(
-            lambda: [replica for replica in self._running if replica.status.is_started],
-            lambda replica, text: replica.snapshot if text == SNAPSHOT else b"",
-            lambda text: self._retired.snapshots() if text == SNAPSHOT else [],
+            lambda: [replica for replica in self._running if replica.status.is_started]
         )
-        self._stopping: asyncio.Task[None] | None = None
-        self._grace_cancelled = asyncio.Event()
 
     @property
     def rpc_port(self) -> int | None:
@@ -179,7 +161,6 @@ class Replicas:
         raise InitError("build_dag_each_worker: the engines run in processes of their own.")
 
     def describe(self) -> str:
-        """Return one line for whoever started the server."""
         line = ready_line(self._main.name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
         return f"{line}, {len(self._slots)} copies"
 
@@ -226,11 +207,8 @@ class Replicas:
         self._loop = asyncio.get_running_loop()
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._closing.enter_context(open_logs(self._config.log))
-        log_warnings(self._config, self._main.graph)
-        ingress_ready = self._exposure.ingress.start()
-        if self._sidecar is not None:
-            await told_if_slow("model services", self._sidecar.start(), self._loop)
+        self._open_logs(self._main.graph)
+        ingress_ready = await self._start_beside()
         self._zygotes.attach(self._loop)
         for slot in self._slots:
             self._launch(slot)
@@ -238,19 +216,7 @@ class Replicas:
         await ingress_ready
         _LOGGER.info("%s", self.describe())
 
-    async def stop(self) -> None:
-        """Have the replicas drain for the grace period, and end them."""
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._stop())
-        await asyncio.shield(self._stopping)
-
-    def cancel_grace(self) -> None:
-        """End the grace period: what is left is answered at once."""
-        self._grace_cancelled.set()
-        self._exposure.ingress.cancel_grace()
-        self._tell_to_cancel_grace()
-
-    def _tell_to_cancel_grace(self) -> None:
+    def _answer_all(self) -> None:
         self._tell(ReplicaCommand(stop=True, cancel_grace=True))
 
     async def _stop(self) -> None:
@@ -275,7 +241,7 @@ class Replicas:
             self._exposure.ingress.drain()
             self._tell(ReplicaCommand(drains=True))
             await waited(self._grace_cancelled, self._config.drain_delay_s)
-        late = loop.call_later(grace_s, self._tell_to_cancel_grace)
+        late = loop.call_later(grace_s, self._answer_all)
         if not self._is_up:  # what waits for the Ops waits in vain
             self.cancel_grace()
         elif not self._command.stop:
@@ -340,7 +306,6 @@ class Replicas:
     def on_exit(self, replica: _RunningReplica) -> None:
         """Have another take the slot of a replica that has ended; its callers are disconnected."""
         self._running.discard(replica)
-        self._retired.add(replica.snapshot)
         self.queries.on_exit(replica)
         if not self._running:
             self._all_ended.set()

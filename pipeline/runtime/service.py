@@ -15,9 +15,8 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
-from pipeline.engine.startup_log import told_if_slow
 from pipeline.frontends.base import Frontend, FrontendContext
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Sidecar, log_warnings, ready_line
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, Sidecar, ready_line
 from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
@@ -25,7 +24,6 @@ from pipeline.runtime.replica_query import Ask
 from pipeline.system.event_loop import waited
 
 _LOGGER = logging.getLogger(__name__)
-
 
 _FRONTEND_GRACE_S = 1.0  # for answers that are on their way out when the frontends close
 
@@ -45,7 +43,7 @@ class ReplicaContext:
     opens_late: bool = False
 
 
-class Service:
+class Service(Runtime):
     """A Runtime of one process: all of it runs on the event loop that called `start`."""
 
     def __init__(
@@ -58,11 +56,9 @@ class Service:
         sidecar: Sidecar | None = None,
         exposure: Exposure | None = None,
     ) -> None:
+        super().__init__(config, sidecar, exposure)
         self._name = name
-        self._config = config
         self._replica = replica
-        self._sidecar = sidecar
-        self._exposure = exposure or Exposure()
         self._was_up = False
         number, ask = (None, None) if replica is None else (replica.number, replica.ask)
         self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
@@ -70,9 +66,6 @@ class Service:
         self.models: ModelRegistry = ModelRegistry()
         self.add(self._graph)
         self._frontends = _Frontends()
-        self._closing = contextlib.ExitStack()
-        self._stopping: asyncio.Task[None] | None = None
-        self._grace_cancelled = asyncio.Event()
         self._offload = Offload(config.timeout_s)
 
     def add(self, graph: LoadedGraph) -> None:
@@ -91,7 +84,6 @@ class Service:
         return self._graph.observation
 
     def describe(self) -> str:
-        """Return one line for whoever started the server."""
         return ready_line(self._name, self._ports())
 
     @property
@@ -114,14 +106,9 @@ class Service:
 
     async def start(self) -> None:
         """Open the frontends, initialise the Ops, report ready."""
-        config = self._config
-        loop = asyncio.get_running_loop()
         if self._replica is None:
-            self._closing.enter_context(self._exposure.logs(config.log))
-            log_warnings(config, self._graph.graph)
-        ingress_ready = self._exposure.ingress.start()
-        if self._sidecar is not None:
-            await told_if_slow("model services", self._sidecar.start(), loop)
+            self._open_logs(self._graph.graph)
+        ingress_ready = await self._start_beside()
         self._lower_switch_interval()
         self._offload.start()
         for graph in self._graphs:
@@ -137,18 +124,6 @@ class Service:
         self._was_up = True
         if self._replica is None:
             _LOGGER.info("%s", self.describe())
-
-    async def stop(self) -> None:
-        """Stop accepting, drain for the grace period, answer the rest, end all threads."""
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._stop())
-        await asyncio.shield(self._stopping)
-
-    def cancel_grace(self) -> None:
-        """End all waiting: what is left is answered at once."""
-        self._grace_cancelled.set()
-        self._exposure.ingress.cancel_grace()
-        self._answer_all()
 
     @property
     def _grace_s(self) -> float:

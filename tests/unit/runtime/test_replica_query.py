@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from doubles import run_virtual, settle
 
-from pipeline.runtime.replica_query import QueryClient, QueryReply, QueryRequest, ReplicaQuery
+from pipeline.engine.state import EngineState
+from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
+from pipeline.runtime.replica_query import (
+    SNAPSHOT,
+    QueryClient,
+    QueryReply,
+    QueryRequest,
+    ReplicaQuery,
+)
+
+
+def last_of(name: str, count: int = 1) -> bytes:
+    """A Snapshot of a member that has answered so many requests."""
+    state = EngineState(is_ready=True, inside=0, waiting=0, accepted=0, rejected=0)
+    models = [ModelCounters("svc", success_count=count), ModelCounters(name)]
+    return msgspec.msgpack.encode(Snapshot(1, state, models))
 
 
 class Copy:
     """A member that is asked; the test answers for it."""
 
     def __init__(self, name: str) -> None:
-        self.snapshot = f"last of {name}".encode()
+        self.snapshot = last_of(name)
         self.asked: list[QueryRequest] = []
         self.replies: list[QueryReply] = []
 
@@ -24,21 +40,29 @@ class Copy:
         self.replies.append(reply)
 
 
-def queries_of(*copies: Copy, past: tuple[bytes, ...] = ()) -> ReplicaQuery:
-    return ReplicaQuery(lambda: copies, lambda copy, text: copy.snapshot, lambda text: list(past))
+def queries_of(*copies: Copy) -> ReplicaQuery:
+    return ReplicaQuery(lambda: copies)
+
+
+def counted(snapshot: bytes) -> tuple[int, int]:
+    """(replica, requests) of a Snapshot."""
+    found = msgspec.msgpack.decode(snapshot, type=Snapshot)
+    return found.replica, found.models[0].success_count
 
 
 def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
     async def main():
         one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two, past=(b"past",))
-        queries.start(one, QueryRequest(7, "how", 1.0))
-        assert [copy.asked[0].text for copy in (one, two)] == ["how", "how"]
+        queries = queries_of(one, two)
+        queries.on_exit(Copy("gone"))
+        queries.start(one, QueryRequest(7, SNAPSHOT, 1.0))
+        assert [copy.asked[0].text for copy in (one, two)] == [SNAPSHOT, SNAPSHOT]
         queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
         assert one.replies == []
         queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
         (reply,) = one.replies
-        assert (reply.number, sorted(reply.answers)) == (7, [b"1", b"2", b"past"])
+        assert (reply.number, sorted(reply.answers[:2])) == (7, [b"1", b"2"])
+        assert list(map(counted, reply.answers[2:])) == [(NO_REPLICA, 1)]
         assert two.replies == []
 
     run_virtual(main())
@@ -48,11 +72,12 @@ def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
     async def main():
         one, two = Copy("one"), Copy("two")
         queries = queries_of(one, two)
-        queries.start(one, QueryRequest(0, "how", 1.0))
+        queries.start(one, QueryRequest(0, SNAPSHOT, 1.0))
         queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+        assert one.snapshot == b"1", "what was shown is kept for when it is dead"
         await asyncio.sleep(1.5)
         (reply,) = one.replies
-        assert sorted(reply.answers) == [b"1", b"last of two"]
+        assert reply.answers == [b"1", last_of("two")]
         queries.on_reply(two, QueryReply(two.asked[0].number, [b"late"]))
         assert len(one.replies) == 1
 
@@ -102,15 +127,14 @@ def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gon
 def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
     async def main():
         one, two = Copy("one"), Copy("two")
-        past: list[bytes] = []
-        queries = ReplicaQuery(lambda: (one, two), lambda copy, text: b"", lambda text: past)
-        queries.start(two, QueryRequest(0, "how", 1.0))
-        assert queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"])) == "how"
-        past.append(b"what one left, 1 in it")
+        queries = queries_of(one, two)
+        queries.start(two, QueryRequest(0, SNAPSHOT, 1.0))
+        queries.on_reply(one, QueryReply(one.asked[0].number, [last_of("gone", 4)]))
         queries.on_exit(one)
         queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
         (reply,) = two.replies
-        assert sorted(reply.answers) == [b"2", b"what one left, 1 in it"]
+        assert reply.answers[0] == b"2"
+        assert list(map(counted, reply.answers[1:])) == [(NO_REPLICA, 4)]
 
     run_virtual(main())
 
