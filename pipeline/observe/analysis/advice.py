@@ -57,49 +57,42 @@ class Advice:
 
     def as_config(self) -> dict[str, dict[str, int]]:
         """Return the settings for `op:` of config.yml."""
-        given = {
-            advice.op: {"concurrency": advice.concurrency, "batch_size": advice.batch_size}
-            for advice in self.ops
-        }
+        keys = ("concurrency", "batch_size")
         return {
-            op: {key: value for key, value in settings.items() if value is not None}
-            for op, settings in given.items()
+            op.op: {key: value for key in keys if (value := getattr(op, key)) is not None}
+            for op in self.ops
         }
 
 
 def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
     """Return advice from the figures of a record that was taken under load.
 
-    Args:
-        figures: see `figures_of`.
-        target_per_s: requests/s that are expected of the service; None: what the callers of the
-            record would ask for if no Op made them wait, but no more than four times what they
-            got: then it is time to measure again.
+    `target_per_s` requests/s are expected of the service; None: what the callers of the record
+    would ask for if no Op made them wait, but no more than four times what they got: then it is
+    time to measure again.
     """
     # Of one that brought no result it is not known what it takes.
     ran = [op for op in figures.ops if op.batches and op.cost_ms > 0]
     if not ran or not figures.seconds:
         return Advice(math.nan, None, False, math.nan, (), ("no Op has run",))
     slowest = min(ran, key=lambda op: op.capacity_per_s)
-    is_full = _is_full(slowest)
+    # It is busy, or has more in its channel than its workers take at once.
+    is_full = slowest.busy >= _FULL or slowest.waiting > slowest.workers * slowest.largest_batch
     target = target_per_s if target_per_s is not None else _reachable(figures)
     found = []
     if is_full or target_per_s is not None:
         found = [advice for op in ran if (advice := _advise_op(op, target)) is not None]
-    notes = [*_notes(figures, ran)]
+    notes = _notes(figures, ran)
     if found:
         notes.append(
             "workers that compute need a core each; threads run Python code one at a time: "
             "`workers: process` gives each a process"
         )
-    return Advice(
-        target, slowest.name, is_full, _expected(ran, found, target), tuple(found), tuple(notes)
-    )
-
-
-def _is_full(op: OpFigures) -> bool:
-    """Return whether it is busy, or has more in its channel than its workers take at once."""
-    return op.busy >= _FULL or op.waiting > op.workers * op.largest_batch
+    followed = {given.op: given for given in found}
+    # What the slowest Op lets through then.
+    capacity = min(_capacity(op, followed.get(op.name)) for op in ran)
+    expected = min(target, capacity) if found else math.nan
+    return Advice(target, slowest.name, is_full, expected, tuple(found), tuple(notes))
 
 
 def _reachable(figures: Figures) -> float:
@@ -179,25 +172,16 @@ def _fewer(op: OpFigures, target_per_s: float) -> OpAdvice | None:
     return OpAdvice(op.name, needed, None, (text,))
 
 
-def _expected(ran: list[OpFigures], advice: list[OpAdvice], target_per_s: float) -> float:
-    """Return what the slowest Op lets through with the advice followed: at most the target."""
-    followed = {given.op: given for given in advice}
-    if not followed:
-        return math.nan
-    return min(target_per_s, *(_capacity(op, followed.get(op.name)) for op in ran))
-
-
 def _capacity(op: OpFigures, advice: OpAdvice | None) -> float:
     if advice is None:
         return op.capacity_per_s
     workers = advice.concurrency or op.workers
-    cost_ms = op.request_cost_ms
-    if advice.batch_size is not None:
-        cost_ms = (
-            op.line.cost_ms(advice.batch_size)
-            if op.line is not None
-            else avg_batch_cost(advice.batch_size, op.prep_ms, op.midp_ms, op.postp_ms)
-        )
+    if advice.batch_size is None:
+        cost_ms = op.request_cost_ms
+    elif op.line is not None:
+        cost_ms = op.line.cost_ms(advice.batch_size)
+    else:
+        cost_ms = avg_batch_cost(advice.batch_size, op.prep_ms, op.midp_ms, op.postp_ms)
     return workers / (cost_ms / 1e3 * op.visits)
 
 

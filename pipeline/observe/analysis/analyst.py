@@ -24,9 +24,6 @@ from pipeline.observe.paddle.profile import Profile, read_profile
 _REPLICA_WORKERS = 100_000  # more than an Op has: tells those of several replicas apart
 _REPLICA_IDS = 2**40
 
-Times = dict[str, dict[str, float]]
-"""By Op, then by step: prep, midp, postp."""
-
 
 class Analyst:
     """The figures of a profile: lines that a server with `dag.use_profile: true` wrote to stderr.
@@ -120,7 +117,7 @@ class OpAnalyst:
 
         Of one Op, the inner dict; KeyError if the profile does not have it.
         """
-        found: Times = {name: _steps(op) for name, op in self._ops.items()}
+        found = {name: _steps(op) for name, op in self._ops.items()}
         return found if op_name is None else found[op_name]
 
     def qps(self, op_name: str | None = None) -> Any:
@@ -128,7 +125,7 @@ class OpAnalyst:
 
         A request's time is its share of its batch. A step that takes no time is infinitely fast.
         """
-        found: Times = {
+        found = {
             name: {
                 step: 1e3 * op.batch_size / ms if ms else math.inf
                 for step, ms in _steps(op).items()

@@ -58,11 +58,7 @@ def events(
         requests: rows of REQUEST; may be empty, or lack some of the spans' requests.
         names: of the Ops, by the index that is in `spans`.
         replica: number of this replica, for its processes' names; None: there is only one.
-        zero_ns: the time that is 0 in the trace, see `first_time_ns`.
-
-    Returns:
-        dicts of plain str, int, float, list: `ph`, `pid`, `tid`, `ts` in microseconds of the
-        rows' clock, `name`, `cat`, `id`, `args`.
+        zero_ns: the time that is 0 in the trace, see `first_time_ns`; `ts` are microseconds.
     """
     return _Tracer(names, replica, zero_ns).events(spans, requests)
 
@@ -116,16 +112,13 @@ class _Tracer:
         return self._first_pid + 1 + op
 
     def _process_names(self, spans: Rows, requests: Rows) -> Iterator[Event]:
-        used = {int(op) for op in np.unique(spans["op"])}
-        if requests.size:
-            yield from self._process(self._first_pid, "requests")
-        for op, name in enumerate(self._names):
-            if op in used:
-                yield from self._process(self._pid(op), f"Op {name}")
-
-    def _process(self, pid: int, name: str) -> Iterator[Event]:
-        yield _meta("process_name", pid, 0, name=self._prefix + name)
-        yield _meta("process_sort_index", pid, 0, sort_index=pid)
+        named = [(self._first_pid, "requests")] if requests.size else []
+        named += [
+            (self._pid(op), f"Op {self._names[op]}") for op in np.unique(spans["op"]).tolist()
+        ]
+        for pid, name in named:
+            yield _meta("process_name", pid, 0, name=self._prefix + name)
+            yield _meta("process_sort_index", pid, 0, sort_index=pid)
 
     # Slices -----------------------------------------------------------------------------------
 
@@ -139,9 +132,10 @@ class _Tracer:
         known = known[np.argsort(starts[known], kind="stable")]
         starts, ends = starts[known], ends[known]
         lanes = _lanes(starts.tolist(), ends.tolist())
-        for lane in range(max(lanes, default=-1) + 1):
-            name = f"lane {lane + 1}"
-            self._slices.append(_meta("thread_name", self._first_pid, 1 + lane, name=name))
+        self._slices += [
+            _meta("thread_name", self._first_pid, 1 + lane, name=f"lane {lane + 1}")
+            for lane in range(max(lanes, default=-1) + 1)
+        ]
         times = zip(starts.tolist(), ends.tolist(), strict=True)
         for number, lane, (start, end) in zip(known.tolist(), lanes, times, strict=True):
             place = {"pid": self._first_pid, "tid": 1 + lane}
@@ -150,9 +144,9 @@ class _Tracer:
     def _add_request(self, row: dict[str, int], place: Event, start_ns: int, end_ns: int) -> None:
         name = f"request {row['data_id']}"
         ending = _ending(row["outcome"], err_no=row["code"])
-        self._slices.append(self._begin(place, name, start_ns) | ending)
+        self._begin(place, name, start_ns, ending)
         self._add_parts(place, row, _PARTS, (start_ns, end_ns), ("graph", "pack"))
-        self._slices.append(self._end(place, end_ns))
+        self._end(place, end_ns)
 
     def _add_worker(self, ran: Rows, bounds: Sequence[tuple[int, int]]) -> None:
         """Draw the batches of one worker, whose `bounds` are by their start."""
@@ -175,11 +169,11 @@ class _Tracer:
         if waits.size:
             about["longest_wait_us"] = int(waits.max()) / 1e3
         outcome = int(batch["outcome"].max())  # one that failed colours the batch
-        self._slices.append(self._begin(place, name, row["start_ns"]) | _ending(outcome, **about))
+        self._begin(place, name, row["start_ns"], _ending(outcome, **about))
         for data_id in ids:
             self._add_point(place, data_id, row["start_ns"])
         self._add_parts(place, row, _STAGES, (row["start_ns"], row["end_ns"]))
-        self._slices.append(self._end(place, row["end_ns"]))
+        self._end(place, row["end_ns"])
 
     def _add_parts(
         self,
@@ -193,10 +187,10 @@ class _Tracer:
         reached = max(1, within[0])
         for name, start, end in parts:
             if reached <= row[start] <= row[end] <= within[1]:
-                self._slices.append(self._begin(place, name, row[start]))
+                self._begin(place, name, row[start])
                 if name in points:
                     self._add_point(place, row["data_id"], row[start])
-                self._slices.append(self._end(place, row[end]))
+                self._end(place, row[end])
                 reached = row[end]
 
     def _add_point(self, place: Event, data_id: int, time_ns: int) -> None:
@@ -206,11 +200,12 @@ class _Tracer:
             self._slices.append(point)
             self._ways.setdefault(data_id, []).append(point)
 
-    def _begin(self, place: Event, name: str, time_ns: int) -> Event:
-        return {"ph": "B", "name": name, **place, "ts": self._us(time_ns)}
+    def _begin(self, place: Event, name: str, time_ns: int, more: Event | None = None) -> None:
+        event = {"ph": "B", "name": name, **place, "ts": self._us(time_ns)}
+        self._slices.append(event | (more or {}))
 
-    def _end(self, place: Event, time_ns: int) -> Event:
-        return {"ph": "E", **place, "ts": self._us(time_ns)}
+    def _end(self, place: Event, time_ns: int) -> None:
+        self._slices.append({"ph": "E", **place, "ts": self._us(time_ns)})
 
     def _join(self, data_id: int, points: list[Event]) -> None:
         """Make arrows of a request's points: from its own row to its batches in turn, and back."""
@@ -221,8 +216,8 @@ class _Tracer:
             return
         ways = ["s", *["t"] * (len(points) - 2), "f"]
         for point, way in zip(points, ways, strict=True):
-            point |= {"ph": way, "name": "request", "cat": "request"}
-            point |= {"id": self._first_id + data_id}
+            about = {"name": "request", "cat": "request", "id": self._first_id + data_id}
+            point |= {"ph": way, **about}
             if way != "s":
                 point["bp"] = "e"  # to the slice around it, not to the next one
 

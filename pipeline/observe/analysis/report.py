@@ -18,16 +18,13 @@ _COLUMNS = (
     "Op", "workers", "busy", "requests", "no result", "batch", "queue ms", "p95", "waiting",
     "prep ms", "midp ms", "postp ms", "ms/request", "capacity/s",
 )  # fmt: skip
+_DERIVED = ("batch_size", "cost_ms", "request_cost_ms", "capacity_per_s")  # of OpFigures
 
 
 def report_text(name: str, figures: Figures, advice: Advice, damaged: int = 0) -> str:
-    """Return what `python -m pipeline analyse` prints.
+    """Return what `python -m pipeline analyse` prints of the record `name`.
 
-    Args:
-        name: what the record is called.
-        figures: of the record.
-        advice: on them.
-        damaged: lines of it that could not be read.
+    `damaged` lines of it could not be read.
     """
     return "\n".join([*_lines(name, figures, advice, damaged), ""])
 
@@ -37,19 +34,13 @@ def report_json(figures: Figures, advice: Advice) -> bytes:
 
     What is not known is null.
     """
-    ops = [dataclasses.asdict(op) | _derived(op) for op in figures.ops]
+    ops = [
+        dataclasses.asdict(op) | {name: getattr(op, name) for name in _DERIVED}
+        for op in figures.ops
+    ]
     found = dataclasses.asdict(figures) | {"per_s": figures.per_s, "ops": ops}
     report = {"figures": found, "advice": advice, "config": advice.as_config()}
     return orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def _derived(op: OpFigures) -> dict[str, float]:
-    return {
-        "batch_size": op.batch_size,
-        "cost_ms": op.cost_ms,
-        "request_cost_ms": op.request_cost_ms,
-        "capacity_per_s": op.capacity_per_s,
-    }
 
 
 def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterator[str]:
@@ -69,24 +60,23 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
         )
     if damaged:
         yield f"{damaged:,} PROFILE lines could not be read"
-    yield from _latency_lines(figures)
+    latency = figures.latency
+    if not math.isnan(latency.mean):
+        yield (
+            f"latency {latency.mean:.3f} ms (p50 {latency.p50:.3f}, p95 {latency.p95:.3f}, "
+            f"p99 {latency.p99:.3f}): {_text(figures.let_in_ms)} to be let in, "
+            f"{_text(figures.unpack_ms)} unpack, {_text(figures.graph_ms)} Ops, "
+            f"{_text(figures.pack_ms)} pack"
+        )
     yield ""
     yield from _table([_COLUMNS, *map(_row, figures.ops)])
     yield ""
-    yield from _path_lines(figures)
+    if (path := figures.path) is not None:
+        yield (
+            f"critical path of {path.share:.0%}: {' > '.join(path.ops)}: {path.cost_ms:.3f} ms "
+            f"of work, {path.queue_ms:.3f} ms of waiting"
+        )
     yield from _advice_lines(advice)
-
-
-def _latency_lines(figures: Figures) -> Iterator[str]:
-    latency = figures.latency
-    if math.isnan(latency.mean):
-        return
-    yield (
-        f"latency {latency.mean:.3f} ms (p50 {latency.p50:.3f}, p95 {latency.p95:.3f}, "
-        f"p99 {latency.p99:.3f}): {_text(figures.let_in_ms)} to be let in, "
-        f"{_text(figures.unpack_ms)} unpack, {_text(figures.graph_ms)} Ops, "
-        f"{_text(figures.pack_ms)} pack"
-    )
 
 
 def _row(op: OpFigures) -> tuple[str, ...]:
@@ -97,9 +87,9 @@ def _row(op: OpFigures) -> tuple[str, ...]:
         f"{op.requests:,}",
         f"{op.failed + op.never_ran:,}",
         _text(op.batch_size, 1),
-        *(_text(value) for value in (op.queue_ms, op.queue_p95_ms)),
+        *map(_text, (op.queue_ms, op.queue_p95_ms)),
         _text(op.waiting, 1),
-        *(_text(value) for value in (op.prep_ms, op.midp_ms, op.postp_ms, op.request_cost_ms)),
+        *map(_text, (op.prep_ms, op.midp_ms, op.postp_ms, op.request_cost_ms)),
         _text(op.capacity_per_s, 1),
     )
 
@@ -110,15 +100,6 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells])
-
-
-def _path_lines(figures: Figures) -> Iterator[str]:
-    path = figures.path
-    if path is not None:
-        yield (
-            f"critical path of {path.share:.0%}: {' > '.join(path.ops)}: {path.cost_ms:.3f} ms "
-            f"of work, {path.queue_ms:.3f} ms of waiting"
-        )
 
 
 def _advice_lines(advice: Advice) -> Iterator[str]:
