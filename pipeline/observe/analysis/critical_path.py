@@ -37,13 +37,11 @@ def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
 
     The span before another one on that way is the one that ended last before that was ready.
     """
-    known = spans[
-        (spans["data_id"] >= 0) & (spans["worker"] != NO_WORKER) & (spans["ready_ns"] > 0)
-    ]
+    is_known = (spans["data_id"] >= 0) & (spans["worker"] != NO_WORKER) & (spans["ready_ns"] > 0)
+    known = spans[is_known]
+    ordered = known[np.lexsort((known["end_ns"], known["data_id"]))]
     ways: dict[tuple[int, ...], list[_Way]] = {}
-    for way in itertools.islice(
-        _ways(known[np.lexsort((known["end_ns"], known["data_id"]))]), _MAX_WALKED
-    ):
+    for way in itertools.islice(_ways(ordered), _MAX_WALKED):
         ways.setdefault(tuple(step[0] for step in way), []).append(way)
     if not ways:
         return None

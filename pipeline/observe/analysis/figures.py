@@ -167,27 +167,22 @@ class Figures:
 def figures_of(
     spans: Rows, requests: Rows, names: Sequence[str], sample: Sample | None = None
 ) -> Figures:
-    """Add up a record.
+    """Add up a record, of which the rows are all, or a `sample`.
 
-    Args:
-        spans: rows of SPAN, those of a batch neighbours; times that are not known are -1.
-        requests: rows of REQUEST; without any, requests are counted by their spans.
-        names: of the Ops, by the index that is in `spans`. Ops without spans are left out.
-        sample: what the rows stand for; None: for themselves.
+    Without requests these are counted by their spans. Of `names` Ops without spans are left out.
     """
     sample = sample or Sample.whole(spans, requests)
     spans, requests = weighted(spans, sample.spans), weighted(requests, sample.requests)
     whole = requests[requests["target"] <= PIPELINE]
     starts = first_known(whole["start_ns"], whole["admitted_ns"], whole["dispatched_ns"])
     ends = first_known(whole["end_ns"], whole["completed_ns"])
-    seconds = _covered_s(*_busy_times(spans, starts, ends), sample.loads)
+    seconds = _busy_s(spans, starts, ends, sample.loads)
     requests_count = count(whole) or _most_spans(spans)
     is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
     took = Durations((ends - starts)[is_well], whole["weight"][is_well])
     in_graph = durations(whole, "dispatched_ns", "completed_ns")
-    is_given_up, is_refused = (
-        whole["outcome"] == outcome for outcome in (Outcome.CANCELED, Outcome.PRODUCT)
-    )
+    is_given_up = whole["outcome"] == Outcome.CANCELED
+    is_refused = whole["outcome"] == Outcome.PRODUCT
     return Figures(
         seconds=seconds,
         requests=requests_count,
@@ -317,18 +312,13 @@ def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
 # Times ------------------------------------------------------------------------------------------
 
 
-def _busy_times(spans: Rows, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """Return from when to when there was a request, or a span of one that has not ended."""
+def _busy_s(spans: Rows, starts: Numbers, ends: Numbers, loads: Rows) -> float:
+    """Return how long there was a request, told or not, or a span of one that has not ended."""
     ran = spans[spans["worker"] != NO_WORKER]
     starts = np.concatenate([starts, first_known(ran["ready_ns"], ran["start_ns"])])
     ends = np.concatenate([ends, ran["end_ns"]])
     known = (starts > 0) & (ends >= starts)
-    return starts[known], ends[known]
-
-
-def _covered_s(starts: Numbers, ends: Numbers, loads: Rows) -> float:
-    """Return how long at least one interval lasts, or one that a sample leaves out."""
-    starts, ends = merged(starts, ends)
+    starts, ends = merged(starts[known], ends[known])
     return (covered_ns(starts, ends) + _untold_ns(starts, ends, loads)) / 1e9
 
 

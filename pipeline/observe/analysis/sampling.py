@@ -49,12 +49,9 @@ class SampledRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The weights of rows: how many each one stands for.
+    """The weights of rows: how many each one stands for; those of one batch have the same.
 
-    Attributes:
-        spans: float64, as many spans as each one stands for; those of one batch have the same.
-        requests: float64.
-        loads: LOAD rows; those of several replicas of a server overlap.
+    `loads` are LOAD rows; those of several replicas of a server overlap.
     """
 
     spans: npt.NDArray[np.float64]
@@ -85,13 +82,15 @@ class Sampler:
         self._begun = 0  # requests of this window
         self._begin_ns = 0
         self._latest_ns = 0
-        self._covered: list[tuple[Integers, Integers]] = []
+        self._covered: list[Integers] = []  # starts and ends of merged intervals
         self._is_cut = False
 
     def choose(self, spans: Rows, requests: Rows) -> SampledRows:
         """Return the rows to be written of a flush. It takes some 0.1 us a row."""
         self._adapt(self._count(spans, requests))
-        self._cover(requests)
+        starts, ends = requests["start_ns"], requests["end_ns"]
+        known = (starts > 0) & (ends >= starts)
+        self._covered.append(np.stack(merged(starts[known], ends[known])))
         span_strides = self._strides(spans["data_id"])
         request_strides = self._strides(requests["data_id"])
         told_spans = _whole_batches(spans, span_strides > 0)
@@ -108,8 +107,8 @@ class Sampler:
     def end(self) -> Rows:
         """Close the window: its LOAD row, none if all of it was told."""
         begin_ns, end_ns = self._begin_ns, self._latest_ns
-        pieces = self._covered or [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        starts, ends = merged(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+        pieces = self._covered or [np.empty((2, 0), np.int64)]
+        starts, ends = merged(*np.concatenate(pieces, axis=1))
         busy_ns = covered_ns(starts, ends, (begin_ns, end_ns))
         is_cut = self._is_cut
         self._begin_ns, self._begun, self._is_cut = end_ns, 0, False
@@ -158,11 +157,6 @@ class Sampler:
         is_in = ids.astype(np.uint64) * _GOLDEN <= _LAST >> halvings
         strides: Integers = np.where(is_in, np.int64(1) << halvings.astype(np.int64), 0)
         return strides
-
-    def _cover(self, requests: Rows) -> None:
-        starts, ends = requests["start_ns"], requests["end_ns"]
-        known = (starts > 0) & (ends >= starts)
-        self._covered.append(merged(starts[known], ends[known]))
 
 
 def _whole_batches(spans: Rows, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

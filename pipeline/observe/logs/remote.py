@@ -48,12 +48,10 @@ Send = Callable[[SentRecord], None]
 
 
 def keep_logs(level: int, send: Send) -> None:
-    """Give every record of the `pipeline` loggers to `send` only; called in a worker process.
+    """Give every record of the `pipeline` loggers from `level` on to `send` only.
 
-    Args:
-        level: the effective level of the parent's `pipeline` logger; less severe records are not
-            made.
-        send: an OSError of it means that the parent is gone: the record is dropped.
+    Called in a worker process. An OSError of `send` means that the parent is gone: the record is
+    dropped.
     """
     handler = _SendingHandler(send)
     for logger in _loggers():
@@ -66,13 +64,9 @@ def keep_logs(level: int, send: Send) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogsHome:
-    """Called in a child: `keep_logs` with records as bytes. Picklable.
+    """Called in a child: `keep_logs` with records as bytes. Picklable."""
 
-    Args:
-        level: the name of the least severe level that the parent's files are to have.
-    """
-
-    level: str
+    level: str  # the name of the least severe one that the parent's files are to have
 
     def __call__(self, send: Callable[[bytes], None]) -> None:
         wanted = logging.getLevelNamesMapping()[self.level]
@@ -127,7 +121,9 @@ class _SendingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send it; called under the handler's lock."""
         if os.getpid() != self._pid:
-            _to_stderr(record)  # of a process that user code forked: `send` belongs to its parent
+            # Of a process that user code forked: `send` belongs to its parent.
+            if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
+                logging.lastResort.handle(record)
             return
         if self._is_sending:
             return  # logged by what ran in `send`, a finaliser: it must not send amidst a frame
@@ -151,7 +147,6 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _sent(record: logging.LogRecord) -> SentRecord:
-    trace = exception_text(record)
     return SentRecord(
         name=utf8_text(record.name),
         level=record.levelno,
@@ -159,15 +154,9 @@ def _sent(record: logging.LogRecord) -> SentRecord:
         line=record.lineno,
         function=utf8_text(record.funcName or ""),
         message=utf8_text(record.getMessage()),
-        trace=utf8_text(trace),
+        trace=utf8_text(exception_text(record)),
         stack=utf8_text(record.stack_info or ""),
         created=record.created,
         pid=record.process or os.getpid(),
         thread=utf8_text(record.threadName or ""),
     )
-
-
-def _to_stderr(record: logging.LogRecord) -> None:
-    last = logging.lastResort
-    if last is not None and record.levelno >= last.level:
-        last.handle(record)

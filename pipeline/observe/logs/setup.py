@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
@@ -48,62 +47,46 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
 
     Args:
         log: from which level on, where to and how.
-        directory: of the files; None: `PipelineServingLogs` under $SERVING_LOG_PATH, or else
-            under the working folder. It is created when missing.
+        directory: of the files; None: `log_folder()`. It is created when missing.
 
     Raises:
         InitError: the folder or a file cannot be written.
     """
     level, is_json = logging.getLevelNamesMapping()[log.level], log.format == "json"
     if log.to == "stdout":
-        session = LogSession([Destination("stdout", level, lambda: StdoutSink(is_json))], _OPEN)
+        destinations = [Destination("stdout", level, lambda: StdoutSink(is_json))]
     else:
         folder = Path(os.path.realpath(log_folder() if directory is None else directory))
         files = LogFiles(folder, log.max_bytes, log.backup_count, is_json)
         destinations = [Destination(folder, level, lambda: FileSink(files))]
         if is_wanted(log.stderr):
-            hint = _as_seen_from_here(folder / "pipeline.log")
+            path = folder / "pipeline.log"
+            hint = min(str(path), os.path.relpath(path), key=len)
             destinations.append(Destination("stderr", level, lambda: StderrSink(hint), is_shown))
-        session = LogSession(destinations, _OPEN)
+    session = LogSession(destinations)
     _OPEN.add(session)
     return session
 
 
 def log_folder() -> Path:
-    """Return the folder that a server logs to by default."""
+    """Return the folder that a server logs to, under $SERVING_LOG_PATH or the working folder."""
     return Path(os.environ.get("SERVING_LOG_PATH") or ".") / FOLDER
-
-
-def _as_seen_from_here(path: Path) -> str:
-    """Return the path, relative where that is shorter."""
-    return min(str(path), os.path.relpath(path), key=len)
 
 
 class LogSession:
     """The log as long as one server needs it. `close` may be called more than once."""
 
-    def __init__(self, destinations: Sequence[Destination], sessions: _OpenSessions) -> None:
+    def __init__(self, destinations: Sequence[Destination]) -> None:
         self.destinations: dict[object, Destination] = {each.key: each for each in destinations}
-        self._sessions = sessions
-
-    @property
-    def level(self) -> int:
-        """Least severe level that is written anywhere."""
-        return min(each.level for each in self.destinations.values())
 
     def close(self) -> None:
         """Write what was logged so far; the last session of a folder closes its files."""
-        self._sessions.remove(self)
+        _OPEN.remove(self)
 
     def __enter__(self) -> LogSession:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -114,8 +97,7 @@ class _OpenSessions:
     when one server starts while another one stops. A process that is forked has none of them.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: list[LogSession] = []
         self._writers: dict[object, LogWriter] = {}
@@ -131,7 +113,7 @@ class _OpenSessions:
                 if destination.key not in self._writers:
                     self._open(destination)
             if not self._sessions:
-                self._before = (self._logger.level, self._logger.propagate)
+                self._before = (_LOGGER.level, _LOGGER.propagate)
             self._sessions.append(session)
             self._apply()
 
@@ -141,7 +123,7 @@ class _OpenSessions:
             writer.handler.addFilter(destination.wants)
         writer.start()
         self._writers[destination.key] = writer
-        self._logger.addHandler(writer.handler)
+        _LOGGER.addHandler(writer.handler)
 
     def remove(self, session: LogSession) -> None:
         with self._lock:
@@ -151,16 +133,16 @@ class _OpenSessions:
             for key in session.destinations:
                 if not any(key in other.destinations for other in self._sessions):
                     writer = self._writers.pop(key)
-                    self._logger.removeHandler(writer.handler)
+                    _LOGGER.removeHandler(writer.handler)
                     writer.close()
             self._apply()
 
     def _forget(self) -> None:
         """Begin anew in a forked child: the writers and whoever holds the lock are not here."""
         self._lock = threading.Lock()
-        for handler in list(self._logger.handlers):
+        for handler in list(_LOGGER.handlers):
             if isinstance(handler, QueueingHandler):  # also one whose writer is being closed
-                self._logger.removeHandler(handler)
+                _LOGGER.removeHandler(handler)
         sessions, self._sessions = self._sessions, []
         writers, self._writers = self._writers, {}
         if sessions:
@@ -172,18 +154,20 @@ class _OpenSessions:
         """Set the levels that the open sessions ask for, or what was there before them."""
         level, propagate = self._before
         if self._sessions:
-            wanted = min(session.level for session in self._sessions)
+            wanted = min(
+                each.level for session in self._sessions for each in session.destinations.values()
+            )
             # A user who set the logger itself to a lower level has a handler that wants it.
             level = min(level, wanted) if level != logging.NOTSET else wanted
             propagate = False  # our lines go to our files, not also to the user's console
-        self._logger.setLevel(level)
-        self._logger.propagate = propagate
+        _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagate
         for key, writer in self._writers.items():
             wanting = (session.destinations.get(key) for session in self._sessions)
             writer.handler.setLevel(min(each.level for each in wanting if each is not None))
 
 
-_OPEN = _OpenSessions(_LOGGER)
+_OPEN = _OpenSessions()
 
 
 class RequestLog:
@@ -243,12 +227,15 @@ class RequestLog:
         self._failures[level] += 1
         if self._failures[level] > self._failures_per_s:
             return
+        shown = str(error) or type(error).__name__
+        if len(shown) > _SHOWN_CHARACTERS:
+            shown = shown[:_SHOWN_CHARACTERS] + "..."
         self._logger.log(
             level,
             "(data_id=%s log_id=%s) Failed to predict: %s",
             data_id,
             log_id,
-            _one_line(error),
+            printable(shown),
             extra=TOLD if getattr(error, "was_logged", False) else None,
             stacklevel=2,
         )
@@ -260,11 +247,3 @@ class RequestLog:
             if count > self._failures_per_s:
                 text = "%d more requests failed within a second: not logged singly"
                 self._logger.log(level, text, count - self._failures_per_s)
-
-
-def _one_line(error: object) -> str:
-    """Return the error's text, cut short, in one line."""
-    text = str(error) or type(error).__name__
-    if len(text) > _SHOWN_CHARACTERS:
-        text = text[:_SHOWN_CHARACTERS] + "..."
-    return printable(text)

@@ -110,7 +110,7 @@ class FileSink(LogSink):
         )
         target.complaint = self._complaint
         target.setLevel(level)
-        target.setFormatter(formatter(self._files.is_json))
+        target.setFormatter(JsonFormatter() if self._files.is_json else LineFormatter())
         self._targets.append(target)
 
 
@@ -142,7 +142,7 @@ class StdoutSink(LogSink):
     """Standard output, as containers have it."""
 
     def __init__(self, is_json: bool) -> None:
-        self._formatter = formatter(is_json)
+        self._formatter = JsonFormatter() if is_json else LineFormatter()
         self._complaint = Complaint("logs to stdout")
 
     def write(self, record: logging.LogRecord) -> None:
@@ -168,11 +168,6 @@ class Complaint:
             self._silent_until = now + _COMPLAINT_S
             why = error.strerror if isinstance(error, OSError) else error
             say_on_stderr(f"pipeline: cannot write {self._what}: {why or error}: lines are lost")
-
-
-def formatter(is_json: bool) -> logging.Formatter:
-    """Return the formatter of files and of stdout."""
-    return JsonFormatter() if is_json else LineFormatter()
 
 
 def own_record(text: str, *args: object) -> logging.LogRecord:

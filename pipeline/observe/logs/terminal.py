@@ -114,7 +114,7 @@ class Loading:
 
     def draw(self, now: float) -> float | None:
         """Show it; how soon to show it anew, None: nothing is loading, or nobody looks on."""
-        if not self._since or not _is_terminal():
+        if not self._since or not is_wanted("terminal") or os.environ.get("TERM") == "dumb":
             self.erase()
             return None
         (_, who), since = next(iter(self._since.items()))
@@ -138,10 +138,6 @@ class Loading:
     def _write(self, text: str) -> None:
         with contextlib.suppress(Exception):  # a stream of the user's own
             say_on_stderr(text, waits=False, end="")
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _kind(record: logging.LogRecord) -> object:

@@ -35,11 +35,7 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="pipeline-log", daemon=True)
 
     def start(self) -> None:
-        """Open the sink and begin to write.
-
-        Raises:
-            InitError: the sink cannot be written.
-        """
+        """Open the sink and begin to write; InitError says why that cannot be."""
         self._sink.open()
         self._thread.start()
 

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, Outcome, Rows, wall_offset_ns
+from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, OpSpan, Outcome, Rows, wall_offset_ns
 from pipeline.errors import utf8_text
 from pipeline.observe.analysis.sampling import LOAD, Sample, Strides
 from pipeline.observe.tables import columns
@@ -32,14 +32,7 @@ from pipeline.observe.tables import columns
 _MARK = "PROFILE\tpid:"
 _MARK_OF_NONE = "PROFILE-NONE\tpid:"
 
-_SPAN_TIMES = (
-    "ready_ns",
-    "start_ns",
-    "preprocess_end_ns",
-    "process_end_ns",
-    "end_ns",
-    "result_received_ns",
-)
+_SPAN_TIMES = [name for name in OpSpan._fields if name.endswith("_ns")]
 _SHARED = ("op", "worker", "batch", *_SPAN_TIMES[1:])
 _OWN = ("data_id", "rows", "outcome", "ready_ns")
 _REQUEST_TIMES = ("start_ns", "admitted_ns", "dispatched_ns", "completed_ns", "end_ns")
@@ -106,12 +99,8 @@ def profile_lines(
 ) -> Iterator[str]:
     """Yield the lines of SPAN and REQUEST rows, with line breaks: one for a batch or request.
 
-    Args:
-        spans: rows of one batch are neighbours.
-        requests: any rows; also those still under way, whose times to come are 0.
-        names: those of the Ops, by the index that the rows give.
-        offset_ns: added to all times that are known: `wall_offset_ns()` for those of a journal.
-        strides: what the rows stand for, if they are a sample.
+    Times to come of requests under way are 0. `offset_ns` is added to all times that are known:
+    `wall_offset_ns()` for those of a journal. `strides`: what the rows of a sample stand for.
     """
     pid = os.getpid()
     names = [utf8_text(name) for name in names]
@@ -136,10 +125,7 @@ def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
 def profile_text(request: bytes, spans: Sequence[bytes], names: Sequence[str]) -> str:
     """Return what a client that asked for its profile is answered: the lines of its own rows.
 
-    Args:
-        request: its `pack_request`, in this process's `time.monotonic_ns`; times to come are 0.
-        spans: a `pack_span` each.
-        names: those of the Ops.
+    They come as `pack_request` and `pack_span` have made them, in `time.monotonic_ns`.
     """
     rows, requests = np.frombuffer(b"".join(spans), SPAN), np.frombuffer(request, REQUEST)
     return "".join(profile_lines(rows, requests, names, wall_offset_ns()))
@@ -162,9 +148,8 @@ def _batches(
     """Yield neighbours that have all in common but what is each request's own."""
     if not spans.size:
         return
-    is_first = np.ones(spans.size, np.bool_)
-    is_first[1:] = np.any([spans[name][1:] != spans[name][:-1] for name in _SHARED], axis=0)
-    first = np.flatnonzero(is_first)
+    differs = np.any([spans[name][1:] != spans[name][:-1] for name in _SHARED], axis=0)
+    first = np.append(0, np.flatnonzero(differs) + 1)
     bounds = itertools.pairwise([*first.tolist(), spans.size])
     shared = columns(spans.take(first), *_SHARED).T.tolist()
     own = columns(spans, *_OWN).T.tolist()
@@ -227,9 +212,8 @@ class Profile:
         spans: SPAN rows in the order of their lines; `op` is an index into `names`.
         requests: REQUEST rows; `target` is such an index, or PIPELINE.
         names: those of the Ops, in the order in which they appear.
-        span_pids: int64 [len(spans)], the process of each span's engine: what tells the replicas of
-            a server apart, whose workers and batches have the same numbers.
-        request_pids: int64 [len(requests)].
+        span_pids: int64, the process of each span's engine: what tells the replicas of a server
+            apart, whose workers and batches have the same numbers; so `request_pids`.
         damaged: lines that began as a PROFILE line and could not be read.
         sample: what the rows stand for.
 
@@ -332,20 +316,17 @@ class _LineReader:
         except (msgspec.MsgspecError, UnicodeError):
             return False
         if isinstance(line, _BatchLine):
-            self._add_batch(pid, line)
+            op = self._index(line.op)
+            weight = (line.stands_for or len(line.requests)) / max(1, len(line.requests))
+            for data_id, rows, outcome, ready in line.requests:
+                row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
+                self._add_span(pid, row, weight)
         elif isinstance(line, _LoadLine):
             self._loads.append((line.begin, line.end, line.busy))
         else:
             target = PIPELINE if line.op is None else self._index(line.op)
             self._add_request(pid, (line.data_id, target, *line.row), line.stands_for)
         return True
-
-    def _add_batch(self, pid: int, line: _BatchLine) -> None:
-        op = self._index(line.op)
-        weight = (line.stands_for or len(line.requests)) / max(1, len(line.requests))
-        for data_id, rows, outcome, ready in line.requests:
-            row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
-            self._add_span(pid, row, weight)
 
     def _add_span(self, pid: int, row: tuple[int, ...], weight: float = 1.0) -> None:
         self._spans.append(row)

@@ -24,24 +24,15 @@ _PIECES_LIMIT = 64  # flushes that may wait for whoever reads stderr
 
 
 class ProfileWriter:
-    """A Sink that writes lines to stderr: `dag.use_profile`.
+    """A Sink that writes lines to stderr, or to `stream`: `dag.use_profile`.
 
     Rows are chosen on the event loop, and forgotten unless they are to be written. Formatting and
-    writing are done by a thread: whoever reads stderr may be slow.
-
-    Args:
-        names: those of the Ops, in graph order.
-        per_s: so many requests a second are written at most, of more a sample; 0: all.
-        id_step: from one data id of this process to the next.
-        stream: where to write instead of `sys.stderr`.
+    writing are done by a thread: whoever reads stderr may be slow. `per_s` and `id_step` are the
+    Sampler's; 0: all requests are written.
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        per_s: int = 0,
-        id_step: int = 1,
-        stream: TextIO | None = None,
+        self, names: Sequence[str], per_s: int = 0, id_step: int = 1, stream: TextIO | None = None
     ) -> None:
         self._names = list(names)
         self._stream = stream
