@@ -166,22 +166,16 @@ class WorkerDiedError(PipelineError):
     code: int = ErrorCode.UNKNOW
 
 
+_FROM_NAME: dict[str, type[PipelineError]] = {
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, PipelineError)
+}
+# Of several classes with one code the first is the plain one.
 _FROM_CODE: dict[int, type[PipelineError]] = {
-    error.code: error
-    for error in (
-        NotImplementedByOpError,
-        ClosedError,
-        NoServiceError,
-        InitError,
-        OverloadedError,
-        ConfigError,
-        InputError,
-        DeadlineError,
-        PayloadTypeError,
-        PackageError,
-        PredictorError,
-        UserCodeError,
-    )
+    kind.code: kind
+    for kind in reversed(_FROM_NAME.values())
+    if kind is not PipelineError and kind is not ProductError
 }
 
 
@@ -193,20 +187,6 @@ def error_from_wire(code: int, text: str) -> PipelineError:
     """
     error = _FROM_CODE.get(code)
     return ProductError(code, text) if error is None else error(text)
-
-
-_FROM_NAME: dict[str, type[PipelineError]] = {
-    error.__name__: error
-    for error in (
-        PipelineError,
-        ProductError,
-        GraphError,
-        PredictorUnavailableError,
-        TooLargeError,
-        WorkerDiedError,
-        *_FROM_CODE.values(),
-    )
-}
 
 
 def error_to_fields(error: PipelineError) -> tuple[str, int, str]:

@@ -7,7 +7,6 @@ allocates by a size that a peer states: it is compared first with the data that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -18,11 +17,11 @@ import numpy.typing as npt
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
 from pipeline.proto.pipeline.array_text import numpy_to_text, text_to_numpy
-from pipeline.proto.pipeline.blocks import BlockMessage, check_decoded
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_packed
+from pipeline.proto.pipeline.blocks import BlockMessage, check_decoded, last_bytes
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_numbers
 from pipeline.proto.pipeline.shapes import check_shape, in_shape, refuse_misplaced
 from pipeline.proto.pipeline_service_pb2 import Tensor
-from pipeline.proto.slices import SLICE, breathe, joined
+from pipeline.proto.slices import joined, sliced
 
 __all__ = [
     "ElemType",
@@ -62,31 +61,23 @@ class ElemType(IntEnum):
     BF16 = 14
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Field in which the elements of a numeric elem_type travel, and their dtype here."""
-
-    field: str
-    dtype: np.dtype[Any]
-
-
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_LAYOUTS: dict[int, _Layout] = {
-    ElemType.INT64: _Layout("int64_data", np.dtype(np.int64)),
-    ElemType.FP32: _Layout("float_data", np.dtype(np.float32)),
-    ElemType.INT32: _Layout("int_data", np.dtype(np.int32)),
-    ElemType.FP64: _Layout("float64_data", np.dtype(np.float64)),
-    ElemType.INT16: _Layout("int_data", np.dtype(np.int16)),
-    ElemType.FP16: _Layout("float_data", np.dtype(np.float16)),
-    ElemType.UINT16: _Layout("uint32_data", np.dtype(np.uint16)),
-    ElemType.UINT8: _Layout("uint32_data", np.dtype(np.uint8)),
-    ElemType.INT8: _Layout("int_data", np.dtype(np.int8)),
-    ElemType.BOOL: _Layout("bool_data", np.dtype(np.bool_)),
-    ElemType.COMPLEX64: _Layout("complex64_data", np.dtype(np.complex64)),
-    ElemType.COMPLEX128: _Layout("complex128_data", np.dtype(np.complex128)),
-    ElemType.BF16: _Layout("byte_data", _BFLOAT16),
+_LAYOUTS: dict[int, tuple[str, np.dtype[Any]]] = {  # field of the elements, their dtype here
+    ElemType.INT64: ("int64_data", np.dtype(np.int64)),
+    ElemType.FP32: ("float_data", np.dtype(np.float32)),
+    ElemType.INT32: ("int_data", np.dtype(np.int32)),
+    ElemType.FP64: ("float64_data", np.dtype(np.float64)),
+    ElemType.INT16: ("int_data", np.dtype(np.int16)),
+    ElemType.FP16: ("float_data", np.dtype(np.float16)),
+    ElemType.UINT16: ("uint32_data", np.dtype(np.uint16)),
+    ElemType.UINT8: ("uint32_data", np.dtype(np.uint8)),
+    ElemType.INT8: ("int_data", np.dtype(np.int8)),
+    ElemType.BOOL: ("bool_data", np.dtype(np.bool_)),
+    ElemType.COMPLEX64: ("complex64_data", np.dtype(np.complex64)),
+    ElemType.COMPLEX128: ("complex128_data", np.dtype(np.complex128)),
+    ElemType.BF16: ("byte_data", _BFLOAT16),
 }
-_ELEM_TYPES = {layout.dtype: elem_type for elem_type, layout in _LAYOUTS.items()}
+_ELEM_TYPES = {dtype: elem_type for elem_type, (_, dtype) in _LAYOUTS.items()}
 _VARINT_DTYPES: dict[str, np.dtype[Any]] = {
     "int64_data": np.dtype(np.int64),
     "int_data": np.dtype(np.int32),
@@ -124,130 +115,80 @@ def tensor_to_numpy(tensor: AnyTensor) -> Any:
     data that does not fit the elem_type or the shape.
     """
     elem_type = tensor.elem_type
-    layout = _LAYOUTS.get(elem_type)
-    if layout is not None:
-        return _shaped(tensor, _elements(tensor, layout), layout.field)
-    if elem_type == ElemType.STRING:
-        return _strings(tensor)
-    if elem_type == ElemType.BYTES:
-        return _array_or_bytes(tensor)
-    raise _refused(tensor, f"elem_type {elem_type} is unknown (0 to {max(ElemType)} are known)")
+    try:
+        if elem_type == ElemType.STRING:
+            return _strings(tensor)
+        if elem_type == ElemType.BYTES:
+            return _array_or_bytes(tensor)
+        if elem_type not in _LAYOUTS:
+            raise ValueError(f"elem_type {elem_type} is unknown (0 to {max(ElemType)} are known)")
+        field, dtype = _LAYOUTS[elem_type]
+        return in_shape(tensor, _elements(tensor, field, dtype), field)
+    except ValueError as error:
+        raise PackageError(f"tensor {tensor.name!r}: {error}") from None
 
 
-def _elements(tensor: AnyTensor, layout: _Layout) -> Array:
-    """Return the elements as a 1-D array of the dtype that the elem_type stands for."""
-    field, dtype = layout.field, layout.dtype
-    if dtype.kind == "c":
-        return _complex(tensor, layout)
+def _elements(tensor: AnyTensor, field: str, dtype: np.dtype[Any]) -> Array:
+    """Return the elements as a 1-D array. Raises ValueError: they are none of `dtype`."""
     if field in PACKED_DTYPES:
-        return _narrowed_float(tensor, read_packed(tensor, field), dtype)
+        return read_numbers(tensor, field, dtype)
     if dtype == _BFLOAT16:
-        return _bfloats(tensor)
+        data = last_bytes(tensor, field)
+        if len(data) % dtype.itemsize:
+            raise ValueError(f"byte_data holds {len(data)} bytes, an odd number")
+        return np.frombuffer(data, "<u2").astype(np.uint16).view(dtype)
     wide = _VARINT_DTYPES[field]
     if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, wide)) is not None:
-        return _from_varints(tensor, parts, layout)
+        return _from_varints(tensor, parts, tensor.count(field), dtype)
     repeated = getattr(tensor, field)
-    numbers = np.fromiter(repeated, wide, count=len(repeated))
-    return _narrowed_int(tensor, numbers, dtype)
+    return _narrowed(np.fromiter(repeated, wide, count=len(repeated)), dtype)
 
 
-def _bfloats(tensor: AnyTensor) -> Array:
-    views = tensor.views("byte_data") if isinstance(tensor, BlockMessage) else None
-    data = views[-1] if views else tensor.byte_data
-    if len(data) % _BFLOAT16.itemsize:
-        raise _refused(tensor, f"byte_data holds {len(data)} bytes, an odd number")
-    return np.frombuffer(data, "<u2").astype(np.uint16).view(_BFLOAT16)
-
-
-def _from_varints(tensor: BlockMessage, parts: Iterator[Array], layout: _Layout) -> Array:
-    """Integers of a long field: never all of them in their wide form."""
-    size = tensor.count(layout.field)
-    check_decoded(f"tensor {tensor.name!r}", size * layout.dtype.itemsize, tensor.limits)
-    numbers = np.empty(size, layout.dtype)
+def _from_varints(
+    tensor: BlockMessage, parts: Iterator[Array], size: int, dtype: np.dtype[Any]
+) -> Array:
+    """Return the integers of a long field, never all of them in their wide form."""
+    check_decoded(f"tensor {tensor.name!r}", size * dtype.itemsize, tensor.limits)
+    numbers = np.empty(size, dtype)
     at = 0
     for part in parts:
-        numbers[at : at + part.size] = _narrowed_int(tensor, part, layout.dtype)
+        numbers[at : at + part.size] = _narrowed(part, dtype)
         at += part.size
     return numbers
 
 
-def _complex(tensor: AnyTensor, layout: _Layout) -> Array:
-    parts = read_packed(tensor, layout.field)
-    if parts.size % 2:
-        raise _refused(tensor, f"{layout.field} holds {parts.size} numbers; they come in pairs")
-    return parts.view(layout.dtype).copy()
-
-
-def _narrowed_float(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
-    try:
-        with np.errstate(over="raise", invalid="ignore"):
-            return numbers.astype(dtype)
-    except FloatingPointError:
-        raise _refused(tensor, f"a number in float_data is too large for {dtype}") from None
-
-
-def _narrowed_int(tensor: AnyTensor, numbers: Array, dtype: np.dtype[Any]) -> Array:
+def _narrowed(numbers: Array, dtype: np.dtype[Any]) -> Array:
     if numbers.dtype == dtype or not numbers.size:
         return numbers.astype(dtype, copy=False)
     limits = np.iinfo(dtype)
     low, high = int(numbers.min()), int(numbers.max())
     if low < limits.min or high > limits.max:
         wrong = low if low < limits.min else high
-        raise _refused(tensor, f"{wrong} is no {dtype} ({limits.min} to {limits.max})")
+        raise ValueError(f"{wrong} is no {dtype} ({limits.min} to {limits.max})")
     return numbers.astype(dtype)
-
-
-def _shaped(tensor: AnyTensor, elements: Array, field: str) -> Array:
-    """Return `elements`, which came from `field`, in the tensor's shape."""
-    try:
-        return in_shape(tensor, elements, field)
-    except ValueError as error:
-        raise _refused(tensor, str(error)) from None
 
 
 def _strings(tensor: AnyTensor) -> Any:
     strings: list[str] = []
-    for at in range(0, len(tensor.str_data), SLICE):
-        strings += tensor.str_data[at : at + SLICE]
-        breathe()
+    for part in sliced(tensor.str_data):
+        strings += part
     if len(tensor.shape) > 1:
         # Not a "<U" array: that pads each element to the longest, so a peer could make it huge.
-        return _shaped(tensor, np.array(strings, dtype=object), "str_data")
-    try:
-        check_shape(tensor, len(strings), "str_data")
-    except ValueError as error:
-        raise _refused(tensor, str(error)) from None
+        return in_shape(tensor, np.array(strings, dtype=object), "str_data")
+    check_shape(tensor, len(strings), "str_data")
     return strings[0] if not tensor.shape and len(strings) == 1 else strings
 
 
 def _array_or_bytes(tensor: AnyTensor) -> Any:
-    if isinstance(tensor, BlockMessage) and (views := tensor.views("byte_data")):
-        return _large_array_or_bytes(tensor, views[-1])
-    data = tensor.byte_data
-    try:
-        if not data:
-            refuse_misplaced(tensor, "byte_data")
-    except ValueError as error:
-        raise _refused(tensor, str(error)) from None
-    if not data.startswith(MAGIC):
-        return data
+    data = last_bytes(tensor, "byte_data")
+    if not data:
+        refuse_misplaced(tensor, "byte_data")
+    if data[: len(MAGIC)] != MAGIC:
+        return data if isinstance(data, bytes) else joined((data,))
     try:
         return npy_to_array(data)
     except ValueError as error:
-        raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
-
-
-def _large_array_or_bytes(tensor: BlockMessage, data: memoryview) -> Any:
-    if bytes(data[: len(MAGIC)]) != MAGIC:
-        return joined((data,))
-    try:
-        return npy_to_array(data)
-    except ValueError as error:
-        raise _refused(tensor, f"byte_data is no .npy file that is taken here: {error}") from None
-
-
-def _refused(tensor: AnyTensor, why: str) -> PackageError:
-    return PackageError(f"tensor {tensor.name!r}: {why}")
+        raise ValueError(f"byte_data is no .npy file that is taken here: {error}") from None
 
 
 # --- numpy to wire --------------------------------------------------------------------------
@@ -312,23 +253,23 @@ def _pack_strings(name: str, array: Array) -> Tensor:
     return Tensor(name=name, elem_type=ElemType.STRING, str_data=strings, shape=array.shape)
 
 
-def numeric_layout(array: Array) -> tuple[Array, str]:
-    """Return an array of numbers in a dtype that travels, and the field in which it does.
+def numeric_layout(array: Array) -> tuple[Array, int, str]:
+    """Return an array of numbers in a dtype that travels, its elem_type, and the field it fills.
 
     Raises TypeError and ValueError for what has none.
     """
     array = sendable(array)
-    field = _LAYOUTS[_ELEM_TYPES[array.dtype]].field
-    return (array.view(np.uint16).astype("<u2") if array.dtype == _BFLOAT16 else array), field
+    elem_type = _ELEM_TYPES[array.dtype]
+    if elem_type == ElemType.BF16:
+        array = array.view(np.uint16).astype("<u2")
+    return array, elem_type, _LAYOUTS[elem_type][0]
 
 
 def _pack_numbers(name: str, array: Array) -> Tensor:
-    array = sendable(array)
-    elem_type = _ELEM_TYPES[array.dtype]
-    field = _LAYOUTS[elem_type].field
+    array, elem_type, field = numeric_layout(array)
     tensor = Tensor(name=name, elem_type=elem_type, shape=array.shape)
-    if array.dtype == _BFLOAT16:
-        tensor.byte_data = array.view(np.uint16).astype("<u2").tobytes()
+    if elem_type == ElemType.BF16:
+        tensor.byte_data = array.tobytes()
     else:
         put_numbers(tensor, field, array)
     return tensor

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -78,6 +79,17 @@ def breathe() -> None:
             raise AbandonedError("nobody waits for this any more")
 
 
+def sliced(items: Any, size: int = 0) -> Iterator[Any]:
+    """Yield a sequence, or an array of one dimension, in slices; others run before each.
+
+    `size`: the most elements of a slice, SLICE if it is 0.
+    """
+    size = size or SLICE
+    for at in range(0, len(items), size):
+        breathe()
+        yield items[at : at + size]
+
+
 def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
     """Join the pieces while others run; `bytes.join` lets them where all are bytes."""
     parts: list[bytes] = []
@@ -85,9 +97,7 @@ def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
         if isinstance(piece, bytes):
             parts.append(piece)
             continue
-        for at in range(0, len(piece), SLICE_BYTES):
-            parts.append(bytes(piece[at : at + SLICE_BYTES]))
-            breathe()
+        parts.extend(map(bytes, sliced(piece, SLICE_BYTES)))
     return b"".join(parts)
 
 

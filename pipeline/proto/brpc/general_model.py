@@ -18,8 +18,15 @@ from pipeline.errors import PayloadTypeError
 from pipeline.proto.brpc.frames import FrameError
 from pipeline.proto.codec import sendable
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
-from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_packed
+from pipeline.proto.pipeline.blocks import (
+    BlockMessage,
+    Shape,
+    field_head,
+    hollow,
+    last_bytes,
+    varint_block,
+)
+from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_numbers
 from pipeline.proto.pipeline.shapes import in_shape
 from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 
@@ -54,11 +61,7 @@ _LONG = frozenset(
 )
 _VARINTS = ("int64_data", "int_data", "uint32_data")
 _LARGE_BYTES = SHORT_BYTES
-_TENSOR = ModelOutput.DESCRIPTOR.fields_by_name["tensor"].number
-_OUTPUTS = Response.DESCRIPTOR.fields_by_name["outputs"].number
-_REQUEST_SHAPE = Shape(
-    frozenset(), {Request.DESCRIPTOR.fields_by_name["tensor"].number: Shape(_LONG)}
-)
+_REQUEST_SHAPE = Shape(frozenset(), {Request.TENSOR_FIELD_NUMBER: Shape(_LONG)})
 _TEXT = np.dtype(object)
 _LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
     BrpcElemType.INT64: (np.dtype(np.int64), "int64_data"),
@@ -143,7 +146,10 @@ def _pack(tensor: Tensor, array: Array) -> None:
     tensor.shape.extend(array.shape)
     if array.dtype.kind in "OU":
         strings = array.ravel().tolist()
-        _check_text(strings)
+        for element in strings:
+            if not isinstance(element, str):
+                kind = type(element).__name__
+                raise TypeError(f"an array of objects must hold str only, not {kind}")
         tensor.elem_type = BrpcElemType.STRING
         tensor.data.extend(strings)
         return
@@ -159,12 +165,6 @@ def _pack(tensor: Tensor, array: Array) -> None:
         put_numbers(tensor, field, array)
 
 
-def _check_text(elements: Iterable[object]) -> None:
-    for element in elements:
-        if not isinstance(element, str):
-            raise TypeError(f"an array of objects must hold str only, not {type(element).__name__}")
-
-
 def value_pieces(
     name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
 ) -> list[bytes | memoryview]:
@@ -176,8 +176,7 @@ def value_pieces(
     except (TypeError, ValueError) as error:
         raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
     rest = value_to_tensor(name, alias, np.empty(0, array.dtype), lod)
-    rest.ClearField("shape")
-    rest.shape.extend(value.shape)
+    rest.shape[:] = value.shape
     elem_type = elem_type_of(array.dtype)
     field = _LAYOUTS[elem_type][1]
     content: bytes | memoryview
@@ -194,9 +193,9 @@ def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memo
     """Return a Response of one model; each tensor in the pieces of `value_pieces`."""
     pieces: list[bytes | memoryview] = []
     for tensor in tensors:
-        pieces += (field_head(_TENSOR, sum(map(len, tensor))), *tensor)
+        pieces += (field_head(ModelOutput.TENSOR_FIELD_NUMBER, sum(map(len, tensor))), *tensor)
     pieces.append(ModelOutput(engine_name=engine).SerializeToString())
-    head = field_head(_OUTPUTS, sum(map(len, pieces)))
+    head = field_head(Response.OUTPUTS_FIELD_NUMBER, sum(map(len, pieces)))
     return joined((head, *pieces, Response(log_id=log_id).SerializeToString()))
 
 
@@ -218,13 +217,12 @@ def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
             the tensor.
     """
     try:
+        if tensor.elem_type not in _LAYOUTS:
+            raise ValueError(f"elem_type {tensor.elem_type} is unknown")
         dtype, field = _LAYOUTS[tensor.elem_type]
-    except KeyError:
-        raise _refused(tensor, f"elem_type {tensor.elem_type} is unknown") from None
-    try:
         return in_shape(tensor, _elements(tensor, dtype, field), field)
     except ValueError as error:
-        raise _refused(tensor, str(error)) from None
+        raise FrameError(f"tensor {tensor.alias_name or tensor.name!r}: {error}") from None
 
 
 def lod_of(tensor: Tensor | BlockMessage) -> Array | None:
@@ -235,13 +233,9 @@ def lod_of(tensor: Tensor | BlockMessage) -> Array | None:
 def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -> Array:
     """Return the elements as a 1-D array. Raises ValueError: the bytes make no whole ones."""
     if field in PACKED_DTYPES:
-        numbers = read_packed(tensor, field)
-        if dtype.kind == "c" and numbers.size % 2:
-            raise ValueError(f"{field} holds {numbers.size} numbers; they come in pairs")
-        return numbers.view(dtype).copy()
-    views = tensor.views(field) if isinstance(tensor, BlockMessage) else None
+        return read_numbers(tensor, field, dtype)
     if field == _CONTENT:
-        return _content(tensor.tensor_content if views is None else views[-1], dtype)
+        return _content(last_bytes(tensor, field), dtype)
     if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, dtype)) is not None:
         return np.concatenate(list(parts))
     repeated = getattr(tensor, field)
@@ -257,7 +251,3 @@ def _content(content: bytes | memoryview, dtype: np.dtype[Any]) -> Array:
             f"tensor_content holds {len(content)} bytes, which are no whole {dtype} numbers"
         )
     return np.frombuffer(content, dtype).copy()
-
-
-def _refused(tensor: Tensor | BlockMessage, why: str) -> FrameError:
-    return FrameError(f"tensor {tensor.alias_name or tensor.name!r}: {why}")

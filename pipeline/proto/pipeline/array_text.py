@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.pipeline.array_repr import TENSORS_INSTEAD, quick_repr
 from pipeline.proto.pipeline.shapes import block_dims
-from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.slices import Limits, sliced
 
 Array = npt.NDArray[Any]
 
@@ -68,11 +68,10 @@ def _list_repr(strings: list[str], limits: Limits) -> str:
     limits.check_texts(len(strings))
     parts: list[str] = []
     size = 0
-    for at in range(0, len(strings), SLICE):
-        parts.append(repr([str(element) for element in strings[at : at + SLICE]])[1:-1])
+    for some in sliced(strings):
+        parts.append(repr([str(element) for element in some])[1:-1])
         size += len(parts[-1])
         limits.check_json(size, TENSORS_INSTEAD)
-        breathe()
     return f"[{', '.join(parts)}]"
 
 

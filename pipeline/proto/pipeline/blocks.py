@@ -7,7 +7,7 @@ message, and all that is left is so small that protobuf parses it at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,14 +206,11 @@ class BlockMessage:
         return [found.get(index, item) for index, item in enumerate(value)]
 
     def ListFields(self) -> list[tuple[Any, Any]]:
-        """As a message has it; of a long field, its bytes."""
+        """Return what a message returns; of a long field, its first byte stands for it."""
         fields = self.message.DESCRIPTOR.fields_by_name
         return [
             *self.message.ListFields(),
-            *(
-                (fields[name], b"".join(map(bytes, _short(views))))
-                for name, views in self._blocks.items()
-            ),
+            *((fields[name], bytes(views[0][:1])) for name, views in self._blocks.items()),
         ]
 
     def views(self, name: str) -> list[View] | None:
@@ -258,8 +255,10 @@ class BlockMessage:
         )
 
 
-def _short(views: Sequence[View]) -> Iterable[View]:
-    return (view[:1] for view in views[:1])
+def last_bytes(message: Any, name: str) -> bytes | View:
+    """Return a field of bytes of any message; of several copies the last counts."""
+    views = message.views(name) if isinstance(message, BlockMessage) else None
+    return views[-1] if views else getattr(message, name)
 
 
 # --- varints ----------------------------------------------------------------------------------

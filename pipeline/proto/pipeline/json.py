@@ -32,7 +32,7 @@ from pipeline.proto.pipeline.json_long import (
 from pipeline.proto.pipeline.large import LargeResponse, LargeTensor, base64_pieces, number_pieces
 from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe
+from pipeline.proto.slices import SHORT_BYTES, Limits, breathe, sliced
 
 _REQUEST_FIELDS = fields_of(Request)
 _TENSOR_FIELDS = fields_of(Tensor)
@@ -304,9 +304,8 @@ def _fragment(pieces: Iterable[bytes], limits: Limits) -> orjson.Fragment:
 
 
 def _strings(values: Sequence[str]) -> Iterator[bytes]:
-    for at in range(0, len(values), SLICE):
-        breathe()
-        yield orjson.dumps(values[at : at + SLICE])[1:-1]
+    for part in sliced(values):
+        yield orjson.dumps(part)[1:-1]
 
 
 def _large_tensor_to_json(tensor: Tensor | LargeTensor, limits: Limits) -> dict[str, Any]:
@@ -334,15 +333,11 @@ def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
 
 def floats_of(numbers: np.ndarray[Any, Any]) -> Any:
     """Return the numbers in a form that orjson prints as JSON."""
-    if bool(np.isfinite(numbers).all()):
+    finite = np.isfinite(numbers)
+    if finite.all():
         return numbers  # orjson prints a float32 with its own shortest digits
-    return _with_special_floats(numbers)
-
-
-def _with_special_floats(numbers: np.ndarray[Any, Any]) -> list[Any]:
-    """Return the numbers as a list with the strings that JSON has for NaN and the infinities."""
     printed: list[Any] = orjson.loads(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
-    for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
+    for at in np.flatnonzero(~finite).tolist():
         number = numbers[at]
         printed[at] = "NaN" if np.isnan(number) else "Infinity" if number > 0 else "-Infinity"
     return printed

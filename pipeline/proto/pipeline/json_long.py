@@ -177,32 +177,24 @@ def members_of(
         TypeError: it is JSON, and no object.
     """
     try:
-        found = msgspec.json.decode(text, type=kind)
-    except msgspec.ValidationError as error:
-        _check_syntax(text)
-        raise TypeError(str(error)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise NotJsonError(str(error)) from None
-    return _members(found)
-
-
-def _check_syntax(text: bytes | bytearray | memoryview | msgspec.Raw) -> None:
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
+        try:
+            return _members(msgspec.json.decode(text, type=kind))
+        except msgspec.ValidationError as error:
+            msgspec.json.decode(text, type=msgspec.Raw)  # is it JSON at all?
+            raise TypeError(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise NotJsonError(str(error)) from None
 
 
 def _members(found: msgspec.Struct) -> dict[str, memoryview]:
-    names = found.__struct_fields__
-    raws = [(name, raw) for name in names if (raw := getattr(found, name)) is not msgspec.UNSET]
-    views = [(name, memoryview(raw)) for name, raw in raws]
-    return dict(sorted(views, key=lambda pair: _address(pair[1])))
+    raws = {name: getattr(found, name) for name in found.__struct_fields__}
+    views = [(name, memoryview(raw)) for name, raw in raws.items() if raw is not msgspec.UNSET]
 
+    def address(member: tuple[str, memoryview]) -> int:
+        place: int = np.frombuffer(member[1], np.uint8).__array_interface__["data"][0]
+        return place
 
-def _address(view: memoryview) -> int:
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
+    return dict(sorted(views, key=address))
 
 
 def elements_of(

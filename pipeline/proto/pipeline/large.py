@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from pipeline.proto.codec import numeric_layout, numpy_to_tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
 from pipeline.proto.pipeline.packed import PACKED_DTYPES
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import SHORT_BYTES, SLICE, SLICE_BYTES, Limits, breathe, joined, weight
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, joined, sliced, weight
 
 _FEW = 64  # keys or tensors that are looked at one by one
 _NUMBER_BYTES = 8  # at most, as protobuf or JSON writes it on the average
@@ -24,10 +24,7 @@ _DATA = {
 }
 _NUMBERS = [name for name in _DATA if name != "str_data"]
 TENSOR_SHAPE = Shape(frozenset(_DATA[name] for name in _NUMBERS))
-_TENSORS = Request.DESCRIPTOR.fields_by_name["tensors"].number
-_ANSWERS_VALUES = Response.DESCRIPTOR.fields_by_name["value"].number
-_ANSWERS_TENSORS = Response.DESCRIPTOR.fields_by_name["tensors"].number
-_REQUEST_SHAPE = Shape(frozenset(), {_TENSORS: TENSOR_SHAPE})
+_REQUEST_SHAPE = Shape(frozenset(), {Request.TENSORS_FIELD_NUMBER: TENSOR_SHAPE})
 _LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
 
 
@@ -82,16 +79,17 @@ class LargeTensor:
         return [head, content, self.rest.SerializeToString()]
 
 
-def large_tensors(payload: Mapping[str, Any]) -> Iterator[Tensor | LargeTensor]:
-    """Yield the tensors of an answer. Raises PayloadTypeError for what has no place in one."""
+def tensors_of(payload: Mapping[str, Any], tensor_of: Callable[..., Any]) -> Iterator[Any]:
+    """Yield `tensor_of(name, value, lod)` of each value of an answer."""
     for key, value in payload.items():
         if key.endswith(".lod") and key.removesuffix(".lod") in payload:
             continue
         breathe()
-        yield _tensor(str(key), value, payload.get(f"{key}.lod"))
+        yield tensor_of(str(key), value, payload.get(f"{key}.lod"))
 
 
-def _tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
+def large_tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
+    """Return a tensor, a large one without a copy. Raises PayloadTypeError: it has no form."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind not in "OSU"
     if not is_array and not isinstance(value, bytes | bytearray | memoryview):
         return numpy_to_tensor(name, value, lod=lod)
@@ -101,12 +99,11 @@ def _tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
         rest = numpy_to_tensor(name, b"", lod=lod)
         return LargeTensor(rest, "byte_data", value)
     try:
-        array, field = numeric_layout(value)
+        array, _, field = numeric_layout(value)
     except (TypeError, ValueError) as error:
         raise PayloadTypeError(f"tensor {name!r}: {error}") from error
-    rest = numpy_to_tensor(name, value[:0].reshape(-1)[:0].astype(value.dtype), lod=lod)
-    rest.ClearField("shape")
-    rest.shape.extend(value.shape)
+    rest = numpy_to_tensor(name, np.empty(0, value.dtype), lod=lod)
+    rest.shape[:] = value.shape
     if field == "byte_data":  # bfloat16
         return LargeTensor(rest, field, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return LargeTensor(rest, field, array)
@@ -143,7 +140,7 @@ class LargeResponse:
             parts = (
                 tensor.wire() if isinstance(tensor, LargeTensor) else [tensor.SerializeToString()]
             )
-            pieces.append(field_head(_ANSWERS_TENSORS, sum(map(len, parts))))
+            pieces.append(field_head(Response.TENSORS_FIELD_NUMBER, sum(map(len, parts))))
             pieces += parts
         return joined(pieces)
 
@@ -159,16 +156,10 @@ class LargeResponse:
             Response(err_no=head.err_no, err_msg=head.err_msg, key=head.key).SerializeToString()
         ]
         while texts:
-            parts = list(_encoded(texts.pop(0)))
-            pieces.append(field_head(_ANSWERS_VALUES, sum(map(len, parts))))
+            parts = [part.encode() for part in sliced(texts.pop(0), SLICE_BYTES)]
+            pieces.append(field_head(Response.VALUE_FIELD_NUMBER, sum(map(len, parts))))
             pieces += parts
         return pieces
-
-
-def _encoded(text: str) -> Iterator[bytes]:
-    for at in range(0, len(text), SLICE_BYTES):
-        breathe()
-        yield text[at : at + SLICE_BYTES].encode()
 
 
 def is_short(response: Response) -> bool:
@@ -191,14 +182,11 @@ def is_short(response: Response) -> bool:
 
 def base64_pieces(data: bytes) -> Iterator[bytes]:
     """Yield the base64 of bytes, in slices."""
-    for at in range(0, len(data), _LINE_BYTES):
-        breathe()
-        yield base64.b64encode(data[at : at + _LINE_BYTES])
+    return map(base64.b64encode, sliced(data, _LINE_BYTES))
 
 
 def number_pieces(array: Any, dumps: Any) -> Iterator[bytes]:
     """Yield the JSON of a flat array's elements, without brackets, in slices."""
-    for at in range(0, array.size, SLICE):
-        breathe()
-        numbers = np.ascontiguousarray(array[at : at + SLICE])  # orjson takes no other
+    for part in sliced(array):
+        numbers = np.ascontiguousarray(part)  # orjson takes no other
         yield orjson.dumps(dumps(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

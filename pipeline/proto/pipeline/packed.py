@@ -73,6 +73,25 @@ def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
     return np.frombuffer(wire, dtype, len(repeated), start)
 
 
+def read_numbers(tensor: Message | BlockMessage, field: str, dtype: np.dtype[Any]) -> Array:
+    """Return a field of PACKED_DTYPES as a new 1-D array of a float, complex or bool dtype.
+
+    Raises ValueError for half a complex number, and for one that is too large for `dtype`.
+    """
+    numbers = read_packed(tensor, field)
+    if numbers.dtype == dtype:
+        return numbers.copy()
+    if dtype.kind == "c":
+        if numbers.size % 2:
+            raise ValueError(f"{field} holds {numbers.size} numbers; they come in pairs")
+        return numbers.view(dtype).copy()
+    try:
+        with np.errstate(over="raise", invalid="ignore"):
+            return numbers.astype(dtype)
+    except FloatingPointError:
+        raise ValueError(f"a number in {field} is too large for {dtype}") from None
+
+
 def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
     """Return the position of the `size` bytes behind the tag `wanted` in a serialised Tensor.
 

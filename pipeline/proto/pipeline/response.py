@@ -8,15 +8,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.data import ChannelData
-from pipeline.errors import (
-    ErrorCode,
-    PayloadTypeError,
-    TooLargeError,
-    shortened,
-    utf8_text,
-)
+from pipeline.errors import ErrorCode, PayloadTypeError, TooLargeError, shortened, utf8_text
 from pipeline.proto import codec
-from pipeline.proto.pipeline.large import LargeResponse, large_tensors
+from pipeline.proto.pipeline.large import LargeResponse, large_tensor, tensors_of
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES, Limits, weight
 
@@ -47,7 +41,7 @@ def pack(payload: Mapping[str, Any], as_text: bool, as_tensors: bool) -> Respons
         if as_text:
             _pack_text(payload, response)
         if as_tensors:
-            _pack_tensors(payload, response)
+            response.tensors.extend(tensors_of(payload, codec.numpy_to_tensor))
     except PayloadTypeError as error:
         response.err_no = int(error.code)
         response.err_msg = str(error)
@@ -72,7 +66,7 @@ def pack_large(
                     raise
                 head.Clear()
         if as_tensors:
-            tensors = list(large_tensors(payload))
+            tensors = list(tensors_of(payload, large_tensor))
     except PayloadTypeError as error:
         head.err_no = int(error.code)
         head.err_msg = str(error)
@@ -81,9 +75,7 @@ def pack_large(
 
 
 def _pack_text(
-    payload: Mapping[str, Any],
-    response: Response,
-    limits: Limits | None = None,
+    payload: Mapping[str, Any], response: Response, limits: Limits | None = None
 ) -> None:
     """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
     arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
@@ -100,14 +92,6 @@ def _checked_str(value: object) -> str:
             "only, or with ndarrays and lists of str only, or ask for tensors (set_pack_format)."
         )
     return value
-
-
-def _pack_tensors(payload: Mapping[str, Any], response: Response) -> None:
-    for key, value in payload.items():
-        if key.endswith(".lod") and key.removesuffix(".lod") in payload:
-            continue
-        lod = payload.get(f"{key}.lod")
-        response.tensors.append(codec.numpy_to_tensor(str(key), value, lod=lod))
 
 
 def _is_short(value: object) -> bool:

@@ -6,7 +6,7 @@ Tensors are written raw and read in both forms. The arrays' own bytes are those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelInferResponse,
 )
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, check_decoded, field_head, hollow
-from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.slices import Limits, sliced
 from pipeline.proto.v2.raw import (
     BYTES,
     DATATYPES,
@@ -39,18 +39,19 @@ from pipeline.proto.v2.raw import (
     size_of,
 )
 
-_RAW_OUTPUTS = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
-_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].number
-_RAW_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_CONTENTS_NUMBER = ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name["contents"].number
 _NUMBERS = frozenset(
     field.number
     for field in InferTensorContents.DESCRIPTOR.fields
     if field.name != "bytes_contents"
 )
 _REQUEST_SHAPE = Shape(
-    frozenset({_RAW_INPUTS}),
-    {_INPUTS: Shape(frozenset(), {_CONTENTS_NUMBER: Shape(_NUMBERS)})},
+    frozenset({ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER}),
+    {
+        ModelInferRequest.INPUTS_FIELD_NUMBER: Shape(
+            frozenset(),
+            {ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: Shape(_NUMBERS)},
+        )
+    },
 )
 
 InferTensor = ModelInferRequest.InferInputTensor | ModelInferResponse.InferOutputTensor
@@ -73,16 +74,7 @@ _CONTENTS: dict[str, tuple[str, np.dtype[Any]]] = {
     "FP64": ("fp64_contents", np.dtype(np.float64)),
     "BYTES": ("bytes_contents", BYTES),
 }
-_CONTENTS_OF = {
-    "bool_contents": "BOOL",
-    "int_contents": "INT32",
-    "int64_contents": "INT64",
-    "uint_contents": "UINT32",
-    "uint64_contents": "UINT64",
-    "fp32_contents": "FP32",
-    "fp64_contents": "FP64",
-    "bytes_contents": "BYTES",
-}
+_CONTENTS_OF = {field: datatype_of(wide) for field, wide in _CONTENTS.values()}
 """What data in a field of InferTensorContents says of itself, where it is the wrong field."""
 _PARAMETER_FIELDS = {
     "sequence_id": ("int64_param", "string_param"),
@@ -204,7 +196,7 @@ def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
         except PayloadTypeError as error:
             raise PayloadTypeError(f"tensor {name!r}: {error}") from None
         head.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
-        raws += (field_head(_RAW_OUTPUTS, len(raw)), raw)
+        raws += (field_head(ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, len(raw)), raw)
     return [head.SerializeToString(), *raws]
 
 
@@ -218,15 +210,11 @@ def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
 def check_outputs(outputs: Iterable[RequestedOutput]) -> None:
     """Raise PackageError if one is asked for in a way that is not served."""
     for output in outputs:
-        _check_output_parameters(output)
-
-
-def _check_output_parameters(output: RequestedOutput) -> None:
-    for key, value in output.parameters.items():
-        if key in _UNSERVED and value != 0:  # a classification of 0 classes is none
-            raise PackageError(
-                f"output {output.name!r} has the parameter {key!r}: {_UNSERVED[key]}"
-            )
+        for key, value in output.parameters.items():
+            if key in _UNSERVED and value != 0:  # a classification of 0 classes is none
+                raise PackageError(
+                    f"output {output.name!r} has the parameter {key!r}: {_UNSERVED[key]}"
+                )
 
 
 def refuse_twice(inputs: Iterable[str], request_id: str) -> None:
@@ -372,20 +360,11 @@ def _parts(
     """Return how many elements a field has, and these in slices."""
     if not isinstance(contents, BlockMessage) or contents.views(field) is None:
         elements = getattr(contents, field)
-        return len(elements), _sliced(elements)
+        return len(elements), sliced(elements)
     found = contents.packed(field, wide) if wide.kind in "bf" else None
     if found is not None:
         return found.size, (found,)
     return contents.count(field), contents.varints(field, wide) or ()
-
-
-def _sliced(elements: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    if len(elements) <= SLICE:
-        yield elements
-        return
-    for at in range(0, len(elements), SLICE):
-        breathe()
-        yield elements[at : at + SLICE]
 
 
 def _wrong_contents(

@@ -12,7 +12,7 @@ import orjson
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS
 from pipeline.proto.pipeline.json_long import LongArray, NotJsonError, UnevenError
-from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.slices import SLICE, Limits, sliced
 from pipeline.proto.v2.raw import (
     BYTES,
     Array,
@@ -187,15 +187,13 @@ def array_to_data(array: Array, limits: Limits | None = None) -> Any:
 def _in_slices(array: Array, limits: Limits) -> orjson.Fragment:
     """Return the text of many elements."""
     datatype = datatype_of(array.dtype)
-    flat = array.reshape(-1)
-    size = 2 * flat.size  # of the shortest elements
+    size = 2 * array.size  # of the shortest elements
     parts: list[bytes] = []
-    for at in range(0, flat.size, SLICE):
+    for part in sliced(array.reshape(-1)):
         limits.check_json(size, "ask for it with 'binary_data'")
-        data = _data(flat[at : at + SLICE], datatype)
+        data = _data(part, datatype)
         parts.append(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
-        size += len(parts[-1]) - 2 * SLICE
-        breathe()
+        size += len(parts[-1]) - 2 * len(part)
     return orjson.Fragment(b"[%b]" % b",".join(parts))
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS
-from pipeline.proto.slices import SLICE, Limits, breathe, joined
+from pipeline.proto.slices import SLICE, Limits, breathe, joined, sliced
 
 Array = npt.NDArray[Any]
 
@@ -75,11 +75,9 @@ def array_to_raw(array: Array) -> bytes:
     Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
     """
     if datatype_of(array.dtype) == "BYTES":
-        flat = array.reshape(-1)
         parts: list[bytes] = []
-        for at in range(0, flat.size, SLICE):
-            breathe()
-            elements = map(_element_bytes, flat[at : at + SLICE].tolist())
+        for part in sliced(array.reshape(-1)):
+            elements = map(_element_bytes, part.tolist())
             parts.append(b"".join(b for e in elements for b in (_LENGTH.pack(len(e)), e)))
         return b"".join(parts)
     return joined((raw_view(array),))
@@ -162,24 +160,18 @@ def raw_to_array(
     TooLargeError for more elements of BYTES than `limits` lets pass.
     """
     dtype = known_dtype(datatype)
+    size = size_of(shape)
     if dtype == BYTES:
-        size = size_of(shape)
         if limits is not None:
             limits.check_texts(size)
-        return object_array(_elements(raw, size), shape)
-    size = size_of(shape)
+        elements = _equal_elements(raw, size)
+        return object_array(elements or list(_unequal_elements(raw, size)), shape)
     if len(raw) != size * dtype.itemsize:
         raise size_mismatch(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
     if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
         return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
     flat = np.frombuffer(raw, dtype.newbyteorder("<"))
     return shaped(flat.astype(dtype), shape)
-
-
-def _elements(raw: bytes | memoryview, count: int) -> list[bytes]:
-    """Return the `count` elements of BYTES in their raw form."""
-    elements = _equal_elements(raw, count)
-    return list(_unequal_elements(raw, count)) if elements is None else elements
 
 
 def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:
@@ -193,9 +185,8 @@ def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:
     if not (parts["length"] == length).all():
         return None
     elements: list[bytes] = []
-    for at in range(0, count, SLICE):
-        elements += parts["data"][at : at + SLICE].tolist()
-        breathe()
+    for part in sliced(parts["data"]):
+        elements += part.tolist()
     return elements
 
 
