@@ -23,13 +23,10 @@ if TYPE_CHECKING:  # where they are made, this module is imported
     from pipeline.frontends.grpc.server import GrpcService
     from pipeline.frontends.http.routes import Routes
 
-_OF_CONNECTIONS = {
+_WITHHELD = {  # headers of connections, and those with credentials
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
-    "upgrade",
-}
-_CREDENTIALS = {
-    *("authorization", "cookie", "proxy-authenticate", "proxy-authorization", "set-cookie"),
-    *("x-api-key", "x-auth-token"),
+    *("upgrade", "authorization", "cookie", "proxy-authenticate", "proxy-authorization"),
+    *("set-cookie", "x-api-key", "x-auth-token"),
 }
 _MAX_NAMES = 1024  # of headers, whose verdict is kept
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -118,7 +115,7 @@ class HeaderForwarding:
     def __init__(self, pattern: str) -> None:
         self._matches = re.compile(pattern, re.IGNORECASE).fullmatch
         named = pattern.lower()
-        self._withheld = {name for name in _OF_CONNECTIONS | _CREDENTIALS if name not in named}
+        self._withheld = {name for name in _WITHHELD if name not in named}
         self._forwards = functools.lru_cache(_MAX_NAMES)(self._is_forwarded)
 
     def choose(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:

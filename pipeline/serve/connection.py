@@ -146,7 +146,9 @@ class BaiduStdConnection(asyncio.Protocol):
             del message
             self._write(meta, await self._answer(call, timeout_s))
         except PipelineError as error:
-            self._refuse(meta, *_described(error))
+            code = _CODE_OF.get(type(error), BrpcCode.INTERNAL)
+            prefix = "InferService inference failed! " if code == MODEL_FAILED else ""
+            self._refuse(meta, code, f"{prefix}{error}")
         except Exception as error:  # a bug of ours: that caller is told
             _LOGGER.exception("%s failed", request.method_name, exc_info=error)
             self._refuse(meta, BrpcCode.INTERNAL, "internal error of the server")
@@ -200,9 +202,3 @@ def _refusal(meta: RpcMeta) -> tuple[int, str] | None:
     if meta.content_type:
         return BrpcCode.BAD_REQUEST, f"content_type {meta.content_type}: send protobuf (0)"
     return None
-
-
-def _described(error: PipelineError) -> tuple[int, str]:
-    code = _CODE_OF.get(type(error), BrpcCode.INTERNAL)
-    text = f"InferService inference failed! {error}" if code == MODEL_FAILED else str(error)
-    return code, text

@@ -52,9 +52,12 @@ class ModelRoutes:
         self._answer = answer
         self._limits = limits or Limits()
 
-    def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it; one refuses paths that are not the service's."""
-        return self._infer if _PATH.fullmatch(request.path) else _refuse_path
+    def endpoint(self, request: WebRequest) -> Endpoint:
+        """Return the endpoint that answers it. Raises HttpError for what is not the service's."""
+        if _PATH.fullmatch(request.path):
+            return self._infer
+        text = f"no such path: {request.path}; POST /GeneralModelService/inference"
+        raise HttpError(404, NoServiceError(text))
 
     async def _infer(self, request: WebRequest) -> WebResponse:
         if request.method != "POST":
@@ -76,14 +79,12 @@ class ModelRoutes:
             body = _failed(error, log_id, is_json)
         del message
         if len(body) >= _MIN_GZIP_BYTES and _takes_gzip(request):
-            body = await _packed(body)
+            if len(body) > _MAX_INLINE_BYTES:
+                body = await asyncio.to_thread(gzip.compress, body, _LEVEL)
+            else:
+                body = gzip.compress(body, _LEVEL)
             headers.append((b"content-encoding", b"gzip"))
         return WebResponse(status, body, JSON if is_json else PROTO, tuple(headers))
-
-
-async def _refuse_path(request: WebRequest) -> WebResponse:
-    text = f"no such path: {request.path}; POST /GeneralModelService/inference"
-    raise HttpError(404, NoServiceError(text))
 
 
 def _takes_gzip(request: WebRequest) -> bool:
@@ -97,9 +98,3 @@ def _failed(error: PipelineError, log_id: int, is_json: bool) -> bytes:
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
     response = Response(err_no=code, err_msg=text, log_id=log_id)
     return response_to_json(response) if is_json else response.SerializeToString()
-
-
-async def _packed(body: bytes) -> bytes:
-    if len(body) > _MAX_INLINE_BYTES:
-        return await asyncio.to_thread(gzip.compress, body, _LEVEL)
-    return gzip.compress(body, _LEVEL)

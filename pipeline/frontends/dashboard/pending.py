@@ -11,8 +11,6 @@ import numpy as np
 from pipeline.engine.journal import SPAN, Rows
 from pipeline.observe.tables import Integers, Positions, batches, joined
 
-__all__ = ["FoundSpans", "PendingSpans"]
-
 _MIN_KEPT = 8 * 1024  # spans, or ended requests, before the one is looked for in the other
 _MAX_PIECES = 32  # of which each is looked through for a request
 _MAX_KEPT = 64 * 1024  # spans of requests that have not ended

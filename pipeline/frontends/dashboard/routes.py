@@ -22,7 +22,7 @@ from pipeline.errors import (
 from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
 from pipeline.frontends.dashboard.status import Title, status_of
-from pipeline.frontends.http.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll
@@ -99,14 +99,11 @@ class Dashboard:
         if found is None:
             return None
         if request.method not in ("GET", "HEAD"):
-            return _not_allowed
+            raise not_allowed(request.method, b"GET, HEAD")
         return functools.partial(self._for_own_pages, found)
 
     async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse:
-        try:
-            await self._hosts.check(request.headers)
-        except ForeignPageError as error:
-            raise HttpError(403, error) from error
+        await self._hosts.check(request.headers)
         return await found(request)
 
     # Status -----------------------------------------------------------------------------
@@ -200,10 +197,6 @@ async def _file(request: WebRequest) -> WebResponse:
     if (b"etag", request.headers.get(b"if-none-match")) in file.headers:
         return msgspec.structs.replace(file, status=304, body=b"")
     return file
-
-
-async def _not_allowed(request: WebRequest) -> WebResponse:
-    raise not_allowed(request.method, b"GET, HEAD")
 
 
 def _version() -> str:

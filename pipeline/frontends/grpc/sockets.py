@@ -146,12 +146,10 @@ def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
     with contextlib.suppress(FileNotFoundError):  # no /proc: gRPC stops in its own way
         for name in os.listdir(_FOLDER):
             with _opened(int(name)) as sock:
-                if sock is not None and _is_stream(sock):
+                if sock is None:
+                    continue
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM:
                     yield FoundSocket(int(name), os.fstat(sock.fileno()).st_ino), sock
-
-
-def _is_stream(sock: socket.socket) -> bool:
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
 
 
 def _listening() -> list[tuple[FoundSocket, object]]:

@@ -7,17 +7,12 @@ import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 
-from pipeline.errors import ErrorCode, PipelineError
+from pipeline.errors import NoServiceError
+from pipeline.frontends.http.routes import HttpError
 
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _USUAL_PORTS = {"http": "80", "https": "443"}
 _MAX_SHOWN = 100
-
-
-class ForeignPageError(PipelineError):
-    """A web page from elsewhere asks, or a name is used that is nobody's here."""
-
-    code: int = ErrorCode.NO_SERVICE
 
 
 class Hosts:
@@ -38,17 +33,17 @@ class Hosts:
         A page whose own name leads here for a moment (DNS rebinding) could read the answers.
 
         Raises:
-            ForeignPageError: it says what to configure.
+            HttpError: 403; it says what to configure.
         """
         host = headers.get(b"host", b"").decode("latin-1")
         if not await self._knows(_name_of(host)):
-            raise ForeignPageError(
+            raise _foreign(
                 f"this server does not know that it is called {_name_of(host)[:_MAX_SHOWN]!r}: "
                 "add the name to allowed_hosts"
             )
         site, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
         if site in (b"cross-site", b"same-site") and mode != b"navigate":
-            raise ForeignPageError("a web page from elsewhere may not ask for this")
+            raise _foreign("a web page from elsewhere may not ask for this")
 
     def check_post(self, origin: bytes, host: bytes, content_type: bytes) -> None:
         """Refuse what a browser lets any web page send, without asking this server.
@@ -59,7 +54,7 @@ class Hosts:
             content_type: "" for none. With JSON, browsers ask first, and are told no.
 
         Raises:
-            ForeignPageError: it says what to configure.
+            HttpError: 403; it says what to configure.
         """
         kind = content_type.decode("latin-1").partition(";")[0].strip().lower()
         if kind not in _SIMPLE_TYPES:
@@ -70,7 +65,7 @@ class Hosts:
             return
         if authority and self._is_told(_name_of(authority)):
             return
-        raise ForeignPageError(
+        raise _foreign(
             f"a web page from {page[:_MAX_SHOWN]!r} may not ask this server: add its host to "
             "allowed_hosts, or send content-type: application/json from a page of this server's own"
         )
@@ -89,6 +84,11 @@ class Hosts:
             told in ("*", name) or (told.startswith(".") and f".{name}".endswith(told))
             for told in self._told
         )
+
+
+def _foreign(text: str) -> HttpError:
+    """Return the error for a web page from elsewhere, and for a name that is nobody's here."""
+    return HttpError(403, NoServiceError(text))
 
 
 def _own_names() -> frozenset[str]:

@@ -25,7 +25,7 @@ from pipeline.errors import (
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection, HttpListener
-from pipeline.frontends.http.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.routes import (
     CLOSE,
     JSON,
@@ -151,7 +151,8 @@ class HttpFrontend:
         try:
             said: Headers = scope[HEADERS]
             if b"origin" in said and scope["method"] == "POST":  # a program says none
-                self._check_origin(said)
+                host, kind = said.get(b"host", b""), said.get(b"content-type", b"")
+                self._hosts.check_post(said[b"origin"], host, kind)
             parts = scope["path"].split("/")
             if len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2] or self._begin is None:
                 reply = await self._route(scope, connection, receive)
@@ -178,14 +179,6 @@ class HttpFrontend:
         if connection.cycle_served.more_body:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
         await connection.answer(status, headers, body, content_type)
-
-    def _check_origin(self, said: Headers) -> None:
-        """Refuse a POST that a web page from elsewhere has a browser send."""
-        host, content_type = said.get(b"host", b""), said.get(b"content-type", b"")
-        try:
-            self._hosts.check_post(said[b"origin"], host, content_type)
-        except ForeignPageError as error:
-            raise HttpError(403, error) from error
 
     async def _route(
         self, scope: Message, connection: HttpConnection, receive: Receive

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from pipeline.data import ChannelData
+from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.sink import ask
@@ -20,7 +20,6 @@ from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
-from pipeline.frontends.v2.parameters import info_of, timeout_of
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import (
     StatisticsError,
@@ -37,6 +36,20 @@ from pipeline.proto.v2.raw import Array, about_request
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
+_MICROS = 1e-6
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "an unsigned 64-bit integer or a string"),
+    "sequence_start": ((bool,), "a boolean"),
+    "sequence_end": ((bool,), "a boolean"),
+    "priority": ((int,), "an unsigned 64-bit integer"),
+    "timeout": ((int,), "an unsigned 64-bit integer"),
+    "binary_data_output": ((bool,), "a boolean"),
+    "triton_enable_empty_final_response": ((bool,), "a boolean"),
+}
+"""The protocol's own names, with what they may hold. Sequences and priorities are for hooks that
+ask for their context: the server itself does nothing with them."""
+
+_OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
 
 
 class ModelRepository:
@@ -182,7 +195,7 @@ class ModelRepository:
                 (raw, target), left_s = await self._offload.run(work, left_s)
             if self._takes_info:
                 chosen = self._forwarding.choose(headers()) if self._forwarding else {}
-                target = msgspec.structs.replace(target, info=info_of(request, chosen))
+                target = msgspec.structs.replace(target, info=_info_of(request, chosen))
             answer = await ask(entry.served.engine.begin, raw, left_s, target)
             if _is_short(answer):
                 outputs = _outputs(answer, model, interface, wanted)
@@ -219,7 +232,7 @@ def _checked(
 ) -> tuple[int, float | None]:
     """Return (samples, timeout in s) of a request that fits the model; else raise V2Error."""
     try:
-        limit_s = timeout_of(request.parameters)
+        limit_s = _timeout_of(request.parameters)
         interface.check_outputs(model, wanted)
         return interface.check_inputs(model, request.inputs), limit_s
     except V2Error as error:
@@ -272,3 +285,39 @@ def _is_ready(model: ModelEntry, snapshots: Sequence[Snapshot]) -> bool:
         if state.name == model.op.name
     ]
     return bool(states) and all(state.workers.up for state in states)
+
+
+def _timeout_of(parameters: Mapping[str, object]) -> float | None:
+    """Return the seconds of `timeout`, which is in microseconds; None: no limit.
+
+    Raises V2Error for a parameter of the protocol's own with a value of another kind, and for a
+    name that is reserved.
+    """
+    for name, value in parameters.items():
+        if name in _KINDS:
+            _check_kind(name, value)
+        elif name.startswith("triton_"):
+            raise V2Error(
+                V2Status.INVALID,
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
+                f"not be specified. Found '{name}'",
+            )
+    micros = parameters.get("timeout", 0)
+    assert isinstance(micros, int)
+    return micros * _MICROS if micros else None
+
+
+def _info_of(request: InferRequest, headers: Mapping[str, str]) -> RequestInfo:
+    """Return what a request says beside its data, whose parameters `_timeout_of` has checked."""
+    said = {name: request.parameters[name] for name in _OF_INFO if name in request.parameters}
+    info = RequestInfo(id=request.id, parameters=request.parameters, headers=headers)
+    return msgspec.structs.replace(info, **said) if said else info
+
+
+def _check_kind(name: str, value: object) -> None:
+    kinds, wanted = _KINDS[name]
+    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    # In a message a number of 64 bits may come in the field of the signed ones.
+    is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
+    if not fits or is_negative:
+        raise V2Error(V2Status.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")

@@ -10,7 +10,8 @@ from http.client import HTTPConnection
 import pytest
 from doubles import chain, server_for
 
-from pipeline.frontends.http.hosts import ForeignPageError, Hosts
+from pipeline.frontends.http.hosts import Hosts
+from pipeline.frontends.http.routes import HttpError
 
 BODY = json.dumps({"key": ["path"], "value": [""]})
 
@@ -19,7 +20,7 @@ def knows(hosts, host, **more):
     headers = {b"host": host.encode(), **{k.encode(): v.encode() for k, v in more.items()}}
     try:
         asyncio.run(hosts.check(headers))
-    except ForeignPageError:
+    except HttpError:
         return False
     return True
 
@@ -74,7 +75,7 @@ def test_a_page_from_elsewhere_may_lead_here_but_not_look_in():
 def may_post(origin, host="svc.example:80", content_type="text/plain", told=()):
     try:
         Hosts(told).check_post(origin.encode(), host.encode(), content_type.encode())
-    except ForeignPageError:
+    except HttpError:
         return False
     return True
 
