@@ -33,6 +33,7 @@ REQUEST_OP = "@DAGExecutor"
 
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Port = Annotated[
     int,
     Rule(
@@ -212,18 +213,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     ] = False
     timeout_s: Annotated[Millis | None, "Deadline of a request, ms; <= 0: none."] = None
     queue_size: Annotated[Size, "Requests that may wait to be worked on; more are refused."] = 1024
-    max_message_bytes: Annotated[
-        int, Meta(ge=1, le=2**31 - 1), "Largest message, in and out, bytes."
-    ] = 256 * 2**20
+    max_message_bytes: Annotated[Limit, "Largest message, in and out, bytes."] = 256 * 2**20
     max_json_bytes: Annotated[
-        int,
-        Meta(ge=1, le=2**31 - 1),
-        "Largest JSON of a request or answer, and text of an answer's array, bytes.",
+        Limit, "Largest JSON of a request or answer, and text of an answer's array, bytes."
     ] = Limits().json_bytes
     max_text_elements: Annotated[
-        int,
-        Meta(ge=1, le=2**31 - 1),
-        "Most strings, and elements of BYTES, in one request or answer.",
+        Limit, "Most strings, and elements of BYTES, in one request or answer."
     ] = Limits().text_elements
     statistics: Annotated[
         bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."

@@ -88,9 +88,7 @@ class LocalServiceHandler:
         """Load the model for the worker of that number: the cards are given out in turn.
 
         The caller closes what it gets; inside an Op use `self.client`, which is there already.
-
-        Raises:
-            InitError: it cannot be loaded, or the model is to run as a service of its own.
+        Raises InitError: it cannot be loaded, or the model is to run as a service of its own.
         """
         from pipeline.predictors.base import LocalModel, load_local_predictor
 

@@ -140,8 +140,7 @@ class LocalModel(Struct, frozen=True):
     def device(self, worker_index: int = 0) -> Device:
         """Return the device of one worker: the cards of `devices` are given out in turn.
 
-        Raises:
-            InitError: `device_type` is none of ours, or needs a card and `devices` has none.
+        Raises InitError: `device_type` is none of ours, or needs a card and `devices` has none.
         """
         cards = self._cards()
         try:
@@ -242,8 +241,7 @@ def as_own_struct(model: Any, own: type[_Own]) -> _Own:
 def known_engines(named: str | None = None) -> Mapping[str, PredictorEngine]:
     """Return the engine that is named, by its name; all, those of plug-ins too, if there is none.
 
-    Raises:
-        ConfigError: the plug-in of an engine is broken.
+    Raises ConfigError: the plug-in of an engine is broken.
     """
     names = registry.names("engines")
     chosen = (named,) if named in names else names

@@ -57,8 +57,7 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
         path: the file, or the folder that holds it under `file_name`; of several models in a
             row, all of them: the feeds are the first one's, the fetches the last one's.
 
-    Raises:
-        InitError: a file is missing or is no such configuration; the text names file and line.
+    Raises InitError: a file is missing or is no such configuration; the text names file and line.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
@@ -74,8 +73,7 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
 def conf_beside(model: Path) -> ModelConf | None:
     """Return the server's configuration in a model's folder, or beside its file; None: none.
 
-    Raises:
-        InitError: as `read_model_conf`.
+    Raises InitError: as `read_model_conf`.
     """
     file = (model if model.is_dir() else model.parent) / SERVER_FILE
     return read_model_conf(file) if file.is_file() else None
@@ -144,8 +142,7 @@ def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelC
         names: says the aliases, and where there is LoD; None, or none for a variable: clients
             use the name that the signature has.
 
-    Raises:
-        InitError: the general model service cannot carry the type of an input or output.
+    Raises InitError: the general model service cannot carry the type of an input or output.
     """
     feeds, fetches = (names.feeds, names.fetches) if names else ((), ())
     outputs = {spec.name: spec for spec in signature.outputs}
@@ -159,8 +156,7 @@ def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelC
 def write_client_conf(folder: Path, conf: ModelConf) -> None:
     """Write `conf` into a folder that is there; whoever reads meanwhile gets the old or the new.
 
-    Raises:
-        InitError: it cannot be written.
+    Raises InitError: it cannot be written.
     """
     draft = folder / f".{CLIENT_FILE}.{secrets.token_hex(8)}"
     try:

@@ -35,17 +35,14 @@ class _Slot(NamedTuple):
 
 
 class ModelSignature:
-    """The inputs and outputs of one model.
+    """The inputs of one model, and the outputs that can be fetched.
 
     Args:
-        model: the name that stands in the error texts.
-        outputs: those that can be fetched.
         fetch_list: the outputs that are fetched by default; none: all.
         takes_bytes: whether `bytes` among text go to the model as they are: they need be no UTF-8.
         checks_shapes: False where the engine takes shapes that the model does not declare.
 
-    Raises:
-        InitError: `fetch_list` names an output that is not in `outputs`.
+    Raises InitError: `fetch_list` names an output that is not in `outputs`.
     """
 
     def __init__(
@@ -87,8 +84,7 @@ class ModelSignature:
     def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
         """Return the names to fetch: `names`, or the default when there are none.
 
-        Raises:
-            InputError: a name is not the model's.
+        Raises InputError: a name is not the model's.
         """
         if not names:
             return self.fetch_names

@@ -32,11 +32,8 @@ class ModelServiceAddress:
 class PredictorLoader:
     """A loader that sets `op.client`; called where the Op's workers run, maybe another process.
 
-    Args:
-        base_dir: where a relative path is looked up first; then where we run.
-        services: those that this server has started, by the Op's name.
-        load: makes the predictor of a local model for the worker with this number.
-        connect: makes the predictor of a remote model.
+    Relative paths are looked up in `base_dir` first, then where we run. `services` are those that
+    this server has started, by the Op's name. `load` is for the worker of a number.
     """
 
     base_dir: Path
@@ -47,13 +44,12 @@ class PredictorLoader:
     def __call__(self, op: Op, worker: int) -> None:
         """Connect `op`; the cards of `devices` are given to the workers in turn.
 
-        Raises:
-            InitError: the model cannot be loaded, or is configured in a way that is not supported.
+        Raises InitError: the model cannot be loaded, or is configured in a way that is not
+        supported.
         """
         predictor = self._predictor(op, worker)
-        if predictor is None:
-            return
-        connect_op(op, predictor, predictor.feed_names, predictor.fetch_names)
+        if predictor is not None:
+            connect_op(op, predictor, predictor.feed_names, predictor.fetch_names)
 
     def _predictor(self, op: Op, worker: int) -> Predictor | None:
         config = op.pipeline_config

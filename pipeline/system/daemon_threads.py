@@ -19,10 +19,6 @@ class DaemonThreads(ThreadPoolExecutor):
 
     A `ThreadPoolExecutor` for asyncio's sake, which takes no other one for its default. Python
     joins that one's own threads, without a limit, before a process may end; ours are left behind.
-
-    Args:
-        max_threads: those that run at the same time.
-        name: of the threads, before their numbers.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:

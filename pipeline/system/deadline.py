@@ -23,12 +23,10 @@ def set_call_deadline(deadline: float | None) -> None:
 def time_left(deadline_s: float | None, default_s: float) -> float:
     """Return the seconds that a call to another server has.
 
-    Args:
-        deadline_s: what the caller gives it, from now; None: nothing said.
-        default_s: its limit where neither the caller nor the running call has one.
+    The caller gives it `deadline_s`, if it says so; where the running call has no deadline either
+    it has `default_s`.
 
-    Raises:
-        DeadlineError: no time is left.
+    Raises DeadlineError: no time is left.
     """
     ends = call_deadline()
     limits = [] if deadline_s is None else [deadline_s]

@@ -47,10 +47,8 @@ def write_out(stream: TextIO, text: str) -> None:
 def say_on_stderr(line: str, waits: bool = True, end: str = "\n") -> None:
     """Write a line to stderr, if there is one, and somebody who reads it.
 
-    Args:
-        line: without its end; up to 4096 bytes are written in one piece.
-        waits: False: a pipe or terminal that is full, since nobody reads it, gets nothing.
-        end: of the line.
+    Up to 4096 bytes are written in one piece. Unless it `waits`, a pipe or terminal that is full,
+    since nobody reads it, gets nothing.
     """
     stream = sys.stderr
     if stream is None:  # as of a process that was started without descriptor 2

@@ -16,10 +16,8 @@ class TempDir:
     """A folder among the system's temporary ones, which nobody else on the machine can enter.
 
     Those are cleared of what is old on many systems, and processes that are started anew use this
-    one after weeks: systemd-tmpfiles leaves alone what is in a folder that is locked.
-
-    Args:
-        whose: who needs it, to name in an error.
+    one after weeks: systemd-tmpfiles leaves alone what is in a folder that is locked. An error
+    names who needs it, `whose`.
     """
 
     def __init__(self, whose: str) -> None:

@@ -47,8 +47,7 @@ class DeviceMemory(NamedTuple):
 def tensor_spec(model: str, node: Any) -> TensorSpec:
     """Return an onnxruntime NodeArg as TensorSpec.
 
-    Raises:
-        InitError: it is a sequence, a map or an optional, which is no array.
+    Raises InitError: it is a sequence, a map or an optional, which is no array.
     """
     dtype = DTYPES.get(node.type)
     if dtype is None:
@@ -68,8 +67,7 @@ def session_runner(
     Args:
         memory: where the session computes; None: in the host's memory.
 
-    Raises:
-        InitError: onnxruntime's Python interface cannot be fed these inputs.
+    Raises InitError: onnxruntime's Python interface cannot be fed these inputs.
     """
     dtypes = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
     if dtypes & ELEMENT_TYPES.keys():

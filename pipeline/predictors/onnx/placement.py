@@ -23,8 +23,7 @@ _Placements = dict[str, Counter[str]]  # a provider to the types of the nodes th
 def check_session(plan: Plan, session: Any) -> None:
     """See that the session has what was planned, and that nodes of the model run there.
 
-    Raises:
-        InitError: it has not, or they all run elsewhere.
+    Raises InitError: it has not, or they all run elsewhere.
     """
     got = session.get_providers()
     if missing := plan.missing_from(got):

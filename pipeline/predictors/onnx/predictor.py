@@ -30,20 +30,10 @@ _FATAL = 4  # onnxruntime's severity; its errors reach us as exceptions and need
 class OnnxPredictor:
     """One onnxruntime session as a `Predictor`.
 
-    Calls may overlap: a session runs them side by side and without the GIL.
+    Calls may overlap: a session runs them side by side and without the GIL. It computes in the
+    card's `memory`; None: the host's. `memory_usage`: what loading took of the host's.
 
-    Args:
-        runtime: the onnxruntime module.
-        session: its `InferenceSession`.
-        name: what the model is called in error texts.
-        fetch_list: the outputs to return by default; none: all.
-        memory: the card's memory that the session computes in; None: the host's.
-
-    Attributes:
-        memory_usage: of the host's memory, what loading took.
-
-    Raises:
-        InitError: an input or a fetched output is no tensor, or `fetch_list` has other names.
+    Raises InitError: an input or a fetched output is no tensor, or `fetch_list` has other names.
     """
 
     platform = "onnxruntime_onnx"
@@ -111,14 +101,8 @@ def load(model: AcceleratedModel, device: Device, runtime: Any = None) -> OnnxPr
 
     `ir_optim` changes nothing: onnxruntime's own optimisation of the graph is always on.
 
-    Args:
-        model: `model_path` is the file.
-        device: the host's processor, an NVIDIA card with or without TensorRT, or an Ascend card.
-        runtime: the onnxruntime module; None: it is imported.
-
-    Raises:
-        InitError: onnxruntime is missing or refuses the file, cannot use the device, or would run
-            the model elsewhere.
+    Raises InitError: onnxruntime is missing or refuses the file, cannot use the device, or would
+    run the model elsewhere.
     """
     path = Path(model.model_path)
     if runtime is None:

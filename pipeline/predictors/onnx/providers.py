@@ -76,9 +76,8 @@ class Plan:
 def plan_providers(model: AcceleratedModel, device: Device, offered: Sequence[str]) -> Plan:
     """Return what to ask of an onnxruntime that offers these providers.
 
-    Raises:
-        InitError: onnxruntime runs on no such device, this build of it does not, or a key asks
-            for what it cannot do.
+    Raises InitError: onnxruntime runs on no such device, this build of it does not, or a key asks
+    for what it cannot do.
     """
     if device.card is None:
         plan = _on_host(model, device, offered)

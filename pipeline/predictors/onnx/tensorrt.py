@@ -41,9 +41,8 @@ _WEIGHTS_FILE = re.compile(rb"\n\x08location\x12([\x01-\x7f])")
 def tensorrt_options(model: AcceleratedModel, card: int) -> Options:
     """Return the provider's options, without the cache's.
 
-    Raises:
-        InitError: the precision is unknown to TensorRT, `use_calib` has no table, or the shapes
-            of `set_dynamic_shape_info` contradict each other.
+    Raises InitError: the precision is unknown to TensorRT, `use_calib` has no table, or the shapes
+    of `set_dynamic_shape_info` contradict each other.
     """
     path = Path(model.model_path)
     flags = _PRECISION_FLAGS.get(model.precision)

@@ -32,12 +32,7 @@ _SHAPE_KEYS = ("min_input_shape", "max_input_shape", "opt_input_shape")
 def check_device(paddle: Any, name: str, model: PaddleModel, device: Device) -> None:
     """See that the installed Paddle has the device and can do what is asked of it there.
 
-    Args:
-        paddle: the module; `paddle.inference` is imported.
-        name: what the model is called in error texts.
-
-    Raises:
-        InitError: it says what is missing and what to set.
+    Raises InitError: it says what is missing and what to set.
     """
     if device.type in (DeviceType.GPU, DeviceType.TENSORRT):
         _check_gpu(paddle, name, device)
@@ -142,8 +137,7 @@ def _check_precision(name: str, model: PaddleModel, device: Device) -> None:
 def check_quantized(name: str, model: PaddleModel, device: Device, program: Program) -> None:
     """See that a model that is to run in int8 on the CPU is one.
 
-    Raises:
-        InitError: it is not, and Paddle would run it in fp32 without a word.
+    Raises InitError: it is not, and Paddle would run it in fp32 without a word.
     """
     if model.precision == "int8" and device.is_cpu and not program.is_quantized:
         raise InitError(
@@ -161,12 +155,9 @@ def configure(
 ) -> Any:
     """Return a `Config` for a device that `check_device` has let pass.
 
-    Args:
-        inference: the module `paddle.inference`.
-        names: the model's own name of each alias, for the dynamic shapes.
+    `names` has the model's own name of each alias, for the dynamic shapes.
 
-    Raises:
-        InitError: Paddle took a setting without heeding it.
+    Raises InitError: Paddle took a setting without heeding it.
     """
     paths = [files.program, files.weights] if files.weights else [files.program.parent]
     config = inference.Config(*map(str, paths))

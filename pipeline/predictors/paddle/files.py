@@ -33,9 +33,8 @@ class ModelFiles(NamedTuple):
 def find_weights(program_file: Path, program: Program) -> ModelFiles:
     """Return the files that Paddle is to load.
 
-    Raises:
-        InitError: there are no weights beside the program, or they are not this program's:
-            Paddle dies of those, and takes the process with it.
+    Raises InitError: there are no weights beside the program, or they are not this program's:
+    Paddle dies of those, and takes the process with it.
     """
     for name in (f"{program_file.stem}.pdiparams", *_COMBINED):
         weights = program_file.parent / name
@@ -83,13 +82,10 @@ def _check_separate(folder: Path, weights: Mapping[str, int]) -> None:
 def tensor_sizes(path: Path) -> list[int] | None:
     """Return the number of elements of each tensor in a file of weights; None: of new types.
 
-    The format, as `load_combine` of Paddle reads it, is for each tensor: u32 version, u64 count
-    of LoD levels, each u64 bytes and that many; u32 version, i32 length of a TensorDesc, the
-    TensorDesc, the elements. All little-endian.
-
-    Raises:
-        InitError: the file ends within a tensor, which Paddle does not always notice, or is none
-            of weights.
+    The format, as `load_combine` of Paddle reads it, is for each tensor: u32 version, u64 count of
+    LoD levels, each u64 bytes and that many; u32 version, i32 length of a TensorDesc, the
+    TensorDesc, the elements. All little-endian. Raises InitError: the file ends within a tensor,
+    which Paddle does not always notice, or is none of weights.
     """
     try:
         with path.open("rb") as file:

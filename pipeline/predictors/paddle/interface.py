@@ -70,9 +70,8 @@ def interface(
         inputs, outputs: the loaded model's own names.
         conf: the prototxt; None: there is none, the names are the model's own.
 
-    Raises:
-        InitError: the prototxt is another model's, or an input is of a type that Paddle cannot be
-            fed, or `fetch_list` names no output.
+    Raises InitError: the prototxt is another model's, or an input is of a type that Paddle cannot
+    be fed, or `fetch_list` names no output.
     """
     feeds = _aliases(model, "feed_var", inputs, conf.feeds if conf else ())
     fetches = _aliases(model, "fetch_var", outputs, conf.fetches if conf else ())
@@ -154,8 +153,7 @@ def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
             shape.
         rows: of the input.
 
-    Raises:
-        InputError: `value` is no such thing: Paddle reads beyond the array with a wrong one.
+    Raises InputError: `value` is no such thing: Paddle reads beyond the array with a wrong one.
     """
     try:
         found = np.asarray(value)

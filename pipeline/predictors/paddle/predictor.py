@@ -36,14 +36,7 @@ class PaddlePredictor:
     """A Paddle predictor, and clones of it that share its weights, as a `Predictor`.
 
     A predictor of Paddle's is used by one call at a time; calls that overlap get a clone each,
-    which stays for later calls.
-
-    Args:
-        root: the loaded `paddle.inference` predictor.
-        face: the names, types and shapes of its inputs and outputs.
-
-    Attributes:
-        memory_usage: of the host's memory, what loading took.
+    which stays for later calls. `memory_usage`: what loading took of the host's memory.
     """
 
     platform = "paddle_inference"
@@ -212,14 +205,10 @@ def _as_fed(array: np.ndarray) -> Any:
 def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredictor:
     """Load a Paddle model.
 
-    Args:
-        model: `model_path` is the program: a `.pdmodel`, `.json` or `__model__` file, with its
-            weights, and perhaps `serving_server_conf.prototxt`, beside it.
-        device: of any type.
-        paddle: the module; None: it is imported.
+    `model_path` is the program: a `.pdmodel`, `.json` or `__model__` file, with its weights, and
+    perhaps `serving_server_conf.prototxt`, beside it.
 
-    Raises:
-        InitError: Paddle is missing or refuses the files, or cannot use the device.
+    Raises InitError: Paddle is missing or refuses the files, or cannot use the device.
     """
     path = Path(model.model_path)
     program = read_program(path)

@@ -79,8 +79,7 @@ class Program:
 def read_program(path: Path) -> Program:
     """Read a `.pdmodel`, `__model__` or `.json` file.
 
-    Raises:
-        InitError: the file cannot be read or is no Paddle program.
+    Raises InitError: the file cannot be read or is no Paddle program.
     """
     try:
         content = path.read_bytes()

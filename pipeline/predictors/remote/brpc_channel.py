@@ -91,11 +91,8 @@ class _Servers:
 class BrpcChannel:
     """A way to ask one of several servers that all do the same. Safe to use from many threads.
 
-    Args:
-        name: what is called, for error texts.
-        endpoints: what the servers are called, for error texts.
-        addresses: host and port of each.
-        method: of the general model service.
+    `name` and `endpoints`, one for each of `addresses`, are what they are called in error texts;
+    `method` is one of the general model service.
     """
 
     def __init__(

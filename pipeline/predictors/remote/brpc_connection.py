@@ -46,10 +46,8 @@ class OutOfTimeError(Exception):
 class BrpcConnection:
     """A way to ask a server over a connected TCP socket, which it owns from now on.
 
-    Args:
-        connected: the socket.
-        max_bytes: of one answer as it travels.
-        fresh_s: after so many seconds without a call `has_ended` looks at the socket.
+    `max_bytes` is the limit of one answer as it travels; after `fresh_s` without a call
+    `has_ended` looks at the socket.
     """
 
     def __init__(
@@ -89,9 +87,7 @@ class BrpcConnection:
     def ask(self, meta: RpcMeta, body: bytes, deadline: float) -> BrpcFrame:
         """Ask and wait for the answer, until `time.monotonic()` is `deadline`.
 
-        Args:
-            meta: of the request; its correlation_id is set here.
-            body: the request message.
+        The correlation_id of `meta` is set here.
 
         Raises:
             OutOfTimeError: no answer in time; a late one is dropped.

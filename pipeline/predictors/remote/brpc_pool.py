@@ -27,12 +27,7 @@ class CannotConnectError(Exception):
 
 
 class BrpcPool:
-    """Opens connections to one address, which is looked up anew for each.
-
-    Args:
-        address: host and port.
-        clock: seconds, monotonic.
-    """
+    """Connections to one address, which is looked up anew for each. `clock` is that of probes."""
 
     def __init__(
         self, address: tuple[str, int], clock: Callable[[], float] = time.monotonic
@@ -197,8 +192,7 @@ class _Attempt:
     def poll(self, wait_s: float = 0.0) -> socket.socket | None:
         """Return the connected socket; None: not yet.
 
-        Raises:
-            OSError: it cannot be made; the socket is closed.
+        Raises OSError: it cannot be made; the socket is closed.
         """
         events = select.poll()
         events.register(self._socket, select.POLLOUT)
@@ -221,8 +215,7 @@ class _Attempt:
 def dial(address: tuple[str, int], deadline: float) -> socket.socket:
     """Return a connected socket, to the first of the host's addresses that answers.
 
-    Raises:
-        OSError: there is none; a TimeoutError if the deadline passed.
+    Raises OSError: there is none; a TimeoutError if the deadline passed.
     """
     error: OSError = TimeoutError()
     for info in _resolve(address):

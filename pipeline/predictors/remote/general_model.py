@@ -42,8 +42,7 @@ class GeneralModelPredictor(RemotePredictor):
         ask: answers with a `Response`.
         close: lets go of the connections; calls under way finish.
 
-    Raises:
-        InitError: `fetch_list` names an output that the model does not have.
+    Raises InitError: `fetch_list` names an output that the model does not have.
     """
 
     def __init__(
@@ -89,11 +88,9 @@ class GeneralModelPredictor(RemotePredictor):
     def result(self, response: Response, fetch: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the outputs of an answer by alias, in the order of `fetch`.
 
-        An output with offsets adds `"<alias>.lod"`, 1-D int32. Where several models answered,
-        each has a dict of its own under its engine_name, as Paddle Serving's client has it.
-
-        Raises:
-            PredictorError: the service says that it failed, or its answer is not what was asked.
+        An output with offsets adds `"<alias>.lod"`, 1-D int32. Where several models answered, each
+        has a dict of its own under its engine_name, as Paddle Serving's client has it. Raises
+        PredictorError: the service says that it failed, or its answer is not what was asked.
         """
         if response.err_no:
             raise PredictorError(
@@ -168,10 +165,8 @@ def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
 def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     """Return a predictor that asks `model.endpoints`, of which any may be down, with a warning.
 
-    It has no threads of its own, and works in a forked child too, on connections of its own.
-
-    Raises:
-        InitError: no `client_config`, or it cannot be read; no endpoint, or one that is none.
+    It has no threads of its own, and works in a forked child too, on connections of its own. Raises
+    InitError: no `client_config`, or it cannot be read; no endpoint, or one that is none.
     """
     from pipeline.predictors.remote.brpc_channel import BrpcChannel
 
@@ -192,8 +187,7 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
 def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
     """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
 
-    Raises:
-        InitError: the prototxt is missing or wrong, or an endpoint is no "host:port".
+    Raises InitError: the prototxt is missing or wrong, or an endpoint is no "host:port".
     """
     from pipeline.predictors.remote.grpc_calls import GrpcCalls
 

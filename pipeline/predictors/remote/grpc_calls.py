@@ -41,16 +41,10 @@ class GrpcCalls:
     """Calls to the servers of one model, over one channel to all of them.
 
     They take and give serialised messages: gRPC would log an answer that cannot be parsed with a
-    traceback. The channel is closed when the last call under way has ended.
+    traceback. The channel is closed when the last call under way has ended. `peer` is the server's
+    address, where there is only one.
 
-    Args:
-        model: its name and endpoints go into the error texts; `timeout_s` bounds the calls.
-
-    Attributes:
-        peer: the server's address, where there is only one.
-
-    Raises:
-        InitError: an endpoint cannot be called, such as "localhost" without a port.
+    Raises InitError: an endpoint cannot be called, such as "localhost" without a port.
     """
 
     def __init__(self, model: RemoteModel) -> None:
@@ -77,10 +71,9 @@ class GrpcCalls:
         The server is told of which trace the running call is.
         """
         call: Any = self._channel.unary_unary(path)
-        if not waits:
-            return lambda request, time_s: call(request, timeout=time_s, metadata=call_metadata())
+        waits_for = True if waits else None  # None: as the channel does
         return lambda request, time_s: call(
-            request, timeout=time_s, wait_for_ready=True, metadata=call_metadata()
+            request, timeout=time_s, wait_for_ready=waits_for, metadata=call_metadata()
         )
 
     def warn_if_down(self) -> None:

@@ -30,11 +30,6 @@ class KServePredictor(RemotePredictor):
 
     Elements of a BYTES input are `str` or `bytes`; those of a BYTES output are `str` if they are
     UTF-8, else `bytes`. A `log_id`, unless it is 0, goes as the request's id.
-
-    Args:
-        signature: the model's inputs and outputs as the server describes them.
-        named: a request that names the model and its version.
-        calls: makes the calls, and is closed with this predictor.
     """
 
     def __init__(
@@ -83,13 +78,15 @@ class KServePredictor(RemotePredictor):
 def connect(model: RemoteModel) -> KServePredictor:
     """Return a predictor that asks `model.endpoints`, once one of them has described the model.
 
-    Raises:
-        InitError: no server comes up in 10 s, the model is unknown there, a tensor has a datatype
-            that is unknown here, or an endpoint is no "host:port".
+    Raises InitError: no server comes up in 10 s, the model is unknown there, a tensor has a
+    datatype that is unknown here, or an endpoint is no "host:port".
     """
+    named = ModelInferRequest(
+        model_name=model.model_name or model.name, model_version=model.model_version
+    )
     calls = GrpcCalls(model)
     try:
-        described = _described(model, calls)
+        described = _described(model, named, calls)
         signature = ModelSignature(
             model.name,
             [_spec(model, tensor) for tensor in described.inputs],
@@ -100,25 +97,22 @@ def connect(model: RemoteModel) -> KServePredictor:
     except PipelineError:
         calls.close()
         raise
-    named = ModelInferRequest(model_name=_model_name(model), model_version=model.model_version)
     return KServePredictor(signature, named, calls)
 
 
-def _model_name(model: RemoteModel) -> str:
-    return model.model_name or model.name
-
-
-def _described(model: RemoteModel, calls: GrpcCalls) -> ModelMetadataResponse:
-    name = _model_name(model)
+def _described(
+    model: RemoteModel, named: ModelInferRequest, calls: GrpcCalls
+) -> ModelMetadataResponse:
     metadata = calls.method(f"/{SERVICE}/ModelMetadata", waits=True)
-    request = ModelMetadataRequest(name=name, version=model.model_version)
+    request = ModelMetadataRequest(name=named.model_name, version=named.model_version)
     try:
         answer = calls.run(metadata, request.SerializeToString(), _STARTUP_TIMEOUT_S)
         return ModelMetadataResponse.FromString(answer)
     except (PipelineError, DecodeError) as error:
         version = f" version {model.model_version}" if model.model_version else ""
         raise InitError(
-            f"op.{model.name}: the server does not describe the model {name!r}{version}: {error}"
+            f"op.{model.name}: the server does not describe the model "
+            f"{named.model_name!r}{version}: {error}"
         ) from error
 
 

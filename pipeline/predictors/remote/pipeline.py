@@ -27,10 +27,6 @@ class PipelinePredictor(RemotePredictor):
     bytes that are no array as they are. Where the peer answers text only, as Paddle's server does,
     the text of an array or of a list of text becomes an array. An error of the peer's is raised
     with its class, code and text.
-
-    Args:
-        model: says whether arrays are sent as tensors or as text.
-        calls: makes the calls, and is closed with this predictor.
     """
 
     def __init__(self, model: RemoteModel, calls: GrpcCalls) -> None:
@@ -86,14 +82,9 @@ def _results(response: Response, names: Sequence[str]) -> dict[str, Any]:
                 results[key] = _text_array(value) if isinstance(value, list) else value
         elif name in texts:
             results[name] = _from_text(texts[name])
-        elif not _is_lod(name, tensors):
+        elif not name.endswith(LOD) or name.removesuffix(LOD) not in tensors:  # it came with them
             raise PackageError(f"it lacks {name!r}; it has {', '.join({**texts, **tensors})}")
     return results
-
-
-def _is_lod(name: str, tensors: Any) -> bool:
-    """Return whether `name` is the LoD of a result, which comes with that result."""
-    return name.endswith(LOD) and name.removesuffix(LOD) in tensors
 
 
 def _from_text(text: str) -> Any:
@@ -120,8 +111,7 @@ def _text_array(texts: list[str]) -> np.ndarray:
 def connect(model: RemoteModel) -> PipelinePredictor:
     """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
 
-    Raises:
-        InitError: an endpoint is no "host:port".
+    Raises InitError: an endpoint is no "host:port".
     """
     calls = GrpcCalls(model)
     calls.warn_if_down()
