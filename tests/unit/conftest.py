@@ -47,8 +47,11 @@ _GUARD = _Guard()
 
 
 @pytest.fixture(autouse=True)
-def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What this test was refused; at its end that is nothing, also if the code took no notice."""
+def refused() -> Iterator[list[str]]:
+    """What this test was refused; at its end that is nothing, also if the code took no notice.
+
+    The patches are its own: what looks after the test for what is left behind may sleep.
+    """
     really_sleep, really_wait = time.sleep, asyncio.sleep
 
     def sleep(seconds: float) -> None:
@@ -64,15 +67,16 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def no_grpc(*_: Any, **__: Any) -> NoReturn:
         _GUARD.refuse("opens gRPC's sockets")
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(asyncio, "sleep", wait)
-    for module in (grpc, grpc.aio):
-        for name in ("server", "insecure_channel", "secure_channel"):
-            monkeypatch.setattr(module, name, no_grpc)
-    _GUARD.attempts = attempts = []
-    try:
-        yield attempts
-    finally:
-        _GUARD.attempts = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", sleep)
+        patch.setattr(asyncio, "sleep", wait)
+        for module in (grpc, grpc.aio):
+            for name in ("server", "insecure_channel", "secure_channel"):
+                patch.setattr(module, name, no_grpc)
+        _GUARD.attempts = attempts = []
+        try:
+            yield attempts
+        finally:
+            _GUARD.attempts = None
     if attempts:
         pytest.fail(attempts[0])

@@ -74,6 +74,7 @@ _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
 _MAX_METADATA = 65536  # bytes, as the HTTP frontend has it: tokens are long
 _MAX_DETAILS = 2000  # bytes of a status' text: callers take 8 KiB of headers in all
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Failure = tuple[grpc.StatusCode, str, tuple[Any, ...]]
 
 
 class GrpcError(Exception):
@@ -365,8 +366,8 @@ def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
             return await method(message, GrpcCall(context))
         except Exception as error:
             failure = _failure(name, error)
-        await context.abort(*failure)
-        raise AssertionError("abort raises")
+        await _abort(context, failure)
+        return b""
 
     return answer
 
@@ -386,12 +387,21 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
             if context.cancelled() or _is_of_grpc(error):  # there is nobody to tell
                 return
             failure = _failure(name, error)
-        await context.abort(*failure)
+        await _abort(context, failure)
 
     return answer
 
 
-def _failure(name: str, error: Exception) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
+async def _abort(context: _Context, failure: _Failure) -> None:
+    """Answer with a failure. gRPC would log it as an error that the peer has left meanwhile."""
+    try:
+        await context.abort(*failure)
+    except Exception as error:
+        if not _is_of_grpc(error):  # but the one by which gRPC ends the method
+            raise
+
+
+def _failure(name: str, error: Exception) -> _Failure:
     """Return the answer to an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
         return error.status, _short(str(error)), _trailing(error.err_no, error.retry_after_s)

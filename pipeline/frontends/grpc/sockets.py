@@ -62,14 +62,15 @@ class GrpcSockets:
     async def stop_listening(self) -> None:
         """Refuse connections from now on.
 
-        The listening socket is replaced by one that nobody can reach: closed, it would be an error
-        to gRPC, and its descriptor would be another file's before long.
+        The listening socket is replaced by one that nobody knows of: closed, or if the other did
+        not listen, it would be an error to gRPC, which may be about to look for one connection
+        more; and its descriptor would be another file's before long.
         """
         for found in self._listeners:
             with _taken(found) as sock:
                 if sock is not None:
                     await take_last(sock)
-                    _make_unreachable(found, sock.family)
+                    _make_unreachable(found)
 
     def connections(self) -> list[tuple[Peer, FoundSocket]]:
         """Return the open ones; none if they cannot be told from those of another server."""
@@ -91,9 +92,11 @@ class GrpcSockets:
             _open_at[self._place] -= 1
 
 
-def _make_unreachable(listener: FoundSocket, family: int) -> None:
-    with _taken(listener) as sock, socket.socket(family) as unreachable:
+def _make_unreachable(listener: FoundSocket) -> None:
+    with _taken(listener) as sock, socket.socket(socket.AF_UNIX, _AS_IT_IS) as unreachable:
         if sock is not None:  # else gRPC has closed it meanwhile, and it may be anybody's
+            unreachable.bind("")  # a name that the system chooses
+            unreachable.listen(0)
             os.dup2(unreachable.fileno(), listener.descriptor, inheritable=False)
 
 

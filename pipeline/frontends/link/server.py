@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -112,7 +113,9 @@ class LinkFrontend:
 
     def accept(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
-        return _Connection(self._service, self._max_bytes, self._connections, self._is_ready)
+        return _Connection(
+            self._service, self._max_bytes, self._connections, lambda: self._is_ready
+        )
 
     async def set_ready(self, ready: bool) -> None:
         """Tell every gateway."""
@@ -250,7 +253,7 @@ class _Connection(asyncio.Protocol):
         service: answers.
         max_bytes: of a message.
         register: where it is while it is open.
-        is_ready: what it is told first.
+        is_ready: returns what it is told first; that may change before the connection is made.
 
     Attributes:
         calls: the requests that are in flight, by their ids.
@@ -263,12 +266,16 @@ class _Connection(asyncio.Protocol):
     _timer: asyncio.TimerHandle
 
     def __init__(
-        self, service: _Service, max_bytes: int, register: set[_Connection], is_ready: bool
+        self,
+        service: _Service,
+        max_bytes: int,
+        register: set[_Connection],
+        is_ready: Callable[[], bool],
     ) -> None:
         self.service = service
         self._max_bytes = max_bytes
         self._register = register
-        self._was_ready = is_ready
+        self._is_ready = is_ready
         self.calls: dict[int, _Call] = {}
         self._idle: asyncio.Future[None] | None = None
         self._inbox = Inbox()
@@ -285,7 +292,7 @@ class _Connection(asyncio.Protocol):
         self.lost = self.loop.create_future()
         self._register.add(self)
         self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
-        self.tell_ready(self._was_ready)
+        self.tell_ready(self._is_ready())
 
     def data_received(self, data: bytes) -> None:
         self._was_heard = True

@@ -56,6 +56,25 @@ def test_a_descriptor_that_is_anothers_by_now_is_left_alone(monkeypatch):
         sock.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "unix-abstract:pipeline-test-stops"])
+def test_who_still_accepts_at_a_listener_that_was_stopped_finds_nobody_and_no_error(host):
+    """gRPC accepts until there is no more, and logs an error if its descriptor is no listener."""
+    sockets = grpc_sockets.GrpcSockets()
+    with sockets.opening():
+        listener = bind(host, 0, "rpc_port")
+    place = listener.getsockname()
+    with listener:
+        asyncio.run(sockets.stop_listening())
+        sockets.forget()
+        with socket.socket(listener.family) as caller, pytest.raises(ConnectionRefusedError):
+            caller.connect(place)
+        with (
+            socket.socket(fileno=os.dup(listener.fileno())) as accepting,
+            pytest.raises(BlockingIOError),
+        ):
+            accepting.accept()
+
+
 def is_made(caller: socket.socket) -> bool:
     return bool(select.select([], [caller], [], 0)[1])
 

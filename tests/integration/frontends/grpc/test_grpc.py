@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
@@ -19,11 +20,14 @@ from raw_http2 import GOAWAY, HEADERS, call_of
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import InitError
+from pipeline.frontends.grpc.calls import RunningCalls
 from pipeline.frontends.grpc.server import (
     ERR_NO,
     SERVICE,
+    GrpcError,
     GrpcFrontend,
     GrpcService,
+    _handlers,
     pipeline_service,
 )
 from pipeline.frontends.grpc.sockets import peer_named
@@ -308,15 +312,22 @@ def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
         inside = raw_call(channel).future(b"")
         assert holds.entered.acquire(timeout=30)
         stopping = pool.submit(server.stop)
-        assert next(watch).status == Status.NOT_SERVING
-        late = raw_call(channel).future(b"", timeout=30)
-        if late.exception(30) is None:
-            assert late.result().err_no == 3001
-        else:  # it needed a new connection
-            assert late.code() == grpc.StatusCode.UNAVAILABLE
+        assert next(watch).status == Status.NOT_SERVING  # from then on, but it serves for a moment
+        wait_until(lambda: is_refused(channel, Request(name="another").SerializeToString()))
+        assert is_refused(channel, b"")
         holds.release.set()
         assert inside.result(30).err_no == 0
         stopping.result(30)
+        assert not holds.entered.acquire(blocking=False), "only one got in"
+
+
+def is_refused(channel: grpc.Channel, message: bytes) -> bool:
+    """Whether a server says that it stops, whatever it is asked."""
+    call = raw_call(channel).future(message, timeout=60)
+    if call.exception(60) is None:
+        return call.result().err_no == 3001
+    assert call.code() == grpc.StatusCode.UNAVAILABLE  # it needed a new connection
+    return True
 
 
 class Gate:
@@ -553,10 +564,48 @@ def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_reported(c
     assert "Failed sending error status" not in caplog.text
 
 
-def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_open(caplog):
-    class ExecuteBatchError(Exception):
-        """As gRPC's is called."""
+class ExecuteBatchError(Exception):
+    """As gRPC's is called."""
 
+
+class Departed:
+    """The context of a call whose peer has left, which gRPC has not noticed."""
+
+    time_remaining = add_done_callback = MagicMock()
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def cancelled(self) -> bool:
+        return False
+
+    async def abort(self, *_: object) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [ExecuteBatchError(), grpc.aio.AbortError("as it is")])
+def test_that_a_peer_left_before_it_was_told_of_an_error_is_no_error_of_ours(error):
+    async def fails(message, call):
+        raise GrpcError(grpc.StatusCode.ABORTED, "oh")
+
+    async def fails_in_a_stream(messages, call):
+        raise GrpcError(grpc.StatusCode.ABORTED, "oh")
+        yield b""
+
+    async def test():
+        service = GrpcService("a.B", {"Call": fails}, {"Stream": fails_in_a_stream})
+        handlers, context = _handlers(service, RunningCalls()), Departed(error)
+        for answer in (handlers["Call"].unary_unary, handlers["Stream"].stream_stream):
+            if isinstance(error, ExecuteBatchError):  # gRPC knows that it aborts, and goes on
+                await answer(b"", context)
+            else:
+                with pytest.raises(grpc.aio.AbortError):
+                    await answer(b"", context)
+
+    asyncio.run(test())
+
+
+def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_open(caplog):
     logger = logging.getLogger("grpc._cython.cygrpc")
     filters = list(logger.filters)  # of other doors of these tests
 

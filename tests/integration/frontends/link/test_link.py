@@ -586,6 +586,21 @@ def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_rea
     run(test())
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_gateway_is_told_of_a_change_that_comes_before_its_connection_is_made(ready):
+    async def test():
+        door, wire = LinkFrontend(begin_of(echo), Path("nowhere")), Wire()
+        await door.set_ready(not ready)
+        connection = door.accept()
+        await door.set_ready(ready)
+        connection.connection_made(wire)
+        await until(lambda: len(wire.packets) == 1)
+        assert said_in(wire.packets[0]) == [(READY, 0, bytes([VERSION, ready]))]
+        connection.connection_lost(None)
+
+    run(test())
+
+
 def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
     async def test():
         path = folder / "0.link"
