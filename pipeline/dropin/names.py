@@ -58,20 +58,19 @@ class CustomException(PipelineError):
         self.code: int = int(value)
 
 
-class _ErrorCatch:
+def ErrorCatch(function: _Function) -> Callable[..., tuple[Any, CaughtError]]:
     """`@ErrorCatch` turns what a function raises into `(None, response with code and text)`."""
 
-    def __call__(self, function: _Function) -> Callable[..., tuple[Any, CaughtError]]:
-        @functools.wraps(function)
-        def caught(*args: Any, **kwargs: Any) -> tuple[Any, CaughtError]:
-            try:
-                return function(*args, **kwargs), CaughtError(ErrorCode.OK.value, "")
-            except PipelineError as error:
-                return None, CaughtError(int(error.code), str(error))
-            except Exception as error:  # the decorator's very purpose
-                return None, CaughtError(ErrorCode.UNKNOW.value, str(error))
+    @functools.wraps(function)
+    def caught(*args: Any, **kwargs: Any) -> tuple[Any, CaughtError]:
+        try:
+            return function(*args, **kwargs), CaughtError(ErrorCode.OK.value, "")
+        except PipelineError as error:
+            return None, CaughtError(int(error.code), str(error))
+        except Exception as error:  # the decorator's very purpose
+            return None, CaughtError(ErrorCode.UNKNOW.value, str(error))
 
-        return caught
+    return caught
 
 
 class CaughtError:
@@ -80,9 +79,6 @@ class CaughtError:
     def __init__(self, error_code: int, error_info: str) -> None:
         self.error_code = error_code
         self.error_info = error_info
-
-
-ErrorCatch: _ErrorCatch = _ErrorCatch()
 
 
 def ParamChecker(function: _Function) -> _Function:

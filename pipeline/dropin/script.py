@@ -27,21 +27,14 @@ def run_script(path: str, arguments: Sequence[str] = ()) -> None:
     if not Path(path).is_file():
         reason = "is a folder, not a script" if Path(path).is_dir() else "no such file"
         raise ScriptNotFoundError(f"can't open {path!r}: {reason} (current folder: {Path.cwd()})")
-    install()
-    numpy_shims.write_scalars_as_before()
-    folder = os.path.dirname(os.path.realpath(path))
-    _warn_of_namesake(folder)
-    _set_first_path(folder)
+    _prepare(os.path.dirname(os.path.realpath(path)))
     sys.argv[:] = [path, *arguments]
     _run_as_main(os.path.abspath(path), None)
 
 
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
     """Run an importable module, or the `__main__` of a package, as `python -m` does."""
-    install()
-    numpy_shims.write_scalars_as_before()
-    _warn_of_namesake(os.getcwd())
-    _set_first_path(os.getcwd())
+    _prepare(os.getcwd())
     spec = _spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _spec_of(f"{name}.__main__")
@@ -58,20 +51,18 @@ def _spec_of(name: str) -> ModuleSpec | None:
         raise ScriptNotFoundError(str(error)) from error
 
 
-def _set_first_path(folder: str) -> None:
-    """Put the script's folder where `-m pipeline` has put the current one."""
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
-
-
-def _warn_of_namesake(folder: str) -> None:
-    """Warn of a module called `pipeline` beside the script, which cannot be imported."""
+def _prepare(folder: str) -> None:
+    """Lead imports here, and put the script's folder where `-m pipeline` put the current one."""
+    install()
+    numpy_shims.write_scalars_as_before()
     namesake = namesake_in(folder)
     if namesake is not None:
         sys.stderr.write(
             f"warning: `import pipeline` in the script is the library, not {namesake}: "
             "rename that one if the script needs it\n"
         )
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
 
 
 class _Loader(SourceFileLoader):

@@ -25,7 +25,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
     one_line,
 )
-from pipeline.predictors.model_conf import read_model_conf
+from pipeline.predictors.model_conf import ModelConf, read_model_conf
 from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.predictors.signature import LOD
@@ -64,15 +64,7 @@ class HttpClient:
         self.ip: str = ip
         self.port: str = str(port)
         self.service_name: str = service_name
-        self.feed_names_: list[str] = []
-        self.feed_real_names: list[str] = []
-        self.fetch_names_: list[str] = []
-        self.feed_shapes_: dict[str, list[int]] = {}
-        self.feed_types_: dict[str, int] = {}
-        self.feed_names_to_idx_: dict[str, int] = {}
-        self.fetch_names_to_idx_: dict[str, int] = {}
-        self.fetch_names_to_type_: dict[str, int] = {}
-        self.lod_tensor_set: set[str] = set()
+        self._take_conf(ModelConf((), ()))
         self.headers: dict[str, str] = {"Content-Type": _PROTO}
         self.http_proto: bool = True
         self.use_grpc_client: bool = False
@@ -84,7 +76,7 @@ class HttpClient:
         self.ssl_context: ssl.SSLContext | None = None
         self._retries = 0
         self._local = threading.local()  # a connection is used by one thread at a time
-        self._grpc: _Grpc | None = None
+        self._grpc: GrpcCalls | None = None
 
     # Settings ---------------------------------------------------------------------------
 
@@ -98,16 +90,19 @@ class HttpClient:
         """
         given = model_config_path_list
         paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
-        conf = read_model_conf(paths)
-        self.feed_names_ = [var.alias for var in conf.feeds]
-        self.feed_real_names = [var.name for var in conf.feeds]
-        self.feed_names_to_idx_ = {var.alias: index for index, var in enumerate(conf.feeds)}
-        self.feed_types_ = {var.alias: var.elem_type for var in conf.feeds}
-        self.feed_shapes_ = {var.alias: list(var.shape) for var in conf.feeds}
-        self.fetch_names_ = [var.alias for var in conf.fetches]
-        self.fetch_names_to_idx_ = {var.alias: index for index, var in enumerate(conf.fetches)}
-        self.fetch_names_to_type_ = {var.alias: var.elem_type for var in conf.fetches}
-        self.lod_tensor_set = {var.alias for var in (*conf.feeds, *conf.fetches) if var.is_lod}
+        self._take_conf(read_model_conf(paths))
+
+    def _take_conf(self, conf: ModelConf) -> None:
+        feeds, fetches = conf.feeds, conf.fetches
+        self.feed_names_: list[str] = [var.alias for var in feeds]
+        self.feed_real_names: list[str] = [var.name for var in feeds]
+        self.feed_names_to_idx_: dict[str, int] = {v.alias: at for at, v in enumerate(feeds)}
+        self.feed_types_: dict[str, int] = {var.alias: var.elem_type for var in feeds}
+        self.feed_shapes_: dict[str, list[int]] = {var.alias: list(var.shape) for var in feeds}
+        self.fetch_names_: list[str] = [var.alias for var in fetches]
+        self.fetch_names_to_idx_: dict[str, int] = {v.alias: at for at, v in enumerate(fetches)}
+        self.fetch_names_to_type_: dict[str, int] = {var.alias: var.elem_type for var in fetches}
+        self.lod_tensor_set: set[str] = {v.alias for v in (*feeds, *fetches) if v.is_lod}
 
     def connect(self, url: str | Sequence[str] | None = None, encryption: bool = False) -> None:
         """Name the server: "host:port", with "http://" or "https://" before it or without.
@@ -281,12 +276,17 @@ class HttpClient:
         request = self.process_proto_data(
             self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id
         )
-        return self.init_grpc_stub().ask(request.SerializeToString())
+        grpc = self.init_grpc_stub()
+        return _response(
+            grpc.run(grpc.method(f"/{SERVICE}/inference"), request.SerializeToString())
+        )
 
-    def init_grpc_stub(self) -> _Grpc:
+    def init_grpc_stub(self) -> GrpcCalls:
         """Return the connection for calls over gRPC, made when it is needed first."""
         if self._grpc is None:
-            self._grpc = _Grpc(f"{self.ip}:{self.port}", self.timeout_ms / 1000)
+            endpoints = (f"{self.ip}:{self.port}",)
+            model = RemoteModel("HttpClient", "grpc", endpoints, timeout_s=self.timeout_ms / 1000)
+            self._grpc = GrpcCalls(model)
         return self._grpc
 
     def process_proto_data(
@@ -297,13 +297,9 @@ class HttpClient:
         for name, value in feed_dict.items():
             if name in self.feed_names_:
                 array = self._array(name, value, batch)
-                put_value(
-                    request.tensor.add(),
-                    self.feed_real_names[self.feed_names_to_idx_[name]],
-                    name,
-                    array,
-                    feed_dict.get(f"{name}{LOD}"),
-                )
+                real_name = self.feed_real_names[self.feed_names_to_idx_[name]]
+                lod = feed_dict.get(f"{name}{LOD}")
+                put_value(request.tensor.add(), real_name, name, array, lod)
             elif LOD not in name:
                 raise ValueError(f"Wrong feed name: {name}.")
         return request
@@ -312,9 +308,8 @@ class HttpClient:
         self, feed_dict: Mapping[str, Any], fetch_list: Sequence[str], batch: bool, log_id: int
     ) -> str:
         """Return the request as JSON."""
-        return request_to_json(
-            self.process_proto_data(feed_dict, fetch_list, batch, log_id)
-        ).decode()
+        request = self.process_proto_data(feed_dict, fetch_list, batch, log_id)
+        return request_to_json(request).decode()
 
     def _array(self, name: str, value: Any, batch: bool) -> np.ndarray:
         """Return a value of the feed as it is sent; of a list the configuration knows the shape."""
@@ -399,23 +394,6 @@ class HttpClient:
 
 
 _HUNG_UP = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-
-
-class _Grpc:
-    """The service's method over gRPC."""
-
-    def __init__(self, endpoint: str, timeout_s: float) -> None:
-        model = RemoteModel(
-            name="HttpClient", client_type="grpc", endpoints=(endpoint,), timeout_s=timeout_s
-        )
-        self._calls = GrpcCalls(model)
-        self._inference = self._calls.method(f"/{SERVICE}/inference")
-
-    def ask(self, body: bytes) -> Response:
-        return _response(self._calls.run(self._inference, body))
-
-    def close(self) -> None:
-        self._calls.close()
 
 
 def _response(answer: bytes) -> Response:

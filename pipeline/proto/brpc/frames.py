@@ -309,10 +309,7 @@ def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
             return snappy.decode(data, max_bytes)
         except ValueError as error:
             raise FrameError(f"a body as snappy: {error}") from None
-    return _inflate(data, _wbits(kind), max_bytes)
-
-
-def _inflate(data: bytes | memoryview, wbits: int, max_bytes: int) -> bytes:
+    wbits = _wbits(kind)
     try:
         return inflated(data, wbits, max_bytes)
     except zlib.error as error:

@@ -127,7 +127,7 @@ def put_value(
         PayloadTypeError: this format cannot carry the value; the text names `alias`.
     """
     try:
-        _pack(tensor, value if isinstance(value, np.ndarray) else _text_array(value))
+        _pack(tensor, value)
         if lod is not None:
             tensor.lod.extend(np.asarray(lod).ravel().tolist())
         tensor.name = name
@@ -136,13 +136,10 @@ def put_value(
         raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
 
 
-def _text_array(value: Sequence[str]) -> Array:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+def _pack(tensor: Tensor, value: Array | Sequence[str]) -> None:
+    if isinstance(value, str | bytes) or not isinstance(value, np.ndarray | Sequence):
         raise TypeError(f"a {type(value).__name__} cannot be sent; give an array or a list of str")
-    return np.array(value, dtype=object)
-
-
-def _pack(tensor: Tensor, array: Array) -> None:
+    array = value if isinstance(value, np.ndarray) else np.array(value, dtype=object)
     tensor.shape.extend(array.shape)
     if array.dtype.kind in "OU":
         strings = array.ravel().tolist()

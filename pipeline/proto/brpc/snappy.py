@@ -7,10 +7,11 @@ what was written `offset` bytes before, its offset in 1 byte (and 3 bits), in 2 
 
 from __future__ import annotations
 
-from pipeline.proto.pipeline.blocks import varint
+from google.protobuf.message import DecodeError
+
+from pipeline.proto.pipeline.blocks import read_varint, varint
 
 _LITERAL, _COPY_1, _COPY_2, _COPY_4 = 0, 1, 2, 3
-_MAX_VARINT_BYTES = 5
 # Of a literal's length, less 1: what fits into the first byte, and 60 to 63 for 1 to 4 more bytes.
 _MAX_SHORT_LITERAL = 59
 _LITERAL_4_TAG = 63 << 2
@@ -37,7 +38,10 @@ def decode(block: bytes | memoryview, max_bytes: int) -> bytes:
         ValueError: the data are longer than `max_bytes`, or this is no snappy block.
     """
     block = bytes(block)
-    length, at = _read_length(block)
+    try:
+        length, at = read_varint(block, 0)
+    except DecodeError:
+        raise ValueError("the block does not begin with a length") from None
     if length > max_bytes:
         raise ValueError(f"the data have {length} bytes, more than {max_bytes}")
     out = bytearray()
@@ -51,16 +55,6 @@ def decode(block: bytes | memoryview, max_bytes: int) -> bytes:
     if len(out) != length:
         raise ValueError(f"the data have {len(out)} bytes, not the {length} that it states")
     return bytes(out)
-
-
-def _read_length(block: bytes) -> tuple[int, int]:
-    """Return the length of the data, and where the elements start."""
-    length = 0
-    for at, byte in enumerate(block[:_MAX_VARINT_BYTES]):
-        length |= (byte & 0x7F) << 7 * at
-        if byte < 0x80:
-            return length, at + 1
-    raise ValueError("the block does not begin with a length")
 
 
 def _read_element(block: bytes, at: int, out: bytearray) -> int:
