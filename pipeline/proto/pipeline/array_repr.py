@@ -8,14 +8,14 @@ The rules are those of numpy's arrayprint with its default options, unchanged si
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from pipeline.proto.slices import SLICE, Limits, breathe
+from pipeline.proto.slices import SLICE, Limits, breathe, sliced
 
 Array = npt.NDArray[Any]
 
@@ -31,6 +31,7 @@ _DEFAULT_OPTIONS: dict[str, Any] = {
     "formatter": None,
     "override_repr": None,
 }
+_DEFAULT_OPTIONS = {k: v for k, v in _DEFAULT_OPTIONS.items() if k in np.get_printoptions()}
 _SAME_TEXT = (False, "1.25", "2.1")  # values of "legacy" with which arrays of numbers look alike
 _DTYPE_NAMES = {  # empty where the text implies the dtype
     np.dtype(np.float64): "",
@@ -55,10 +56,15 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
     name = _DTYPE_NAMES.get(array.dtype)
     if name is None or not array.ndim or not array.size or not _options_are_default():
         return None
-    body = _body(array, limits if array.size > SLICE else None)
-    if body is None:
+    checked = limits if array.size > SLICE else None
+    if checked is not None:
+        checked.check_json(array.size * len("0, "), TENSORS_INSTEAD)
+    form = _form_of(array.reshape(-1))
+    if form is None:
         return None
-    text = f"{_PREFIX}{body}"
+    if checked is not None:
+        checked.check_json(array.size * (form.width + len(", ")), TENSORS_INSTEAD)
+    text = f"{_PREFIX}{''.join(_layout(form, array.shape))}"
     if not name:
         return f"{text})"
     last_line = len(text) - text.rfind("\n")  # with the comma to come
@@ -69,65 +75,29 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
 
 def _options_are_default() -> bool:
     options = np.get_printoptions()
-    return options.get("legacy") in _SAME_TEXT and all(
-        options.get(name) == value for name, value in _DEFAULT_OPTIONS.items()
-    )
-
-
-def _body(array: Array, limits: Limits | None) -> str | None:
-    """Return the nested brackets, made slice by slice; None: numpy has to make them."""
-    if limits is not None:
-        limits.check_json(array.size * len("0, "), TENSORS_INSTEAD)
-    form = _form_of(array.reshape(-1))
-    if form is None:
-        return None
-    form.measure()
-    if limits is not None:
-        limits.check_json(array.size * (form.width + len(", ")), TENSORS_INSTEAD)
-    return "".join(_layout(form, array.shape))
+    return options.get("legacy") in _SAME_TEXT and _DEFAULT_OPTIONS.items() <= options.items()
 
 
 class _Form:
     """The way in which truth values are written; those of numbers inherit from it."""
 
+    width = len("False")  # of all words
+
     def __init__(self, flat: Array) -> None:
         self.flat = flat
-        self.width = 0  # of all words
-        self._latest: tuple[int, int] | None = None
-        self._parts: Any = None
-
-    def measure(self) -> None:
-        """Find the width of all words."""
-        self.width = len("False")
 
     def words(self, start: int, end: int) -> list[str]:
-        """Return the texts of some elements."""
+        """Return the texts of some elements; of all of them where they are one slice."""
         return [" True" if element else "False" for element in self.flat[start:end].tolist()]
-
-    def slices(self) -> Iterable[tuple[int, int]]:
-        size = self.flat.size
-        return ((0, size),) if size <= SLICE else self._many_slices(size)
-
-    def _many_slices(self, size: int) -> Iterator[tuple[int, int]]:
-        for at in range(0, size, SLICE):
-            breathe()
-            yield at, min(at + SLICE, size)
-
-    def parts(self, start: int, end: int) -> Any:
-        """Return what `split` makes of some elements; the latest are kept, since an array of one
-        slice is measured and written of the same."""
-        if self._latest != (start, end):
-            part = self.flat[start:end]
-            self._latest, self._parts = (start, end), self.split(part.tolist(), part)
-        return self._parts
-
-    def split(self, numbers: list[float], part: Array) -> Any:
-        raise NotImplementedError
 
 
 class _Integers(_Form):
-    def measure(self) -> None:
-        self.width = max(len(str(self.flat.min())), len(str(self.flat.max())))
+    def __init__(self, flat: Array) -> None:
+        super().__init__(flat)
+        self.width = 0
+        for part in sliced(flat):
+            numbers = part.tolist()
+            self.width = max(self.width, len(str(min(numbers))), len(str(max(numbers))))
 
     def words(self, start: int, end: int) -> list[str]:
         return [str(number).rjust(self.width) for number in self.flat[start:end].tolist()]
@@ -136,60 +106,61 @@ class _Integers(_Form):
 class _Points(_Form):
     """At most 8 digits behind the point; shorter ones are padded with spaces."""
 
-    left = right = 0
-
-    def measure(self) -> None:
-        for start, end in self.slices():
-            wholes, fractions = self.parts(start, end)
-            self.left = max(self.left, *map(len, wholes))
-            self.right = max(self.right, *map(len, fractions))
-        self.width = self.left + 1 + self.right
+    def __init__(self, flat: Array) -> None:
+        super().__init__(flat)
+        self._left = self._right = 0
+        for part in sliced(flat):
+            self._latest = wholes, fractions = _at_points(part)
+            self._left = max(self._left, *map(len, wholes))
+            self._right = max(self._right, *map(len, fractions))
+        self.width = self._left + 1 + self._right
 
     def words(self, start: int, end: int) -> list[str]:
-        return [
-            f"{whole.rjust(self.left)}.{fraction.ljust(self.right)}"
-            for whole, fraction in zip(*self.parts(start, end), strict=True)
-        ]
+        # What is one slice was just measured.
+        parts = self._latest if self.flat.size <= SLICE else _at_points(self.flat[start:end])
+        left, right = self._left, self._right
+        return [f"{a.rjust(left)}.{b.ljust(right)}" for a, b in zip(*parts, strict=True)]
 
-    def split(self, numbers: list[float], part: Array) -> tuple[list[str], list[str]]:
-        """Return what stands before the points, and behind them."""
-        wholes: list[str] = []
-        fractions: list[str] = []
-        for number, text in zip(numbers, _shortest(part), strict=True):
-            whole, _, fraction = text.partition(".")
-            if len(fraction) > 8:  # round what the number is, not what its digits say
-                whole, _, fraction = f"{number:.8f}".partition(".")
-            wholes.append(whole)
-            fractions.append(fraction.rstrip("0"))
-        return wholes, fractions
+
+def _at_points(part: Array) -> tuple[list[str], list[str]]:
+    """Return what stands before the points, and behind them."""
+    wholes: list[str] = []
+    fractions: list[str] = []
+    for number, text in zip(part.tolist(), _shortest(part), strict=True):
+        whole, _, fraction = text.partition(".")
+        if len(fraction) > 8:  # round what the number is, not what its digits say
+            whole, _, fraction = f"{number:.8f}".partition(".")
+        wholes.append(whole)
+        fractions.append(fraction.rstrip("0"))
+    return wholes, fractions
 
 
 class _Exponents(_Form):
     """One digit before the point, and behind it as many as the longest needs, up to 8."""
 
-    digits = size = 0
-
-    def measure(self) -> None:
-        for start, end in self.slices():
-            part = self.flat[start:end]
-            found = map(_significant_digits, part.tolist(), _shortest(part))
-            self.digits = max(self.digits, *found)
-        for start, end in self.slices():
-            parts = self.parts(start, end)
-            self.size = max(self.size, max(len(exponent) for _, exponent in parts) - 1)
-            self.width = max(self.width, *(len(mantissa) for mantissa, _ in parts))
-        self.width += 2 + self.size
+    def __init__(self, flat: Array) -> None:
+        super().__init__(flat)
+        digits = size = width = 0
+        for part in sliced(flat):
+            digits = max(digits, *map(_significant_digits, part.tolist(), _shortest(part)))
+        self._form = f"#.{max(digits - 1, 0)}e"
+        for part in sliced(flat):
+            self._latest = self._split(part)
+            size = max(size, *(len(exponent) - 1 for _, exponent in self._latest))
+            width = max(width, *(len(mantissa) for mantissa, _ in self._latest))
+        self._size = size
+        self.width = width + 2 + size
 
     def words(self, start: int, end: int) -> list[str]:
+        parts = self._latest if self.flat.size <= SLICE else self._split(self.flat[start:end])
         return [
-            f"{mantissa}e{power[0]}{power[1:]:0>{self.size}}".rjust(self.width)
-            for mantissa, power in self.parts(start, end)
+            f"{mantissa}e{power[0]}{power[1:]:0>{self._size}}".rjust(self.width)
+            for mantissa, power in parts
         ]
 
-    def split(self, numbers: list[float], part: Array) -> list[list[str]]:
+    def _split(self, part: Array) -> list[list[str]]:
         """Return mantissa and exponent of each number."""
-        form = f"#.{max(self.digits - 1, 0)}e"
-        return [format(number, form).split("e") for number in numbers]
+        return [format(number, self._form).split("e") for number in part.tolist()]
 
 
 def _form_of(flat: Array) -> _Form | None:
@@ -197,12 +168,11 @@ def _form_of(flat: Array) -> _Form | None:
     if flat.dtype.kind != "f":
         return _Form(flat) if flat.dtype.kind == "b" else _Integers(flat)
     low, high = math.inf, 0.0
-    for at in range(0, flat.size, SLICE):
-        sizes = [abs(number) for number in flat[at : at + SLICE].tolist() if number]
+    for part in sliced(flat):
+        sizes = [abs(number) for number in part.tolist() if number]
         if not math.isfinite(sum(sizes)):
             return None
         low, high = min(low, *sizes, math.inf), max(high, *sizes, 0.0)
-        breathe()
     if not high:
         low = high = 1.0
     if low > 1.01e-4 and high < 1e6 and high / low < 999.0:
