@@ -11,8 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from pipeline.cli.drawing import FORMATS, drawing_of
 from pipeline.config import schema as configuration
@@ -57,7 +56,7 @@ _WRONG_USAGE = 2
 # graph ------------------------------------------------------------------------------------
 
 
-class _GraphArguments(Struct, frozen=True):
+class _GraphArguments(NamedTuple):
     format: str
     is_module: bool
     script: str

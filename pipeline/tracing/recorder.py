@@ -95,8 +95,7 @@ class BySampler:
         trace_id = self._new_id() if parent is None else parent.trace_id
         context = None
         if parent is not None:
-            caller = SpanContext(parent.trace_id, parent.span_id, True, _flags(parent))
-            context = set_span_in_context(NonRecordingSpan(caller))
+            context = set_span_in_context(NonRecordingSpan(_span_context(parent, is_remote=True)))
         result = self._sampler.should_sample(context, trace_id, self._name, SpanKind.SERVER)
         return trace_id if result.decision is Decision.RECORD_AND_SAMPLE else 0
 
@@ -104,11 +103,7 @@ class BySampler:
 class OtelRecorder:
     """A `Recorder` that hands spans to exporters, in batches, from a thread of the SDK's.
 
-    Args:
-        exporters: where the spans go.
-        resource: what the spans are of.
-        choose: which requests are recorded.
-        close_s: what a collector that does not answer gets when the server stops.
+    `close_s` is what a collector that does not answer gets when the server stops.
     """
 
     def __init__(
@@ -151,7 +146,12 @@ class OtelRecorder:
 
     def close(self) -> None:
         """Export what waits; what a collector does not take in time is lost."""
-        impatience = threading.Timer(self._close_s, self._give_up)
+
+        def give_up() -> None:
+            for exporter in self._exporters:
+                exporter.shutdown()
+
+        impatience = threading.Timer(self._close_s, give_up)
         impatience.daemon = True
         impatience.name = "pipeline-otel-close"
         impatience.start()
@@ -162,10 +162,6 @@ class OtelRecorder:
             impatience.cancel()
             impatience.join()
 
-    def _give_up(self) -> None:
-        for exporter in self._exporters:
-            exporter.shutdown()
-
 
 def connect(pipeline_name: str) -> OtelRecorder | None:
     """Return a recorder as the environment says; None if it says that nothing is exported.
@@ -175,21 +171,18 @@ def connect(pipeline_name: str) -> OtelRecorder | None:
     """
     if _setting(OTEL_SDK_DISABLED).lower() == "true":
         return None
-    exporters = [_exporter(name) for name in _exporter_names()]
+    names = (_setting(OTEL_TRACES_EXPORTER) or "otlp").split(",")
+    exporters = [_exporter(name.strip()) for name in names if name.strip() != "none"]
     if not exporters:
         return None
-    resource = _resource(pipeline_name)
+    # The spans are of what the environment names, else of the pipeline.
+    named = OTELResourceDetector().detect().attributes
+    resource = Resource.create({"service.name": named.get("service.name") or pipeline_name})
     return OtelRecorder(exporters, resource, _choice(pipeline_name, resource))
 
 
 def _setting(variable: str) -> str:
     return os.environ.get(variable, "").strip()
-
-
-def _exporter_names() -> list[str]:
-    names = _setting(OTEL_TRACES_EXPORTER) or "otlp"
-    listed = [name.strip() for name in names.split(",")]
-    return [_otlp() if name == "otlp" else name for name in listed if name != "none"]
 
 
 def _otlp() -> str:
@@ -205,6 +198,7 @@ def _otlp() -> str:
 
 
 def _exporter(name: str) -> SpanExporter:
+    name = _otlp() if name == "otlp" else name
     found = list(entry_points(group=_EXPORTERS, name=name))
     if not found:
         known = sorted({point.name for point in entry_points(group=_EXPORTERS)})
@@ -222,12 +216,6 @@ def _exporter(name: str) -> SpanExporter:
     return exporter
 
 
-def _resource(pipeline_name: str) -> Resource:
-    """Return the spans' resource: the environment's names, else the pipeline's."""
-    named = OTELResourceDetector().detect().attributes
-    return Resource.create({"service.name": named.get("service.name") or pipeline_name})
-
-
 def _choice(pipeline_name: str, resource: Resource) -> Choose:
     if not _setting(OTEL_TRACES_SAMPLER):
         return RateLimit(TRACES_A_SECOND)
@@ -237,8 +225,5 @@ def _choice(pipeline_name: str, resource: Resource) -> Choose:
 
 
 def _span_context(context: TraceContext, is_remote: bool = False) -> SpanContext:
-    return SpanContext(context.trace_id, context.span_id, is_remote, _flags(context))
-
-
-def _flags(context: TraceContext) -> TraceFlags:
-    return _SAMPLED if context.is_sampled else _NOT_SAMPLED
+    flags = _SAMPLED if context.is_sampled else _NOT_SAMPLED
+    return SpanContext(context.trace_id, context.span_id, is_remote, flags)

@@ -60,10 +60,8 @@ def open_telemetry(context: SinkContext, options: None) -> Telemetry | None:
 def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | None:
     """Return a `Telemetry` that exports as the OTEL_* environment says; None: it says nothing.
 
-    It starts a thread, and belongs to the process that calls this.
-
-    Raises:
-        InitError: the extra `otel` is not installed, or the environment names what is not there.
+    It starts a thread. InitError: the extra `otel` is not installed, or the environment names what
+    is not there.
     """
     try:
         from pipeline.tracing.recorder import connect
@@ -79,14 +77,9 @@ def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | N
 class Telemetry:
     """The sink that has spans made of the rows of recorded requests.
 
-    All but `close` is called on the event loop. The spans, 10 us each, are made on a thread.
-
-    Args:
-        pipeline_name: what the requests' own spans are called.
-        names: of the Ops, in the graph's order.
-        recorder: takes the spans.
-        thread: makes them, one after the other, and is shut down by `close`; None: one of its own.
-        wall_ns: what is to be added to `time.monotonic_ns` for the time since the epoch.
+    All but `close` is called on the event loop. The spans, 10 us each, are made on a thread: one
+    of its own, or `thread`, which `close` shuts down. `wall_ns` returns what is to be added to
+    `time.monotonic_ns` for the time since the epoch.
     """
 
     def __init__(
@@ -107,19 +100,15 @@ class Telemetry:
         self._made = 0  # and the thread those
 
     def begin(self, data_id: int, traceparent: str = "") -> str:
-        """Decide about a request, and say what its workers are to be told.
+        """Decide about a request; return what its workers are to be told, see `SinkHooks`.
 
-        Args:
-            data_id: of the request.
-            traceparent: as its caller sent it; what is none is ignored.
-
-        Returns:
-            The `traceparent` of the request's own span. One that is not recorded: its caller's,
-            marked so; "" if there was none.
+        That is the `traceparent` of its own span. If it is not recorded: its caller's, marked so;
+        "" if there was none, or what is no `traceparent`.
         """
         parent = parse_traceparent(traceparent) if traceparent else None
         context = self._recorder.start(parent)
-        if context is None or not self._has_room():
+        is_behind = self._handed - self._made >= _MAX_PENDING
+        if context is None or is_behind or len(self._traced) >= _MAX_OPEN + len(self._ended):
             return format_traceparent(parent._replace(is_sampled=False)) if parent else ""
         text = format_traceparent(context)
         self._traced[data_id] = Traced(context, text, parent, self._wall_ns())
@@ -142,18 +131,15 @@ class Telemetry:
             pairs = [(self._traced[row.data_id], row) for row in ended]
             self._handed += 1
             self._thread.submit(self._make, ours, pairs)
-        for row in ended:
-            self._forget_after(row.data_id)
+        self._ended += [row.data_id for row in ended]
+        while len(self._ended) > _MAX_ENDED:
+            self._traced.pop(self._ended.popleft(), None)
 
     def close(self) -> None:
         """Deliver what is left; may take seconds, so call it where that does no harm."""
         self._traced.clear()
         self._thread.shutdown()
         self._recorder.close()
-
-    def _has_room(self) -> bool:
-        is_behind = self._handed - self._made >= _MAX_PENDING
-        return not is_behind and len(self._traced) < _MAX_OPEN + len(self._ended)
 
     def _traced_spans(self, spans: Rows, which: Positions) -> list[TracedSpan]:
         if not len(which):
@@ -165,12 +151,6 @@ class Telemetry:
             TracedSpan(self._traced[row.data_id], run, size, row)
             for run, size, row in zip(runs.tolist(), sizes, rows, strict=True)
         ]
-
-    def _forget_after(self, data_id: int) -> None:
-        """Forget a request that ended, once a number of others have."""
-        self._ended.append(data_id)
-        if len(self._ended) > _MAX_ENDED:
-            self._traced.pop(self._ended.popleft(), None)
 
     def _make(
         self, op_spans: list[TracedSpan], requests: list[tuple[Traced, RequestRecord]]

@@ -76,12 +76,7 @@ class TracedSpan(NamedTuple):
 
 
 class RequestSpans:
-    """Makes the spans.
-
-    Args:
-        pipeline_name: what the requests' own spans are called.
-        names: of the Ops, in the graph's order.
-    """
+    """Makes the spans: the requests' own ones are called `pipeline_name`."""
 
     def __init__(self, pipeline_name: str, names: Sequence[str]) -> None:
         self._pipeline_name = pipeline_name
@@ -132,10 +127,7 @@ class RequestSpans:
 
     def of_request(self, traced: Traced, row: RequestRecord) -> SpanRecord:
         """Return the request as a whole."""
-        attributes: dict[str, Value] = {
-            "pipeline.data_id": row.data_id,
-            "pipeline.rows": row.rows,
-        }
+        attributes: dict[str, Value] = {"pipeline.data_id": row.data_id, "pipeline.rows": row.rows}
         if row.code:
             attributes["pipeline.err_no"] = row.code
         name = self._pipeline_name
