@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 from pipeline.cli.drawing import FORMATS, drawing_of
 from pipeline.config import schema as configuration
-from pipeline.config.schema import REQUEST_OP, ServiceConfig, load_config, resolve_op
+from pipeline.config.schema import (
+    REQUEST_OP,
+    ServiceConfig,
+    batch_fill_warnings,
+    load_config,
+    resolve_op,
+    unknown_ops,
+)
 from pipeline.config.yaml import KeyPath, read_yaml
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.errors import ConfigError, PipelineError
@@ -87,14 +94,16 @@ def _draw(given: _GraphArguments) -> int:
         return _graph_fails(str(error), _WRONG_USAGE)
     except PipelineError as error:
         return _graph_fails(f"{_place(error)}{type(error).__name__}: {error}")
-    if server is None or server._graph is None:
+    if server is None or (graph := server._graph) is None or (config := server._config) is None:
         return _graph_fails(
             f"{given.script} ended without running a server. Its last call must be run_server() "
             "of a PipelineServer, or run_service() of a WebService."
         )
-    drawing = drawing_of(server._graph, server.name or given.script)
+    drawing = drawing_of(graph, server.name or given.script)
     sys.stdout.write(FORMATS[given.format](drawing))
-    for warning in _graph_warnings(server):
+    ops = {op.name: op.pipeline_config for op in graph.ops}
+    # What `prepare_server` has not logged.
+    for warning in (*unknown_ops(config, list(ops)), *batch_fill_warnings(config, ops)):
         sys.stderr.write(f"warning: {warning}\n")
     return 0
 
@@ -157,18 +166,6 @@ def _nothing_starts() -> Iterator[list[PipelineServer]]:
         yield servers
     finally:
         setattr(PipelineServer, name, original)
-
-
-def _graph_warnings(server: PipelineServer) -> list[str]:
-    """Return what is odd beyond what `prepare_server` has logged."""
-    graph, config = server._graph, server._config
-    if graph is None or config is None:
-        return []
-    ops = {op.name: op.pipeline_config for op in graph.ops}
-    return [
-        *configuration.unknown_ops(config, list(ops)),
-        *configuration.batch_fill_warnings(config, ops),
-    ]
 
 
 def _graph_fails(text: str, status: int = _WRONG) -> int:
@@ -244,7 +241,7 @@ def _warnings_of_the_configuration() -> Iterator[list[str]]:
 def _warnings_about(config: ServiceConfig, file: str) -> Iterator[str]:
     """Yield what a server would find when it starts."""
     ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
-    yield from configuration.batch_fill_warnings(config, ops)
+    yield from batch_fill_warnings(config, ops)
     source, folder = read_yaml(file), Path(file).resolve().parent
     for path, named in _files_named(config):
         if not resolve_path(folder, named).exists():

@@ -17,10 +17,8 @@ Job = Callable[[], object]
 class Background:
     """Runs jobs one after the other; an exception of one is logged and ends nothing else.
 
-    Args:
-        name: of the thread; a log line has it too.
-        limit: so many jobs may wait, more are dropped. The number dropped is logged once there
-            is room again.
+    So many jobs as `limit` says may wait, more are dropped; the number dropped is logged, under
+    the thread's `name`, once there is room again.
     """
 
     def __init__(self, name: str, limit: int = 100) -> None:

@@ -10,7 +10,7 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from pipeline.engine.journal import Outcome
-from pipeline.engine.state import OpState, WorkersState
+from pipeline.engine.state import OpState
 from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -144,18 +144,15 @@ def _op_requests(replicas: _Replicas) -> _Samples:
 
 def _op_workers(replicas: _Replicas) -> _Samples:
     for labels, op in replicas.ops():
-        for state, count in _worker_states(op.workers).items():
-            yield {**labels, "kind": op.workers.kind, "state": state}, count
-
-
-def _worker_states(workers: WorkersState) -> Mapping[str, int]:
-    """Count each worker once: the sum of all but the stuck ones is what is configured, or more."""
-    return {
-        "idle": max(0, workers.up - workers.busy),
-        "busy": workers.busy,
-        "missing": max(0, workers.wanted - workers.up),
-        "stuck": workers.stuck,
-    }
+        workers = op.workers
+        # Each counts once: the sum of all but the stuck ones is what is configured, or more.
+        for state, count in (
+            ("idle", max(0, workers.up - workers.busy)),
+            ("busy", workers.busy),
+            ("missing", max(0, workers.wanted - workers.up)),
+            ("stuck", workers.stuck),
+        ):
+            yield {**labels, "kind": workers.kind, "state": state}, count
 
 
 def _memory(replicas: _Replicas) -> _Samples:

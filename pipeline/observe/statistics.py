@@ -58,10 +58,7 @@ class StatisticsError(InputError):
 class Statistics:
     """A Sink that counts. It is read on the event loop, where it is notified.
 
-    Args:
-        pipeline_name: the pipeline's name as a model.
-        names: the Ops' names as models, in the graph's order; see `model_names`.
-        wall_offset_ns: what makes a wall clock time of a monotonic one.
+    The names are those of `model_names`.
     """
 
     def __init__(

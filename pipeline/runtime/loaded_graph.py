@@ -32,13 +32,8 @@ _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless con
 class LoadedGraph:
     """A graph that a server serves under a name; see `engine.models.Served`.
 
-    Args:
-        name: of the service; None: requests for any service are taken.
-        graph: checked; its Ops are configured.
-        config: of the service.
-        load_predictor: gives an Op the predictor of a worker.
-        replica: number of this replica of the server; None: it is the only one.
-        ask: puts a question to all replicas; None: there is only this one.
+    Its Ops are configured. Without a name requests for any service are taken. `replica` is the
+    number of this one, to all of which `ask` puts a question; None: it is the only one.
     """
 
     def __init__(
@@ -123,7 +118,7 @@ class _WorkerKinds:
         self._graph = graph
         logs = LogsHome(config.log.level)
         self._context = WorkerContext(config, load, logs, replay_bytes)
-        self._edge_kind: WorkerKind | None = None
+        self._edge_kind = ThreadKind((), self._context)
         self._by_name: dict[str, WorkerKind] = {}
 
     def fork(self) -> None:
@@ -131,19 +126,17 @@ class _WorkerKinds:
         ops: dict[str, list[Op]] = {}
         for op in self._graph.ops:
             ops.setdefault(op.pipeline_config.workers or "", []).append(op)
-        self._edge_kind = edge_kind = ThreadKind((), self._context)
         for name, members in ops.items():
             make = registry.find("workers", name)
-            kind = edge_kind if make is ThreadKind else make(members, self._context)
+            kind = self._edge_kind if make is ThreadKind else make(members, self._context)
             kind.fork()
             self._by_name[name] = kind
 
     def factory(self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]) -> WorkersFactory:
         """Return what makes the workers of an Op."""
-        if self._edge_kind is None:
+        if not self._by_name:
             self.fork()
         edge_kind = self._edge_kind
-        assert edge_kind is not None, "fork has made it"
         for kind in {edge_kind, *self._by_name.values()}:
             kind.attach(loop, pump)
 

@@ -36,14 +36,8 @@ class ModelServices:
     does, however that happens.
 
     Of an Op without `client_config` the first service writes what clients have to know of the
-    model, before it is ready, to a temporary folder.
-
-    Args:
-        ops: of the graph; those whose model runs here, or elsewhere, are left alone.
-        base_dir: where a relative `model_config` is looked up first.
-
-    Attributes:
-        addresses: of an Op's services, by its name.
+    model, before it is ready, to a temporary folder. A relative `model_config` is looked up in
+    `base_dir` first. `addresses` are those of an Op's services, by its name.
     """
 
     def __init__(self, ops: Iterable[Op], base_dir: Path) -> None:

@@ -54,13 +54,7 @@ def wanted_sinks(config: ServiceConfig, is_first: bool = True) -> dict[str, obje
 
 
 class ObservabilityStack:
-    """The journal of one process, and its sinks.
-
-    Args:
-        name: of the service.
-        config: which sinks there are.
-        replica: number of this replica of the server; None: it is the only one.
-    """
+    """The journal of one process, number `replica` of the server's if there are several."""
 
     def __init__(
         self, name: str | None, graph: Graph, config: ServiceConfig, replica: int | None = None

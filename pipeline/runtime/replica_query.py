@@ -79,11 +79,7 @@ class QueryReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueryClient:
-    """A replica's side: asks, and takes the reply.
-
-    Args:
-        send: takes a question to the server.
-    """
+    """A replica's side: sends questions to the server, and takes the reply."""
 
     def __init__(self, send: Callable[[QueryRequest], object]) -> None:
         self._send = send

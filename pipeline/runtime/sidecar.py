@@ -46,9 +46,7 @@ class SidecarSpec:
 class SidecarSupervisor:
     """The supervisor of a program, which runs in one process after the other.
 
-    Args:
-        spec: of the program.
-        on_down: called when its process is gone, before another is started.
+    `on_down` is called when its process is gone, before another is started.
     """
 
     def __init__(self, spec: SidecarSpec, on_down: Callable[[], None] = lambda: None) -> None:
@@ -87,8 +85,8 @@ class SidecarSupervisor:
     def kill(self) -> None:
         """End it at once, since it does not by itself."""
         if self._process is not None:
-            what = (self._spec.name, self._spec.what)
-            _LOGGER.warning("[%s] %s does not end and is killed", *what)
+            spec = self._spec
+            _LOGGER.warning("[%s] %s does not end and is killed", spec.name, spec.what)
             self._process.signal(signal.SIGKILL)
 
     def _launch(self) -> None:

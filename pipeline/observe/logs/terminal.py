@@ -41,10 +41,7 @@ class StderrSink(LogSink):
 
     The first of its kind is shown at once, those that follow are summed up after 10 s and then
     once a minute. A stderr that nobody reads holds nobody up. On a terminal the last line says
-    how long what is loading has been at it.
-
-    Args:
-        where: the file that has the tracebacks.
+    how long what is loading has been at it. The file `where` has the tracebacks.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:

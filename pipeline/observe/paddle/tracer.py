@@ -40,13 +40,8 @@ class Tracer:
     On the event loop it only keeps the rows; a thread adds them up, and writes.
 
     In a block `in` is how long a worker waited for a batch after the one before, `out` from its end
-    until the engine had taken it back. Latency is from admission to answer.
-
-    Args:
-        graph: what does not change.
-        state: tells how many requests wait at each Op; called by `tick`.
-        files: opened by `start`, and written by a thread.
-        clock: seconds, monotonic, of the clock that the rows are from.
+    until the engine had taken it back. Latency is from admission to answer. `state` tells how many
+    requests wait at each Op; `clock` is that of the rows, in seconds.
     """
 
     def __init__(
@@ -182,18 +177,15 @@ class BatchTimes:
         following = np.append(start[1:], 0)
         left = np.where(is_last, taken, np.minimum(taken, following))
         for who, result_received_ns in zip(workers, taken[is_last].tolist(), strict=True):
-            self._remember(who, result_received_ns)
+            self._last_taken.pop(who, None)
+            self._last_taken[who] = result_received_ns
+        while len(self._last_taken) > _MAX_WORKERS:
+            del self._last_taken[next(iter(self._last_taken))]
         spent = np.empty((len(STAGES), len(op)), np.int64)
         np.maximum(start - before, 0, out=spent[0])
         np.subtract(stages[1:], stages[:-1], out=spent[1:-1])
         np.maximum(left - end, 0, out=spent[-1])
         return spent
-
-    def _remember(self, who: tuple[int, int], result_received_ns: int) -> None:
-        self._last_taken.pop(who, None)
-        self._last_taken[who] = result_received_ns
-        if len(self._last_taken) > _MAX_WORKERS:
-            del self._last_taken[next(iter(self._last_taken))]
 
 
 def _add(op: Integers, spent: Integers, ops: Sequence[OpInterval]) -> None:

@@ -52,11 +52,9 @@ def tracer_files(
 ) -> TracerFiles:
     """Return the files of a server that logs to `directory`.
 
-    Args:
-        log: a quarter of the `backup_count` old files are kept, as ever.
-        replica: the number of a replica: each has files of its own, since two processes that
-            rotate one file lose what they write.
-        environ: `FLAGS_profile_pipeline=1` asks for `benchmark.log` in the working folder.
+    Of the log's old files a quarter are kept, as ever. Each replica has files of its own: two
+    processes that rotate one file lose what they write. `FLAGS_profile_pipeline=1` asks for
+    `benchmark.log` in the working folder.
     """
     suffix = "" if replica is None else f".copy{replica}"
     wanted = environ.get("FLAGS_profile_pipeline", "0").strip() not in ("", "0")
@@ -178,48 +176,37 @@ class TracerBlock:
             name: {"count": op.count, **{stage: op.mean_ms(stage) for stage in STAGES}}
             for name, op in self._ops()
         }
-        if self.interval.queries:
-            latencies = {str(p): ms for p, ms in self.interval.percentiles_ms().items()}
-            found["DAG"] = {
-                "query_count": self.interval.queries,
-                "qps": self._qps,
-                "succ": self._succeeded,
-                "avg": self._mean_ms,
-                **latencies,
-            }
-        return found
+        return {**found, "DAG": self._requests()} if self.interval.queries else found
 
     def _ops(self) -> Iterator[tuple[str, OpInterval]]:
         for name, op in zip(self.graph.names, self.interval.ops, strict=True):
             if op.count:
                 yield name, op
 
-    @property
-    def _qps(self) -> float:
-        return self.interval.queries / self.length_s
-
-    @property
-    def _succeeded(self) -> float:
-        return 1 - self.interval.failures / self.interval.queries
-
-    @property
-    def _mean_ms(self) -> float:
-        return self.interval.latency_sum_ns / self.interval.queries / _NS_PER_MS
+    def _requests(self) -> dict[str, float]:
+        interval = self.interval
+        return {
+            "query_count": interval.queries,
+            "qps": interval.queries / self.length_s,
+            "succ": 1 - interval.failures / interval.queries,
+            "avg": interval.latency_sum_ns / interval.queries / _NS_PER_MS,
+            **{str(p): ms for p, ms in interval.percentiles_ms().items()},
+        }
 
     def _request_lines(self) -> Iterator[str]:
-        interval = self.interval
+        interval, of_all = self.interval, self._requests()
         failed = ", ".join(map(str, interval.failed_ids))
         if interval.failures > len(interval.failed_ids):
             failed += ", ..."
         yield "DAGExecutor:"
         yield f"\tQuery count[{interval.queries}]"
-        yield f"\tQPS[{round(self._qps, 4)} q/s]"
-        yield f"\tSucc[{round(self._succeeded, 6)}]"
+        yield f"\tQPS[{round(of_all['qps'], 4)} q/s]"
+        yield f"\tSucc[{round(of_all['succ'], 6)}]"
         yield f"\tError req[{failed}]"
         yield "\tLatency:"
-        yield f"\t\tave[{round(self._mean_ms, 4)} ms]"
-        for percent, latency_ms in interval.percentiles_ms().items():
-            yield f"\t\t.{percent}[{round(latency_ms, 4)} ms]"
+        yield f"\t\tave[{round(of_all['avg'], 4)} ms]"
+        for percent in PERCENTILES:
+            yield f"\t\t.{percent}[{round(of_all[str(percent)], 4)} ms]"
 
     def _channel_lines(self) -> Iterator[str]:
         graph = self.graph
