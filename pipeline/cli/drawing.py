@@ -31,9 +31,6 @@ class Drawing(Struct, frozen=True):
     edges: Sequence[tuple[int, int]]
     jumps: Sequence[tuple[int, int, str]]
 
-    def readers(self, number: int) -> list[int]:
-        return [to for source, to in self.edges if source == number]
-
 
 def drawing_of(graph: Graph, title: str) -> Drawing:
     """Return the drawing of a graph; settings are shown if its Ops have been configured."""
@@ -81,7 +78,7 @@ def as_text(drawing: Drawing) -> str:
     """Return a line for each Op, beside rails that lead to those that read it."""
     rails = _Rails()
     for number in range(len(drawing.nodes)):
-        rails.add(number, drawing.readers(number))
+        rails.add(number, [to for source, to in drawing.edges if source == number])
     width = max(len(row) for row, _ in rails.rows)
     names = max(len(node.name) for node in drawing.nodes)
     lines = [drawing.title, ""]
@@ -125,14 +122,12 @@ class _Rails:
             self._lanes[home] = None
             return
         self._lanes[home] = readers[0]
-        begun = [self._begin(home, reader) for reader in readers[1:]]
+        begun = []
+        for reader in readers[1:]:
+            begun.append(self._free(home))
+            self._lanes[begun[-1]] = reader
         if begun:
             self._join(home, sorted(begun), "╮", "┬")
-
-    def _begin(self, home: int, reader: int) -> int:
-        lane = self._free(home)
-        self._lanes[lane] = reader
-        return lane
 
     def _free(self, after: int) -> int:
         """Return the first lane right of `after` that is not in use."""

@@ -12,7 +12,7 @@ from pipeline.errors import InitError
 from pipeline.frontends.link.server import socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
 from pipeline.gateway.binary import cannot_run, find_binary
-from pipeline.runtime.ingress import Ingress
+from pipeline.runtime.base import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
 

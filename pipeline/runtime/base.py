@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.engine.engine import Engine
@@ -20,21 +19,48 @@ from pipeline.frontends.base import OpenFrontends
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.observe.logs.setup import open_logs
 from pipeline.observe.logs.terminal import TOLD
-from pipeline.runtime.ingress import Ingress, no_ingress
+from pipeline.runtime.model_services import ModelServices
 
 _LOGGER = logging.getLogger(__name__)
 
 STRAGGLERS_S = 0.2  # for requests of callers that could not know yet that frontends are closed
 
 
-class Sidecar(Protocol):
-    """A program that has to run before a server can start, and ends after it."""
+class Ingress:
+    """No ingress, and the base of one: a process that takes HTTP requests and asks the frontends.
 
-    async def start(self) -> None:
-        """Return when it runs; InitError says why it does not."""
+    Attributes:
+        takes_http: False: there is nothing before the frontends.
+        port: where it listens, after `start`.
+    """
 
-    async def stop(self) -> None:
-        """End it. May be called without `start`, and twice."""
+    takes_http = False
+    port: int | None = None
+
+    def start(self) -> asyncio.Future[None]:
+        """Take requests; done when they are answered. InitError says why they are not."""
+        started = asyncio.get_running_loop().create_future()
+        started.set_result(None)
+        return started
+
+    def drain(self) -> None:
+        """Say not ready, serve on for the `drain_delay`, then take no more."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more, and end when the active ones are answered, or `grace_s` is over.
+
+        The frontends are still open. May be called without `start`.
+        """
+
+    def cancel_grace(self) -> None:
+        """Cut the grace period short."""
+
+    def close(self) -> None:
+        """Remove what it had in common with the frontends, which are closed."""
+
+
+no_ingress: Ingress = Ingress()
+"""Callers reach the frontends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +76,7 @@ class Runtime(ABC):
     """The processes of a server, and their life: what `run_server` runs."""
 
     def __init__(
-        self, config: ServiceConfig, sidecar: Sidecar | None, exposure: Exposure | None
+        self, config: ServiceConfig, sidecar: ModelServices | None, exposure: Exposure | None
     ) -> None:
         self._config = config
         self._sidecar = sidecar
@@ -110,9 +136,17 @@ class Runtime(ABC):
         """Answer all requests at once."""
 
     def _open_logs(self, graph: Graph) -> None:
-        """Begin to log, until `_closing` is closed."""
-        self._closing.enter_context(self._exposure.logs(self._config.log))
-        log_warnings(self._config, graph)
+        """Log, until `_closing` is closed, beginning with what is odd about the configuration."""
+        config = self._config
+        self._closing.enter_context(self._exposure.logs(config.log))
+        for warning in config.warnings:
+            _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
+        for warning in (
+            *doubtful_names(graph.all_ops),
+            *unknown_ops(config, [op.name for op in graph.ops]),
+            *batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops}),
+        ):
+            _LOGGER.warning("%s", warning)
 
     async def _start_beside(self) -> asyncio.Future[None]:
         """Start the sidecar, and the ingress, which is up when what is returned is done."""
@@ -127,17 +161,3 @@ def ready_line(name: str | None, ports: Mapping[str, int | None]) -> str:
     """Return one line for whoever started a server."""
     where = ", ".join(f"{frontend} on port {port}" for frontend, port in ports.items() if port)
     return f"pipeline server {name or ''} is ready: {where}".replace("  ", " ")
-
-
-def log_warnings(config: ServiceConfig, graph: Graph) -> None:
-    """Log what is odd about a configuration, and about the methods of its Ops."""
-    for warning in config.warnings:
-        _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
-    for warning in _warnings_about(config, graph):
-        _LOGGER.warning("%s", warning)
-
-
-def _warnings_about(config: ServiceConfig, graph: Graph) -> Iterator[str]:
-    yield from doubtful_names(graph.all_ops)
-    yield from unknown_ops(config, [op.name for op in graph.ops])
-    yield from batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops})

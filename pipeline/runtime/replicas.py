@@ -23,8 +23,8 @@ from pipeline.engine.graph import Graph
 from pipeline.errors import InitError
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, Sidecar, ready_line
-from pipeline.runtime.ingress import no_ingress
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, no_ingress, ready_line
+from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
 from pipeline.runtime.replica_query import QueryReply, QueryRequest, ReplicaQuery
@@ -132,7 +132,7 @@ class Replicas(Runtime):
         graph: Graph,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
-        sidecar: Sidecar | None = None,
+        sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
     ) -> None:
         super().__init__(config, sidecar, exposure)

@@ -16,8 +16,9 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.frontends.base import Frontend, FrontendContext
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, Sidecar, ready_line
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
 from pipeline.runtime.loaded_graph import LoadedGraph
+from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask
@@ -53,7 +54,7 @@ class Service(Runtime):
         config: ServiceConfig,
         load_predictor: PredictorLoader,
         replica: ReplicaContext | None = None,
-        sidecar: Sidecar | None = None,
+        sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
     ) -> None:
         super().__init__(config, sidecar, exposure)
@@ -109,7 +110,11 @@ class Service(Runtime):
         if self._replica is None:
             self._open_logs(self._graph.graph)
         ingress_ready = await self._start_beside()
-        self._lower_switch_interval()
+        if (
+            self._config.switch_interval_s
+        ):  # the loop must not wait for the GIL beside a busy thread
+            self._closing.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(self._config.switch_interval_s)
         self._offload.start()
         for graph in self._graphs:
             graph.open(self._readiness_changed, is_first=graph is self._graph)
@@ -199,12 +204,6 @@ class Service(Runtime):
     def _readiness_changed(self, _: bool) -> None:
         tell = self.show_ready if self._replica is None else self._replica.on_readiness
         tell(self.models.is_ready)
-
-    def _lower_switch_interval(self) -> None:
-        """Let the loop not wait a whole interval for the GIL beside a busy Python thread."""
-        if self._config.switch_interval_s:
-            self._closing.callback(sys.setswitchinterval, sys.getswitchinterval())
-            sys.setswitchinterval(self._config.switch_interval_s)
 
 
 class _Frontends:

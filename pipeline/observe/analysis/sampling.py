@@ -20,9 +20,8 @@ _WINDOW_NS = 10**9
 _MARGIN = 0.8  # of what may be written: a larger sample is taken if it stays below that
 _MAX_HALVINGS = 40
 _MAX_CHANGES = 64  # that are kept, for requests that began before them
-_GOLDEN = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2**64 over the golden ratio: multiples of it spread evenly
+# 2**64 over the golden ratio: multiples of it spread evenly.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LAST = np.uint64(2**64 - 1)
 
 LOAD = np.dtype([(name, np.int64) for name in ("begin_ns", "end_ns", "busy_ns")])
@@ -67,9 +66,8 @@ class Sample:
 class Sampler:
     """Chooses requests: all while there are few. It adapts to more at once, to fewer each second.
 
-    Args:
-        per_s: so many requests a second at most, and of more not below two fifths of that.
-        id_step: from one data id of this process to the next.
+    `per_s` are chosen a second at most, and of more not below two fifths of that. `id_step` is that
+    from one data id of this process to the next.
     """
 
     def __init__(self, per_s: int, id_step: int = 1) -> None:

@@ -173,12 +173,9 @@ _OPEN = _OpenSessions()
 class RequestLog:
     """The lines about single requests. Used from one thread, the event loop's.
 
-    What `logger` lets through is looked up once: make this after `open_logs`.
-
-    Args:
-        sample: every `sample`-th success is logged at INFO, 0 for none; the others at DEBUG.
-        failures_per_s: failures beyond so many in a second are counted, not written out.
-        clock: seconds, monotonic.
+    What `logger` lets through is looked up once: make this after `open_logs`. Every `sample`-th
+    success is logged at INFO, 0 for none; the others at DEBUG. Failures beyond `failures_per_s` in
+    a second are counted, not written out.
     """
 
     def __init__(

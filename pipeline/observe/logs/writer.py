@@ -52,7 +52,13 @@ class LogWriter:
 
     def _run(self) -> None:
         try:
-            while (record := self._next()) is not None:
+            while True:
+                try:
+                    record = self._queue.get(timeout=self._sink.rest())
+                except queue.Empty:
+                    continue
+                if record is None:
+                    break
                 self._sink.write(record)
                 if self.handler.dropped and self._queue.qsize() <= self._limit // 2:
                     dropped = self.handler.take_dropped()
@@ -60,14 +66,6 @@ class LogWriter:
                     self._sink.write(own_record(text, dropped))
         finally:
             self._sink.close()
-
-    def _next(self) -> logging.LogRecord | None:
-        while True:
-            wait_s = self._sink.rest()
-            try:
-                return self._queue.get(timeout=wait_s)
-            except queue.Empty:
-                continue
 
 
 class QueueingHandler(logging.handlers.QueueHandler):

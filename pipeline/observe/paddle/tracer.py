@@ -134,8 +134,7 @@ def open_tracer(context: SinkContext, options: None) -> Tracer:
 class BatchTimes:
     """Adds up the times of batches, each of which follows one of the same worker.
 
-    Args:
-        begun_ns: when workers began to wait for their first batches.
+    Workers began to wait for their first ones at `begun_ns`.
     """
 
     def __init__(self, begun_ns: int) -> None:
