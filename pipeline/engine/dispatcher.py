@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Room, first_error
@@ -13,7 +14,7 @@ from pipeline.engine.links import Links
 from pipeline.engine.observers import EngineObservers
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
-from pipeline.engine.schedulers.base import Batch, Load, Scheduler, make_scheduler
+from pipeline.engine.schedulers.base import Batch, Load, Scheduler
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.state import OpState
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
@@ -21,21 +22,8 @@ from pipeline.engine.worker_watch import WorkerWatch
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
 
-
-class ResultRouter(Protocol):
-    """Router of an Op's answers: the executor."""
-
-    def route(self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool) -> None:
-        """Pass on a payload or a PipelineError of a request that is not over."""
-
-    def fail_unreachable(self, request: RequestState) -> None:
-        """End a request that no Op works on and that was not answered."""
-
-    def workers_changed(self) -> None:
-        """Look at whether every worker takes work."""
-
-    def mark_dirty(self, node: OpDispatcher) -> None:
-        """See to it that `node.schedule` is called before long."""
+if TYPE_CHECKING:
+    from pipeline.engine.executor import Executor
 
 
 class OpDispatcher:
@@ -44,10 +32,7 @@ class OpDispatcher:
     Args:
         op: configured.
         make_workers: makes the Op's workers.
-        router: takes the answers.
-        loop: clock and timers.
         index: the Op's place in the graph, by which the journal knows it.
-        observers: who is told what happens.
         channel_size: requests that may be ready here before producers are held back; 0 = any.
     """
 
@@ -55,7 +40,7 @@ class OpDispatcher:
         self,
         op: Op,
         make_workers: WorkersFactory,
-        router: ResultRouter,
+        router: Executor,
         loop: Loop,
         index: int,
         observers: EngineObservers,
@@ -66,7 +51,10 @@ class OpDispatcher:
         self.op = op
         self.name: str = op.name
         self.channel: Channel = Channel(producers, bool(config.channel_recv_first_arrive))
-        self.scheduler: Scheduler = make_scheduler(config)
+        options = registry.options_of("schedulers", config.batching)
+        self.scheduler: Scheduler = registry.find("schedulers", config.batching)(
+            config, options and options(**config.scheduler_options)
+        )
         self.workers: Workers = make_workers(op, self)
         self.load: Load = Load()
         self.links: Links = Links()

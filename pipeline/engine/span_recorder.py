@@ -35,64 +35,39 @@ class SpanRecorder:
     def batch(self, worker: Worker, run: BatchRun) -> None:
         """Take down the spans of a batch that a worker is done with."""
         result_received_ns = self.clock_ns()
-        if run.executions:
-            missed = []
-            for indexes, times in executions(run):
-                missed += self._execution(worker, run, indexes, (*times, result_received_ns))
-        else:
-            whole = (
-                run.start_ns,
-                run.preprocess_end_ns,
-                run.process_end_ns,
-                run.end_ns,
-                result_received_ns,
-            )
-            missed = self._execution(worker, run, range(len(run.items)), whole)
+        journal, rows, missed = self.journal, run.rows, []
+        for indexes, times in executions(run):
+            self._batches += 1
+            start_ns, preprocess_end_ns, process_end_ns, end_ns = times
+            for index in indexes:
+                item, outcome = run.items[index], run.outcomes[index]
+                if outcome is None:
+                    missed.append(item)
+                    continue
+                request, is_failed = item.request, isinstance(outcome, PipelineError)
+                span = pack_span(
+                    self.index,
+                    worker.number,
+                    self._batches,
+                    item.data_id,
+                    rows[index] if rows else request.rows,
+                    outcome_of(outcome) if is_failed else _OK,
+                    item.ready_ns,
+                    *times,
+                    result_received_ns,
+                )
+                if journal is not None:
+                    journal.spans.append(span)
+                if request.spans is not None:
+                    request.spans.append(span)
+                if not is_failed and item.generation == request.generation:
+                    request.input_ns += preprocess_end_ns - start_ns
+                    request.infer_ns += process_end_ns - preprocess_end_ns
+                    request.output_ns += end_ns - process_end_ns
         if missed:
             self.unfinished(missed, Outcome.OTHER)
-        if self.journal is not None:
-            self.journal.flush_if_long()
-
-    def _execution(
-        self,
-        worker: Worker,
-        run: BatchRun,
-        indexes: Iterable[int],
-        times: tuple[int, int, int, int, int],
-    ) -> list[Item]:
-        """Take down the spans of those that ran together; return those that were over before."""
-        self._batches += 1
-        journal, rows, missed = self.journal, run.rows, []
-        start_ns, preprocess_end_ns, process_end_ns, end_ns, result_received_ns = times
-        for index in indexes:
-            item, outcome = run.items[index], run.outcomes[index]
-            if outcome is None:
-                missed.append(item)
-                continue
-            request, is_failed = item.request, isinstance(outcome, PipelineError)
-            span = pack_span(
-                self.index,
-                worker.number,
-                self._batches,
-                item.data_id,
-                rows[index] if rows else request.rows,
-                outcome_of(outcome) if is_failed else _OK,
-                item.ready_ns,
-                start_ns,
-                preprocess_end_ns,
-                process_end_ns,
-                end_ns,
-                result_received_ns,
-            )
-            if journal is not None:
-                journal.spans.append(span)
-            if request.spans is not None:
-                request.spans.append(span)
-            if not is_failed and item.generation == request.generation:
-                request.input_ns += preprocess_end_ns - start_ns
-                request.infer_ns += process_end_ns - preprocess_end_ns
-                request.output_ns += end_ns - process_end_ns
-        return missed
+        if journal is not None:
+            journal.flush_if_long()
 
     def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down spans that came to nothing: as their request ended, or else as `outcome`."""

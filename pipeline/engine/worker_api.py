@@ -123,10 +123,8 @@ class Owner(Protocol):
         """`count`, `is_ready` or `outage` is not what it was."""
 
 
-class WorkersFactory(Protocol):
-    """Makes the workers of an Op; the one place that knows of their kind."""
-
-    def __call__(self, op: Op, owner: Owner) -> Workers: ...
+WorkersFactory = Callable[[Op, Owner], Workers]
+"""Makes the workers of an Op; the one place that knows of their kind."""
 
 
 @dataclass(frozen=True, slots=True)

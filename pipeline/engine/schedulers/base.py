@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.config import registry
-from pipeline.config.schema import OpConfig
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
 
@@ -34,7 +32,7 @@ class Batch(msgspec.Struct, eq=False):
     end_ns: int = 0
 
 
-class Load:
+class Load(msgspec.Struct, eq=False):
     """View of the workers that a scheduler cuts batches for.
 
     Attributes:
@@ -47,16 +45,13 @@ class Load:
         is_full: no more requests come until some have begun.
     """
 
-    __slots__ = ("is_full", "items", "max_items", "max_rows", "running", "service_s", "workers")
-
-    def __init__(self) -> None:
-        self.workers: int = 0
-        self.running: int = 0
-        self.items: int = 0
-        self.service_s: float = 0.0
-        self.max_rows: int = 0
-        self.max_items: int = sys.maxsize
-        self.is_full: bool = False
+    workers: int = 0
+    running: int = 0
+    items: int = 0
+    service_s: float = 0.0
+    max_rows: int = 0
+    max_items: int = sys.maxsize
+    is_full: bool = False
 
     def served(self, seconds: float) -> None:
         """Take down how long a batch took."""
@@ -88,14 +83,6 @@ class Scheduler(Protocol):
 
     def clear(self) -> list[Item]:
         """Forget and return all that is ready, as no worker will ever take it."""
-
-
-def make_scheduler(config: OpConfig) -> Scheduler:
-    """Return the scheduler that an Op's configuration names."""
-    options = registry.options_of("schedulers", config.batching)
-    make = registry.find("schedulers", config.batching)
-    scheduler: Scheduler = make(config, options and options(**config.scheduler_options))
-    return scheduler
 
 
 class ReadyQueue:
