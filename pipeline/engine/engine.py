@@ -20,8 +20,7 @@ from pipeline.engine.filters import (
     Trace,
 )
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, Outcome, outcome_of
-from pipeline.engine.observers import EngineObservers
+from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
 from pipeline.engine.pack_jobs import Packer, Unpacker, channel_data, refusal
 from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, ENDED, PACKING, RequestState, RequestTarget

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.channel import PassedOver
+from pipeline.engine.channel import PassedOver, link
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.graph import Graph
-from pipeline.engine.links import link
-from pipeline.engine.observers import EngineObservers
+from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
 from pipeline.engine.worker_api import Loop, WorkersFactory

@@ -11,7 +11,6 @@ import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.journal import Outcome
-from pipeline.engine.load_shedding import is_late
 from pipeline.errors import PipelineError
 from pipeline.op import Op
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from pipeline.engine.sink import ResponseSink
 
 _LOGGER = logging.getLogger(__name__)
+
+_LATE_SHARE = 0.5  # of its time has passed when a request goes behind the others
 
 
 class RequestTarget(msgspec.Struct, frozen=True):
@@ -142,7 +143,7 @@ class RequestState(msgspec.Struct, eq=False):
             self.error, self.outcome = error, outcome
 
     def is_late(self, now: float, span_s: float = 0.0) -> bool:
-        """Return whether newer requests go first; see `load_shedding.is_late`."""
+        """Return whether newer requests go first; see `is_late`."""
         deadline = self.deadline
         return deadline is not None and is_late(now, self.asked_at, deadline, span_s)
 
@@ -151,3 +152,12 @@ class RequestState(msgspec.Struct, eq=False):
         """Words of its caller beside the data."""
         said = self.target.info if self.target is not None else None
         return NO_INFO if said is None else said
+
+
+def is_late(now: float, asked_at: float, deadline: float, span_s: float = 0.0) -> bool:
+    """Return whether a request has waited so long that all others go first, newer late ones too.
+
+    Who has used up half of the time, or has less left than a span takes, would be too late as a
+    rule, and make all behind it late too.
+    """
+    return now >= min(asked_at + (deadline - asked_at) * _LATE_SHARE, deadline - span_s)

@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterable
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
-from pipeline.engine.journal import FROM_OUTSIDE, NO_WORKER, Journal, Outcome, outcome_of, pack_span
-from pipeline.engine.observers import EngineObservers
+from pipeline.engine.journal import (
+    FROM_OUTSIDE,
+    NO_WORKER,
+    EngineObservers,
+    Journal,
+    Outcome,
+    outcome_of,
+    pack_span,
+)
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 

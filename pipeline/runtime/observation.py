@@ -13,8 +13,13 @@ from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import BY_CALLERS, PIPELINE, Journal
-from pipeline.engine.observers import EngineObservers, packed_request_of
+from pipeline.engine.journal import (
+    BY_CALLERS,
+    PIPELINE,
+    EngineObservers,
+    Journal,
+    packed_request_of,
+)
 from pipeline.engine.request import RequestState
 from pipeline.errors import InitError, PipelineError
 from pipeline.observe.logs.setup import RequestLog

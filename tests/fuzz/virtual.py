@@ -21,8 +21,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import Journal
-from pipeline.engine.observers import EngineObservers
+from pipeline.engine.journal import EngineObservers, Journal
 from pipeline.engine.pack_jobs import PackRunner
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestTarget

@@ -21,8 +21,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.filters import FilterChain
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import Journal, Rows
-from pipeline.engine.observers import EngineObservers
+from pipeline.engine.journal import EngineObservers, Journal, Rows
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker

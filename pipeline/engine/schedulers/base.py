@@ -132,7 +132,7 @@ class ReadyQueue:
         return taken
 
     def _set_aside(self, now: float, service_s: float) -> None:
-        """Let those go last who have waited too long; see `load_shedding.is_late`."""
+        """Let those go last who have waited too long; see `request.is_late`."""
         ready, count = self._ready, 0
         while count < len(ready) and ready[count][2].request.is_late(now, service_s):
             count += 1

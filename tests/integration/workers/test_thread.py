@@ -13,8 +13,7 @@ from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
-from pipeline.workers.loop_inbox import LoopInbox
-from pipeline.workers.thread import ThreadWorkers
+from pipeline.workers.thread import LoopInbox, ThreadWorkers
 
 
 class Task:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.load_shedding import Throughput, is_late, seconds_over
+from pipeline.engine.admission import Throughput, seconds_over
+from pipeline.engine.request import is_late
 
 
 class Played:

@@ -25,8 +25,8 @@ from pipeline.engine.journal import (
     Rows,
     pack_request,
     pack_span,
+    packed_request_of,
 )
-from pipeline.engine.observers import packed_request_of
 from pipeline.observe.analysis.sampling import LOAD, Strides
 from pipeline.observe.paddle.profile import (
     Profile,
