@@ -265,7 +265,10 @@ class BatchRun(Batch, eq=False):
         while not call.done:
             call.attempts += 1
             set_call_deadline(self._deadline(op, call))
-            self._set_trace(op, call)
+            # What the call asks for belongs to the trace of its first traced item.
+            trace = first_of(self.items[index].trace for index in call.items)
+            if trace or call_trace():
+                set_call_trace(child(trace, op.name, "process") if trace else "")
             if self.contexts:
                 op.context = tuple(self.contexts[index] for index in call.items)
             watch.call_begins()
@@ -281,12 +284,6 @@ class BatchRun(Batch, eq=False):
             finally:
                 watch.call_ends()
                 set_call_deadline(None)
-
-    def _set_trace(self, op: BoundOp, call: Call) -> None:
-        """Have what the call asks for belong to the trace of its first traced item."""
-        trace = first_of(self.items[index].trace for index in call.items)
-        if trace or call_trace():
-            set_call_trace(child(trace, op.name, "process") if trace else "")
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """Return when nobody waits for the call any more, in `time.monotonic`; None: never."""

@@ -114,9 +114,9 @@ class BoundOp(OpFacts):
             own = vars(self.op).get(name)
             if inspect.ismethod(own) and own.__self__ is op:
                 setattr(self.op, name, own.__func__.__get__(self.op))
-        self._preprocess = self._adapt(PREPROCESS, _preprocess_forms)
-        self._process = self._adapt(PROCESS, _process_forms)
-        self._postprocess = self._adapt(POSTPROCESS, _postprocess_forms)
+        self._preprocess = self._adapt(PREPROCESS)
+        self._process = self._adapt(PROCESS)
+        self._postprocess = self._adapt(POSTPROCESS)
 
     def replacement(self) -> BoundOp:
         """Return a copy for the worker that takes over from one that is stuck, with its state."""
@@ -241,16 +241,14 @@ class BoundOp(OpFacts):
             failure.was_logged = True
             return failure
 
-    def _adapt(self, hook: Hook, forms: Callable[..., Any]) -> Callable[..., Any]:
-        method = getattr(self.op, hook.name)
+    def _adapt(self, hook: Hook) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self.op, hook.name)
         count, names, takes_context = call_form(self.op, hook)
         if inspect.iscoroutinefunction(method):
             method = self._on_loop(method, hook.name)
         if takes_context:
             method = self._in_context(method)
-        is_full = count == len(hook.most)
-        adapted: Callable[..., Any] = method if is_full else forms(method, names[:count])
-        return adapted
+        return method if count == len(hook.most) else _adapted(hook, method, names[:count])
 
     def _in_context(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -337,29 +335,17 @@ def _log_id(given: Any) -> int:
     return log_id
 
 
-def _preprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Adapt (inputs, log_id | data_id) and (inputs)."""
-    if len(names) == 1:
-        return lambda inputs, data_id, log_id: method(inputs)
-    if names[1] == "data_id":
-        return lambda inputs, data_id, log_id: method(inputs, data_id)
-    return lambda inputs, data_id, log_id: method(inputs, log_id)
+def _adapted(hook: Hook, method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """Return a method that takes fewer parameters as one that takes all of its hook's.
 
-
-def _process_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Adapt (feed_batch), and v0.3's (feed_dict), which takes the dict itself."""
-    if names == ["feed_dict"]:
+    The one id that it may take is the log id, if it has no other name; v0.3's (feed_dict) takes
+    the dict itself.
+    """
+    if names == ["feed_dict"] and hook is PROCESS:
         return lambda feed_batch, log_id: method(feed_batch[0])
-    return lambda feed_batch, log_id: method(feed_batch)
-
-
-def _postprocess_forms(method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Adapt (inputs, fetched, log_id | data_id) and (inputs, fetched)."""
-    if len(names) == 2:
-        return lambda inputs, fetched, data_id, log_id: method(inputs, fetched)
-    if names[2] == "data_id":
-        return lambda inputs, fetched, data_id, log_id: method(inputs, fetched, data_id)
-    return lambda inputs, fetched, data_id, log_id: method(inputs, fetched, log_id)
+    if len(names) == hook.least or names[-1] == "data_id":
+        return lambda *args: method(*args[: len(names)])
+    return lambda *args: method(*args[: hook.least], args[-1])
 
 
 def _padded(returned: tuple[Any, ...], length: int, what: str) -> tuple[Any, ...]:

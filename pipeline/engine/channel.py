@@ -113,7 +113,12 @@ class Channel:
             return None
         if names is None:
             return {producer: parts[producer] for producer in self.producers}
-        return _by_name((names.get(slot, slot), parts[slot]) for slot in self.producers)
+        inputs: dict[str, Any] = {}
+        for slot in self.producers:  # who stands in for another, and is read itself, is read once
+            name, part = names.get(slot, slot), parts[slot]
+            if name not in inputs or _is_answer(part):
+                inputs[name] = part
+        return inputs
 
     def discard_parts(self, request: RequestState) -> None:
         """Forget the parts that still wait for others."""
@@ -251,15 +256,6 @@ def first_error(inputs: dict[str, Any]) -> PipelineError | None:
                 return part
             passed_over = passed_over or part
     return passed_over
-
-
-def _by_name(parts: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the parts by name. Who stands in for another Op, and is read itself, is read once."""
-    inputs: dict[str, Any] = {}
-    for name, part in parts:
-        if name not in inputs or _is_answer(part):
-            inputs[name] = part
-    return inputs
 
 
 def _is_answer(part: Any) -> bool:

@@ -7,6 +7,7 @@ scalars are kept, and items with different scalars are not mixed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,11 +161,11 @@ def _are_alike(items: list[Any]) -> bool:
 
 def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:
     feeds = list(items.values())
-    names = list(feeds[0])
     if len(feeds) == 1:
         return Call(feeds[0], list(items))
-    merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in names}
-    return Call(merged, list(items), [[len(feed[names[0]]) for feed in feeds]])
+    merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+    first = next(iter(merged))
+    return Call(merged, list(items), [[len(feed[first]) for feed in feeds]])
 
 
 def _signature(item: dict[str, Any]) -> Hashable | None:
@@ -234,40 +235,24 @@ def _merge(items: list[dict[str, Any]], indexes: list[int]) -> Call:
     if len(items) == 1:
         return Call(items[0], indexes)
     feed = {name: _join_values(name, items) for name in items[0]}
-    spans = [list(column) for column in zip(*map(_known_spans, items), strict=True)]
-    return Call(feed, indexes, spans)
-
-
-def _known_spans(item: dict[str, Any]) -> list[int]:
-    spans = _spans_of(item)
-    assert spans is not None, "only items with a signature are merged"
-    return spans
+    spans = (_spans_of(item) or () for item in items)  # each has some: it has a signature
+    return Call(feed, indexes, [list(column) for column in zip(*spans, strict=True)])
 
 
 def _join_values(name: str, items: list[dict[str, Any]]) -> Any:
     values = [item[name] for item in items]
     first = values[0]
-    if _is_lod_of(name, items[0]):
-        joined = _join_lods([_known_lod(value) for value in values])
+    if _is_lod_of(name, items[0]):  # [0, 2], [0, 3, 5] -> [0, 2, 5, 7]
+        lods = [lod for lod in map(_flat_lod, values) if lod is not None]  # as none is
+        starts = np.cumsum([0, *(int(lod[-1]) for lod in lods)])
+        shifted = [lod[1:] + start for lod, start in zip(lods, starts, strict=False)]
+        joined = np.concatenate([np.zeros(1, np.int64), *shifted])
         return joined.tolist() if isinstance(first, list) else joined.astype(first.dtype)
     if isinstance(first, np.ndarray) and first.ndim:
         return np.concatenate(values)
     if isinstance(first, list):
         return [element for value in values for element in value]
     return first
-
-
-def _known_lod(value: Any) -> np.ndarray:
-    offsets = _flat_lod(value)
-    assert offsets is not None, "only items with a signature are merged"
-    return offsets
-
-
-def _join_lods(lods: list[np.ndarray]) -> np.ndarray:
-    """[0, 2], [0, 3, 5] -> [0, 2, 5, 7]"""
-    starts = np.cumsum([0, *(int(lod[-1]) for lod in lods)])
-    shifted = [lod[1:] + start for lod, start in zip(lods, starts, strict=False)]
-    return np.concatenate([np.zeros(1, np.int64), *shifted])
 
 
 # Split --------------------------------------------------------------------------------------
@@ -311,19 +296,16 @@ def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
 
 
 def _slices(value: Any, counts: Sequence[int]) -> list[Any]:
-    pieces = []
-    start = 0
-    for count in counts:
-        pieces.append(value[start : start + count])
-        start += count
-    return pieces
+    ends = itertools.accumulate(counts)
+    return [value[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 def _split_lod(
     name: str, value: Any, lod: Any, spans: list[list[int]], parts: list[dict[str, Any]]
 ) -> None:
     offsets = _flat_lod(lod)
-    counts = None if offsets is None else _counts_for(len(offsets) - 1, spans)
+    total = -1 if offsets is None else len(offsets) - 1
+    counts = next((counts for counts in spans if sum(counts) == total), None)
     if offsets is None or counts is None or offsets[-1] != len(value):
         raise PayloadTypeError(
             f"process returned {name!r} with a LoD of {lod!r}, which does not fit a batch of "
@@ -338,7 +320,3 @@ def _split_lod(
             rebased.tolist() if isinstance(lod, list) else rebased.astype(np.asarray(lod).dtype)
         )
         sequence += count
-
-
-def _counts_for(total: int, spans: list[list[int]]) -> list[int] | None:
-    return next((counts for counts in spans if sum(counts) == total), None)

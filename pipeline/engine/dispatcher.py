@@ -107,18 +107,16 @@ class OpDispatcher:
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
-        lap = 0 if request.laps is None else self._lap_of(request)
+        lap = 0 if request.laps is None else request.laps.get(self, 0)
         item = Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap)
         self.scheduler.add(item, now)
         if not self.is_dirty:
             self._router.mark_dirty(self)
 
-    def _lap_of(self, request: RequestState) -> int:
-        return request.laps.get(self, 0) if request.laps is not None else 0
-
     def begin_lap(self, request: RequestState) -> None:
         """Drop what there is of a request that a jump back has run here again."""
-        request.laps = {**(request.laps or {}), self: self._lap_of(request) + 1}
+        laps = request.laps or {}
+        request.laps = {**laps, self: laps.get(self, 0) + 1}
         request.live -= self._discard(request)
 
     def drop(self, request: RequestState) -> None:
@@ -303,7 +301,7 @@ class OpDispatcher:
         request = item.request
         if item.generation != request.generation:
             return
-        if request.laps is None or item.lap == self._lap_of(request):
+        if request.laps is None or item.lap == request.laps.get(self, 0):
             self._router.route(self, request, outcome, jumped)
         if item.generation != request.generation:  # answered, or started anew
             return

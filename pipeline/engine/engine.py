@@ -79,7 +79,10 @@ class Engine:
     ) -> None:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
-        cap = config.max_active or _default_cap(graph)
+        # For every Op a batch at each worker, and the next one waiting.
+        ops = (op.pipeline_config for op in graph.ops)
+        enough = max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
+        cap = config.max_active or enough
         self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
         cycle = DispatchCycle(loop, self._admission)
         factory = make_workers(cycle.run)
@@ -323,8 +326,8 @@ class Engine:
         request.completed_ns = self._observers.clock_ns()
         if error is not None:
             request.blame(error, outcome_of(error))
-        if self.executor.joins:
-            self.executor.drop_parts(request)
+        for node in self.executor.joins:
+            node.channel.discard_parts(request)
         if request.live > 1:  # there are branches that nobody waits for any more
             self.executor.drop(request)
         if wants_response:
@@ -377,9 +380,3 @@ class Engine:
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)
         if self._is_closing and self._admission.is_empty:
             self._all_answered.set()
-
-
-def _default_cap(graph: Graph) -> int:
-    """Return enough for every Op to have a batch at each worker and the next one waiting."""
-    configs = [op.pipeline_config for op in graph.ops]
-    return max(_DEFAULT_CAP, 2 * sum(conf.concurrency * conf.batch_size for conf in configs))

@@ -80,7 +80,6 @@ class Executor:
         cycle: lets them cut their batches.
         complete: takes the answer of a request, or the error in its place.
         workers_changed: told when an Op lost a worker, or got one back.
-        observers: who is told what happens.
         channel_size: requests that may be ready at an Op before producers are held back; 0 = any.
 
     Attributes:
@@ -145,11 +144,6 @@ class Executor:
         for node in self.nodes.values():
             node.drop(request)
 
-    def drop_parts(self, request: RequestState) -> None:
-        """Forget the parts that wait in joins for a request that is over."""
-        for node in self.joins:
-            node.channel.discard_parts(request)
-
     # Through --------------------------------------------------------------------------------
 
     def route(self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool) -> None:
@@ -203,15 +197,12 @@ class Executor:
                 self.send(request, target.links.successors, target.name, answer, source.name)
         is_heard_of = source in links.targets or source in links.runs_again
         if request.generation == generation and not is_heard_of:
-            self._pass_over(source, request)
-
-    def _pass_over(self, source: OpDispatcher, request: RequestState) -> None:
-        names = ", ".join(repr(target.name) for target in source.links.targets)
-        error = PassedOver(
-            f"the request got lost in the graph: Op {source.name!r} jumped to {names}, past an Op "
-            "whose answer a later Op waits for. Check jump_to_ops."
-        )
-        self.send(request, source.links.successors, source.name, error)
+            names = ", ".join(repr(target.name) for target in links.targets)
+            error = PassedOver(
+                f"the request got lost in the graph: Op {source.name!r} jumped to {names}, past an "
+                "Op whose answer a later Op waits for. Check jump_to_ops."
+            )
+            self.send(request, links.successors, source.name, error)
 
     def fail_unreachable(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""

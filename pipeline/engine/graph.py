@@ -62,9 +62,13 @@ def build_graph(
     ops = tuple(op for op in ordered if op is not request_op and op is not response_op)
     graph = Graph(request_op, response_op, ops)
     _check_names(graph)
-    loose = _loose_ops(graph)
-    if loose:
-        (on_loose or _refuse_loose)(loose)
+    if loose := _loose_ops(graph):
+        if on_loose is None:
+            raise GraphError(
+                f"Ops that do not lead to the ResponseOp: {names_of(loose)}. Add them to the "
+                "input_ops of an Op that does, or remove them."
+            )
+        on_loose(loose)
     for op in (request_op, *ops):
         op.pipeline_in_a_graph = True
     _check_jumps(graph)
@@ -147,13 +151,6 @@ def _loose_ops(graph: Graph) -> list[Op]:
                 loose.append(op)
                 frontier.append(op)
     return loose
-
-
-def _refuse_loose(loose: Sequence[Op]) -> None:
-    raise GraphError(
-        f"Ops that do not lead to the ResponseOp: {names_of(loose)}. Add them to the "
-        "input_ops of an Op that does, or remove them."
-    )
 
 
 def _check_jumps(graph: Graph) -> None:

@@ -110,7 +110,7 @@ def call_form(op: Op, hook: Hook) -> HookCall:
     """
     method = getattr(op, hook.name)
     outer = _signature(method, follow_wrapped=False)
-    if outer is None and _lacks_self(method):
+    if outer is None and inspect.isfunction(getattr(method, "__func__", None)):
         raise InitError(
             f"Op {op.name!r}: {_described(method, hook)} takes no parameter at all, not even "
             f"self; it is called as {hook.forms}."
@@ -181,11 +181,6 @@ def _signature(method: Callable[..., Any], follow_wrapped: bool) -> inspect.Sign
         return None
 
 
-def _lacks_self(method: Callable[..., Any]) -> bool:
-    """Return whether a method has no signature although it is written in Python."""
-    return inspect.ismethod(method) and inspect.isfunction(method.__func__)
-
-
 def _binds(signature: inspect.Signature, count: int, **named: None) -> bool:
     try:
         signature.bind(*[None] * count, **named)
@@ -225,13 +220,16 @@ def doubtful_names(ops: Iterable[Op]) -> Iterator[str]:
     for op in ops:
         yield from _misplaced_contexts(op)
     owners: dict[type, Op] = {}
+    ours = (__name__.partition(".")[0], "builtins")
     for op in ops:
-        for cls in _own_classes(op):
-            owners.setdefault(cls, op)
+        for cls in type(op).__mro__:
+            if cls.__module__.partition(".")[0] not in ours:
+                owners.setdefault(cls, op)
     mentioned = {name for cls in owners for name in _mentioned_in(cls)}
     for cls, op in owners.items():
         for name, value in vars(cls).items():
-            if _is_method(value) and name not in mentioned and (doubt := _doubt(op, cls, name)):
+            is_method = inspect.isfunction(value) or isinstance(value, staticmethod | classmethod)
+            if is_method and name not in mentioned and (doubt := _doubt(op, cls, name)):
                 yield doubt
 
 
@@ -246,16 +244,6 @@ def _misplaced_contexts(op: Op) -> Iterator[str]:
             )
 
 
-def _own_classes(op: Op) -> list[type]:
-    """Return the user's classes among those of an Op."""
-    ours = __name__.partition(".")[0]
-    return [c for c in type(op).__mro__ if c.__module__.partition(".")[0] not in (ours, "builtins")]
-
-
-def _is_method(value: object) -> bool:
-    return inspect.isfunction(value) or isinstance(value, staticmethod | classmethod)
-
-
 def _doubt(op: Op, cls: type, name: str) -> str:
     """Return the warning about a method's name; "" if it is a good one."""
     what = f"Op {op.name!r}: {cls.__qualname__}.{name} is never called"
@@ -263,7 +251,8 @@ def _doubt(op: Op, cls: type, name: str) -> str:
         if name == hook.name:
             if hook in _hooks_of(op) or not issubclass(cls, Op):
                 return ""
-            return f"{what}: {_kind(op)} has no such method."
+            kind = next(k.__name__ for k in (RequestOp, ResponseOp, Op) if isinstance(op, k))
+            return f"{what}: {kind} has no such method."
         if name.startswith("_") or hook not in _hooks_of(op) or overrides(op, hook.name):
             continue
         if _is_one_slip(_plain(name), _plain(hook.name)):
@@ -275,10 +264,6 @@ def _hooks_of(op: Op) -> tuple[Hook, ...]:
     if isinstance(op, RequestOp):
         return (*_OF_ALL, UNPACK)
     return (*_OF_ALL, PACK) if isinstance(op, ResponseOp) else _OF_OPS
-
-
-def _kind(op: Op) -> str:
-    return next(k.__name__ for k in (RequestOp, ResponseOp, Op) if isinstance(op, k))
 
 
 def _is_one_slip(one: str, other: str) -> bool:

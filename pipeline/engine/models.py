@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from pipeline.config.schema import ServiceConfig
@@ -30,14 +29,12 @@ class ModelState(enum.Enum):
     UNLOADING = "UNLOADING"
 
 
-LEGAL_STEPS: Mapping[ModelState, tuple[ModelState, ...]] = MappingProxyType(
-    {
-        ModelState.UNAVAILABLE: (ModelState.LOADING,),
-        ModelState.LOADING: (ModelState.READY, ModelState.UNAVAILABLE),
-        ModelState.READY: (ModelState.UNLOADING,),
-        ModelState.UNLOADING: (ModelState.UNAVAILABLE,),
-    }
-)
+LEGAL_STEPS: Mapping[ModelState, tuple[ModelState, ...]] = {
+    ModelState.UNAVAILABLE: (ModelState.LOADING,),
+    ModelState.LOADING: (ModelState.READY, ModelState.UNAVAILABLE),
+    ModelState.READY: (ModelState.UNLOADING,),
+    ModelState.UNLOADING: (ModelState.UNAVAILABLE,),
+}
 """States that may follow each."""
 
 

@@ -54,7 +54,9 @@ class PackJob(msgspec.Struct, eq=False):
                 if isinstance(self.method, str):
                     context = None
                     if self.method in op.asking:
-                        context = context_of(self.request, self.request.info, self._is_cancelled)
+                        context = context_of(
+                            self.request, self.request.info, lambda: not self._is_wanted()
+                        )
                     result = op.call(self.method, self.argument, context)
                 else:
                     result = self.method(self.argument)
@@ -63,9 +65,6 @@ class PackJob(msgspec.Struct, eq=False):
         # Known here, so that who writes the answers that are packed on the loop need not look.
         is_large = isinstance(result, Response) and not is_short(result)
         self.result = LargeResponse(result) if is_large else result
-
-    def _is_cancelled(self) -> bool:
-        return not self._is_wanted()
 
     def _is_wanted(self) -> bool:
         return self.request.phase is not ENDED

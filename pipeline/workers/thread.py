@@ -39,20 +39,6 @@ _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing
 class ThreadWorker:
     """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
 
-    __slots__ = (
-        "addressed",
-        "began_ns",
-        "call_started",
-        "inbox",
-        "is_stuck",
-        "job",
-        "number",
-        "op",
-        "pool",
-        "thread",
-        "took_ns",
-    )
-
     def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
         self.pool: ThreadWorkers = pool
         self.op: BoundOp | None = op
@@ -415,12 +401,12 @@ class ThreadWorkers:
             worker.inbox.put(None)
         threads = [worker.thread for worker in everybody]
         deadline = time.monotonic() + timeout_s
-        await asyncio.to_thread(_join_all, threads, deadline)
+
+        def join_all() -> None:
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+
+        await asyncio.to_thread(join_all)
         self._workers.clear()
         return sum(thread.is_alive() for thread in threads)
-
-
-def _join_all(threads: list[threading.Thread], deadline: float) -> None:
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))

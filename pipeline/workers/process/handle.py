@@ -123,10 +123,7 @@ class ProcessWorker:
     @property
     def job(self) -> Job | None:
         """Return what it works on; if nothing, what it should take up next."""
-        sent = self.sent.get(self._status.job)
-        if sent is None:
-            sent = next(iter(self.sent.values()), None)
-        return sent.run if sent is not None else None
+        return self.running or next((sent.run for sent in self.sent.values()), None)
 
     @property
     def running(self) -> BatchRun | None:

@@ -75,19 +75,16 @@ class StatusPage:
         """`time.monotonic` of the running call of `process`."""
         return self._cells[2] or None
 
-    @property
-    def begun(self) -> int:
-        """The highest number of a job that it began, or saw to be revoked."""
-        return int(self._cells[3])
-
     def revoke(self, job: int) -> int:
-        """Call back all jobs up to this one that were not begun; returns `begun`.
+        """Call back all jobs up to this one that were not begun.
+
+        Returns the highest number of a job that the worker began, or saw to be revoked.
 
         Each side writes before it reads: a job that both take for the other's does not exist.
         One that the worker sees revoked and the server sees begun does; the worker reports it.
         """
         self._cells[4] = job
-        return self.begun
+        return int(self._cells[3])
 
     def begins(self, job: int) -> bool:
         """Take note that a job begins; return False if it was revoked."""
@@ -162,7 +159,8 @@ class WorkerMain:
                 try:
                     bound = self._initialise(number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
-                    link.send(WorkerReport(failure=_told(error)))
+                    where = "".join(traceback.format_exception(error))
+                    link.send(WorkerReport(failure=utf8_text(f"{described(error)}\n{where}")))
                     return
                 link.send(WorkerReport(is_ready=True, note=metadata_of(predictor_of(bound.op))))
                 _Worker(link, bound, self.arena, init).run()
@@ -174,11 +172,6 @@ class WorkerMain:
         self.set_up(op, number)
         run_init_op(op, loop)
         return BoundOp(op, number, loop)
-
-
-def _told(error: BaseException) -> str:
-    """Return what happened, and where."""
-    return utf8_text(f"{described(error)}\n{''.join(traceback.format_exception(error))}")
 
 
 def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop | None:

@@ -105,7 +105,7 @@ class ProcessWorkers:
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
         self._launched = 0
-        self._note: ModelMetadata | None = None
+        self.note: ModelMetadata | None = None
         self._all_ended = asyncio.Event()
         self._is_stopped = False
 
@@ -119,10 +119,6 @@ class ProcessWorkers:
     def is_ready(self) -> bool:
         is_looping = any(slot.is_looping for slot in self._slots)
         return self._is_started and bool(self._up) and not is_looping
-
-    @property
-    def note(self) -> ModelMetadata | None:
-        return self._note
 
     def state(self) -> WorkersState:
         return WorkersState(
@@ -231,13 +227,9 @@ class ProcessWorkers:
             self._assign(self._backlog.popleft())
             worker.flush()
         if self._rescue_timer is None and len(self._up) > 1 and not self._is_addressed:
-            self._rescue_in_time()
-
-    def _rescue_in_time(self) -> None:
-        """See to it that no job waits long behind another one while a worker is idle."""
-        loads = [len(worker.sent) for worker in self._up]
-        if min(loads) == 0 and max(loads) > 1:
-            self._rescue_timer = self.loop.call_later(_RESCUE_S, self._rescue)
+            loads = list(map(_load, self._up))
+            if min(loads) == 0 and max(loads) > 1:  # nobody waits long while a worker is idle
+                self._rescue_timer = self.loop.call_later(_RESCUE_S, self._rescue)
 
     def _rescue(self) -> None:
         self._rescue_timer = None
@@ -290,28 +282,24 @@ class ProcessWorkers:
 
     def on_ready(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
-        self._note = worker.note or self._note
+        self.note = worker.note or self.note
         if worker.takes_jobs and worker not in self._up:
-            self._watch_steadiness(worker.slot)
+            slot = worker.slot
+            steady = (
+                self.loop.call_later(_STEADY_S, self._is_steady, slot) if slot.failures else None
+            )
+            slot.set_timer(steady)
             self._up.append(worker)
-            self._settle_start()
+            if len(self._up) == len(self._slots) and not self._started.done():
+                self._is_started = True
+                self._started.set_result(None)
             self.feed()
         self._owner.workers_changed()
-
-    def _settle_start(self) -> None:
-        if len(self._up) == len(self._slots) and not self._started.done():
-            self._is_started = True
-            self._started.set_result(None)
 
     def _fail_start(self, reason: str) -> None:
         if not self._started.done():
             self._started.set_exception(InitError(f"Op {self.name!r} failed to start: {reason}"))
             self._started.exception()  # seen, so far as asyncio is concerned: nobody may wait
-
-    def _watch_steadiness(self, slot: RestartSlot) -> None:
-        is_failing = slot.failures > 0
-        timer = self.loop.call_later(_STEADY_S, self._is_steady, slot) if is_failing else None
-        slot.set_timer(timer)
 
     def _is_steady(self, slot: RestartSlot) -> None:
         slot.is_steady()

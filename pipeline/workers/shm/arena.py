@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
-from collections.abc import Callable
 
 import msgspec
 
@@ -38,12 +37,13 @@ class Arena:
 
     Args:
         region_bytes: of address space for a region; a multiple of the page size.
+        fd: of the file, where there is one already.
 
     Raises:
         InitError: this system has no `memfd_create`.
     """
 
-    def __init__(self, region_bytes: int = 2**30) -> None:
+    def __init__(self, region_bytes: int = 2**30, fd: int | None = None) -> None:
         if not hasattr(os, "memfd_create"):
             raise InitError(
                 "process workers share memory through memfd_create, which only Linux has: "
@@ -51,18 +51,15 @@ class Arena:
             )
         if region_bytes <= 0 or region_bytes % _PAGE:
             raise ValueError(f"a region of {region_bytes} bytes is not a number of whole pages")
-        self._open(os.memfd_create("pipeline"), region_bytes)
-
-    def _open(self, fd: int, region_bytes: int) -> None:
-        self.fd: int = fd
+        self.fd: int = os.memfd_create("pipeline") if fd is None else fd
         self.region_bytes = region_bytes
-        self._count = os.fstat(fd).st_size // region_bytes
+        self._count = os.fstat(self.fd).st_size // region_bytes
         self._unused: list[int] = []
         self._maps: dict[int, mmap.mmap] = {}
         self._views: dict[int, memoryview] = {}
 
-    def __reduce__(self) -> tuple[Callable[[int, int], Arena], tuple[int, int]]:
-        return _attach, (self.fd, self.region_bytes)
+    def __reduce__(self) -> tuple[type[Arena], tuple[int, int]]:
+        return Arena, (self.region_bytes, self.fd)
 
     def new_region(self) -> int:
         """Return the number of a region that nobody uses and that is all zeros. For the parent."""
@@ -115,12 +112,6 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def _attach(fd: int, region_bytes: int) -> Arena:
-    arena = Arena.__new__(Arena)
-    arena._open(fd, region_bytes)
-    return arena
 
 
 class RegionAllocator:

@@ -12,6 +12,7 @@ import enum
 import importlib
 import io
 import logging
+import operator
 import pickle
 import socket
 import subprocess
@@ -120,10 +121,10 @@ def _found(module: str, name: str) -> Any:
     if (module, name) == ("builtins", "getattr"):
         return _attribute
     if name in _DATA.get(module, "").split():
-        return _named(importlib.import_module(module), name)
+        return operator.attrgetter(name)(importlib.import_module(module))
     if module not in sys.modules:
         raise _refused(module, name, f"the server has not imported {module}")
-    thing = _named(sys.modules[module], name)
+    thing = operator.attrgetter(name)(sys.modules[module])
     if (why := _objection(thing)) and not _is_allowed(thing):
         raise _refused(module, name, why)
     return thing
@@ -134,13 +135,6 @@ def _attribute(owner: Any, name: str, /) -> Any:
     if owner is zoneinfo.ZoneInfo and name == "_unpickle":
         return owner._unpickle  # type: ignore[attr-defined]  # it is there for pickle
     raise _refused("builtins", "getattr", "it leads to anything")
-
-
-def _named(module: Any, name: str) -> Any:
-    found = module
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _is_allowed(thing: Any) -> bool:

@@ -156,7 +156,7 @@ class Zygotes:
         A child may take its time to die, so it is asked whether it is there before.
         """
         zygote.doubts = None
-        if not zygote.owes_reports:
+        if not zygote.starting and not zygote.killing:  # it owes no report
             return
         is_silent = zygote.heard == heard
         if not (is_silent and zygote.is_pinged):
@@ -306,7 +306,8 @@ class Zygotes:
         self._note_if_all_gone()
 
     def _bury(self, zygote: ZygoteLink) -> None:
-        zygote.bury()
+        zygote.reap()
+        zygote.close()
         # What it forked belongs to others from now on, perhaps to us: only now can it be reaped.
         for clone in zygote.clones:
             clone.reap()

@@ -49,6 +49,7 @@ class Child:
         pid: None until the process is reported to run.
         state: the last that was reported.
         ending: how it ended, in words that follow the worker's name; empty before.
+        life: its pidfd, while it is known to run.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Child:
         self.ending: str = ""
         self._on_change = on_change
         self._ask_to_kill: Callable[[], None] | None = ask_to_kill
-        self._life: int | None = None
+        self.life: int | None = None
 
     def kill(self) -> None:
         """SIGKILL it, also if it is stopped; `on_change` tells when it has ended."""
@@ -75,14 +76,9 @@ class Child:
 
     # For Zygotes -----------------------------------------------------------------------
 
-    @property
-    def life(self) -> int | None:
-        """Its pidfd, while it is known to run."""
-        return self._life
-
     def begin(self, pid: int, life: int | None) -> None:
         """Take note that it runs, and take over the pidfd."""
-        self.pid, self._life, self.state = pid, life, "running"
+        self.pid, self.life, self.state = pid, life, "running"
 
     def change(self, status: int) -> None:
         """Take note of a wait status: it was stopped, continued or has ended."""
@@ -106,9 +102,9 @@ class Child:
         if self.state == "ended":
             return
         self.state, self.ending = "ended", ending
-        if self._life is not None:
-            os.close(self._life)
-            self._life = None
+        if self.life is not None:
+            os.close(self.life)
+            self.life = None
         self._on_change(self)
 
 
@@ -144,11 +140,6 @@ class ZygoteLink:
         """Send what a report has to follow."""
         (self.starting if isinstance(request, Start) else self.killing).add(request.child)
         self.send(request, end)
-
-    @property
-    def owes_reports(self) -> bool:
-        """Return whether something was asked and not yet reported on."""
-        return bool(self.starting or self.killing)
 
     def flush(self) -> None:
         """Send what found no room. A full socket holds requests that reports will answer, so
@@ -202,11 +193,6 @@ class ZygoteLink:
             del self.children[serial]
             self.killing.discard(serial)
         child.change(status)
-
-    def bury(self) -> None:
-        """Close it, which has ended."""
-        self.reap()
-        self.close()
 
     def hang_up(self) -> None:
         """Ask for nothing more: the zygote kills its children, reports that and ends."""

@@ -182,12 +182,18 @@ class _Zygote:
         while True:
             ready = {fd for fd, _ in self._poll.poll()}
             if self._wake in ready:
-                self._reap_what_changed()
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, MESSAGE_BYTES)
+                while self._reap(os.WNOHANG | os.WUNTRACED | os.WCONTINUED):
+                    pass
             if self._parent_life in ready:
                 break
             if self._control.fileno() in ready and not self._obey():
                 break
-        self._end_children()
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        while self._children and self._reap(0):
+            pass
 
     def _obey(self) -> bool:
         """Read one request and do it; False at the end of all requests."""
@@ -235,10 +241,15 @@ class _Zygote:
     def _be_child(self, request: Start, fd: int) -> NoReturn:
         code = 1
         try:
-            self._die_with(self._pid)
+            # Die when the zygote does; it has a single thread, so that means the process.
+            self._libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+            if os.getppid() != self._pid:
+                os._exit(1)
             signal.set_wakeup_fd(-1)
             _reset_signals()
-            self._close_ours()
+            self._control.close()
+            for ours in (self._wake, self._wake_end, self._parent_life):
+                os.close(ours)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             self._name("worker")
             sock = socket.socket(fileno=fd)
@@ -253,28 +264,10 @@ class _Zygote:
             flush_stdio()
             os._exit(code)
 
-    def _die_with(self, zygote: int) -> None:
-        """Die when the zygote does; it has a single thread, so that means the process."""
-        self._libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != zygote:
-            os._exit(1)
-
-    def _close_ours(self) -> None:
-        self._control.close()
-        os.close(self._wake)
-        os.close(self._wake_end)
-        os.close(self._parent_life)
-
     def _kill(self, child: int) -> None:
         for pid, number in self._children.items():
             if number == child:
                 os.kill(pid, signal.SIGKILL)  # not reaped yet: the pid is still this child's
-
-    def _reap_what_changed(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, MESSAGE_BYTES)
-        while self._reap(os.WNOHANG | os.WUNTRACED | os.WCONTINUED):
-            pass
 
     def _reap(self, options: int) -> bool:
         """Take note of one change of one child; False if there is none."""
@@ -288,12 +281,6 @@ class _Zygote:
                 del self._children[pid]
             self._tell(Changed(child, status))
         return pid != 0
-
-    def _end_children(self) -> None:
-        for pid in self._children:
-            os.kill(pid, signal.SIGKILL)
-        while self._children and self._reap(0):
-            pass
 
     # Itself ----------------------------------------------------------------------------
 
