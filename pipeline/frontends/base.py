@@ -30,7 +30,7 @@ _WITHHELD = {  # headers of connections, and those with credentials
 }
 _MAX_NAMES = 1024  # of headers, whose verdict is kept
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_MAX_DIGITS = 8  # as gRPC over HTTP/2 says
+_GIVEN = re.compile("([0-9]{1,8})([HMSmun])")  # as gRPC over HTTP/2 says
 
 
 class Frontend(Protocol):
@@ -152,9 +152,7 @@ def seconds_of(value: str, header: str) -> float:
         PackageError: it is something else; the text names the header.
     """
     text = value.strip(" \t")
-    digits, unit = text[:-1], text[-1:]
-    if not (
-        digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS and unit in _UNITS_S
-    ):
+    found = _GIVEN.fullmatch(text)
+    if found is None:
         raise PackageError(f"invalid {header} {text!r}: send digits and one of H M S m u n")
-    return int(digits) * _UNITS_S[unit]
+    return int(found[1]) * _UNITS_S[found[2]]

@@ -52,10 +52,8 @@ class BaiduStdConnection(asyncio.Protocol):
     take grow without bounds: it is not read from as long as there is too much of either.
 
     Args:
-        answer: see there.
         max_bytes: of a frame.
         register: where it is while it is open.
-        max_calls: see `MAX_CALLS`.
         offload: where large messages are copied; its owner stops it.
 
     Attributes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import importlib
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -119,7 +119,8 @@ class Dashboard:
 
     @functools.cached_property
     def _title(self) -> Title:
-        return Title(self._name, _version(), self._record is not None, layout_of(self._graph))
+        version = importlib.import_module(__name__.partition(".")[0]).__version__
+        return Title(self._name, version, self._record is not None, layout_of(self._graph))
 
     # Trace ------------------------------------------------------------------------------
 
@@ -197,10 +198,3 @@ async def _file(request: WebRequest) -> WebResponse:
     if (b"etag", request.headers.get(b"if-none-match")) in file.headers:
         return msgspec.structs.replace(file, status=304, body=b"")
     return file
-
-
-def _version() -> str:
-    try:
-        return metadata.version("pipeline-serving")
-    except metadata.PackageNotFoundError:  # run from its sources
-        return ""

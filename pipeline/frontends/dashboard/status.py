@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pipeline.engine.journal import BY_CALLERS, Outcome
-from pipeline.engine.state import EngineState, OpState, WorkersState
+from pipeline.engine.state import OpState
 from pipeline.frontends.dashboard.layout import Layout
 from pipeline.frontends.dashboard.minute import merged
 from pipeline.frontends.dashboard.recent import MAX_FAILED, MAX_SLOW
@@ -42,7 +42,8 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
     """
     names = [box.name for box in title.graph.boxes[1:-1]]
     living = [snapshot for snapshot in snapshots if snapshot.replica != NO_REPLICA]
-    engine = _merged([snapshot.engine for snapshot in living], names)
+    engines = [snapshot.engine for snapshot in living]
+    states = list(zip(*(engine.ops for engine in engines), strict=True)) or [() for _ in names]
     uncounted = [ModelCounters("") for _ in range(1 + len(names))]  # with `statistics: False`
     counted = merge(snapshot.models for snapshot in snapshots) or uncounted
     pipeline, *models = [_counters(model) for model in counted]
@@ -56,16 +57,10 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
         **msgspec.structs.asdict(title),
         "time_ms": time_ms,
         "copies": len(living),
-        "is_ready": engine.is_ready,
-        "inside": engine.inside,
-        "waiting": engine.waiting,
-        "accepted": engine.accepted,
-        "rejected": engine.rejected,
+        "is_ready": bool(engines) and all(engine.is_ready for engine in engines),
+        **_sums(engines, "inside", "waiting", "accepted", "rejected"),
         "pipeline": pipeline,
-        "ops": [
-            _as_object(state) | {"workers": _as_object(state.workers), "counters": counters}
-            for state, counters in zip(engine.ops, models, strict=True)
-        ],
+        "ops": [_op(*found) for found in zip(names, states, models, strict=True)],
         "minute": {
             "succeeded": minute.succeeded,
             "p99_ns": minute.p99_ns,
@@ -76,25 +71,17 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
     }
 
 
-def _merged(engines: Sequence[EngineState], names: Sequence[str]) -> EngineState:
-    unknown = [OpState(name, 0, 0, 0, WorkersState("", 0, 0, 0)) for name in names]
-    return EngineState(
-        is_ready=bool(engines) and all(engine.is_ready for engine in engines),
-        **_sums(engines, "inside", "waiting", "accepted", "rejected"),
-        ops=[_merged_op(ops) for ops in zip(*(engine.ops for engine in engines), strict=True)]
-        or unknown,
-    )
-
-
-def _merged_op(ops: Sequence[OpState]) -> OpState:
-    workers = [op.workers for op in ops]
-    return OpState(
-        name=ops[0].name,
-        **_sums(ops, "joining", "queued", "running"),
-        workers=WorkersState(
-            kind=workers[0].kind, **_sums(workers, "wanted", "up", "busy", "stuck", "restarts")
-        ),
-    )
+def _op(name: str, states: Sequence[OpState], counters: dict[str, Any]) -> dict[str, Any]:
+    workers = [state.workers for state in states]
+    return {
+        "name": name,
+        **_sums(states, "joining", "queued", "running"),
+        "workers": {
+            "kind": workers[0].kind if workers else "",
+            **_sums(workers, "wanted", "up", "busy", "stuck", "restarts"),
+        },
+        "counters": counters,
+    }
 
 
 def _sums(states: Sequence[Any], *names: str) -> dict[str, Any]:

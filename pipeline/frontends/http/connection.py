@@ -374,16 +374,12 @@ class HttpListener:
         self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
         await self._server.startup(sockets=[listener])
 
-    def drain(self) -> None:
-        """End each connection with the answer that it is given next."""
-        self.is_draining = True
-
     async def close(self) -> None:
         """Accept no more; those that there are end as when draining, idle ones soon.
 
         Not at once: what is asked on one may be on its way.
         """
-        self.drain()
+        self.is_draining = True
         if self._closed_at is not None or self._server is None or self._socket is None:
             return
         self._closed_at = self._loop.time()

@@ -125,7 +125,7 @@ class HttpFrontend:
     async def drain(self) -> None:
         """Say not ready; each connection ends with the answer that it is given next."""
         self._is_ready = False
-        self._listener.drain()
+        self._listener.is_draining = True
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop accepting connections; those that there are end as when draining, idle ones soon.

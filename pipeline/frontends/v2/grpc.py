@@ -116,7 +116,9 @@ class _Calls:
         try:
             response = await self._models.infer(request, left_s, traceparent, call.headers)
         except V2Error as error:
-            if error.kind is V2Status.UNAVAILABLE and _is_over(call):
+            left_s = call.time_left()
+            is_over = left_s is not None and left_s < _CLOCKS_DIFFER_S
+            if error.kind is V2Status.UNAVAILABLE and is_over:
                 # What the caller's own library tells, if it is the first to look at the clock.
                 text = f"Deadline Exceeded: {error}"
                 raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
@@ -209,12 +211,6 @@ def _written_of_stream(response: InferResponse) -> bytes:
     parameters = {**response.parameters, _FINAL: True}
     pieces = response_pieces(msgspec.structs.replace(response, parameters=parameters))
     return joined((field_head(_IN_STREAM, sum(map(len, pieces))), *pieces))
-
-
-def _is_over(call: GrpcCall) -> bool:
-    """Return whether the deadline of the call itself has passed."""
-    left_s = call.time_left()
-    return left_s is not None and left_s < _CLOCKS_DIFFER_S
 
 
 def _unary(

@@ -157,22 +157,16 @@ Model = PipelineModel | OpModel
 
 
 def _check_sources(op: Op, inputs: Sequence[Tensor], producers: Sequence[str]) -> None:
-    seen = set()
+    seen, reads = set(), ", ".join(map(repr, producers))
     for tensor in inputs:
         what = f"Op {op.name!r}: input_tensors: {tensor.name!r}"
         if tensor.full_name in seen:
             raise ConfigError(f"{what} is there twice")
         seen.add(tensor.full_name)
         if tensor.source and tensor.source not in producers:
-            raise ConfigError(
-                f"{what} has the source {tensor.source!r}, but the Op reads {_names(producers)}"
-            )
+            raise ConfigError(f"{what} has the source {tensor.source!r}, but the Op reads {reads}")
         if not tensor.source and len(producers) > 1:
             raise ConfigError(
-                f"{what} has no source, and the Op reads {_names(producers)}: say which of them "
+                f"{what} has no source, and the Op reads {reads}: say which of them "
                 "gives it, Tensor(..., source=<name>)"
             )
-
-
-def _names(producers: Sequence[str]) -> str:
-    return ", ".join(map(repr, producers))

@@ -14,8 +14,6 @@ from pipeline.op import Op
 VERSION = "1"
 """Of every model."""
 
-_LATEST = -1  # as a version
-
 # There are clients that look them up: what is not set is there in Triton's answers, too.
 _INPUT_DEFAULTS = {
     "format": "FORMAT_NONE",
@@ -44,10 +42,11 @@ def config_of_op(
     """Return the configuration of an Op as a model, in the words of ModelConfig."""
     config = _config_of(name, platform, interface)
     config["instance_group"] = [_instance_group(name, settings)]
+    delay_s = settings.auto_batching_timeout_s or 0.0
     if settings.batch_size > 1:
         config["dynamic_batching"] = {
             "preferred_batch_size": [settings.batch_size],
-            "max_queue_delay_microseconds": _micros(settings.auto_batching_timeout_s),
+            "max_queue_delay_microseconds": round(delay_s * 1e6),
             "preserve_ordering": False,
         }
     return config
@@ -81,7 +80,7 @@ def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
     }
     return {
         "model_name": model,
-        "model_version": _LATEST,
+        "model_version": -1,  # the latest
         "input_map": input_map,
         "output_map": output_map,
     }
@@ -128,7 +127,3 @@ def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
         "count": settings.concurrency,
         "gpus": cards,
     }
-
-
-def _micros(seconds: float | None) -> int:
-    return round((seconds or 0.0) * 1e6)
