@@ -101,7 +101,9 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         return None
     paths = socket_paths(context.sockets, context.replica)
     begin, takes_trace = context.models.begin, config.opentelemetry
-    linked = LinkFrontend(begin, paths.link, takes_trace, wire=_wire(context))
+    linked = LinkFrontend(
+        begin, paths.link, takes_trace, wire=_wire(context), forwarding=context.forwarding
+    )
     return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
 
 

@@ -131,7 +131,7 @@ func TestACallerCannotSayWhatIsTheGatewaysToSay(t *testing.T) {
 	if len(got) != 1 || len(got["authorization"]) != 1 || got["authorization"][0] != "Bearer own" {
 		t.Errorf("got %v", got)
 	}
-	if size := metadataBytes(header); size != len("authorization")+len("Bearer own")+metadataOverhead {
+	if size := metadataBytes(header, false); size != len("authorization")+len("Bearer own")+metadataOverhead {
 		t.Errorf("%d bytes", size)
 	}
 }

@@ -153,7 +153,7 @@ func (g *gateway) infer(x *exchange, name, method string) {
 		g.leaveToDoor(x, &handOver{"timeout", badRequest("%s", text)})
 		return
 	}
-	if size := metadataBytes(r.Header); size > maxMetadataBytes && g.hasDoor() {
+	if size := metadataBytes(r.Header, g.pool.candidates.Load().wantHeaders); size > maxMetadataBytes && g.hasDoor() {
 		g.leaveToDoor(x, &handOver{"metadata", tooMuchMetadata(size)})
 		return
 	}

@@ -98,6 +98,20 @@ func startWeb(t *testing.T, handler http.Handler) string {
 	return port
 }
 
+// startUnixWeb starts an HTTP port on a Unix socket, and returns its path.
+func startUnixWeb(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "web")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: handler}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return path
+}
+
 // lines is a log that tests can read while it is written.
 type lines struct {
 	lock sync.Mutex

@@ -54,7 +54,20 @@ func (l *link) ask(ctx context.Context, request *pipelinepb.Request, header http
 	if conn == nil {
 		return nil, errNeverLeft
 	}
-	return conn.ask(ctx, request, traceparentOf(header), limit)
+	var headers []byte
+	if conn.wantsHeaders.Load() {
+		var err error
+		if headers, err = headerField(callOf(ctx)); err != nil {
+			return nil, err
+		}
+	}
+	return conn.ask(ctx, request, traceparentOf(header), headers, limit)
+}
+
+// wantsHeaders says whether the server has to be told the headers of requests.
+func (l *link) wantsHeaders() bool {
+	conn := l.current.Load()
+	return conn != nil && conn.wantsHeaders.Load()
 }
 
 // traceparentOf returns the caller's, of several the last, if it can be one.

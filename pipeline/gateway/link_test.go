@@ -142,7 +142,7 @@ func TestWhatIsQueuedLeavesInOneGo(t *testing.T) {
 func callOfLink(t *testing.T, text string) *linkCall {
 	t.Helper()
 	request := requestOf(text)
-	data, err := askMessage(request, proto.Size(request), "", deadline{})
+	data, err := askMessage(request, proto.Size(request), "", nil, deadline{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -478,7 +478,7 @@ func TestARequestThatWasNotWrittenHasNotLeft(t *testing.T) {
 	conn := newLinkConn(raw)
 	answers := make(chan error, 2)
 	ask := func() {
-		_, err := conn.ask(context.Background(), requestOf("x"), "", deadline{})
+		_, err := conn.ask(context.Background(), requestOf("x"), "", nil, deadline{})
 		answers <- err
 	}
 	queued := func() bool {

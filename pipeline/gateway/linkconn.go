@@ -29,7 +29,8 @@ type linkConn struct {
 	wake chan struct{} // something was queued
 	gone chan struct{} // closed when the connection is
 
-	wasHeard atomic.Bool // since the last look
+	wasHeard     atomic.Bool // since the last look
+	wantsHeaders atomic.Bool // the server forwards some to its hooks
 
 	lock    sync.Mutex
 	lastID  uint64
@@ -65,7 +66,7 @@ func newLinkConn(raw net.Conn) *linkConn {
 
 // ask sends a request and waits for its answer. Its error is a *refusal, errNeverLeft, or that of
 // ctx.
-func (c *linkConn) ask(ctx context.Context, request *pipelinepb.Request, traceparent string, limit deadline) (*pipelinepb.Response, error) {
+func (c *linkConn) ask(ctx context.Context, request *pipelinepb.Request, traceparent string, headers []byte, limit deadline) (*pipelinepb.Response, error) {
 	held := shareOf(ctx)
 	size := proto.Size(request) // which is kept, and used to write it
 	if size > keptBufferBytes {
@@ -74,7 +75,7 @@ func (c *linkConn) ask(ctx context.Context, request *pipelinepb.Request, tracepa
 		}
 		defer held.give(int64(size))
 	}
-	data, err := askMessage(request, size, traceparent, limit)
+	data, err := askMessage(request, size, traceparent, headers, limit)
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be written: %w", err)
 	}
@@ -227,10 +228,11 @@ func (c *linkConn) read(report func(isReady bool)) error {
 		c.wasHeard.Store(true)
 		switch got.kind {
 		case frameReady:
-			isReady, err := readyOf(got.body)
+			isReady, wantsHeaders, err := readyOf(got.body)
 			if err != nil {
 				return err
 			}
+			c.wantsHeaders.Store(wantsHeaders)
 			report(isReady)
 			last = framePong
 			releaseBody(got.body)

@@ -21,7 +21,7 @@ import (
 //
 // A message that is longer than mostPieceBytes is cut: frameMore and at last its own kind.
 const (
-	frameAsk      = 1  // i64 nanoseconds or -1, u16 size of the traceparent, traceparent, Request
+	frameAsk      = 1  // i64 nanoseconds or -1, u16 size of the traceparent, traceparent, [headers,] Request
 	frameCancel   = 2  // the caller has left
 	frameMore     = 3  // the next piece of a request
 	framePing     = 4  // to be answered at once
@@ -32,6 +32,7 @@ const (
 	framePong     = 20 // to a PING
 
 	linkVersion    = 2
+	headedVersion  = 3 // the same, with the headers in every ASK: see headerField
 	frameHeadBytes = 13
 	countedBytes   = 9 // of the head: kind and id
 	readyBytes     = 2
@@ -40,6 +41,7 @@ const (
 
 	mostPieceBytes = 64 << 10 // of a frame's body: others' frames pass between two pieces
 	mostTraceBytes = 1 << 10  // of a traceparent; a real one has 55
+	mostFieldBytes = 32 << 10 // of the headers; longer ones than maxMetadataBytes go to the door if there is one
 )
 
 // frame is one from the server.
@@ -51,17 +53,18 @@ type frame struct {
 
 // askMessage returns a request as it goes to the server, behind room for the head of a frame, in a buffer
 // to be released.
-func askMessage(request *pipelinepb.Request, size int, traceparent string, limit deadline) ([]byte, error) {
+func askMessage(request *pipelinepb.Request, size int, traceparent string, headers []byte, limit deadline) ([]byte, error) {
 	timeout := int64(-1)
 	if limit.text != "" {
 		timeout = int64(limit.after)
 	}
 	data := *bodyBuffers.Get().(*[]byte)
-	data = slices.Grow(data, frameHeadBytes+askedBytes+len(traceparent)+size)
+	data = slices.Grow(data, frameHeadBytes+askedBytes+len(traceparent)+len(headers)+size)
 	data = data[:frameHeadBytes]
 	data = binary.BigEndian.AppendUint64(data, uint64(timeout))
 	data = binary.BigEndian.AppendUint16(data, uint16(len(traceparent)))
 	data = append(data, traceparent...)
+	data = append(data, headers...)
 	return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(data, request)
 }
 
@@ -95,15 +98,15 @@ func readFrame(source *bufio.Reader, first, last byte) (frame, error) {
 }
 
 // readyOf reads the body of a READY.
-func readyOf(body []byte) (isReady bool, err error) {
+func readyOf(body []byte) (isReady, wantsHeaders bool, err error) {
 	if len(body) < readyBytes {
-		return false, fmt.Errorf("it sent a READY of %d bytes", len(body))
+		return false, false, fmt.Errorf("it sent a READY of %d bytes", len(body))
 	}
-	if body[0] != linkVersion {
-		return false, fmt.Errorf("it speaks version %d of the link, this gateway version %d: "+
+	if body[0] != linkVersion && body[0] != headedVersion {
+		return false, false, fmt.Errorf("it speaks version %d of the link, this gateway version %d: "+
 			"build the gateway anew with `python -m pipeline.gateway.build`", body[0], linkVersion)
 	}
-	return body[1] == 1, nil
+	return body[1] == 1, body[0] == headedVersion, nil
 }
 
 // answerOf reads an ANSWER or a FAILURE, which is a *refusal.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,6 +28,8 @@ type linkPeer struct {
 	source *bufio.Reader
 	pieces map[uint64][]byte
 	isMute bool // it answers no heartbeat
+
+	wantsHeaders bool // it has said so
 }
 
 // linkAsked is a request as the server sees it.
@@ -34,6 +37,7 @@ type linkAsked struct {
 	id      uint64
 	timeout time.Duration // negative: none was given
 	trace   string
+	headers []string // names and values by turns
 	request *pipelinepb.Request
 }
 
@@ -172,6 +176,11 @@ func (p *linkPeer) parsed(got frame) linkAsked {
 		timeout: time.Duration(binary.BigEndian.Uint64(got.body)),
 		trace:   string(got.body[askedBytes:message]),
 		request: &pipelinepb.Request{},
+	}
+	if p.wantsHeaders {
+		start := message + 2
+		message = start + int(binary.BigEndian.Uint16(got.body[message:]))
+		asked.headers = strings.Split(strings.TrimSuffix(string(got.body[start:message]), "\n"), "\n")
 	}
 	if err := proto.Unmarshal(got.body[message:], asked.request); err != nil {
 		p.t.Error(err)

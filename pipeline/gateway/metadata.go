@@ -60,11 +60,15 @@ func outgoing(header http.Header, limit deadline) metadata.MD {
 	return told
 }
 
-// metadataBytes is the size of what a backend is told, as gRPC counts it.
-func metadataBytes(header http.Header) int {
+// metadataBytes is the size of what a backend is told, as gRPC counts it; `isAll`: it is told all headers.
+func metadataBytes(header http.Header, isAll bool) int {
 	size := 0
 	for name, values := range header {
-		if key, isForwarded := metadataKey(name); isForwarded {
+		key, isForwarded := metadataKey(name)
+		if isAll {
+			key, isForwarded = name, true
+		}
+		if isForwarded {
 			for _, value := range values {
 				size += len(key) + len(value) + metadataOverhead
 			}

@@ -146,7 +146,7 @@ func rewrite(request *httputil.ProxyRequest) {
 	if in.GetBody != nil { // the body is here: nobody has to be asked whether to send it
 		out.Header.Del("Expect")
 	}
-	sayWhoAsks(request)
+	sayWhoAsks(request, exchangeOf(in.Context()).cfg)
 	if in.Header.Get("User-Agent") == "" {
 		out.Header["User-Agent"] = nil // else Go adds its own
 	}
@@ -154,14 +154,14 @@ func rewrite(request *httputil.ProxyRequest) {
 
 // sayWhoAsks tells the backend where a request comes from. Who says that of others is believed if it is a
 // proxy that the gateway was told of.
-func sayWhoAsks(request *httputil.ProxyRequest) {
+func sayWhoAsks(request *httputil.ProxyRequest, cfg *config) {
 	in, out := request.In, request.Out
 	for name := range out.Header {
-		if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" {
+		if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" || name == "Forwarded" {
 			delete(out.Header, name)
 		}
 	}
-	isTrusted := exchangeOf(in.Context()).cfg.trusts(in.RemoteAddr)
+	isTrusted := cfg.trusts(in.RemoteAddr)
 	if isTrusted {
 		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
 	}

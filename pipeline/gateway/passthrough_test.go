@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -305,14 +304,7 @@ func TestABodyThatBreaksOffOnItsWayThroughIsRefused(t *testing.T) {
 }
 
 func TestUnixSocketsServeBothPorts(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "web")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: http.HandlerFunc(told)}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
+	path := startUnixWeb(t, http.HandlerFunc(told))
 	backend := startDouble(t, echo, doubleOptions{isUnix: true})
 	g := startReady(t, "--backend", backend.address+","+path)
 	if got := g.post(t, pair); got.status != 200 {

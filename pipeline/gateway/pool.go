@@ -37,6 +37,8 @@ type candidates struct {
 	rpc     []*backend
 	web     []*backend // those of them whose HTTP port is known
 	isReady bool
+
+	wantHeaders bool // a link among them
 }
 
 // newPool prepares all backends; `start` connects to them.
@@ -119,6 +121,9 @@ func (p *pool) choose() *candidates {
 				continue
 			}
 			chosen.rpc = append(chosen.rpc, each)
+			if linked, isLink := each.asker.(*link); isLink && linked.wantsHeaders() {
+				chosen.wantHeaders = true
+			}
 			if each.web != nil {
 				chosen.web = append(chosen.web, each)
 			}

@@ -9,11 +9,13 @@ two of its pieces. All pieces but the last come as MORE or MORE_BACK; they and t
 one are the message. The bodies, first those from the gateway, then those to it, are
 
     1  ASK        i64 nanoseconds that the caller gives (negative: it did not say), u16 size of its
-                  traceparent, the traceparent, and a Request in protobuf
+                  traceparent, the traceparent, and a Request in protobuf; before that, in version
+                  3, u16 size of the headers, and of each its name and its value, ended by \\n
     2  CANCEL     empty; the caller of this id has left: there is no answer any more, and no piece
     3  MORE       a piece of an ASK; the first has all that is before the Request
     4  PING       empty; to be answered at once, with the same id
-    16 READY      u8 version of this format, u8 1 if the server is ready, else 0; the id is 0. The
+    16 READY      u8 version of this format (3 is 2 with the headers of requests, for a server
+                  with `dag.forward_headers`), u8 1 if the server is ready, else 0; the id is 0. The
                   first frame of a connection, and one at every change
     17 ANSWER     a Response in protobuf
     18 FAILURE    u16 HTTP status, i32 err_no, u16 seconds of Retry-After or 0, and the text in
@@ -36,6 +38,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 VERSION = 2
+HEADED_VERSION = 3
 
 ASK, CANCEL, MORE, PING = 1, 2, 3, 4
 READY, ANSWER, FAILURE, MORE_BACK, PONG = 16, 17, 18, 19, 20

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.sink import Begin, RequestHandle, UnarySink
 from pipeline.errors import (
@@ -21,7 +22,7 @@ from pipeline.errors import (
     UserCodeError,
     utf8_text,
 )
-from pipeline.frontends.base import no_response
+from pipeline.frontends.base import HeaderForwarding, no_response
 from pipeline.frontends.link.frames import (
     ANSWER,
     ASK,
@@ -29,6 +30,7 @@ from pipeline.frontends.link.frames import (
     FAILED,
     FAILURE,
     HEAD,
+    HEADED_VERSION,
     MORE,
     PIECE_BYTES,
     PING,
@@ -53,6 +55,7 @@ _MAX_SECONDS = 0xFFFF
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
 _OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
+_SIZE_BYTES = 2  # before the headers
 _CHECK_INTERVAL_S = 5.0  # in which a gateway says something
 _MAX_SILENT_CHECKS = 3  # in a row that find nothing: it is gone
 _STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
@@ -83,6 +86,7 @@ class LinkFrontend:
         takes_trace: `begin` is told the caller's traceparent.
         max_message_bytes: limit of a Request; what is around it has its own.
         wire: reads and writes the messages.
+        forwarding: the headers that `begin` is told; None: none, and gateways do not send them.
     """
 
     port = 0
@@ -94,8 +98,9 @@ class LinkFrontend:
         takes_trace: bool = False,
         max_message_bytes: int = _LARGEST,
         wire: PipelineWire | None = None,
+        forwarding: HeaderForwarding | None = None,
     ) -> None:
-        self._service = _Service(begin, takes_trace, wire or PipelineWire())
+        self._service = _Service(begin, takes_trace, wire or PipelineWire(), forwarding)
         self._path = path
         self._max_bytes = max_message_bytes + _OVERHEAD
         self._is_ready = False
@@ -162,6 +167,7 @@ class _Service(NamedTuple):
     begin: Begin
     takes_trace: bool
     wire: PipelineWire
+    forwarding: HeaderForwarding | None
 
 
 class _Call(UnarySink):
@@ -176,33 +182,35 @@ class _Call(UnarySink):
         self._loop = connection.loop
         self._work: RequestHandle | None = None  # what goes on for it now
 
-    def ask(self, pieces: list[bytes], timeout_s: float | None, traceparent: str) -> None:
+    def ask(
+        self, pieces: list[bytes], timeout_s: float | None, trace: str, info: RequestInfo | None
+    ) -> None:
         """Begin a request of any size."""
-        if len(pieces) > 1 or len(pieces[0]) > SHORT_BYTES:
-            reading = self._read_large(pieces, timeout_s, traceparent)
-            self._work = self._loop.create_task(reading)
+        is_large = len(pieces) > 1 or len(pieces[0]) > SHORT_BYTES
+        target = None
+        if is_large or trace or info is not None:
+            target = RequestTarget(traceparent=trace, is_large=is_large, info=info)
+        if is_large:
+            self._work = self._loop.create_task(self._read_large(pieces, timeout_s, target))
             return
         try:
-            request = self._service.wire.read(pieces.pop())
-            self._begin(request, timeout_s, RequestTarget(traceparent=traceparent))
+            self._begin(self._service.wire.read(pieces.pop()), timeout_s, target)
         except Exception as error:
             self._fail(error)
 
     async def _read_large(
-        self, pieces: list[bytes], timeout_s: float | None, traceparent: str
+        self, pieces: list[bytes], timeout_s: float | None, target: RequestTarget | None
     ) -> None:
         try:
             request, left_s = await self._service.wire.read_large(pieces, timeout_s)
             pieces.clear()
-            target = RequestTarget(traceparent=traceparent, is_large=True)
             self._begin(request, left_s, target)
         except Exception as error:
             self._fail(error)
 
-    def _begin(self, request: Any, timeout_s: float | None, target: RequestTarget) -> None:
+    def _begin(self, request: Any, timeout_s: float | None, target: RequestTarget | None) -> None:
         self._work = None
-        is_plain = not (target.traceparent or target.is_large)
-        begun = self._service.begin(request, timeout_s, None if is_plain else target, self)
+        begun = self._service.begin(request, timeout_s, target, self)
         self._work = self._work or begun  # it may have ended by now, and be written
 
     def end(self, answer: Any) -> None:
@@ -371,12 +379,20 @@ class _Connection(asyncio.Protocol):
                 )
             if self.service.takes_trace:
                 traceparent = first[ASKED.size : message].decode("latin-1")
+        info = None
+        if (forwarding := self.service.forwarding) is not None:
+            start = message + _SIZE_BYTES
+            message = start + int.from_bytes(first[message:start])
+            if message > len(first):
+                raise BrokenError(f"headers up to byte {message} of {len(first)}")
+            texts = first[start:message].decode("latin-1").split("\n")
+            info = forwarding.info(zip(texts[::2], texts[1::2], strict=False))
         if number in self.calls:
             raise BrokenError(f"the id {number} is in flight")
         timeout_s = None if timeout_ns < 0 else timeout_ns / _NS_PER_S
         pieces[0] = first[message:]
         call = self.calls[number] = _Call(self, number)
-        call.ask(pieces, timeout_s, traceparent)
+        call.ask(pieces, timeout_s, traceparent, info)
 
     def answer(self, number: int, kind: int, body: bytes) -> None:
         """Send the frame that ends a call."""
@@ -398,7 +414,8 @@ class _Connection(asyncio.Protocol):
 
     def tell_ready(self, ready: bool) -> None:
         """Send a READY."""
-        self._outbox.send(READY, 0, STATE.pack(VERSION, ready))
+        version = VERSION if self.service.forwarding is None else HEADED_VERSION
+        self._outbox.send(READY, 0, STATE.pack(version, ready))
 
     def refuse_all(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 
 import grpc
 import pytest
@@ -46,12 +48,28 @@ SAID = NOTHING | PARAMETERS | {"id": "one", "parameters": PARAMETERS}
 del SAID["colour"]
 
 
+def asking_server(**keys):
+    last = Asking("a", Reading())
+    keys = {"dag": {"forward_headers": "x-u.*"}, "timeout": 60_000, **keys}
+    return server_for(last, response_op=ResponseOp(last), **keys)
+
+
 @pytest.fixture(scope="module")
 def server():
-    last = Asking("a", Reading())
-    keys = {"dag": {"forward_headers": "x-.*"}, "timeout": 60_000}
-    with server_for(last, response_op=ResponseOp(last), **keys) as running:
+    with asking_server() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(gateway_binary):
+    """A server whose HTTP port is our gateway's, which asks it over their link."""
+    with asking_server(http_server="gateway") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["server", "gateway"])
+def door(request):
+    return request.getfixturevalue(request.param)
 
 
 def test_by_http(server):
@@ -64,11 +82,30 @@ def test_by_http(server):
     assert said == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 20}
 
 
-def test_by_http_in_a_large_request(server):
+def test_by_http_in_a_large_request(door):
     body = {"key": ["x"], "value": ["1" * 300_000]}
-    _, answer = post(server, body, **{"X-User": "anna"})
+    _, answer = post(door, body, **{"X-User": "anna"})
     said = json.loads(answer["value"][0])
     assert said == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 60}
+
+
+@pytest.mark.parametrize(("size", "handed_over"), [(1, 0), (20_000, 1)])
+def test_by_the_link_of_a_gateway_or_its_door_for_more_than_that_takes(gateway, size, handed_over):
+    body = {"key": ["x"], "value": ["1"]}
+    said = {"X-User": "anna", "X-User-B": "1" * size, "Cookie": "secret", "Grpc-Timeout": "20S"}
+    before = left_to_the_door(gateway)
+    status, answer = post(gateway, body, **said)
+    assert (status, answer["err_msg"]) == (200, "")
+    told = {"x-user": "anna", "x-user-b": "1" * size}
+    assert json.loads(answer["value"][0]) == NOTHING | {"headers": told, "seconds": 20}
+    assert left_to_the_door(gateway) - before == handed_over
+
+
+def left_to_the_door(gateway):
+    """Requests whose headers its link did not take."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{gateway.http_port}/metrics") as metrics:
+        counted = re.findall(rb'handed_over_total{reason="metadata"} (\d+)', metrics.read())
+    return sum(map(int, counted))
 
 
 def test_by_grpc(server):
@@ -80,11 +117,10 @@ def test_by_grpc(server):
     assert said == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 20}
 
 
-@pytest.mark.parametrize("model", ["svc"])
-def test_by_v2_over_http(server, model):
+def test_by_v2_over_http(door):
     x = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["1"]}
     body = {"id": "one", "parameters": PARAMETERS, "inputs": [x]}
-    status, _, answer = http(server, "POST", f"/v2/models/{model}/infer", body, {"X-User": "anna"})
+    status, _, answer = http(door, "POST", "/v2/models/svc/infer", body, {"X-User": "anna"})
     assert status == 200, answer
     said = json.loads(answer["outputs"][0]["data"][0])
     assert said == SAID | {"headers": {"x-user": "anna"}, "seconds": 60}

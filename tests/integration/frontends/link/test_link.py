@@ -15,16 +15,29 @@ import pytest
 from begins import begin_of
 from hypothesis import given
 from hypothesis import strategies as st
-from linked import Linked, Said, answer, ask, frame, linked, refusal_of, retry_after_s_of, said_in
+from linked import (
+    Linked,
+    Said,
+    answer,
+    ask,
+    asking,
+    frame,
+    linked,
+    refusal_of,
+    retry_after_s_of,
+    said_in,
+)
 
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, InitError, OverloadedError
+from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.link.frames import (
     ANSWER,
     ASK,
     ASKED,
     CANCEL,
     HEAD,
+    HEADED_VERSION,
     MORE,
     MORE_BACK,
     PIECE_BYTES,
@@ -35,7 +48,7 @@ from pipeline.frontends.link.frames import (
     Outbox,
 )
 from pipeline.frontends.link.server import LinkFrontend
-from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
 
 LIMIT = 10_000
@@ -154,6 +167,54 @@ def test_the_handle_is_told_the_callers_trace_if_it_takes_one(talk, takes_trace,
         assert await gateway.hear() == answer(1, *told)
 
     talk(test, handle, takes_trace=takes_trace)
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_the_handle_is_told_the_headers_that_are_forwarded(talk, size):
+    async def handle(request, timeout_s, *route):
+        infos = [each.info for each in route]
+        return Response(value=[repr(dict(info.headers)) for info in infos if info is not None])
+
+    async def test(gateway):
+        request = Request(value=["x" * size])
+        for number, (headers, told) in enumerate(
+            [
+                ({"X-User": "\xe9va", "Other": "1", "Cookie": "secret"}, ({"x-user": "\xe9va"},)),
+                ({"X-Empty": "", "x-user": "1"}, ({"x-empty": "", "x-user": "1"},)),
+                ({"Other": "1"}, ()),
+                ({}, ()),
+            ]
+        ):
+            gateway.say(asking(number, request, trace=TRACE, headers=headers))
+            assert await gateway.hear() == answer(number, *map(repr, told))
+
+    talk(test, handle, takes_trace=True, forwarding=HeaderForwarding("x-.*"))
+
+
+def test_a_gateway_is_told_whether_headers_are_wanted():
+    async def ready(**how: Any) -> bytes:
+        connection, wire = LinkFrontend(begin_of(echo), Path("nowhere"), **how).accept(), Wire()
+        connection.connection_made(wire)
+        await until(lambda: bool(wire.packets))
+        connection.connection_lost(None)
+        return b"".join(wire.packets)
+
+    assert run(ready()) == frame(READY, 0, bytes([VERSION, 0]))
+    forwarding = HeaderForwarding("x-.*")
+    assert run(ready(forwarding=forwarding)) == frame(READY, 0, bytes([HEADED_VERSION, 0]))
+
+
+def test_headers_that_are_cut_short_end_the_connection(caplog):
+    async def test(body: bytes) -> bool:
+        async with wired(forwarding=HeaderForwarding("x-.*")) as (connection, wire):
+            connection.data_received(frame(ASK, 1, ASKED.pack(-1, 0) + body))
+            return wire.is_aborted
+
+    assert run(test(b""))
+    assert run(test(b"\0"))
+    assert run(test(b"\0\5x\ny\n"))
+    assert not run(test(b"\0\4x\ny\n"))
+    assert "headers up to byte 17 of 16" in caplog.text
 
 
 def test_answers_come_as_they_get_ready(talk):
