@@ -77,18 +77,18 @@ class OptionsOf:
     chosen_by: str
     built_in: bool = False
 
-    def settings(self, struct: type[msgspec.Struct] | None, field: str) -> dict[str, Setting]:
-        """Return the settings of a Struct of options, to be kept in `field`."""
+    def settings(self, name: str, field: str) -> dict[str, Setting]:
+        """Return the settings of the implementation called `name`, to be kept in `field`."""
+        struct = registry.options_of(self.kind, name)
         known = settings_of(struct) if struct is not None else {}
         return {key: replace(setting, kept_in=field) for key, setting in known.items()}
 
-    def of_plug_in(self, raw: Mapping[Any, object], field: str) -> dict[str, Setting]:
-        """Return the settings of the plug-in that `raw` names; none: it names one of ours."""
-        word = raw.get(self.chosen_by)
+    def of_plug_in(self, word: object, field: str) -> dict[str, Setting]:
+        """Return the settings of the plug-in that is chosen; none: it is one of ours."""
         name = registry.known_as(self.kind, word) if isinstance(word, str) else None
         if name is None or name in registry.BUILT_IN[self.kind]:
             return {}
-        return self.settings(registry.options_of(self.kind, name), field)
+        return self.settings(name, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,7 @@ def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
         options = _first(OptionsOf, notes)
         if options is not None and options.built_in:
             for name in registry.BUILT_IN[options.kind]:
-                struct_of_it = registry.options_of(options.kind, name)
-                settings |= options.settings(struct_of_it, field.name)
+                settings |= options.settings(name, field.name)
         doc = _first(str, notes)
         if doc is not None:
             setting = _setting(field, base, notes, optional, doc)
@@ -264,7 +263,7 @@ class Reader:
         for field, options in _options_of(struct).items():
             here = (*path, options.chosen_by)
             try:
-                plugged = options.of_plug_in(raw, field)
+                plugged = options.of_plug_in(raw.get(options.chosen_by), field)
             except ConfigError as error:
                 self.problem(here, str(error))
                 continue

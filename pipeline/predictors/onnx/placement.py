@@ -50,7 +50,11 @@ def check_session(plan: Plan, session: Any) -> None:
             f"[{plan.model}] precision: int8 needs a model with QuantizeLinear nodes, or "
             "use_calib: True and a calibration table beside the model"
         )
-    _log_placement(plan, placements)
+    # A few nodes on the CPU are normal, for shapes; half of them are not.
+    on_cpu = placements.get(CPU, Counter()).total()
+    everywhere = sum(types.total() for types in placements.values())
+    level = logging.WARNING if on_cpu * 2 >= everywhere else logging.INFO
+    _LOGGER.log(level, "[%s] %s: %s", plan.model, plan.asked, _described(placements))
 
 
 def _placements(session: Any) -> _Placements:
@@ -59,14 +63,6 @@ def _placements(session: Any) -> _Placements:
         types = placements.setdefault(subgraph.ep_name, Counter())
         types.update(node.op_type for node in subgraph.get_nodes())
     return placements
-
-
-def _log_placement(plan: Plan, placements: _Placements) -> None:
-    """Log the placement. A few nodes on the CPU are normal, for shapes; half of them are not."""
-    on_cpu = placements.get(CPU, Counter()).total()
-    everywhere = sum(types.total() for types in placements.values())
-    level = logging.WARNING if on_cpu * 2 >= everywhere else logging.INFO
-    _LOGGER.log(level, "[%s] %s: %s", plan.model, plan.asked, _described(placements))
 
 
 def _described(placements: _Placements) -> str:

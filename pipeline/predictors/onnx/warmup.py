@@ -40,7 +40,10 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
     try:
         run(
             signature.fetch_names,
-            {spec.name: _zeros(spec, shapes[spec.name]) for spec in signature.inputs},
+            {
+                spec.name: np.full(shapes[spec.name], "" if spec.dtype == TEXT else 0, spec.dtype)
+                for spec in signature.inputs
+            },
         )
     except Exception as error:  # onnxruntime's exceptions share no base class; shapes are a user's
         _LOGGER.warning(
@@ -91,9 +94,3 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...] | None
             shape.append(1)
         has_batch = has_batch or not isinstance(dim, int)
     return tuple(shape)
-
-
-def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
-    if spec.dtype == TEXT:
-        return np.full(shape, "", object)
-    return np.zeros(shape, spec.dtype)

@@ -88,7 +88,10 @@ def interface(
         for alias, name in known.items()
         if name in program.row_counts
     }
-    return PaddleInterface(signature, feeds, known, _wants_lod(program, inputs, conf), counts)
+    wants_lod = any(name in program.vars and program.vars[name].has_lod for name in inputs)
+    if conf is not None:
+        wants_lod = wants_lod or any(var.is_lod for var in conf.feeds)
+    return PaddleInterface(signature, feeds, known, wants_lod, counts)
 
 
 def _aliases(
@@ -118,11 +121,6 @@ def _aliases(
         f"but the model has {list(names)}: write the model's names as name, yours as alias_name, "
         "or remove the file"
     )
-
-
-def _wants_lod(program: Program, inputs: Sequence[str], conf: ModelConf | None) -> bool:
-    declared = [program.vars[name].has_lod for name in inputs if name in program.vars]
-    return any(declared) or (conf is not None and any(var.is_lod for var in conf.feeds))
 
 
 def _input(model: str, program: Program, alias: str, name: str) -> TensorSpec:

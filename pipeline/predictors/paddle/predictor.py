@@ -175,7 +175,8 @@ class _Runner:
             if levels := handle.lod():
                 result[name + LOD] = np.array(levels[0], np.int32)
             elif name in self._counts:  # newer Paddle gives no LoD of boxes
-                result[name + LOD] = _offsets(self._counts[name].copy_to_cpu())
+                ends = np.cumsum(self._counts[name].copy_to_cpu())
+                result[name + LOD] = np.concatenate(([0], ends)).astype(np.int32)
         # Else the memory of every shape that was ever fed is kept: 4.4 GB for the lines of a page.
         self._predictor.clear_intermediate_tensor()
         return result
@@ -188,11 +189,6 @@ class _Runner:
         elif name in self._have_lod:
             self._have_lod.discard(name)
             handle.set_lod([])
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    """Return where each sample's rows begin, and at last how many rows there are."""
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
 
 def _as_fed(array: np.ndarray) -> Any:

@@ -16,9 +16,6 @@ from pipeline.proto.brpc_meta_pb2 import RpcMeta
 MAX_ANSWER_BYTES = 512 * 2**20
 """Of one answer, as it travels and when it is unpacked."""
 
-FRESH_FOR_S = 1.0
-"""A connection that was used so recently is not looked at before it is used again."""
-
 _RECEIVE_BYTES = 64 * 2**10
 _MAX_RECEIVE_BYTES = 4 * 2**20
 _USUAL_LIMIT_BYTES = 64 * 2**20
@@ -46,28 +43,20 @@ class OutOfTimeError(Exception):
 class BrpcConnection:
     """A way to ask a server over a connected TCP socket, which it owns from now on.
 
-    `max_bytes` is the limit of one answer as it travels; after `fresh_s` without a call
-    `has_ended` looks at the socket.
+    `max_bytes` is the limit of one answer as it travels.
     """
 
-    def __init__(
-        self,
-        connected: socket.socket,
-        max_bytes: int = MAX_ANSWER_BYTES,
-        fresh_s: float = FRESH_FOR_S,
-    ) -> None:
+    def __init__(self, connected: socket.socket, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         connected.setblocking(True)
         for option in _OPTIONS:
             connected.setsockopt(*option)
         self._socket = connected
-        self._fresh_s = fresh_s
         self._readable = select.poll()
         self._readable.register(connected, select.POLLIN)
         self._frames = FrameReader(max_bytes)
         self._receive_bytes = _RECEIVE_BYTES
         self._answers: list[BrpcFrame] = []  # to the last request; those to others are late
         self._last_id = 0
-        self._used_at = time.monotonic()
         self.is_usable: bool = True
         """Whether another request may follow, as far as is known without looking."""
         self.has_answered: bool = False
@@ -75,12 +64,10 @@ class BrpcConnection:
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""
-        if time.monotonic() - self._used_at < self._fresh_s:
+        if not self._readable.poll(0):
             return False
         try:
             return not self._socket.recv(1, _PEEK_FLAGS)  # else a late answer, which is dropped
-        except BlockingIOError:
-            return False
         except OSError:
             return True
 
@@ -101,19 +88,15 @@ class BrpcConnection:
         self._send(frame, deadline)
         while not self._answers:
             if not self._readable.poll(_left(deadline) * 1000):
-                self._leave_usable()
+                self.is_usable = True
                 raise OutOfTimeError
             self._receive()
-        self._leave_usable()
+        self.is_usable = True
         return self._answers[0]
 
     def close(self) -> None:
         """Close the socket; in a forked child the parent's end of the line stays open."""
         self._socket.close()
-
-    def _leave_usable(self) -> None:
-        self._used_at = time.monotonic()
-        self.is_usable = True
 
     def _send(self, frame: bytes, deadline: float) -> None:
         try:

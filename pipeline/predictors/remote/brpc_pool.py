@@ -147,9 +147,11 @@ class BrpcPool:
                     return found
                 if not self._given_back.wait(max(deadline - time.monotonic(), 0.0)):
                     raise OutOfTimeError("it does not answer")
-        if isinstance(error, TimeoutError) and time.monotonic() >= deadline:
+        if not isinstance(error, TimeoutError):
+            raise CannotConnectError(f"cannot connect: {error.strerror or error}") from error
+        if time.monotonic() >= deadline:
             raise OutOfTimeError("it does not answer")
-        raise CannotConnectError(_reason(error)) from error
+        raise CannotConnectError("it does not answer") from error
 
     def _poll_probe(self) -> bool | None:
         if self._probe is None:
@@ -234,9 +236,3 @@ def dial(address: tuple[str, int], deadline: float) -> socket.socket:
 
 def _resolve(address: tuple[str, int]) -> list[_Info]:
     return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "it does not answer"
-    return f"cannot connect: {error.strerror or error}"

@@ -158,7 +158,7 @@ def test_a_peer_that_first_wants_to_get_rid_of_a_late_answer_is_read_while_sendi
 
 
 def test_an_idle_connection_that_the_server_closed_is_noticed() -> None:
-    with PlayedServer() as server, connected(server, fresh_s=0) as connection:
+    with PlayedServer() as server, connected(server) as connection:
         ask(connection, b"")
         ask(connection, b"")
         server.peers[0].close()
@@ -167,7 +167,7 @@ def test_an_idle_connection_that_the_server_closed_is_noticed() -> None:
 
 def test_an_idle_connection_with_a_late_answer_is_not_taken_for_closed() -> None:
     held = Collecting()
-    with PlayedServer(held) as server, connected(server, fresh_s=0) as connection:
+    with PlayedServer(held) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
             ask(connection, b"late", SOON_S)
         peer, frame = held.wait_for(1)[0]
