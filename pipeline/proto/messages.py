@@ -99,24 +99,16 @@ def _add_pair(request: Request, key: str, value: Any) -> None:
     if isinstance(value, bytes | bytearray | memoryview):
         request.tensors.append(numpy_to_tensor(key, value))
         return
-    if isinstance(value, dict):
-        text = _json(value)
-    elif isinstance(value, list | tuple):
-        text = numpy_to_text(_array_of(value))
-    else:
-        text = numpy_to_text(value)
-    request.value.append(text)
+    if isinstance(value, list | tuple):
+        array = np.array(value)
+        # Of bytes numpy drops the NULs at the end, so they travel as objects.
+        value = np.array(value, dtype=object) if array.dtype.kind == "S" else array
+    request.value.append(_json(value) if isinstance(value, dict) else numpy_to_text(value))
     request.key.append(key)
 
 
 def _json(value: dict[Any, Any]) -> str:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _array_of(value: Sequence[Any]) -> npt.NDArray[Any]:
-    array = np.array(value)
-    # Of bytes numpy drops the NULs at the end, so they travel as objects.
-    return np.array(value, dtype=object) if array.dtype.kind == "S" else array
 
 
 def cut_answer(proto: Response, options: CallOptions) -> PipelineResponse:

@@ -24,7 +24,7 @@ SLICE_BYTES = 128 * 1024
 _OBJECT_BYTES = 64  # that a number, text or list of Python takes at least
 _FEW = 64  # items that are looked at one by one to tell the weight of a list
 _FLAT = (str, bytes, bytearray, memoryview)
-_LISTS = (list, tuple)
+_NESTED = (dict, list, tuple)
 _thread = threading.local()
 
 
@@ -107,11 +107,16 @@ def weight(value: object, most: int = SHORT_BYTES) -> int:
         return int(value.nbytes) if value.dtype.kind != "O" else value.size * _OBJECT_BYTES
     if isinstance(value, _FLAT):
         return len(value)
-    if isinstance(value, dict):
-        return _weight_of(value.values(), len(value), most)
-    if isinstance(value, _LISTS):
-        return _weight_of(value, len(value), most)
-    return _OBJECT_BYTES
+    if not isinstance(value, _NESTED):
+        return _OBJECT_BYTES
+    total = len(value) * _OBJECT_BYTES
+    if len(value) > _FEW:
+        return most + total
+    for item in value.values() if isinstance(value, dict) else value:
+        total += weight(item, most)
+        if total > most:
+            break
+    return total
 
 
 def is_short(values: Mapping[str, object]) -> bool:
@@ -135,14 +140,3 @@ def is_short_text(payload: Mapping[str, object]) -> bool:
             return False
         total += len(value)
     return total <= SHORT_BYTES // 2
-
-
-def _weight_of(items: object, count: int, most: int) -> int:
-    total = count * _OBJECT_BYTES
-    if count > _FEW:
-        return most + total
-    for item in items:  # type: ignore[attr-defined]  # values or a sequence
-        total += weight(item, most)
-        if total > most:
-            break
-    return total

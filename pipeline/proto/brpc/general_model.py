@@ -150,16 +150,19 @@ def _pack(tensor: Tensor, value: Array | Sequence[str]) -> None:
         tensor.elem_type = BrpcElemType.STRING
         tensor.data.extend(strings)
         return
-    array = sendable(array)
-    if array.dtype == np.uint16:  # elem_type 6 is bfloat16 here
-        array = array.astype(np.int32)
-    elem_type = _ELEM_TYPES[array.dtype]
-    field = _LAYOUTS[elem_type][1]
-    tensor.elem_type = elem_type
+    array = _sendable(array)
+    tensor.elem_type = _ELEM_TYPES[array.dtype]
+    field = _LAYOUTS[tensor.elem_type][1]
     if field == _CONTENT:
         tensor.tensor_content = array.tobytes()
     else:
         put_numbers(tensor, field, array)
+
+
+def _sendable(array: Array) -> Array:
+    """Return the array in a dtype that has an elem_type here. Raises TypeError, ValueError."""
+    array = sendable(array)
+    return array.astype(np.int32) if array.dtype == np.uint16 else array  # 6 is bfloat16 here
 
 
 def value_pieces(
@@ -169,13 +172,12 @@ def value_pieces(
     if not isinstance(value, np.ndarray) or value.dtype.kind in "OU" or value.nbytes < _LARGE_BYTES:
         return [value_to_tensor(name, alias, value, lod).SerializeToString()]
     try:
-        array = sendable(value)
+        array = _sendable(value)
     except (TypeError, ValueError) as error:
         raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
     rest = value_to_tensor(name, alias, np.empty(0, array.dtype), lod)
     rest.shape[:] = value.shape
-    elem_type = elem_type_of(array.dtype)
-    field = _LAYOUTS[elem_type][1]
+    field = _LAYOUTS[_ELEM_TYPES[array.dtype]][1]
     content: bytes | memoryview
     if field in _VARINTS:
         content = varint_block(array)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.errors import PackageError, TooLargeError
-from pipeline.proto.slices import SLICE_BYTES, Limits, breathe
+from pipeline.proto.pipeline_service_pb2 import Tensor
+from pipeline.proto.slices import SLICE_BYTES, Limits, breathe, sliced
 
 Array = npt.NDArray[Any]
 View = memoryview
@@ -249,9 +250,9 @@ class BlockMessage:
     def count(self, name: str) -> int:
         """Count the varints of a long field."""
         return sum(
-            int(np.count_nonzero(np.frombuffer(view[at : at + SLICE_BYTES], np.uint8) < 0x80))
+            int(np.count_nonzero(np.frombuffer(part, np.uint8) < 0x80))
             for view in self._blocks.get(name, ())
-            for at in range(0, len(view), SLICE_BYTES)
+            for part in sliced(view, SLICE_BYTES)
         )
 
 
@@ -293,30 +294,15 @@ def _decoded(data: Array, ends: Array) -> Array:
 
 
 def varint_block(array: Array) -> bytes:
-    """Integers as a packed field holds them."""
-    flat = array.reshape(-1)
+    """Return integers of at most 63 bits and a sign as a packed field holds them."""
     parts = []
-    for at in range(0, flat.size, SLICE_BYTES // 8):
-        breathe()
-        parts.append(_encoded(flat[at : at + SLICE_BYTES // 8].astype(np.int64).view(np.uint64)))
+    for part in sliced(array.reshape(-1), SLICE_BYTES // 8):
+        if part.min() >= 0 and part.max() < 0x80:
+            parts.append(part.astype(np.uint8).tobytes())
+        else:
+            wire = Tensor(int64_data=part.tolist()).SerializeToString()
+            parts.append(wire[read_varint(wire, 1)[1] :])
     return b"".join(parts)
-
-
-def _encoded(numbers: Array) -> bytes:
-    if numbers.max() < 0x80:
-        return numbers.astype(np.uint8).tobytes()
-    lengths = np.ones(numbers.size, np.int64)
-    for byte in range(1, 10):
-        lengths += numbers >> np.uint64(7 * byte) != 0
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    out = np.empty(int(ends[-1]), np.uint8)
-    for byte in range(int(lengths.max())):
-        there = lengths > byte
-        part = ((numbers[there] >> np.uint64(7 * byte)) & np.uint64(0x7F)).astype(np.uint8)
-        part[lengths[there] > byte + 1] |= 0x80
-        out[starts[there] + byte] = part
-    return out.tobytes()
 
 
 # --- writing ----------------------------------------------------------------------------------

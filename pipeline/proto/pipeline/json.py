@@ -183,7 +183,8 @@ def fill(
                 raise _misfit(path + field.name, kind.expected, value) from None
 
 
-def _set_list(message: Message, field: JsonField, values: Any, path: str) -> None:
+def _set_list(message: Message, field: JsonField, values: Any, path: str, start: int = 0) -> None:
+    """Set a field of many values, of which the first is element `start` of the request's list."""
     if type(values) is not list:
         raise _misfit(path + field.name, "an array", values)
     kind, plain = field.kind, values
@@ -196,7 +197,7 @@ def _set_list(message: Message, field: JsonField, values: Any, path: str) -> Non
             getattr(message, field.name)[:] = plain
     except (TypeError, ValueError, FloatingPointError):
         at = next(at for at, item in enumerate(values) if not kind.takes(item))
-        raise _misfit(f"{path}{field.name}[{at}]", kind.expected, values[at]) from None
+        raise _misfit(f"{path}{field.name}[{start + at}]", kind.expected, values[at]) from None
 
 
 def _set_long(
@@ -228,15 +229,9 @@ def _set_long(
 def _plain(field: JsonField, values: list[Any], start: int, path: str) -> Any:
     """Return a piece of a list as the message takes it; `start` is where it begins."""
     part = Tensor() if field.name in _TENSOR_FIELDS else Request()
-    try:
-        _set_list(part, field, values, "")
-    except PackageError:
-        at = next(at for at, item in enumerate(values) if not field.kind.takes(item))
-        place = f"{path}{field.name}[{start + at}]"
-        raise _misfit(place, field.kind.expected, values[at]) from None
-    if field.name in _FLOAT_FIELDS:
-        return read_packed(part, field.name)
-    return getattr(part, field.name)
+    _set_list(part, field, values, path, start)
+    is_float = field.name in _FLOAT_FIELDS
+    return read_packed(part, field.name) if is_float else getattr(part, field.name)
 
 
 def _set_floats(message: Message, field: str, values: list[Any]) -> None:

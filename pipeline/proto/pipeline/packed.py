@@ -64,13 +64,12 @@ def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
     if isinstance(tensor, BlockMessage) and (found := tensor.packed(field, dtype)) is not None:
         return found
     repeated = getattr(tensor, field)
-    if len(repeated) <= _FEW:
-        return np.fromiter(repeated, dtype, len(repeated))
-    wire = tensor.SerializeToString()
-    start = _block_start(wire, _TAGS[field], len(repeated) * dtype.itemsize)
-    if start is None:
-        return np.fromiter(repeated, dtype, count=len(repeated))
-    return np.frombuffer(wire, dtype, len(repeated), start)
+    if len(repeated) > _FEW:
+        wire = tensor.SerializeToString()
+        start = _block_start(wire, _TAGS[field], len(repeated) * dtype.itemsize)
+        if start is not None:
+            return np.frombuffer(wire, dtype, len(repeated), start)
+    return np.fromiter(repeated, dtype, len(repeated))
 
 
 def read_numbers(tensor: Message | BlockMessage, field: str, dtype: np.dtype[Any]) -> Array:

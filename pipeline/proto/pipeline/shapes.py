@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 
+from pipeline.proto import general_model_pb2, pipeline_service_pb2
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.slices import breathe
 
 Array = npt.NDArray[Any]
-
-
-class ShapedTensor(Protocol):
-    """Common part of the `Tensor` messages of our formats."""
-
-    elem_type: int
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    def ListFields(self) -> Sequence[tuple[Any, Any]]: ...
+ShapedTensor = pipeline_service_pb2.Tensor | general_model_pb2.Tensor | BlockMessage
 
 
 def in_shape(tensor: ShapedTensor, elements: Array, field: str) -> Array:

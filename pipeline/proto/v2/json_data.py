@@ -68,17 +68,17 @@ def data_to_array(
 def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
     """Return the elements of a long list; only text is ever all there as objects."""
     dtype = known_dtype(datatype)
-    flat = np.empty(0, dtype)
-    parts: list[Array] = []
+    parts: list[Array] = [np.empty(0, dtype)]
     count = 0
     try:
         for piece in data.flat_pieces():
             if list in set(map(type, piece)):
                 raise UnevenError
             if count + len(piece) <= size:
-                is_text = dtype == BYTES
-                part = _utf8(piece, count) if is_text else _numbers(piece, datatype, dtype, count)
-                parts.append(object_array(part, [len(part)]) if isinstance(part, list) else part)
+                if dtype == BYTES:
+                    parts.append(object_array(_utf8(piece, count), [len(piece)]))
+                else:
+                    parts.append(_numbers(piece, datatype, dtype, count))
             count += len(piece)
     except UnevenError:
         raise PackageError(
@@ -88,7 +88,7 @@ def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
         raise PackageError(f"'data' is no JSON: {error}") from None
     if count != size:
         raise _miscounted(datatype, shape, size, count)
-    return np.concatenate(parts) if parts else flat
+    return np.concatenate(parts)
 
 
 def _miscounted(datatype: str, shape: list[int], size: int, count: int) -> PackageError:

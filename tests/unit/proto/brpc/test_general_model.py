@@ -23,6 +23,7 @@ from pipeline.proto.brpc.general_model import (
     elem_type_of,
     lod_of,
     tensor_to_array,
+    value_pieces,
     value_to_tensor,
 )
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
@@ -154,6 +155,13 @@ def test_unsigned_numbers_travel_as_wider_signed_ones(dtype: type, wider: type):
 
 
 # --- what cannot be sent ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4", "i8", "f4", "c8", "?"])
+def test_a_large_array_has_the_bytes_of_a_message(dtype: str):
+    array = np.arange(2**16).astype(dtype)
+    message = Tensor.FromString(b"".join(value_pieces("in", "x", array, [0, 3])))
+    assert message == value_to_tensor("in", "x", array, [0, 3])
 
 
 @pytest.mark.parametrize(
