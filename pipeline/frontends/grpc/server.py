@@ -37,8 +37,7 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
-from pipeline.frontends.grpc.calls import RunningCalls
-from pipeline.frontends.grpc.health import GrpcHealth
+from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
 from pipeline.frontends.wire import PipelineWire

@@ -23,26 +23,8 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response
-from pipeline.frontends.link.frames import (
-    ANSWER,
-    ASK,
-    ASKED,
-    FAILED,
-    FAILURE,
-    HEAD,
-    HEADED_VERSION,
-    MORE,
-    PIECE_BYTES,
-    PING,
-    PONG,
-    READY,
-    STATE,
-    VERSION,
-    BrokenError,
-    Inbox,
-    LinkFrame,
-    Outbox,
-)
+from pipeline.frontends.link import frames
+from pipeline.frontends.link.frames import BrokenError, Inbox, LinkFrame, Outbox
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
@@ -53,7 +35,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _MAX_SECONDS = 0xFFFF
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
-_OVERHEAD = HEAD.size + ASKED.size + 0xFFFF
+_OVERHEAD = frames.HEAD.size + frames.ASKED.size + 0xFFFF
 _NS_PER_S = 1e9
 _SIZE_BYTES = 2  # before the headers
 _CHECK_INTERVAL_S = 5.0  # in which a gateway says something
@@ -157,7 +139,7 @@ class LinkFrontend:
 def _failure(status: int, error: PipelineError) -> bytes:
     """Return the body of a FAILURE."""
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0
-    head = FAILED.pack(status, error.code, min(retry_after_s, _MAX_SECONDS))
+    head = frames.FAILED.pack(status, error.code, min(retry_after_s, _MAX_SECONDS))
     return head + utf8_text(str(error)).encode()
 
 
@@ -217,11 +199,11 @@ class _Call(UnarySink):
         """Send the answer, as bytes of a Response."""
         try:
             if isinstance(answer, Response):
-                self._send(ANSWER, answer.SerializeToString())
+                self._send(frames.ANSWER, answer.SerializeToString())
             elif isinstance(answer, LargeResponse):
                 self._work = self._loop.create_task(self._write_large(answer))
             else:
-                self._send(FAILURE, _failure(500, no_response(answer)))
+                self._send(frames.FAILURE, _failure(500, no_response(answer)))
         except Exception as error:
             self._fail(error)
 
@@ -230,21 +212,21 @@ class _Call(UnarySink):
 
     async def _write_large(self, answer: LargeResponse) -> None:
         try:
-            self._send(ANSWER, await self._service.wire.write_large(answer))
+            self._send(frames.ANSWER, await self._service.wire.write_large(answer))
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, DeadlineError):
-            self._send(ANSWER, self._service.wire.write_error(error))
+            self._send(frames.ANSWER, self._service.wire.write_error(error))
             return
         for kind, status in _STATUSES:
             if isinstance(error, kind):
-                self._send(FAILURE, _failure(status, error))
+                self._send(frames.FAILURE, _failure(status, error))
                 return
         _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours: that caller is told
         failure = _failure(500, UserCodeError("internal error of the server"))
-        self._send(FAILURE, failure)
+        self._send(frames.FAILURE, failure)
 
     def cancel(self) -> None:
         """Stop what goes on for it: there is nobody to answer."""
@@ -346,17 +328,17 @@ class _Connection(asyncio.Protocol):
 
     def _take(self, frame: LinkFrame) -> None:
         kind, number, body = frame
-        if kind == ASK:
+        if kind == frames.ASK:
             pieces = self._pieces.pop(number, [])
             pieces.append(body)
             self._ask(number, pieces)
-        elif kind == MORE:
+        elif kind == frames.MORE:
             pieces = self._pieces.setdefault(number, [])
             pieces.append(body)
-            if (size := len(pieces) * PIECE_BYTES) > self._max_bytes:
+            if (size := len(pieces) * frames.PIECE_BYTES) > self._max_bytes:
                 raise BrokenError(f"a message of {size} bytes")
-        elif kind == PING:
-            self._outbox.send(PONG, number, b"")
+        elif kind == frames.PING:
+            self._outbox.send(frames.PONG, number, b"")
         else:
             self._pieces.pop(number, None)
             self._outbox.drop(number)
@@ -366,19 +348,19 @@ class _Connection(asyncio.Protocol):
 
     def _ask(self, number: int, pieces: list[bytes]) -> None:
         first = pieces[0]
-        message = ASKED.size
+        message = frames.ASKED.size
         if message > len(first):
             raise BrokenError(f"a request of {len(first)} bytes")
-        timeout_ns, trace_size = ASKED.unpack_from(first)
+        timeout_ns, trace_size = frames.ASKED.unpack_from(first)
         traceparent = ""
         if trace_size:
             message += trace_size
             if message > len(first):
                 raise BrokenError(
-                    f"a traceparent of {trace_size} bytes in {len(first) - ASKED.size}"
+                    f"a traceparent of {trace_size} bytes in {len(first) - frames.ASKED.size}"
                 )
             if self.service.takes_trace:
-                traceparent = first[ASKED.size : message].decode("latin-1")
+                traceparent = first[frames.ASKED.size : message].decode("latin-1")
         info = None
         if (forwarding := self.service.forwarding) is not None:
             start = message + _SIZE_BYTES
@@ -414,15 +396,15 @@ class _Connection(asyncio.Protocol):
 
     def tell_ready(self, ready: bool) -> None:
         """Send a READY."""
-        version = VERSION if self.service.forwarding is None else HEADED_VERSION
-        self._outbox.send(READY, 0, STATE.pack(version, ready))
+        version = frames.VERSION if self.service.forwarding is None else frames.HEADED_VERSION
+        self._outbox.send(frames.READY, 0, frames.STATE.pack(version, ready))
 
     def refuse_all(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""
         refusal = _failure(503, error)
         for number, call in self.calls.items():
             call.cancel()
-            self._outbox.send(FAILURE, number, refusal)
+            self._outbox.send(frames.FAILURE, number, refusal)
         self.calls.clear()
         self._outbox.empty()
         self.transport.close()
