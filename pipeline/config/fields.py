@@ -154,7 +154,9 @@ class Setting:
             raise self._mismatch(value) from None
         if _is_huge(result) or (self.rule is not None and not self.rule.holds(result)):
             raise self._mismatch(value)
-        return result if self.duration is None else self._seconds(result)
+        if self.duration is None:
+            return result
+        return None if self.off and result <= 0 else result / _PER_SECOND[self.duration.unit]
 
     def read_argument(self, value: object) -> object:
         """Read a constructor's argument: a duration need not be a whole number there."""
@@ -167,12 +169,6 @@ class Setting:
         """Return the words of a closed set, in the order of the annotation; else none."""
         is_closed = typing.get_origin(self.value_type) is Literal
         return typing.get_args(self.value_type) if is_closed else ()
-
-    def _seconds(self, value: float) -> float | None:
-        if self.off and value <= 0:
-            return None
-        assert self.duration is not None
-        return value / _PER_SECOND[self.duration.unit]
 
     def _canonical(self, value: object) -> object:
         """Return words of a set as it spells them; they are read in any case: FP16, Info."""
@@ -365,7 +361,8 @@ def _setting(
     value_type = Annotated[(base, *metas)] if metas else base
     return Setting(
         field=field.name,
-        key=_key(field.name, duration),
+        # `timeout` for the field `timeout_s`; a key in seconds says so itself.
+        key=field.name.removesuffix("_s" if duration and duration.unit != "s" else ""),
         doc=doc,
         default=None if section else _file_default(field.default, duration),
         value_type=_duration_type(int, optional) if duration else value_type,
@@ -408,13 +405,6 @@ def _section(base: Any) -> tuple[type[msgspec.Struct] | None, bool]:
     inner = typing.get_args(base)[1] if many else base
     is_struct = isinstance(inner, type) and issubclass(inner, msgspec.Struct)
     return (inner, many) if is_struct else (None, False)
-
-
-def _key(field: str, duration: Duration | None) -> str:
-    """Return `timeout` for the field `timeout_s`; a key in seconds says so itself."""
-    if duration is None or duration.unit == "s":
-        return field
-    return field.removesuffix("_s")
 
 
 def _file_default(default: Any, duration: Duration | None) -> object:

@@ -16,8 +16,13 @@ from pipeline.predictors.base import AcceleratedModel, Device
 from pipeline.predictors.metadata import LoadMeter, MemoryUse
 from pipeline.predictors.onnx.binding import DTYPES, DeviceMemory, Run, session_runner, tensor_spec
 from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
-from pipeline.predictors.onnx.placement import RECORD_PLACEMENT, check_session
-from pipeline.predictors.onnx.providers import TENSORRT, Plan, plan_providers
+from pipeline.predictors.onnx.providers import (
+    RECORD_PLACEMENT,
+    TENSORRT,
+    Plan,
+    check_session,
+    plan_providers,
+)
 from pipeline.predictors.onnx.tensorrt import Options, building, cache_options, engine_folder
 from pipeline.predictors.onnx.warmup import Shapes, warm_up
 from pipeline.predictors.signature import ModelSignature, refuse_unknown_arguments

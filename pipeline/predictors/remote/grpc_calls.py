@@ -160,7 +160,9 @@ class GrpcCalls:
             return DeadlineError(
                 f"[{self._name}] no answer from {self._endpoints} within {time_s:.3g} s"
             )
-        kind = PredictorUnavailableError if _is_overload(code, text) else PredictorError
+        # For now, unless it is the other sense of the code: a message that is too big.
+        is_busy = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text
+        kind = PredictorUnavailableError if is_busy else PredictorError
         return kind(f"[{self._name}] {self._peer} answered {code.name}: {text}")
 
 
@@ -172,8 +174,3 @@ def brief(error: grpc.RpcError) -> str:
 def _code(error: grpc.RpcError) -> grpc.StatusCode:
     code: grpc.StatusCode = error.code()
     return code
-
-
-def _is_overload(code: grpc.StatusCode, text: str) -> bool:
-    """Return whether the server refused the call for now; the code also says "message too big"."""
-    return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text

@@ -17,9 +17,13 @@ from onnx_doubles import (
 
 from pipeline.errors import InitError
 from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
-from pipeline.predictors.onnx.placement import RECORD_PLACEMENT, check_session
 from pipeline.predictors.onnx.predictor import load
-from pipeline.predictors.onnx.providers import Plan, plan_providers
+from pipeline.predictors.onnx.providers import (
+    RECORD_PLACEMENT,
+    Plan,
+    check_session,
+    plan_providers,
+)
 
 GPU = Device(DeviceType.GPU, 0)
 
