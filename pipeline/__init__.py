@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.server import PipelineServer
     from pipeline.web_service import WebService
-    from pipeline.workers.shm.unpickling import allow_in_payloads
+    from pipeline.workers.shm.pickling import allow_in_payloads
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,7 @@ _HOME = {
     "PipelineServer": "pipeline.server",
     "Tensor": "pipeline.data",
     "WebService": "pipeline.web_service",
-    "allow_in_payloads": "pipeline.workers.shm.unpickling",
+    "allow_in_payloads": "pipeline.workers.shm.pickling",
 }
 
 __all__ = [

@@ -28,7 +28,6 @@ class AdmissionController:
 
     Args:
         cap: most that are in the graph.
-        queue_size: most that wait.
         enter: takes a request that is admitted.
         clock: seconds, that of the deadlines.
 
@@ -155,8 +154,6 @@ class AdmissionController:
 
 class _Rate:
     """A count a second that fades."""
-
-    __slots__ = ("_count", "_seconds")
 
     def __init__(self) -> None:
         self._count = self._seconds = 0.0

@@ -32,7 +32,6 @@ class OpDispatcher:
 
     Args:
         op: configured.
-        make_workers: makes the Op's workers.
         index: the Op's place in the graph, by which the journal knows it.
         channel_size: requests that may be ready here before producers are held back; 0 = any.
     """

@@ -54,10 +54,7 @@ class Engine:
 
     Args:
         graph: checked; its Ops are configured.
-        config: of the service.
         make_workers: makes an Op's workers; given the callback that lets Ops cut their batches.
-        loop: the running event loop.
-        observers: who is told what happens.
         filters: of the server and of its user; those of the engine's own come after them.
         on_readiness: told on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.

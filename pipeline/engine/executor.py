@@ -21,9 +21,7 @@ from pipeline.op import EXECUTOR_NAME, Op
 class DispatchCycle:
     """Trigger of the Ops: those to which something happened cut their batches, in one round.
 
-    Args:
-        loop: the event loop.
-        admission: looked after at the end of each round: there may be room for others.
+    `admission` is looked after at the end of each round: there may be room for others.
     """
 
     def __init__(self, loop: Loop, admission: AdmissionController) -> None:
@@ -75,8 +73,6 @@ class Executor:
 
     Args:
         graph: checked; its Ops are configured.
-        make_workers: makes an Op's workers.
-        loop: clock and timers of the Ops.
         cycle: lets them cut their batches.
         complete: takes the answer of a request, or the error in its place.
         workers_changed: told when an Op lost a worker, or got one back.

@@ -77,12 +77,12 @@ class FilterChain:
     def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
         for name in FilterChain.__annotations__:
             base = getattr(Filter, name)
-            found = [each for each in (*users, *ours) if getattr(type(each), name) is not base]
             hooks = [
                 _guarded(getattr(each, name))
                 if each in users and name != "on_request"
                 else getattr(each, name)
-                for each in found
+                for each in (*users, *ours)
+                if getattr(type(each), name) is not base
             ]
             setattr(self, name, tuple(hooks[::-1] if name == "on_answer" else hooks))
 
@@ -134,7 +134,6 @@ class Deadline(Filter):
 
     Args:
         limit_s: of the service; None: none.
-        loop: clock and timers.
         judge: raises OverloadedError for a request that cannot be answered in so many seconds.
         end: answers a request with an error, at once.
     """
@@ -170,12 +169,7 @@ class Deadline(Filter):
 
 
 class RequestRetry(Filter):
-    """`dag.retry`: a whole request runs again after a timeout, while it has attempts left.
-
-    Args:
-        attempts: of a request, the first included.
-        start_over: starts a request with a payload.
-    """
+    """`dag.retry`: a whole request runs again after a timeout, while it has attempts left."""
 
     def __init__(self, attempts: int, start_over: Callable[[RequestState, Any], None]) -> None:
         self._attempts = attempts
@@ -207,12 +201,7 @@ class Trace(Filter):
 
 
 class ProfileFilter(Filter):
-    """Profile of a request in its answer, where the caller asked for one.
-
-    Args:
-        write: makes the text of a profile; "" for none.
-        clock_ns: of the journal.
-    """
+    """Profile of a request in its answer, where the caller asked for one and `write` gives one."""
 
     def __init__(self, write: Callable[[RequestState], str], clock_ns: Callable[[], int]) -> None:
         self._write = write

@@ -14,6 +14,7 @@ from pipeline.errors import InitError
 from pipeline.op import Op, RequestOp, ResponseOp, overrides, runs_process
 
 _ANY = "*"
+_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONTEXT = "context"
 """The parameter by which a hook asks for the `RequestContext` of what it works on."""
 
@@ -122,7 +123,8 @@ def call_form(op: Op, hook: Hook) -> HookCall:
     for seen in ([outer, inner], [outer]) if says_more else ([outer],):
         found = [signature for signature in seen if signature]
         names = _positional(found[-1])
-        asks = hook.gives_context and _may_be_named(found[-1], CONTEXT)
+        context = found[-1].parameters.get(CONTEXT)
+        asks = hook.gives_context and context is not None and context.kind in _NAMED
         for count in range(len(hook.most), hook.least - 1, -1):
             if asks and all(_binds(signature, count, context=None) for signature in found):
                 return HookCall(count, names, takes_context=True)
@@ -187,14 +189,6 @@ def _binds(signature: inspect.Signature, count: int, **named: None) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _may_be_named(signature: inspect.Signature, name: str) -> bool:
-    parameter = signature.parameters.get(name)
-    return parameter is not None and parameter.kind in (
-        parameter.KEYWORD_ONLY,
-        parameter.POSITIONAL_OR_KEYWORD,
-    )
 
 
 def _positional(signature: inspect.Signature) -> list[str]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 from pipeline.errors import DeadlineError
@@ -31,7 +30,7 @@ class Offload:
         self._limit_s = limit_s
         self._threads = threads
         self._pool = DaemonThreads(threads, "pipeline-large") if threads else None
-        self._jobs: set[_Job] = set()
+        self._unwanted: set[threading.Event] = set()  # of the work that goes on
 
     def start(self) -> None:
         """Start the threads; else they start when there is work for them."""
@@ -56,10 +55,11 @@ class Offload:
         ends = loop.time() + min(limits) if limits else None
         if self._pool is None:
             return work(), timeout_s
-        job = _Job()
-        self._jobs.add(job)
-        future = self._pool.submit(job.run, work)
-        future.add_done_callback(_retrieve)
+        unwanted = threading.Event()
+        self._unwanted.add(unwanted)
+        future = self._pool.submit(_run, work, unwanted)
+        # So that an error that nobody waits for is taken notice of.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         waiting = asyncio.wrap_future(future)
         try:
             await asyncio.wait({waiting}, timeout=None if ends is None else ends - loop.time())
@@ -67,38 +67,25 @@ class Offload:
                 raise DeadlineError("the deadline passed while the message was read or written")
             return waiting.result(), None if ends is None else max(0.0, ends - loop.time())
         finally:
-            job.is_wanted = False
+            unwanted.set()
             waiting.cancel()
-            self._jobs.discard(job)
+            self._unwanted.discard(unwanted)
 
     async def stop(self) -> None:
         """End all work, at its next slice; no thread is left unless one hangs in a single one."""
         if self._pool is None:
             return
-        for job in self._jobs:
-            job.is_wanted = False
+        for unwanted in self._unwanted:
+            unwanted.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         joined = asyncio.to_thread(self._pool.shutdown, wait=True)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(joined), _JOIN_TIMEOUT_S)
 
 
-class _Job:
-    """One piece of work, as long as somebody waits for it."""
-
-    __slots__ = ("is_wanted",)
-
-    def __init__(self) -> None:
-        self.is_wanted = True
-
-    def run(self, work: Callable[[], _Result]) -> _Result:
-        with wanted_while(lambda: self.is_wanted):
-            if not self.is_wanted:
-                raise AbandonedError("nobody waits for this any more")
-            return work()
-
-
-def _retrieve(future: Future[_Result]) -> None:
-    """Take notice of an error that nobody waits for."""
-    if not future.cancelled():
-        future.exception()
+def _run(work: Callable[[], _Result], unwanted: threading.Event) -> _Result:
+    """Return the result of `work`, as long as somebody waits for it."""
+    with wanted_while(lambda: not unwanted.is_set()):
+        if unwanted.is_set():
+            raise AbandonedError("nobody waits for this any more")
+        return work()

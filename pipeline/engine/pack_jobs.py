@@ -84,8 +84,6 @@ class Unpacker(PackRunner):
     """The RequestOp's side: makes payloads of requests.
 
     Args:
-        op: the RequestOp.
-        make_workers: makes the workers of the Op.
         unpacked: takes a request and its payload.
         failed: takes a request that cannot be unpacked, and the reason.
     """
@@ -158,8 +156,6 @@ class Packer(PackRunner):
     """The ResponseOp's side: makes responses of answers.
 
     Args:
-        op: the ResponseOp.
-        make_workers: makes the workers of the Op.
         packed: takes a request and its response.
         limits: of text that is large.
     """

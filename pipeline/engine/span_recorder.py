@@ -24,11 +24,8 @@ _OK = int(Outcome.OK)
 class SpanRecorder:
     """Packs the spans of one Op; see `journal.SPAN`.
 
-    Args:
-        index: the Op's place in the graph, by which the journal knows it.
-        observers: have the journal, if there is one, and the clock.
-
     Attributes:
+        index: the Op's place in the graph, by which the journal knows it.
         is_wanted: whether anybody reads spans: the journal, or a caller who asked for a profile.
     """
 

@@ -156,10 +156,7 @@ class ThreadKind:
 class ThreadWorkers:
     """The thread workers of one Op; see `Workers`.
 
-    Args:
-        op: configured; `set_up` and `init_op` run in its first worker's thread.
-        count: number of workers, >= 1.
-        owner: told on the loop what becomes of the jobs.
+    `set_up` and `init_op` of the Op run in its first worker's thread.
     """
 
     def __init__(
@@ -241,7 +238,13 @@ class ThreadWorkers:
         op = self._op
         try:
             self._set_up(op, 0)
-            self._warn_of_gil(op)
+            if getattr(predictor_of(op), "holds_gil", False):
+                _LOGGER.warning(
+                    "op.%s: its model keeps all other Python code of this process waiting while "
+                    "it runs: set op.%s.workers: process",
+                    op.name,
+                    op.name,
+                )
             run_init_op(op, self._loop)
             self.context = contextvars.copy_context()  # with what `init_op` set
             worker.op = BoundOp(op, 0, self._loop)
@@ -253,15 +256,6 @@ class ThreadWorkers:
         # Others copy from an untouched copy: the first worker may be at work by then.
         self.post(self._settle, BoundOp(op, 0, self._loop), None)
         return True
-
-    def _warn_of_gil(self, op: Op) -> None:
-        if getattr(predictor_of(op), "holds_gil", False):
-            _LOGGER.warning(
-                "op.%s: its model keeps all other Python code of this process waiting while it "
-                "runs: set op.%s.workers: process",
-                op.name,
-                op.name,
-            )
 
     def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
         assert self._initialised is not None

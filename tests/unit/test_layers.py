@@ -260,7 +260,7 @@ ENDS = {
     "os.kill": {"workers.zygote.main"},
 }
 PICKLES = {
-    "pickle": {"workers.shm.unpickling", "workers.shm.payload", "workers.shm.pickling"},
+    "pickle": {"workers.shm.payload", "workers.shm.pickling"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
 }
 

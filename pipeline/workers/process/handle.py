@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,15 +111,12 @@ class ProcessWorker:
         except BaseException:
             processes.memory.close_region(self._region)
             raise
-        self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, self._parted)
+        # Once it closes its socket it is about to end; that it has ended is told separately.
+        exiting = functools.partial(pool.on_exiting, self)
+        self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, exiting)
         self._link.send(framed(Init(self._region, processes.memory.own_region)))
 
     # How it stands ------------------------------------------------------------------------
-
-    @property
-    def takes_jobs(self) -> bool:
-        """Return whether it can be given jobs."""
-        return self.is_up and not self.is_leaving and self.child.state != "stopped"
 
     @property
     def job(self) -> Job | None:
@@ -270,10 +268,6 @@ class ProcessWorker:
             return self._memory.payload(outcome.payload, self._op_name)
         error = outcome.error
         return error_from_fields(error.name, error.code, error.text) if error is not None else None
-
-    def _parted(self) -> None:
-        """Take note that its socket was closed; if it has ended, that is told separately."""
-        self._pool.on_exiting(self)
 
     def _changed(self, child: Child) -> None:
         if child.state != "ended":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import socket
@@ -168,19 +167,14 @@ class WorkerMain:
     def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
         op = self.op
         op.concurrency_idx = number
-        loop = _loop_for(op, stack)
+        loop = None
+        if any(inspect.iscoroutinefunction(getattr(op, name)) for name in _STAGES):
+            thread = LoopThread()  # for these methods
+            stack.callback(thread.close)
+            loop = thread.loop
         self.set_up(op, number)
         run_init_op(op, loop)
         return BoundOp(op, number, loop)
-
-
-def _loop_for(op: Op, stack: contextlib.ExitStack) -> asyncio.AbstractEventLoop | None:
-    """Return an event loop in a thread of its own, if a method of the Op needs one."""
-    if not any(inspect.iscoroutinefunction(getattr(op, name)) for name in _STAGES):
-        return None
-    thread = LoopThread()
-    stack.callback(thread.close)
-    return thread.loop
 
 
 class _Worker:

@@ -71,10 +71,9 @@ class ProcessKind:
 class ProcessWorkers:
     """The process workers of one Op; see `Workers`.
 
+    `set_up` and `init_op` of the Op run in every one of its processes.
+
     Args:
-        op: configured; `set_up` and `init_op` run in every one of its processes.
-        count: number of workers, >= 1.
-        owner: told on the loop what becomes of the jobs.
         schedule: called when a worker's report is taken in: what it made ready can go on at once.
     """
 
@@ -283,7 +282,8 @@ class ProcessWorkers:
     def on_ready(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
         self.note = worker.note or self.note
-        if worker.takes_jobs and worker not in self._up:
+        takes_jobs = worker.is_up and not worker.is_leaving and worker.child.state != "stopped"
+        if takes_jobs and worker not in self._up:
             slot = worker.slot
             steady = (
                 self.loop.call_later(_STEADY_S, self._is_steady, slot) if slot.failures else None

@@ -18,6 +18,7 @@ from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Arena, Block
 from pipeline.workers.shm.pickling import (
     PROTOCOL,
+    NotDataError,
     Order,
     array_on,
     dilled,
@@ -25,7 +26,6 @@ from pipeline.workers.shm.pickling import (
     is_picklable,
     told,
 )
-from pipeline.workers.shm.unpickling import NotDataError
 
 # From this size on it goes to shared memory. Measured there and back through another process: a
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.engine.payload import MemoryDomain
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, serialize
-from pipeline.workers.shm.unpickling import anything_of, data_of
+from pipeline.workers.shm.pickling import anything_of, data_of
 
 
 class ServerMemory(MemoryDomain):

@@ -141,7 +141,8 @@ class Zygotes:
         self, zygote: ZygoteLink, request: Start | Kill, end: socket.socket | None = None
     ) -> None:
         """Send what is answered with a report, and see to it that one comes."""
-        zygote.ask(request, end)
+        (zygote.starting if isinstance(request, Start) else zygote.killing).add(request.child)
+        zygote.send(request, end)
         if zygote.doubts is None:
             self._check_later(zygote)
 

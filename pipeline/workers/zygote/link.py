@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from pipeline.workers.restart_policy import signal_name
-from pipeline.workers.zygote.main import MESSAGE_BYTES, Kill, Report, Request, Start
+from pipeline.workers.zygote.main import MESSAGE_BYTES, Report, Request
 
 _NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
@@ -135,11 +135,6 @@ class ZygoteLink:
         """Send, or keep until there is room; `end` travels along and is closed here."""
         self._backlog.append((_encode(request), end))
         self.flush()
-
-    def ask(self, request: Start | Kill, end: socket.socket | None = None) -> None:
-        """Send what a report has to follow."""
-        (self.starting if isinstance(request, Start) else self.killing).add(request.child)
-        self.send(request, end)
 
     def flush(self) -> None:
         """Send what found no room. A full socket holds requests that reports will answer, so

@@ -189,7 +189,13 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, types.MethodType):
         yield "", value.__self__
     elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(value)
+        import dill
+
+        names, cells = value.__code__.co_freevars, value.__closure__ or ()
+        for name, part in dill.detect.globalvars(value, recurse=False).items():
+            yield f": global {name}", part
+        for name, cell in zip(names, cells, strict=True):
+            yield f": variable {name}", cell.cell_contents
     elif isinstance(value, weakref.ref):
         yield "", value()
     elif isinstance(value, list | tuple | set | frozenset):
@@ -202,15 +208,6 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
                 yield f".{name}", part
         if not isinstance(value, type):
             yield "", type(value)
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    import dill
-
-    for name, part in dill.detect.globalvars(function, recurse=False).items():
-        yield f": global {name}", part
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield f": variable {name}", cell.cell_contents
 
 
 def _cannot_ship(path: str, value: object, reason: str, holder: object) -> str:

@@ -35,12 +35,10 @@ from pipeline.errors import PayloadTypeError, PipelineError
 from pipeline.gateway.ingress import Gateway
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers.shm import pickling
-from pipeline.workers.shm import unpickling as opening
 from pipeline.workers.shm.arena import Arena, RegionAllocator
 from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
-from pipeline.workers.shm.pickling import dilled, dumps
+from pipeline.workers.shm.pickling import NotDataError, data_of, dilled, dumps
 from pipeline.workers.shm.server_memory import ServerMemory
-from pipeline.workers.shm.unpickling import NotDataError, data_of
 
 
 @dataclass
@@ -86,8 +84,8 @@ class Calls:
 @pytest.fixture(autouse=True)
 def nothing_is_allowed():
     yield
-    opening._allowed.clear()
-    opening._known.clear()
+    pickling._allowed.clear()
+    pickling._known.clear()
 
 
 DATA = [
@@ -195,7 +193,7 @@ def reference(module: str, name: str) -> bytes:
     [
         (__name__, "os.system"),
         (__name__, "subprocess.Popen"),
-        ("pipeline.workers.shm.unpickling", "subprocess.Popen"),
+        ("pipeline.workers.shm.pickling", "subprocess.Popen"),
         (__name__, "Picture.__init__"),
         ("builtins", "object.__reduce__"),
         ("collections", "_sys.exit"),
