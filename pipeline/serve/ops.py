@@ -20,13 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.frontends.grpc.server import GrpcCall, GrpcService, grpc_error
 from pipeline.op import Op, RequestOp, ResponseOp
-from pipeline.predictors.model_conf import (
-    SERVER_FILE,
-    ModelConf,
-    Var,
-    conf_of,
-    write_client_conf,
-)
+from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, Var, conf_of, write_client_conf
 from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model, general_model_json

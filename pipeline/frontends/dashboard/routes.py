@@ -14,11 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.engine.graph import Graph
-from pipeline.errors import (
-    NoServiceError,
-    OverloadedError,
-    PackageError,
-)
+from pipeline.errors import NoServiceError, OverloadedError, PackageError
 from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
 from pipeline.frontends.dashboard.status import Title, status_of

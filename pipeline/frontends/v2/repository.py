@@ -21,12 +21,7 @@ from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
 from pipeline.observe.snapshot import ModelCounters, Snapshot
-from pipeline.observe.statistics import (
-    StatisticsError,
-    merge,
-    select,
-    version_number,
-)
+from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
 from pipeline.proto.v2.codec import InferRequest, InferResponse
