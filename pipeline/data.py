@@ -102,32 +102,24 @@ class ChannelData(msgspec.Struct, frozen=True):
     def check_dictdata(dictdata: object) -> tuple[int, str]:
         """Return (0, "") for a dict, or a list of dicts; else TYPE_ERROR and what was found."""
         items = dictdata if isinstance(dictdata, list) else [dictdata]
-        for item in items:
-            if not isinstance(item, dict):
-                return (
-                    ErrorCode.TYPE_ERROR.value,
-                    f"Failed to check data: the type of data must be dict, but get {type(item)}.",
-                )
-        return ErrorCode.OK.value, ""
+        others = [type(item) for item in items if not isinstance(item, dict)]
+        if not others:
+            return ErrorCode.OK.value, ""
+        text = f"Failed to check data: the type of data must be dict, but get {others[0]}."
+        return ErrorCode.TYPE_ERROR.value, text
 
     @staticmethod
     def check_npdata(npdata: object) -> tuple[int, str]:
         """Return (0, "") for a dict of ndarrays and lists of str, or a list of such dicts."""
         items = npdata if isinstance(npdata, list) else [npdata]
-        for item in items:
-            problem = _not_feedable(item)
-            if problem:
-                return ErrorCode.TYPE_ERROR.value, problem
-        return ErrorCode.OK.value, ""
+        problem = next(filter(None, map(_not_feedable, items)), "")
+        return (ErrorCode.TYPE_ERROR.value if problem else ErrorCode.OK.value), problem
 
     @staticmethod
     def check_batch_npdata(batch: Sequence[object]) -> tuple[int, str]:
-        """Return `check_npdata` for every element of a batch."""
-        for item in batch:
-            code, info = ChannelData.check_npdata(item)
-            if code != ErrorCode.OK.value:
-                return code, info
-        return ErrorCode.OK.value, ""
+        """Return what `check_npdata` says of the first element that it refuses, else (0, "")."""
+        found = map(ChannelData.check_npdata, batch)
+        return next((told for told in found if told[0]), (ErrorCode.OK.value, ""))
 
 
 def _not_feedable(item: object) -> str:

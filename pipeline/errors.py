@@ -219,11 +219,9 @@ def printable(text: str) -> str:
     Control characters but the tab, line and paragraph separators, marks of direction and lone
     surrogates are written as Python writes them in a string: `\\n`, `\\x1b`.
     """
-    return text if text.isprintable() else UNPRINTABLE.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+    if text.isprintable():
+        return text
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(text: str) -> str:
@@ -235,11 +233,9 @@ def described(error: BaseException) -> str:
     """Return an exception in words: what it says, and before that its type, if it is not ours."""
     kind = type(error).__name__
     try:
-        text = str(error)
+        text = shortened(str(error))
     except Exception:  # the user's own __str__
         return f"{kind}, which cannot tell its text"
-    if len(text) > MAX_TEXT:
-        text = shortened(text)
     if text and isinstance(error, PipelineError):
         return text
     return f"{kind}: {text}" if text else kind

@@ -82,8 +82,6 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def _value(message: Message, field: str) -> Any:
-    if field == "bool_data":
-        return list(getattr(message, field))
     if field in PACKED_DTYPES:
         return floats_of(read_packed(message, field))
     if field == _CONTENT:

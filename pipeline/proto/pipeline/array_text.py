@@ -11,7 +11,6 @@ import ast
 import re
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import ml_dtypes
@@ -220,8 +219,8 @@ class _TextReader:
         """Read `array(` data [`, shape=`...] [`, dtype=`...] `)` from behind its name on."""
         self._expect("(")
         self._skip_space()
-        start = self._at
-        build = self._quick_body() or self._slow_body(start, depth)
+        block = self._number_block()
+        data = None if block else self._value(depth + 1)
         shape: tuple[int, ...] | None = None
         dtype: np.dtype[Any] | None = None
         while not self._taken(")"):
@@ -236,11 +235,12 @@ class _TextReader:
             else:
                 raise ValueError(f"array() has no option {option!r}")
         with np.errstate(over="ignore"):
-            array = build(dtype)
+            array = _from_numbers(*block, dtype) if block else _from_objects(data, dtype)
         return array if shape is None else array.reshape(shape)
 
-    def _quick_body(self) -> Callable[[np.dtype[Any] | None], Array] | None:
-        """Nested brackets of real numbers, read without a Python object for each bracket."""
+    def _number_block(self) -> tuple[str, tuple[int, ...]] | None:
+        """Read nested brackets of real numbers without an object for each: the numbers between
+        commas, and their shape."""
         match = _NUMERIC_BODY.match(self._text, self._at)
         if match is None:
             return None
@@ -250,13 +250,7 @@ class _TextReader:
         if dims is None:
             return None
         self._at += len(body)
-        flat = body.replace("[", "").replace("]", "")
-        return lambda dtype: _from_numbers(flat, dtype).reshape(dims)
-
-    def _slow_body(self, start: int, depth: int) -> Callable[[np.dtype[Any] | None], Array]:
-        self._at = start
-        data = self._value(depth + 1)
-        return lambda dtype: _from_objects(data, dtype)
+        return body.replace("[", "").replace("]", ""), dims
 
     def _shape(self) -> tuple[int, ...]:
         self._expect("(")
@@ -347,17 +341,17 @@ def _check_elements(elements: list[Any], types: set[type], dtype: np.dtype[Any] 
             raise ValueError(f"its dtype says {dtype}, and an element is out of its range")
 
 
-def _from_numbers(flat: str, dtype: np.dtype[Any] | None) -> Array:
-    """Return the 1-D array of numbers between commas."""
+def _from_numbers(flat: str, dims: tuple[int, ...], dtype: np.dtype[Any] | None) -> Array:
+    """Return the array of numbers between commas."""
     parts = flat.split(",")
     is_float = dtype is not None and dtype.kind in "fcV"  # bfloat16, a "V", prints 1.0 as 1
     if is_float or any(mark in flat for mark in ".eEn"):
         _check_elements([], {float}, dtype)
         numbers = np.fromiter(map(float, parts), np.float64, count=len(parts))
-        return numbers if dtype is None else numbers.astype(dtype)
+        return (numbers if dtype is None else numbers.astype(dtype)).reshape(dims)
     integers = list(map(int, parts))
     _check_elements(integers, {int}, dtype)
-    return np.array(integers, dtype)
+    return np.array(integers, dtype).reshape(dims)
 
 
 def _from_objects(data: Any, dtype: np.dtype[Any] | None) -> Array:

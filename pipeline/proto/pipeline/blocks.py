@@ -56,15 +56,10 @@ def hollow(data: bytes, kind: type[Message], shape: Shape, limits: Limits) -> Bl
         DecodeError: `data` are no such message.
         TooLargeError: it has more fields than text elements are allowed.
     """
-    walk = _BlockWalk(limits)
     view = memoryview(data)
     try:
-        found = walk.message(view, shape)
-    except _OddError:
-        whole = kind.FromString(data)
-        return BlockMessage(whole, {}, {}, limits)
-    rest = data if found.rest is view else bytes(found.rest)  # a copy keeps others waiting, too
-    try:
+        found = _BlockWalk(limits).message(view, shape)
+        rest = data if found.rest is view else bytes(found.rest)  # a copy keeps others waiting, too
         return _paired(kind.FromString(rest), found, limits)
     except _OddError:
         return BlockMessage(kind.FromString(data), {}, {}, limits)

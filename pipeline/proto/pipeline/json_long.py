@@ -71,15 +71,11 @@ class LongArray:
                 f"{what} of the request has {len(self.text)} bytes, {_MAX_WHOLE_BYTES} are allowed"
             )
             raise TooLargeError(text)
-        try:
-            elements: list[Any] = orjson.loads(self.text)
-        except orjson.JSONDecodeError as error:
-            raise NotJsonError(error.msg) from None
-        return self._numbered(elements)
+        return self._numbered(_loaded(self.text))
 
     def flat_pieces(self) -> Iterator[list[Any]]:
         """Yield the innermost elements of nested lists. Raises UnevenError: they are no block."""
-        if not self._is_nested():
+        if not bytes(self.text[1:SHORT_BYTES]).lstrip().startswith(b"["):
             yield from self.pieces()
             return
         if block_dims(self._skeleton()) is None:
@@ -107,10 +103,6 @@ class LongArray:
                 return at + text.count(b",", 0, found)
             at += text.count(b",") + 1
         return at
-
-    def _is_nested(self) -> bool:
-        start = bytes(self.text[1:SHORT_BYTES]).lstrip()
-        return start.startswith(b"[")
 
     def _skeleton(self) -> bytes:
         parts = []
@@ -238,6 +230,10 @@ def value_of(text: memoryview, is_marked: bool = False) -> Any:
             return LongArray(text, is_marked)
         if kind == b"{" and len(text) > _MAX_WHOLE_BYTES:
             raise TooLargeError(f"the request has an object of {len(text)} bytes")
+    return _loaded(text)
+
+
+def _loaded(text: memoryview) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:

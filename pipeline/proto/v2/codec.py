@@ -6,7 +6,7 @@ Tensors are written raw and read in both forms. The arrays' own bytes are those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import msgspec
@@ -191,13 +191,10 @@ def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
         _set_parameter(head.parameters[name], name, value)
     raws: list[bytes | memoryview] = []
     for name, array in response.outputs.items():
-        try:
-            raw = raw_view(array)
-        except PayloadTypeError as error:
-            raise PayloadTypeError(f"tensor {name!r}: {error}") from None
-        head.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
-        raws += (field_head(ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, len(raw)), raw)
-    return [head.SerializeToString(), *raws]
+        add_tensor(head.outputs, raws, name, array, raw_view)
+    number = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+    pieces = [piece for raw in raws for piece in (field_head(number, len(raw)), raw)]
+    return [head.SerializeToString(), *pieces]
 
 
 def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
@@ -268,13 +265,19 @@ def _set_parameter(parameter: InferParameter, name: str, value: bool | int | flo
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def add_tensor(tensors: Any, raw_contents: MutableSequence[bytes], name: str, array: Array) -> None:
+def add_tensor(
+    tensors: Any,
+    raw_contents: MutableSequence[Any],
+    name: str,
+    array: Array,
+    raw_of: Callable[[Array], bytes | memoryview] = array_to_raw,
+) -> None:
     """Append an array to the `inputs` and raw contents of a request, or `outputs` of a response.
 
     Raises PayloadTypeError, with the tensor's name, for what the protocol cannot carry.
     """
     try:
-        raw = array_to_raw(array)
+        raw = raw_of(array)
     except PayloadTypeError as error:
         raise PayloadTypeError(f"tensor {name!r}: {error}") from None
     tensors.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)

@@ -180,13 +180,12 @@ def array_to_data(array: Array, limits: Limits | None = None) -> Any:
     if datatype in _BINARY_ONLY:
         raise PackageError(f"{datatype} has no JSON form: ask for it with 'binary_data'")
     if array.size > SLICE:
-        return _in_slices(array, limits or Limits())
+        return _in_slices(array, datatype, limits or Limits())
     return _data(array, datatype)
 
 
-def _in_slices(array: Array, limits: Limits) -> orjson.Fragment:
+def _in_slices(array: Array, datatype: str, limits: Limits) -> orjson.Fragment:
     """Return the text of many elements."""
-    datatype = datatype_of(array.dtype)
     size = 2 * array.size  # of the shortest elements
     parts: list[bytes] = []
     for part in sliced(array.reshape(-1)):

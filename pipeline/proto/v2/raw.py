@@ -74,21 +74,19 @@ def array_to_raw(array: Array) -> bytes:
 
     Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
     """
-    if datatype_of(array.dtype) == "BYTES":
-        parts: list[bytes] = []
-        for part in sliced(array.reshape(-1)):
-            elements = map(_element_bytes, part.tolist())
-            parts.append(b"".join(b for e in elements for b in (_LENGTH.pack(len(e)), e)))
-        return b"".join(parts)
     return joined((raw_view(array),))
 
 
 def raw_view(array: Array) -> bytes | memoryview:
     """Return the bytes of `array_to_raw`, of numbers without a copy."""
-    if datatype_of(array.dtype) == "BYTES":
-        return array_to_raw(array)
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
+    if datatype_of(array.dtype) != "BYTES":
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        return little.reshape(-1).view(np.uint8).data
+    parts: list[bytes] = []
+    for part in sliced(array.reshape(-1)):
+        elements = map(_element_bytes, part.tolist())
+        parts.append(b"".join(b for e in elements for b in (_LENGTH.pack(len(e)), e)))
+    return b"".join(parts)
 
 
 def _element_bytes(element: object) -> bytes:
