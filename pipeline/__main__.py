@@ -37,14 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(USAGE)
         return 0
     command = _COMMANDS.get(given[0]) if given else None
-    if command is None or (given[0] == "run" and not _names_a_script(given[1:])):
+    names_no_script = given[:1] == ["run"] and len(given) <= 1 + (given[1:2] == ["-m"])
+    if command is None or names_no_script:
         sys.stderr.write(USAGE)
         return WRONG_USAGE
     return command(given[1:])
-
-
-def _names_a_script(arguments: Sequence[str]) -> bool:
-    return len(arguments) > (arguments[:1] == ["-m"])
 
 
 def _graph(arguments: Sequence[str]) -> int:

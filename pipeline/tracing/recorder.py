@@ -178,7 +178,12 @@ def connect(pipeline_name: str) -> OtelRecorder | None:
     # The spans are of what the environment names, else of the pipeline.
     named = OTELResourceDetector().detect().attributes
     resource = Resource.create({"service.name": named.get("service.name") or pipeline_name})
-    return OtelRecorder(exporters, resource, _choice(pipeline_name, resource))
+    choose: Choose = RateLimit(TRACES_A_SECOND)
+    if _setting(OTEL_TRACES_SAMPLER):
+        # The SDK reads this variable, and the argument's, where it makes a provider.
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        choose = BySampler(provider.sampler, pipeline_name)
+    return OtelRecorder(exporters, resource, choose)
 
 
 def _setting(variable: str) -> str:
@@ -214,14 +219,6 @@ def _exporter(name: str) -> SpanExporter:
             f"opentelemetry: the exporter {name!r} cannot be made: {one_line(str(error))}"
         ) from error
     return exporter
-
-
-def _choice(pipeline_name: str, resource: Resource) -> Choose:
-    if not _setting(OTEL_TRACES_SAMPLER):
-        return RateLimit(TRACES_A_SECOND)
-    # The SDK reads this variable, and the argument's, where it makes a provider.
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    return BySampler(provider.sampler, pipeline_name)
 
 
 def _span_context(context: TraceContext, is_remote: bool = False) -> SpanContext:

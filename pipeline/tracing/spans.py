@@ -105,13 +105,18 @@ class RequestSpans:
         op, wall_ns = self._names[row.op], traced.wall_ns
         end_ns = max(row.result_received_ns, row.end_ns)
         whole = traced.child(op, "missed" if row.worker == NO_WORKER else "", number)
+        attributes: dict[str, Value] = {"pipeline.op": op, "pipeline.rows": row.rows}
+        if row.worker != NO_WORKER:
+            attributes["pipeline.worker"] = row.worker
+            attributes["pipeline.batch"] = row.batch
+            attributes["pipeline.batch_requests"] = op_span.size
         yield SpanRecord(
             name=op,
             context=whole,
             parent=traced.context,
             start_ns=min(row.ready_ns or end_ns, end_ns) + wall_ns,
             end_ns=end_ns + wall_ns,
-            attributes=_of_batch(op, op_span),
+            attributes=_with_error(attributes, row.outcome),
             error=_text_of(row.outcome),
         )
         for stage, start_ns, stage_end_ns in _stages(row):
@@ -163,16 +168,6 @@ def _stages(row: OpSpan) -> Iterator[tuple[str, int, int]]:
     for stage, start_ns, end_ns in zip(_STAGES, times, times[1:], strict=False):
         if 0 < start_ns <= end_ns:
             yield stage, start_ns, end_ns
-
-
-def _of_batch(op: str, op_span: TracedSpan) -> dict[str, Value]:
-    row = op_span.row
-    attributes: dict[str, Value] = {"pipeline.op": op, "pipeline.rows": row.rows}
-    if row.worker != NO_WORKER:
-        attributes["pipeline.worker"] = row.worker
-        attributes["pipeline.batch"] = row.batch
-        attributes["pipeline.batch_requests"] = op_span.size
-    return _with_error(attributes, row.outcome)
 
 
 def _with_error(attributes: dict[str, Value], outcome: int) -> dict[str, Value]:

@@ -5,6 +5,7 @@ The root logger, the user's loggers and their handlers are left as they are.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
-from pipeline.observe.logs.sinks import FileSink, LogFiles, LogSink, StdoutSink
+from pipeline.observe.logs.sinks import FileSink, LogSink, StdoutSink
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
 from pipeline.observe.logs.writer import LogWriter, QueueingHandler
 
@@ -57,8 +58,8 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
         destinations = [Destination("stdout", level, lambda: StdoutSink(is_json))]
     else:
         folder = Path(os.path.realpath(log_folder() if directory is None else directory))
-        files = LogFiles(folder, log.max_bytes, log.backup_count, is_json)
-        destinations = [Destination(folder, level, lambda: FileSink(files))]
+        files = functools.partial(FileSink, folder, log.max_bytes, log.backup_count, is_json)
+        destinations = [Destination(folder, level, files)]
         if is_wanted(log.stderr):
             path = folder / "pipeline.log"
             hint = min(str(path), os.path.relpath(path), key=len)

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import InitError
@@ -41,30 +40,25 @@ class LogSink:
         """Let go of what belongs to the parent: called in a forked child."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogFiles:
-    """The place of log files, and their rotation.
+class FileSink(LogSink):
+    """`pipeline.log` and, from WARNING on, `pipeline.log.wf` of one folder.
 
-    `pipeline.log` keeps `backup_count` rotated files, `pipeline.log.wf` half as many. Files are
-    never rotated when `max_bytes` or `backup_count` is 0. `is_json`: lines are JSON objects.
+    The former keeps `backup_count` rotated files, the latter half as many. Files are never rotated
+    when `max_bytes` or `backup_count` is 0. `is_json`: lines are JSON objects.
     """
 
-    directory: Path
-    max_bytes: int
-    backup_count: int
-    is_json: bool = False
-
-
-class FileSink(LogSink):
-    """`pipeline.log` and, from WARNING on, `pipeline.log.wf` of one folder."""
-
-    def __init__(self, files: LogFiles) -> None:
-        self._files = files
+    def __init__(
+        self, directory: Path, max_bytes: int, backup_count: int, is_json: bool = False
+    ) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._backup_count = backup_count
+        self._is_json = is_json
         self._targets: list[_RotatingFile] = []
-        self._complaint = Complaint(f"logs to {files.directory}")
+        self._complaint = Complaint(f"logs to {directory}")
 
     def open(self) -> None:
-        directory, count = self._files.directory, self._files.backup_count
+        directory, count = self._directory, self._backup_count
         try:
             directory.mkdir(parents=True, exist_ok=True)
             # The session's level is the handler's: what is in the queue is to be written.
@@ -102,15 +96,15 @@ class FileSink(LogSink):
 
     def _open(self, name: str, level: int, backup_count: int) -> None:
         target = _RotatingFile(
-            self._files.directory / name,
-            maxBytes=self._files.max_bytes if backup_count else 0,
+            self._directory / name,
+            maxBytes=self._max_bytes if backup_count else 0,
             backupCount=backup_count,
             encoding="utf-8",
             errors="backslashreplace",  # a line with a lone surrogate is better than no line
         )
         target.complaint = self._complaint
         target.setLevel(level)
-        target.setFormatter(JsonFormatter() if self._files.is_json else LineFormatter())
+        target.setFormatter(JsonFormatter() if self._is_json else LineFormatter())
         self._targets.append(target)
 
 

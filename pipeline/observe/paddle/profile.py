@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -264,16 +264,15 @@ Stamps = list[int]
 """Begin and end of three spans, in ns; -1: unknown."""
 
 
+_Weighted = tuple[int, float, tuple[int, ...]]  # pid, weight, row
+
+
 class _LineReader:
     """Collects the rows of lines."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, ...]] = []
-        self._requests: list[tuple[int, ...]] = []
-        self._span_pids: list[int] = []
-        self._request_pids: list[int] = []
-        self._span_weights: list[float] = []
-        self._request_weights: list[int] = []
+        self._spans: list[_Weighted] = []
+        self._requests: list[_Weighted] = []
         self._loads: list[tuple[int, int, int]] = []
         self._names: dict[str, int] = {}
         self._old_requests: dict[tuple[int, int], Stamps] = {}
@@ -282,20 +281,12 @@ class _LineReader:
 
     def profile(self) -> Profile:
         for (pid, data_id), stamps in self._old_requests.items():
-            self._add_request(pid, _old_request(data_id, stamps))
-        return Profile(
-            np.array(self._spans, SPAN),
-            np.array(self._requests, REQUEST),
-            tuple(self._names),
-            np.array(self._span_pids, np.int64),
-            np.array(self._request_pids, np.int64),
-            self._damaged,
-            Sample(
-                np.array(self._span_weights, np.float64),
-                np.array(self._request_weights, np.float64),
-                np.array(self._loads, LOAD),
-            ),
-        )
+            self._requests.append((pid, 1, _old_request(data_id, stamps)))
+        span_pids, span_weights, spans = _table(self._spans, SPAN)
+        request_pids, request_weights, requests = _table(self._requests, REQUEST)
+        sample = Sample(span_weights, request_weights, np.array(self._loads, LOAD))
+        names = tuple(self._names)
+        return Profile(spans, requests, names, span_pids, request_pids, self._damaged, sample)
 
     def read(self, line: str) -> None:
         marks = list(_MARKS.finditer(line))
@@ -320,23 +311,14 @@ class _LineReader:
             weight = (line.stands_for or len(line.requests)) / max(1, len(line.requests))
             for data_id, rows, outcome, ready in line.requests:
                 row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
-                self._add_span(pid, row, weight)
+                self._spans.append((pid, weight, row))
         elif isinstance(line, _LoadLine):
             self._loads.append((line.begin, line.end, line.busy))
         else:
             target = PIPELINE if line.op is None else self._index(line.op)
-            self._add_request(pid, (line.data_id, target, *line.row), line.stands_for)
+            row = (line.data_id, target, *line.row)
+            self._requests.append((pid, line.stands_for, row))
         return True
-
-    def _add_span(self, pid: int, row: tuple[int, ...], weight: float = 1.0) -> None:
-        self._spans.append(row)
-        self._span_pids.append(pid)
-        self._span_weights.append(weight)
-
-    def _add_request(self, pid: int, row: tuple[int, ...], weight: int = 1) -> None:
-        self._requests.append(row)
-        self._request_pids.append(pid)
-        self._request_weights.append(weight)
 
     def _index(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
@@ -350,7 +332,7 @@ class _LineReader:
             if spans and spans[-1][0] == (op, int(worker)):
                 spans[-1][1][_PLACES[stage] + int(end)] = _nanoseconds(text)
         for (op, number), stamps in spans:
-            self._add_span(pid, self._old_span(op, number, stamps))
+            self._spans.append((pid, 1, self._old_span(op, number, stamps)))
         steps = _STEP.findall(events)
         for step, data_id, end, text in steps:
             stamps = self._old_requests.setdefault((pid, int(data_id)), [_UNKNOWN] * 6)
@@ -370,6 +352,12 @@ class _LineReader:
             _UNKNOWN, start, prepared if prepared != _UNKNOWN else prep_end, processed,
             end if is_whole else max(stamps), _UNKNOWN,
         )  # fmt: skip
+
+
+def _table(found: Sequence[_Weighted], dtype: np.dtype[np.void]) -> tuple[Any, Any, Rows]:
+    """Return pids, weights and rows."""
+    pids, weights, rows = zip(*found, strict=True) if found else ((), (), ())
+    return np.array(pids, np.int64), np.array(weights, np.float64), np.array(list(rows), dtype)
 
 
 def _old_request(data_id: int, stamps: Stamps) -> tuple[int, ...]:

@@ -153,8 +153,14 @@ class BatchTimes:
         op, worker, first, is_good = (each.take(order) for each in (op, worker, first, is_good))
         spent = self._spent(op, worker, spans.take(first))
         op, spent = kept(op, is_good), kept(spent, is_good)
-        if len(op):
-            _add(op, spent, ops)
+        if not len(op):
+            return
+        found = groups(op)
+        numbers, sizes = found.keys.tolist(), found.sizes.tolist()
+        for number, size, sums in zip(numbers, sizes, found.sums(spent).T.tolist(), strict=True):
+            ops[number].count += size
+            for stage, spent_ns in zip(STAGES, sums, strict=True):
+                ops[number].sums[stage] += spent_ns
 
     def _spent(self, op: Integers, worker: Integers, spans: Rows) -> Integers:
         """Return (STAGES, spans) of times of a span a batch, sorted by op, worker and start."""
@@ -185,14 +191,3 @@ class BatchTimes:
         np.subtract(stages[1:], stages[:-1], out=spent[1:-1])
         np.maximum(left - end, 0, out=spent[-1])
         return spent
-
-
-def _add(op: Integers, spent: Integers, ops: Sequence[OpInterval]) -> None:
-    found = groups(op)
-    sums = found.sums(spent).T.tolist()
-    for number, size, of_stages in zip(
-        found.keys.tolist(), found.sizes.tolist(), sums, strict=True
-    ):
-        ops[number].count += size
-        for stage, spent_ns in zip(STAGES, of_stages, strict=True):
-            ops[number].sums[stage] += spent_ns

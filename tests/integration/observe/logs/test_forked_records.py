@@ -136,9 +136,9 @@ def test_a_forked_process_holds_no_file_of_its_parent_open(tmp_path):
 
 def test_a_fork_amidst_a_line_writes_it_once(tmp_path):
     """The writer's buffer is full of what it has not written yet when the fork comes."""
-    from pipeline.observe.logs.sinks import FileSink, LogFiles
+    from pipeline.observe.logs.sinks import FileSink
 
-    sink = FileSink(LogFiles(tmp_path, 0, 0))
+    sink = FileSink(tmp_path, 0, 0)
     sink.open()
     try:
         stream = sink._targets[0].stream

@@ -16,7 +16,7 @@ from doubles import logs_in
 
 from pipeline.errors import InitError, ProductError, UserCodeError
 from pipeline.observe.logs.setup import RequestLog
-from pipeline.observe.logs.sinks import FileSink, LogFiles
+from pipeline.observe.logs.sinks import FileSink
 from pipeline.observe.logs.writer import LogWriter
 
 PIPELINE = logging.getLogger("pipeline")
@@ -252,7 +252,7 @@ class TestAFullDisk:
     def sink(self, tmp_path):
         for name in ("pipeline.log", "pipeline.log.wf"):
             (tmp_path / name).symlink_to("/dev/full")
-        sink = FileSink(LogFiles(tmp_path, 64_000_000, 9))
+        sink = FileSink(tmp_path, 64_000_000, 9)
         sink.open()
         yield sink
         sink.close()
@@ -386,7 +386,7 @@ class TestOverload:
 
     @pytest.fixture
     def writer(self, tmp_path):
-        return LogWriter(FileSink(LogFiles(tmp_path, 0, 0)), self.LIMIT)
+        return LogWriter(FileSink(tmp_path, 0, 0), self.LIMIT)
 
     @staticmethod
     def log(writer, level, count):
