@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipeline.cli.commands import WRONG_USAGE, analyse, run
 
@@ -56,12 +56,7 @@ def _check(arguments: Sequence[str]) -> int:
     return check(arguments)
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": run,
-    "analyse": analyse,
-    "graph": _graph,
-    "check": _check,
-}
+_COMMANDS = {"run": run, "analyse": analyse, "graph": _graph, "check": _check}
 
 
 if __name__ == "__main__":

@@ -25,12 +25,10 @@ _Samples = Iterable[tuple[Labels, float]]
 
 
 def render(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
-    """Return all metrics of a server.
+    """Return all metrics of a server, of whose processes there is a Snapshot each.
 
-    Args:
-        snapshots: one of each process that serves.
-        by_replica: give each process series of its own, told apart by the label `copy`. A sum of
-            them would fall when one is replaced, and Prometheus takes that for a restart of all.
+    `by_replica` gives each process series of its own, told apart by the label `copy`: a sum of them
+    would fall when one is replaced, and Prometheus takes that for a restart of all.
     """
     return _text(_all(_Replicas(snapshots, by_replica)))
 

@@ -154,7 +154,9 @@ class Statistics:
         """Count executions: the batch size, the stages' times and the wall clock end of each."""
         if not len(model):
             return
-        width = _counted_sizes(width)
+        if width.max() > _MAX_EXACT_SIZE:  # those above count as the next power of two
+            above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
+            width = np.where(width > _MAX_EXACT_SIZE, above, width)
         sizes = int(width.max()) + 1
         found = groups(model * sizes + width)
         sums = np.stack([found.sizes, *found.sums(stages)], 1).view(np.uint64)
@@ -187,14 +189,6 @@ def _sane(values: Integers) -> Integers:
     """Bound samples to what can be, and times to 0 where two clocks disagree; in place."""
     np.clip(values[_SAMPLES], 1, _MAX_ROWS, out=values[_SAMPLES])
     return np.maximum(values, 0, out=values)
-
-
-def _counted_sizes(width: Integers) -> Integers:
-    """Return the sizes that executions count under: above 1024 the next power of two."""
-    if width.max() <= _MAX_EXACT_SIZE:
-        return width
-    above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
-    return np.where(width > _MAX_EXACT_SIZE, above, width)
 
 
 def open_statistics(context: SinkContext, options: None) -> Statistics:

@@ -111,9 +111,12 @@ class _Replica:
         """Serve until the server says stop, or is gone."""
         loop = asyncio.get_running_loop()
         link = self._link = Link(sock, loop, ReplicaCommand, self._on_command, self._on_disconnect)
-        LogsHome(self._level)(
-            lambda record: _from_any_thread(loop, link, framed(ReplicaStatus(records=[record])))
-        )
+
+        def send_record(record: bytes) -> None:  # from any thread
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the replica is ending
+                loop.call_soon_threadsafe(link.send, framed(ReplicaStatus(records=[record])))
+
+        LogsHome(self._level)(send_record)
         try:
             await self._serve_until_stopped()
         except Exception as error:  # whatever it is: the server says why it does not start
@@ -185,13 +188,6 @@ class _Replica:
     def _send(self, status: ReplicaStatus) -> None:
         if self._link is not None:
             self._link.send(framed(status))
-
-
-def _from_any_thread(
-    loop: asyncio.AbstractEventLoop, link: Link[ReplicaCommand], frame: bytes
-) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the replica is ending
-        loop.call_soon_threadsafe(link.send, frame)
 
 
 def _failure_of(error: Exception) -> str:

@@ -74,7 +74,7 @@ class SidecarSupervisor:
             if self._process is None:
                 self._ended.set_result(None)
             else:
-                self._process.signal(signal.SIGTERM)
+                self._process.child.send_signal(signal.SIGTERM)
         return self._ended
 
     def hang_up(self) -> None:
@@ -87,7 +87,7 @@ class SidecarSupervisor:
         if self._process is not None:
             spec = self._spec
             _LOGGER.warning("[%s] %s does not end and is killed", spec.name, spec.what)
-            self._process.signal(signal.SIGKILL)
+            self._process.child.send_signal(signal.SIGKILL)
 
     def _launch(self) -> None:
         try:
@@ -99,7 +99,7 @@ class SidecarSupervisor:
         assert self._process is not None
         self._slot.is_steady()
         spec = self._spec
-        said = (spec.name, spec.what, spec.where, self._process.pid)
+        said = (spec.name, spec.what, spec.where, self._process.child.pid)
         _LOGGER.info("[%s] %s is ready at %s (pid %d)", *said)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
@@ -147,24 +147,18 @@ class _Process:
         self._life, theirs = socket.socketpair()
         with theirs:
             try:
-                self._child = spec.run(theirs)
+                self.child: subprocess.Popen[bytes] = spec.run(theirs)
             except BaseException:
                 self._life.close()
                 raise
-        self._pidfd = os.pidfd_open(self._child.pid)
+        self._pidfd = os.pidfd_open(self.child.pid)
         self._log = _StderrLogger(spec.name)
-        assert self._child.stderr is not None
-        os.set_blocking(self._child.stderr.fileno(), False)
+        assert self.child.stderr is not None
+        self._stderr = self.child.stderr
+        os.set_blocking(self._stderr.fileno(), False)
         self._loop.add_reader(self._life, self._read_life)
-        self._loop.add_reader(self._child.stderr, self._read_stderr)
+        self._loop.add_reader(self._stderr, self._read_stderr)
         self._loop.add_reader(self._pidfd, self._ended)
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def signal(self, number: int) -> None:
-        self._child.send_signal(number)
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # it has ended, and we have not heard of it yet
@@ -178,25 +172,23 @@ class _Process:
 
     def _read_stderr(self) -> bool:
         """Log what it has said; whether it may have said more."""
-        assert self._child.stderr is not None
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._child.stderr.fileno(), _READ_BYTES)
+            data = os.read(self._stderr.fileno(), _READ_BYTES)
             self._log.write(data)
             if not data:
-                self._loop.remove_reader(self._child.stderr)
+                self._loop.remove_reader(self._stderr)
             return bool(data)
         return False
 
     def _ended(self) -> None:
-        assert self._child.stderr is not None
-        code = self._child.wait()
+        code = self.child.wait()
         while self._read_stderr():
             pass
-        for file in (self._life, self._child.stderr, self._pidfd):
+        for file in (self._life, self._stderr, self._pidfd):
             self._loop.remove_reader(file)
         os.close(self._pidfd)
         self._life.close()
-        self._child.stderr.close()
+        self._stderr.close()
         self._log.close()
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
         self._on_end(how, self._log.last_line)

@@ -124,10 +124,7 @@ class _Tracer:
 
     def _add_requests(self, requests: Rows) -> None:
         """Draw each request in the first lane that is free, since they overlap."""
-        starts = first_known(
-            requests["start_ns"], requests["admitted_ns"], requests["dispatched_ns"]
-        )
-        ends = first_known(requests["end_ns"], requests["completed_ns"])
+        starts, ends = request_times(requests)
         known = np.flatnonzero((starts > 0) & (ends >= starts))
         known = known[np.argsort(starts[known], kind="stable")]
         starts, ends = starts[known], ends[known]
@@ -315,6 +312,12 @@ def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     for column in reversed(columns):
         found = np.where(column > 0, column, found)
     return found
+
+
+def request_times(rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return when each request began and ended, as far as that is known."""
+    starts = first_known(rows["start_ns"], rows["admitted_ns"], rows["dispatched_ns"])
+    return starts, first_known(rows["end_ns"], rows["completed_ns"])
 
 
 def _ending(outcome: int, **about: Any) -> Event:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome, Rows
-from pipeline.observe.analysis.chrome_trace import depth, first_known
+from pipeline.observe.analysis.chrome_trace import depth, first_known, request_times
 from pipeline.observe.analysis.critical_path import Path, critical_path
 from pipeline.observe.analysis.sampling import Sample
 from pipeline.observe.analysis.weighted import (
@@ -174,12 +174,12 @@ def figures_of(
     sample = sample or Sample.whole(spans, requests)
     spans, requests = weighted(spans, sample.spans), weighted(requests, sample.requests)
     whole = requests[requests["target"] <= PIPELINE]
-    starts = first_known(whole["start_ns"], whole["admitted_ns"], whole["dispatched_ns"])
-    ends = first_known(whole["end_ns"], whole["completed_ns"])
+    starts, ends = request_times(whole)
     seconds = _busy_s(spans, starts, ends, sample.loads)
     requests_count = count(whole) or _most_spans(spans)
     is_well = (starts > 0) & (ends >= starts) & (whole["outcome"] <= Outcome.OK)
     took = Durations((ends - starts)[is_well], whole["weight"][is_well])
+    answered = whole[whole["outcome"] <= Outcome.OK]
     in_graph = durations(whole, "dispatched_ns", "completed_ns")
     is_given_up = whole["outcome"] == Outcome.CANCELED
     is_refused = whole["outcome"] == Outcome.PRODUCT
@@ -196,7 +196,7 @@ def figures_of(
         unpack_ms=durations(whole, "admitted_ns", "dispatched_ns").mean_ms,
         graph_ms=in_graph.mean_ms,
         pack_ms=durations(whole, "completed_ns", "end_ns").mean_ms,
-        path=critical_path(_of_answered(spans, whole), names),
+        path=critical_path(_of_requests(spans, answered) if answered.size else spans, names),
         ops=_ops(spans, whole, names, seconds),
     )
 
@@ -226,12 +226,6 @@ def _of_requests(spans: Rows, requests: Rows) -> Rows:
     places = np.searchsorted(requests["data_id"], found["data_id"], sorter=order)
     found["weight"] = requests["weight"][order[places]]
     return found
-
-
-def _of_answered(spans: Rows, requests: Rows) -> Rows:
-    """Return the spans of requests that were answered well; all, if those are not told."""
-    answered = requests[requests["outcome"] <= Outcome.OK]
-    return _of_requests(spans, answered) if answered.size else spans
 
 
 def _op_figures(name: str, spans: Rows, seconds: float, visits: float) -> OpFigures:
