@@ -86,11 +86,10 @@ def as_text(drawing: Drawing) -> str:
         told = "" if place is None else _line(drawing, place, names)
         lines.append(f"{row:{width}}  {told}".rstrip())
     lines += [""] * bool(drawing.jumps)
-    for source, to, over in drawing.jumps:
-        lines.append(
-            f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, "
-            f"in the place of {over}"
-        )
+    lines += [
+        f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, in the place of {over}"
+        for source, to, over in drawing.jumps
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -219,17 +219,11 @@ class _Tracer:
                 point["bp"] = "e"  # to the slice around it, not to the next one
 
     def _never_ran(self, spans: Rows) -> Iterator[Event]:
-        for number in range(spans.size):
-            row = _plain(spans[number])
-            if row["end_ns"] > 0:
-                yield {
-                    "ph": "i",
-                    "s": "p",  # a mark across the Op's rows
-                    "name": f"request {row['data_id']} never ran",
-                    "pid": self._pid(row["op"]),
-                    "tid": 0,
-                    "ts": self._us(row["end_ns"]),
-                } | _ending(row["outcome"])
+        mark = {"ph": "i", "s": "p", "tid": 0}  # across the Op's rows
+        for row in map(_plain, spans[spans["end_ns"] > 0]):
+            name = f"request {row['data_id']} never ran"
+            place = {"pid": self._pid(row["op"]), "ts": self._us(row["end_ns"])}
+            yield {**mark, "name": name, **place, **_ending(row["outcome"])}
 
     def _depths(self, spans: Rows, requests: Rows) -> Iterator[Event]:
         for op in np.unique(spans["op"]).tolist():

@@ -85,17 +85,8 @@ def replay(sent: SentRecord) -> None:
     logger = logging.getLogger(sent.name)
     if not logger.isEnabledFor(sent.level):
         return
-    record = logger.makeRecord(
-        sent.name,
-        sent.level,
-        sent.path,
-        sent.line,
-        sent.message,
-        (),
-        None,
-        func=sent.function,
-        sinfo=sent.stack or None,
-    )
+    place, stack = (sent.name, sent.level, sent.path, sent.line), sent.stack or None
+    record = logger.makeRecord(*place, sent.message, (), None, sent.function, sinfo=stack)
     record.relativeCreated += (sent.created - record.created) * 1000
     record.created = sent.created
     record.msecs = sent.created % 1 * 1000 // 1

@@ -204,14 +204,11 @@ class RequestLog:
         """Log that a request was answered."""
         if not self._stride or data_id % self._stride:
             return
-        sampled = self._sample and data_id % self._sample == 0
-        self._logger.log(
-            logging.INFO if sampled else logging.DEBUG,
-            "(data_id=%s log_id=%s) Succ predict",
-            data_id,
-            log_id,
-            stacklevel=2,
-        )
+        level = logging.DEBUG
+        if self._sample and data_id % self._sample == 0:
+            level = logging.INFO
+        text = "(data_id=%s log_id=%s) Succ predict"
+        self._logger.log(level, text, data_id, log_id, stacklevel=2)
 
     def failed(self, data_id: int, log_id: int, error: object, level: int = logging.ERROR) -> None:
         """Log that a request ended in `error`, an exception or a text.
@@ -228,15 +225,10 @@ class RequestLog:
         shown = str(error) or type(error).__name__
         if len(shown) > _SHOWN_CHARACTERS:
             shown = shown[:_SHOWN_CHARACTERS] + "..."
-        self._logger.log(
-            level,
-            "(data_id=%s log_id=%s) Failed to predict: %s",
-            data_id,
-            log_id,
-            printable(shown),
-            extra=TOLD if getattr(error, "was_logged", False) else None,
-            stacklevel=2,
-        )
+        args = (data_id, log_id, printable(shown))
+        extra = TOLD if getattr(error, "was_logged", False) else None
+        text = "(data_id=%s log_id=%s) Failed to predict: %s"
+        self._logger.log(level, text, *args, extra=extra, stacklevel=2)
 
     def flush(self) -> None:
         """Log how many failures were not written out; also called when the server stops."""
