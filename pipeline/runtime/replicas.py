@@ -167,8 +167,7 @@ class Replicas(Runtime):
     def fork(self) -> None:
         """Reserve the ports and fork what the replicas are forked from.
 
-        Raises:
-            InitError: a port is in use, or gRPC is in this process, see `require_grpc_unused`.
+        InitError: a port is in use, or gRPC is in this process, see `require_grpc_unused`.
         """
         start_method = self._config.dag.start_method
         if start_method == "fork":
@@ -329,11 +328,7 @@ class Replicas(Runtime):
 
 
 def require_grpc_unused() -> None:
-    """Check, before a fork, that the child can use gRPC: this process does not use it.
-
-    Raises:
-        InitError: it does.
-    """
+    """Check, before a fork, that the child can use gRPC; InitError: this process uses it."""
     deadline = time.monotonic() + _GRPC_END_TIMEOUT_S
     while _GRPC_THREADS & _thread_names():
         if time.monotonic() > deadline:

@@ -80,7 +80,8 @@ class SidecarSupervisor:
     def hang_up(self) -> None:
         """End its life line: it ends as if the server was gone."""
         if self._process is not None:
-            self._process.hang_up()
+            with contextlib.suppress(OSError):  # it has ended, and we have not heard of it yet
+                self._process.life.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
         """End it at once, since it does not by itself."""
@@ -144,29 +145,25 @@ class _Process:
         self._on_end = on_end
         self.is_ready = False
         self._loop = asyncio.get_running_loop()
-        self._life, theirs = socket.socketpair()
+        self.life, theirs = socket.socketpair()
         with theirs:
             try:
                 self.child: subprocess.Popen[bytes] = spec.run(theirs)
             except BaseException:
-                self._life.close()
+                self.life.close()
                 raise
         self._pidfd = os.pidfd_open(self.child.pid)
         self._log = _StderrLogger(spec.name)
         assert self.child.stderr is not None
         self._stderr = self.child.stderr
         os.set_blocking(self._stderr.fileno(), False)
-        self._loop.add_reader(self._life, self._read_life)
+        self._loop.add_reader(self.life, self._read_life)
         self._loop.add_reader(self._stderr, self._read_stderr)
         self._loop.add_reader(self._pidfd, self._ended)
 
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended, and we have not heard of it yet
-            self._life.shutdown(socket.SHUT_WR)
-
     def _read_life(self) -> None:
-        self._loop.remove_reader(self._life)
-        if self._life.recv(len(READY)) == READY:
+        self._loop.remove_reader(self.life)
+        if self.life.recv(len(READY)) == READY:
             self.is_ready = True
             self._on_ready()
 
@@ -184,10 +181,10 @@ class _Process:
         code = self.child.wait()
         while self._read_stderr():
             pass
-        for file in (self._life, self._stderr, self._pidfd):
+        for file in (self.life, self._stderr, self._pidfd):
             self._loop.remove_reader(file)
         os.close(self._pidfd)
-        self._life.close()
+        self.life.close()
         self._stderr.close()
         self._log.close()
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"

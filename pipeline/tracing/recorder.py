@@ -166,8 +166,7 @@ class OtelRecorder:
 def connect(pipeline_name: str) -> OtelRecorder | None:
     """Return a recorder as the environment says; None if it says that nothing is exported.
 
-    Raises:
-        InitError: an exporter or protocol that is not there, or that cannot be made.
+    InitError: an exporter or protocol that is not there, or that cannot be made.
     """
     if _setting(OTEL_SDK_DISABLED).lower() == "true":
         return None

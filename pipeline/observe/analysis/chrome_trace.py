@@ -53,12 +53,8 @@ def events(
     Several replicas of a server make one trace: concatenate the lists, each with its `replica`.
     It takes some 50 us a span: for more than a few thousand, call it off the event loop.
 
-    Args:
-        spans: rows of SPAN; those of a batch are neighbours. Times that are not known are -1.
-        requests: rows of REQUEST; may be empty, or lack some of the spans' requests.
-        names: of the Ops, by the index that is in `spans`.
-        replica: number of this replica, for its processes' names; None: there is only one.
-        zero_ns: the time that is 0 in the trace, see `first_time_ns`; `ts` are microseconds.
+    Spans of a batch are neighbours; times that are not known are -1. Requests may be missing.
+    `zero_ns` is the time that is 0 in the trace, see `first_time_ns`; `ts` are microseconds.
     """
     return _Tracer(names, replica, zero_ns).events(spans, requests)
 

@@ -91,7 +91,10 @@ class Sampler:
         self._covered.append(np.stack(merged(starts[known], ends[known])))
         span_strides = self._strides(spans["data_id"])
         request_strides = self._strides(requests["data_id"])
-        told_spans = _whole_batches(spans, span_strides > 0)
+        told_spans = span_strides > 0
+        if spans.size:  # and what was in one batch with them
+            first, sizes = batches(spans)
+            told_spans = np.repeat(np.logical_or.reduceat(told_spans, first), sizes)
         told_requests = request_strides > 0
         self._is_cut |= not (told_spans.all() and told_requests.all())
         is_over = self._latest_ns - self._begin_ns >= _WINDOW_NS
@@ -155,11 +158,3 @@ class Sampler:
         is_in = ids.astype(np.uint64) * _GOLDEN <= _LAST >> halvings
         strides: Integers = np.where(is_in, np.int64(1) << halvings.astype(np.int64), 0)
         return strides
-
-
-def _whole_batches(spans: Rows, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return `wanted`, and the spans that were in one batch with them."""
-    if not spans.size:
-        return wanted
-    first, sizes = batches(spans)
-    return np.repeat(np.logical_or.reduceat(wanted, first), sizes)

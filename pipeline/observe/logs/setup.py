@@ -41,17 +41,11 @@ class Destination:
 
 
 def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession:
-    """Begin to write what is logged.
+    """Begin to write what is logged; InitError says which folder or file cannot be written.
 
     Sessions that are open at the same time share the loggers of this process, so each of their
     folders gets the lines of all; a folder that is open already keeps its rotation.
-
-    Args:
-        log: from which level on, where to and how.
-        directory: of the files; None: `log_folder()`. It is created when missing.
-
-    Raises:
-        InitError: the folder or a file cannot be written.
+    The files are in `directory`, or else in `log_folder()`, which is created when missing.
     """
     level, is_json = logging.getLevelNamesMapping()[log.level], log.format == "json"
     if log.to == "stdout":
@@ -103,13 +97,9 @@ class _OpenSessions:
         self._sessions: list[LogSession] = []
         self._writers: dict[object, LogWriter] = {}
         self._before = (logging.NOTSET, True)  # the logger's level and propagate
-        self._knows_forks = False
 
     def add(self, session: LogSession) -> None:
         with self._lock:
-            if not self._knows_forks:
-                os.register_at_fork(after_in_child=self._forget)
-                self._knows_forks = True
             for destination in session.destinations.values():
                 if destination.key not in self._writers:
                     self._open(destination)
@@ -138,7 +128,7 @@ class _OpenSessions:
                     writer.close()
             self._apply()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Begin anew in a forked child: the writers and whoever holds the lock are not here."""
         self._lock = threading.Lock()
         for handler in list(_LOGGER.handlers):
@@ -149,7 +139,7 @@ class _OpenSessions:
         if sessions:
             self._apply()
         for writer in writers.values():
-            writer.abandon()
+            writer.sink.abandon()
 
     def _apply(self) -> None:
         """Set the levels that the open sessions ask for, or what was there before them."""
@@ -169,6 +159,7 @@ class _OpenSessions:
 
 
 _OPEN = _OpenSessions()
+os.register_at_fork(after_in_child=_OPEN.forget)
 
 
 class RequestLog:

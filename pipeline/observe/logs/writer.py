@@ -28,7 +28,7 @@ class LogWriter:
     """
 
     def __init__(self, sink: LogSink, limit: int = _QUEUE_LIMIT) -> None:
-        self._sink = sink
+        self.sink: LogSink = sink
         self._limit = limit
         self._queue: _Queue = queue.SimpleQueue()
         self.handler: QueueingHandler = QueueingHandler(self._queue, limit)
@@ -36,7 +36,7 @@ class LogWriter:
 
     def start(self) -> None:
         """Open the sink and begin to write; InitError says why that cannot be."""
-        self._sink.open()
+        self.sink.open()
         self._thread.start()
 
     def close(self) -> None:
@@ -46,26 +46,22 @@ class LogWriter:
             self._queue.put(None)
             self._thread.join(_JOIN_TIMEOUT_S)
 
-    def abandon(self) -> None:
-        """Let go of what belongs to the parent: called in a forked child."""
-        self._sink.abandon()
-
     def _run(self) -> None:
         try:
             while True:
                 try:
-                    record = self._queue.get(timeout=self._sink.rest())
+                    record = self._queue.get(timeout=self.sink.rest())
                 except queue.Empty:
                     continue
                 if record is None:
                     break
-                self._sink.write(record)
+                self.sink.write(record)
                 if self.handler.dropped and self._queue.qsize() <= self._limit // 2:
                     dropped = self.handler.take_dropped()
                     text = "%d log records were dropped: they came faster than they are written"
-                    self._sink.write(own_record(text, dropped))
+                    self.sink.write(own_record(text, dropped))
         finally:
-            self._sink.close()
+            self.sink.close()
 
 
 class QueueingHandler(logging.handlers.QueueHandler):

@@ -232,11 +232,7 @@ class Profile:
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read the PROFILE lines of a file, ours and the predecessor's; all other lines are skipped.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read the PROFILE lines of a file, ours and the predecessor's; OSError if that fails."""
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         # A file of another kind may have no line breaks, and any size.
         return parse_profile(iter(functools.partial(file.readline, _MAX_LINE), ""))
