@@ -31,9 +31,8 @@ class ModelServices:
     """One service for each device of each Op that wants any.
 
     They listen on free ports of this machine's own, which are known before they run: `open`
-    comes before processes are forked that have to know them. A service that ends is started
-    anew; until it is ready again its port refuses connections. All of them end when this process
-    does, however that happens.
+    comes before processes are forked that have to know them. Until one that has ended is ready
+    again its port refuses connections. All of them end when this process does.
 
     Of an Op without `client_config` the first service writes what clients have to know of the
     model, before it is ready, to a temporary folder. A relative `model_config` is looked up in

@@ -169,10 +169,7 @@ class Telemetry:
 
 def _among(data_ids: Integers, rows: Rows) -> Positions:
     """Return the positions of the rows that are of these requests."""
-    if len(rows):
-        ids = rows["data_id"]
-        # Most ended a while ago, and data ids grow.
+    ids = rows["data_id"]
+    if len(ids):  # most ended a while ago, and data ids grow
         data_ids = data_ids[(data_ids >= ids.min()) & (data_ids <= ids.max())]
-        if len(data_ids):
-            return np.flatnonzero(np.isin(ids, data_ids))
-    return np.zeros(0, np.intp)
+    return np.flatnonzero(np.isin(ids, data_ids))

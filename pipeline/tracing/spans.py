@@ -137,7 +137,7 @@ class RequestSpans:
             attributes["pipeline.err_no"] = row.code
         name = self._pipeline_name
         if row.target != PIPELINE:
-            name = f"{name} {self._names[row.target]}"
+            name += f" {self._names[row.target]}"
         moments = (
             ("let into the graph", row.admitted_ns),
             ("unpacked", row.dispatched_ns),

@@ -63,7 +63,7 @@ def first_time_ns(spans: Rows, requests: Rows) -> int:
     """Return the earliest known time, or 0. Doubles hold the distances from it exactly."""
     columns = [spans["ready_ns"], spans["start_ns"], requests["start_ns"], requests["admitted_ns"]]
     times = np.concatenate(columns)
-    return int(times[times > 0].min(initial=np.iinfo(np.int64).max)) if (times > 0).any() else 0
+    return int(times[times > 0].min()) if (times > 0).any() else 0
 
 
 def trace_json(found: Sequence[Event]) -> bytes:

@@ -101,20 +101,18 @@ class _OpenSessions:
     def add(self, session: LogSession) -> None:
         with self._lock:
             for destination in session.destinations.values():
-                if destination.key not in self._writers:
-                    self._open(destination)
+                if destination.key in self._writers:
+                    continue
+                writer = LogWriter(destination.make())
+                if destination.wants is not None:
+                    writer.handler.addFilter(destination.wants)
+                writer.start()
+                self._writers[destination.key] = writer
+                _LOGGER.addHandler(writer.handler)
             if not self._sessions:
                 self._before = (_LOGGER.level, _LOGGER.propagate)
             self._sessions.append(session)
             self._apply()
-
-    def _open(self, destination: Destination) -> None:
-        writer = LogWriter(destination.make())
-        if destination.wants is not None:
-            writer.handler.addFilter(destination.wants)
-        writer.start()
-        self._writers[destination.key] = writer
-        _LOGGER.addHandler(writer.handler)
 
     def remove(self, session: LogSession) -> None:
         with self._lock:
