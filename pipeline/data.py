@@ -44,7 +44,7 @@ class ChannelData(msgspec.Struct, frozen=True):
     def datatype(self) -> int:
         if self.error is not None:
             return ChannelDataType.ERROR.value
-        if self._holds_arrays():
+        if isinstance(self.payload, Mapping) and not self.check_npdata(self.payload)[0]:
             return ChannelDataType.CHANNEL_NPDATA.value
         return ChannelDataType.DICT.value
 
@@ -94,9 +94,6 @@ class ChannelData(msgspec.Struct, frozen=True):
             f"type[{self.datatype}], error_code[{self.error_code}], data_id[{self.data_id}], "
             f"log_id[{self.log_id}], data[{self.payload!r}]"
         )
-
-    def _holds_arrays(self) -> bool:
-        return isinstance(self.payload, Mapping) and self.check_npdata(self.payload)[0] == 0
 
     @staticmethod
     def check_dictdata(dictdata: object) -> tuple[int, str]:

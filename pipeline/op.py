@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pipeline.data import ChannelData, Tensor
-from pipeline.errors import (
-    GraphError,
-    NotImplementedByOpError,
-    PackageError,
-)
+from pipeline.errors import GraphError, NotImplementedByOpError, PackageError
 from pipeline.proto import codec, pipeline_service_pb2
 from pipeline.proto.pipeline.response import pack, pack_error
 from pipeline.proto.slices import SLICE, breathe

@@ -12,12 +12,7 @@ import numpy.typing as npt
 import orjson
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
-from pipeline.proto.codec import (
-    decode_tensors,
-    numpy_to_tensor,
-    numpy_to_text,
-    text_to_numpy,
-)
+from pipeline.proto.codec import decode_tensors, numpy_to_tensor, numpy_to_text, text_to_numpy
 from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response, Tensor
 
 INFERENCE_PATH = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"

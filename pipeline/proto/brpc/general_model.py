@@ -234,7 +234,11 @@ def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -
     if field in PACKED_DTYPES:
         return read_numbers(tensor, field, dtype)
     if field == _CONTENT:
-        return _content(last_bytes(tensor, field), dtype)
+        content = last_bytes(tensor, field)
+        if len(content) % dtype.itemsize:
+            size = len(content)
+            raise ValueError(f"{field} holds {size} bytes, which are no whole {dtype} numbers")
+        return np.frombuffer(content, dtype).copy()
     if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, dtype)) is not None:
         return np.concatenate(list(parts))
     repeated = getattr(tensor, field)
@@ -242,11 +246,3 @@ def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -
     if dtype == _TEXT:
         return np.array(repeated, dtype)
     return np.fromiter(repeated, dtype, count=len(repeated))
-
-
-def _content(content: bytes | memoryview, dtype: np.dtype[Any]) -> Array:
-    if len(content) % dtype.itemsize:
-        raise ValueError(
-            f"tensor_content holds {len(content)} bytes, which are no whole {dtype} numbers"
-        )
-    return np.frombuffer(content, dtype).copy()

@@ -316,9 +316,8 @@ def tensors_to_arrays(
 def _about(name: str, error: PackageError, asked: tuple[str, str] | None) -> PackageError:
     if asked is not None and isinstance(error, UnfilledError):
         return error.of_input(name, *asked)
-    if isinstance(error, TooLargeError):
-        return TooLargeError(f"tensor {name!r}: {error}")
-    return PackageError(f"tensor {name!r}: {error}")
+    kind = TooLargeError if isinstance(error, TooLargeError) else PackageError
+    return kind(f"tensor {name!r}: {error}")
 
 
 def contents_to_array(

@@ -214,10 +214,9 @@ def _inputs(
             arrays[name] = _input(tensor, parameters, tail, limits)
         except UnfilledError as error:
             raise error.of_input(name, *asked) from None
-        except TooLargeError as error:
-            raise TooLargeError(f"input {name!r}: {error}") from None
         except PackageError as error:
-            raise PackageError(f"input {name!r}: {error}") from None
+            kind = TooLargeError if isinstance(error, TooLargeError) else PackageError
+            raise kind(f"input {name!r}: {error}") from None
     refuse_twice(names, asked[1])
     if tail.data:
         raise PackageError(f"{len(tail.data)} bytes of the body belong to no input")
