@@ -52,8 +52,12 @@ class OneOf:
     also: tuple[str, ...] = ()
 
     @property
+    def known(self) -> tuple[str, ...]:
+        return (*registry.names(self.kind), *self.also)
+
+    @property
     def words(self) -> str:
-        return " or ".join((*registry.names(self.kind), *self.also))
+        return " or ".join(self.known)
 
     def canonical(self, word: str) -> str:
         """Return the word as it is spelt where it is known; else as it is."""
@@ -184,6 +188,8 @@ class Setting:
             note = ": true, false, yes, no, on and off are no numbers"
         elif _is_huge(value):
             note = ": more than 64 bits"
+        elif isinstance(value, str) and isinstance(self.rule, OneOf):
+            note = did_you_mean(value, self.rule.known)
         return Mismatch(f"expected {self.expected}, found {found(value)}{note}")
 
 
@@ -310,6 +316,11 @@ class Reader:
             self.problem(path, str(error))
             return
         before = len(self.problems)
+        if struct is not None:
+            keys = {setting.field for setting in settings_of(struct).values()}
+            for field in set(struct.__struct_fields__) - keys:
+                text = f'{field}: Annotated[..., "What it is for."]'
+                self.problem(path, f"its option {field} has no sentence: annotate it as {text}")
         values = self.fields(struct or msgspec.Struct, raw, path)
         if len(self.problems) == before:
             named[name] = struct and struct(**values)

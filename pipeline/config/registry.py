@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, described
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -89,18 +89,24 @@ def register(kind: Kind, name: str, implementation: Any) -> None:
 def find(kind: Kind, name: str) -> Any:
     """Return the implementation, imported if need be.
 
-    Raises ConfigError: the name is unknown, or its plug-in is broken.
+    Raises ConfigError: the name is unknown, its plug-in is broken, or its place is empty.
     """
     found = BUILT_IN[kind].get(name) or _registered.get((kind, name))
     if found is None:
         return _load_plug_in(kind, name)
-    return pkgutil.resolve_name(found) if isinstance(found, str) else found
+    try:
+        return pkgutil.resolve_name(found) if isinstance(found, str) else found
+    except (ImportError, AttributeError, ValueError) as error:
+        place = f"{kind}: {name!r} cannot be loaded from {found!r}"
+        raise ConfigError(f"{place}: {described(error)}") from error
 
 
 def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
     """Return the Struct of an implementation's options, its attribute `Options`; see `find`."""
-    options: type[msgspec.Struct] | None = getattr(find(kind, name), "Options", None)
-    return options
+    options: Any = getattr(find(kind, name), "Options", None)
+    if options is None or (isinstance(options, type) and issubclass(options, msgspec.Struct)):
+        return options
+    raise ConfigError(f"{kind}: the Options of {name!r} are no msgspec.Struct, but {options!r}")
 
 
 def known_as(kind: Kind, word: str) -> str | None:

@@ -41,8 +41,13 @@ class Source(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
     def place(self, path: KeyPath) -> str:
-        """Return `config.yml:12: op.bow.timeout`, to open a message about the value at `path`."""
-        return _place(self.name, self.lines.get(path), path)
+        """Return `config.yml:12: op.bow.timeout`, to open a message about the value at `path`.
+
+        What is missing has the line of what it is missing in.
+        """
+        known = (path[:length] for length in range(len(path), 0, -1))
+        line = next((self.lines[key] for key in known if key in self.lines), None)
+        return _place(self.name, line, path)
 
 
 def read_yaml(file: str | os.PathLike[str]) -> Source:

@@ -8,11 +8,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.config.registry import find
+from pipeline.config.registry import did_you_mean, find
 from pipeline.engine.executor import own_dict
 from pipeline.engine.journal import Outcome
 from pipeline.engine.request import RequestState
-from pipeline.errors import ConfigError, DeadlineError, NoServiceError, PipelineError
+from pipeline.errors import (
+    ConfigError,
+    DeadlineError,
+    InitError,
+    NoServiceError,
+    PipelineError,
+    described,
+)
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.pipeline_service_pb2 import Response
 
@@ -92,12 +99,27 @@ def configured(chosen: Mapping[str, object]) -> list[Filter]:
 
     Raises:
         ConfigError: what the registry has for a name is no filter.
+        InitError: one cannot be made.
     """
-    filters = {name: find("filters", name)(options) for name, options in chosen.items()}
-    for name, made in filters.items():
-        if not isinstance(made, Filter):
-            raise ConfigError(f"filters: {name}: expected a Filter, found {type(made).__name__}")
-    return list(filters.values())
+    return [_made(name, options) for name, options in chosen.items()]
+
+
+def _made(name: str, options: object) -> Filter:
+    make = find("filters", name)
+    try:
+        made = make(options)
+    except PipelineError:
+        raise
+    except Exception as error:  # the user's code
+        raise InitError(f"filters.{name}: it cannot be made: {described(error)}") from error
+    if not isinstance(made, Filter):
+        raise ConfigError(f"filters: {name}: expected a Filter, found {type(made).__name__}")
+    hooks = FilterChain.__annotations__
+    for method in dir(made):
+        hint = did_you_mean(method, hooks) if method.startswith("on_") else ""
+        if hint and method not in hooks:
+            _LOGGER.warning("filters.%s: %s is no hook%s", name, method, hint)
+    return made
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,11 +127,16 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(hook)
     def guarded(request: RequestState, *subject: Any) -> Any:
+        is_of_answer = hook.__name__ == "on_answer"
         try:
-            return hook(request, *subject)
+            result = hook(request, *subject)
         except Exception:
             _LOGGER.exception("%s failed", hook.__qualname__)
-            return subject[0] if hook.__name__ == "on_answer" else None
+            return subject[0] if is_of_answer else None
+        if is_of_answer and result is None:
+            _LOGGER.error("%s returned None: the answer stays as it was", hook.__qualname__)
+            return subject[0]
+        return result
 
     return guarded
 

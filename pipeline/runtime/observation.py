@@ -18,10 +18,11 @@ from pipeline.engine.journal import (
     PIPELINE,
     EngineObservers,
     Journal,
+    Sink,
     packed_request_of,
 )
 from pipeline.engine.request import RequestState
-from pipeline.errors import InitError, PipelineError
+from pipeline.errors import ConfigError, InitError, PipelineError, described
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.paddle.profile import profile_text
 from pipeline.observe.sink import SinkContext, SinkHooks
@@ -56,6 +57,20 @@ def wanted_sinks(config: ServiceConfig, is_first: bool = True) -> dict[str, obje
     if is_first:
         return {**ours, **config.sinks}
     return {name: None for name in ours if name not in _ONE_PLACE}
+
+
+def _opened(name: str, context: SinkContext, options: object) -> Sink | None:
+    open_sink = registry.find("sinks", name)
+    try:
+        sink: Sink | None = open_sink(context, options)
+    except PipelineError:
+        raise
+    except Exception as error:  # a plug-in's code
+        raise InitError(f"sinks.{name}: it cannot be opened: {described(error)}") from error
+    if sink is not None and not callable(getattr(sink, "notify", None)):
+        kind = type(sink).__name__
+        raise ConfigError(f"sinks.{name}: expected a Sink, which has notify, found {kind}")
+    return sink
 
 
 class ObservabilityStack:
@@ -121,7 +136,7 @@ class ObservabilityStack:
             hooks=self._hooks,
         )
         for name, options in wanted_sinks(self._config, is_first).items():
-            sink = registry.find("sinks", name)(context, options)
+            sink = _opened(name, context, options)
             if sink is not None:
                 self.journal.sinks.append(sink)
         if self.journal.sinks:

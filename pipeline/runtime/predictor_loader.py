@@ -14,6 +14,7 @@ from pipeline.predictors.remote.base import RemoteModel, connect_remote_predicto
 
 _DEFAULT_CLIENT = "brpc"  # what scripts of the predecessor mean that name endpoints only
 _LOCAL = "local_predictor"
+_PREDICTOR = ("feed_names", "fetch_names", "predict", "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,14 @@ class PredictorLoader:
             )
         if config.server_endpoints:
             address = ModelServiceAddress(config.server_endpoints)
-            return self.connect(self._remote(op, address, config.client_type))
+            return _complete(self.connect(self._remote(op, address, config.client_type)))
         local = config.local_service_conf
         if local.model_config is None:
             return None
         if local.client_type != _LOCAL:
             address = self.services.get(op.name, ModelServiceAddress())
-            return self.connect(self._remote(op, address, local.client_type))
-        return self.load(local_model(op, self.base_dir), worker)
+            return _complete(self.connect(self._remote(op, address, local.client_type)))
+        return _complete(self.load(local_model(op, self.base_dir), worker))
 
     def _remote(self, op: Op, address: ModelServiceAddress, client_type: str | None) -> RemoteModel:
         config = op.pipeline_config
@@ -83,6 +84,17 @@ class PredictorLoader:
             sends_tensors=op.pipeline_packs_tensors is not False,
             options=config.client_options,
         )
+
+
+def _complete(predictor: Predictor) -> Predictor:
+    """Return what a plug-in has made; InitError: an Op could not run it."""
+    lacks = [name for name in _PREDICTOR if not hasattr(predictor, name)]
+    if lacks:
+        kind = type(predictor).__name__
+        raise InitError(
+            f"expected a Predictor, found {kind}, which has no {' and no '.join(lacks)}"
+        )
+    return predictor
 
 
 def local_model(op: Op, base_dir: Path) -> LocalModel:

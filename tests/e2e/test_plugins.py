@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import plugins
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from served import PATIENCE_S, ServedWithClient, free_port
 
 SCRIPT = """
@@ -106,6 +108,13 @@ def test_all_kinds_of_plug_ins_work_in_one_server(installed, serve, tmp_path):
     assert "unknown key" not in server.log
 
 
+def test_the_package_can_be_built_as_it_is(tmp_path):
+    (built,) = WheelBuilder(str(plugins.PACKAGE)).build(directory=str(tmp_path))
+    with ZipFile(built) as wheel:
+        held = {name for name in wheel.namelist() if name.endswith(".py")}
+    assert held == {module.name for module in plugins.PACKAGE.glob("*.py")}
+
+
 def test_without_the_package_the_names_are_unknown(serve):
     server = serve(op=OPS)
     status, _, stderr = server.outcome()
@@ -132,4 +141,4 @@ def test_check_says_what_is_wrong_with_an_option(installed, tmp_path):
     )
     assert checked.returncode == 1
     assert f"{config}:4: op.doubled.local_service_conf.times: expected int >= 1" in checked.stdout
-    assert f"{config}: op.added.amount: expected number, found nothing" in checked.stdout
+    assert f"{config}:5: op.added.amount: expected number, found nothing" in checked.stdout

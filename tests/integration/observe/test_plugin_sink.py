@@ -73,6 +73,33 @@ def test_a_sink_that_cannot_be_opened_is_why_the_server_does_not_start(tmp_path)
         server.start()
 
 
+class Deaf:
+    def __init__(self, context: Any, options: Any) -> None:
+        pass
+
+
+def broken(context: Any, options: Any) -> None:
+    raise OSError("no such disk")
+
+
+@pytest.mark.parametrize(
+    ("sink", "error", "text"),
+    [
+        (Deaf, ConfigError, r"sinks\.mine: expected a Sink, which has notify, found Deaf"),
+        (broken, InitError, r"sinks\.mine: it cannot be opened: OSError: no such disk"),
+        (
+            Deaf(None, None),
+            InitError,
+            r"sinks\.mine: it cannot be opened: TypeError: 'Deaf' object",
+        ),
+    ],
+)
+def test_what_is_no_sink_is_told_by_its_name(monkeypatch, sink, error, text):
+    monkeypatch.setitem(registry._registered, ("sinks", "mine"), sink)
+    with pytest.raises(error, match=text):
+        server_of(sinks={"mine": None}).start()
+
+
 def test_one_of_our_own_is_opened_once_if_it_is_named_too():
     with server_of(sinks={"statistics": None}, statistics=True) as server:
         sinks = [type(sink).__name__ for sink in server._service.observation.journal.sinks]

@@ -219,6 +219,7 @@ def test_options_are_checked_as_other_keys_are(toys):
 def test_the_names_of_plug_ins_are_told_beside_ours(toys):
     assert refusal(op={"bow": {"workers": "tay"}}) == (
         "yml_dict: op.bow.workers: expected thread or process or toy, found 'tay' (str)"
+        "; did you mean toy?"
     )
 
 
@@ -248,6 +249,39 @@ def test_a_name_that_nobody_has_is_told_where_it_stands(toys):
         f"yml_dict: sinks.tay: sinks: expected {' or '.join(registry.BUILT_IN['sinks'])} or toy, "
         "found 'tay'; did you mean toy?"
     )
+
+
+class Unlike:
+    class Options:
+        pass
+
+
+class Wordless:
+    class Options(msgspec.Struct):
+        limit: int
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("json:Toy", "cannot be loaded from 'json:Toy': AttributeError: module 'json' has no"),
+        ("nowhere_at_all:Toy", "from 'nowhere_at_all:Toy': ModuleNotFoundError: No module"),
+        (Unlike, "the Options of 'odd' are no msgspec.Struct, but <class"),
+        (Wordless, "its option limit has no sentence: annotate it as limit: Annotated["),
+    ],
+)
+def test_what_is_registered_and_cannot_be_used_is_told_where_it_is_named(given, text):
+    registry.register("sinks", "odd", given)
+    told = refusal(sinks={"odd": {"limit": 1}})
+    assert told.startswith("yml_dict: sinks.odd: ")
+    assert text in told
+
+
+def test_an_option_that_is_missing_has_the_line_of_what_it_is_missing_in(toys, tmp_path):
+    file = tmp_path / "config.yml"
+    file.write_text("rpc_port: 0\nsinks:\n  toy: {}\n")
+    with pytest.raises(ConfigError, match=r"config\.yml:3: sinks\.toy\.limit: expected int >= 1"):
+        load_config(str(file))
 
 
 def test_a_broken_plug_in_is_told_where_it_is_named(install):

@@ -12,7 +12,7 @@ from doubles import Engine, answers, chain, run_virtual
 from pipeline import Filter
 from pipeline.engine.filters import FilterChain, NameCheck, configured
 from pipeline.engine.journal import Outcome
-from pipeline.errors import ConfigError, OverloadedError, ProductError
+from pipeline.errors import ConfigError, InitError, OverloadedError, ProductError
 from pipeline.proto.pipeline_service_pb2 import Request
 
 HOOKS = ("on_request", "on_admission", "on_input", "on_error", "on_answer", "on_end")
@@ -167,6 +167,21 @@ def test_a_filter_that_breaks_later_harms_no_request(caplog):
         assert f"Broken.{hook} failed" in caplog.text
 
 
+class Forgetful(Filter):
+    def on_answer(self, request, answer):
+        answer.value[:] = [text.upper() for text in answer.value]
+
+
+def test_a_filter_that_returns_no_answer_leaves_it_and_is_told_of(caplog):
+    async def main():
+        async with engine_with(Forgetful()) as engine:
+            assert answers(await engine.ask(path="x")) == {"path": "X>A"}
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main())
+    assert "Forgetful.on_answer returned None: the answer stays as it was" in caplog.text
+
+
 class Replaces(Filter):
     def on_answer(self, request, answer):
         answer.value[:] = [text.upper() for text in answer.value]
@@ -197,3 +212,23 @@ def test_what_is_no_filter_is_an_error_of_the_configuration(monkeypatch):
     monkeypatch.setattr("pipeline.engine.filters.find", lambda kind, name: lambda options: 7)
     with pytest.raises(ConfigError, match="filters: seven: expected a Filter, found int"):
         configured({"seven": None})
+
+
+def test_a_filter_that_cannot_be_made_is_told_by_its_name(monkeypatch):
+    def without_its_file(options):
+        raise OSError("no quotas")
+
+    monkeypatch.setattr("pipeline.engine.filters.find", lambda kind, name: without_its_file)
+    with pytest.raises(InitError, match=r"filters\.quota: it cannot be made: OSError: no quotas"):
+        configured({"quota": None})
+
+
+class Misspelt(Filter):
+    def on_requests(self, request):
+        """Nobody calls this."""
+
+
+def test_a_method_that_looks_like_a_hook_and_is_none_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr("pipeline.engine.filters.find", lambda kind, name: Misspelt)
+    configured({"mine": None})
+    assert caplog.messages == ["filters.mine: on_requests is no hook; did you mean on_request?"]

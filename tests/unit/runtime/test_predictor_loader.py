@@ -15,6 +15,11 @@ from pipeline.predictors.paddle import PaddleModel
 from pipeline.runtime.predictor_loader import ModelServiceAddress, PredictorLoader
 
 
+def predictor(**more):
+    """What an Op can be connected to."""
+    return SimpleNamespace(feed_names=["x"], fetch_names=["y"], predict=dict, close=dict, **more)
+
+
 class Recorder:
     """Loads nothing; notes the model and the worker that it is for."""
 
@@ -23,7 +28,7 @@ class Recorder:
 
     def __call__(self, model, worker):
         self.loaded.append((model, worker))
-        return SimpleNamespace(feed_names=["x"], fetch_names=["y"])
+        return predictor()
 
 
 def op_with(**settings):
@@ -66,13 +71,24 @@ def test_an_op_without_a_model_gets_no_predictor(tmp_path):
     assert load.loaded == []
 
 
+def test_what_an_engine_loads_is_a_predictor_or_the_op_does_not_start(tmp_path):
+    op = op_with(local_service_conf={"model_config": "m.onnx"})
+    half = SimpleNamespace(feed_names=["x"], predict=dict)
+    for made, lacks in (
+        (None, "NoneType, .*no feed_names and"),
+        (half, "no fetch_names and no close"),
+    ):
+        with pytest.raises(InitError, match=f"expected a Predictor, found .*{lacks}"):
+            PredictorLoader(tmp_path, load=lambda model, worker, made=made: made)(op, 0)
+
+
 def connected(op, base_dir, services=None):
     """The RemoteModel that `op` is connected to."""
     asked = []
 
     def connect(model):
         asked.append(model)
-        return SimpleNamespace(feed_names=["x"], fetch_names=["y"])
+        return predictor()
 
     PredictorLoader(base_dir, services or {}, connect=connect)(op, 0)
     (model,) = asked
@@ -142,7 +158,7 @@ def test_an_encrypted_model_is_refused(tmp_path, settings):
 
 def test_a_model_that_holds_the_gil_in_a_process_is_not_warned_about(tmp_path, caplog):
     def load(model, worker):
-        return SimpleNamespace(feed_names=["x"], fetch_names=["y"], holds_gil=True)
+        return predictor(holds_gil=True)
 
     op = op_with(workers="process", local_service_conf={"model_config": "m"})
     PredictorLoader(tmp_path, load=load)(op, 0)
