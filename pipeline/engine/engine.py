@@ -23,8 +23,15 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
 from pipeline.engine.pack_jobs import Packer, Unpacker, channel_data, refusal
 from pipeline.engine.payload import opened
-from pipeline.engine.request import ACTIVE, ENDED, PACKING, RequestState, RequestTarget
-from pipeline.engine.sink import ResponseSink, ask
+from pipeline.engine.request import (
+    ACTIVE,
+    ENDED,
+    PACKING,
+    RequestState,
+    RequestTarget,
+    ResponseSink,
+    ask,
+)
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.worker_api import WorkersFactory

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.request import RequestState, RequestTarget
-from pipeline.engine.sink import Begin, ResponseSink
+from pipeline.engine.request import Begin, RequestState, RequestTarget, ResponseSink
 from pipeline.errors import ClosedError, ConfigError, described
 from pipeline.op import Op
 
@@ -47,10 +46,8 @@ class Served(Protocol):
 
     @property
     def graph(self) -> Graph: ...
-
     @property
     def config(self) -> ServiceConfig: ...
-
     @property
     def names(self) -> tuple[str, Sequence[str]]:
         """The names of the whole graph and of its Ops, as models."""

@@ -1,11 +1,15 @@
-"""RequestState: one request, as an engine knows it; changed on the event loop only."""
+"""RequestState: one request, as an engine knows it; and the sink that takes its answer.
+
+Both are changed on the event loop only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -17,7 +21,6 @@ from pipeline.op import Op
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.engine import Engine
-    from pipeline.engine.sink import ResponseSink
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -161,3 +164,67 @@ def is_late(now: float, asked_at: float, deadline: float, span_s: float = 0.0) -
     rule, and make all behind it late too.
     """
     return now >= min(asked_at + (deadline - asked_at) * _LATE_SHARE, deadline - span_s)
+
+
+class ResponseSink(Protocol):
+    """Receiver of a request's answer, on the event loop; it must not block.
+
+    A sink is ended once, maybe before `Engine.begin` returns, and gets nothing after that. The
+    sink of a request that was cancelled gets nothing at all.
+    """
+
+    def part(self, answer: Any) -> None:
+        """Take one answer of a stream; others follow, or the end."""
+
+    def end(self, answer: Any) -> None:
+        """Take the last answer, which of a unary request is the only one, or an error's."""
+
+
+class RequestHandle(Protocol):
+    """A request that has begun."""
+
+    def cancel(self) -> object:
+        """Drop the request, whose caller has left; does nothing once it is answered."""
+
+
+Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], RequestHandle]
+"""`Engine.begin`: (raw, timeout_s, target, sink) -> the request."""
+
+
+class UnarySink:
+    """Base of the sinks of requests that have one answer."""
+
+    __slots__ = ()
+
+    def part(self, answer: Any) -> None:
+        """Refuse what a unary request never gets."""
+        raise TypeError("a unary request has one answer")
+
+
+class AnswerFuture(UnarySink, asyncio.Future[Any]):
+    """Sink of a request whose answer is awaited; whoever cancels the future cancels the request."""
+
+    __slots__ = ("request",)
+
+    request: RequestHandle | None
+    end: Callable[..., None] = asyncio.Future.set_result
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the request, too."""
+        was_pending = super().cancel(msg)
+        if was_pending and (request := getattr(self, "request", None)) is not None:
+            request.cancel()
+        return was_pending
+
+
+def ask(
+    begin: Begin,
+    raw: Any,
+    timeout_s: float | None = None,
+    target: RequestTarget | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> AnswerFuture:
+    """Begin a request whose answer is awaited."""
+    answer = AnswerFuture(loop=loop)
+    answer.request = begin(raw, timeout_s, target, answer)
+    return answer

@@ -92,9 +92,9 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
     first has `preprocess` of all items, the last their `postprocess`. What no call was made for
     is one by itself, which takes no time.
     """
+    whole = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
     if not run.executions:
-        times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
-        return [(range(len(run.items)), times)]
+        return [(range(len(run.items)), whole)]
     found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):

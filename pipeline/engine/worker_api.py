@@ -31,23 +31,23 @@ class Job(Protocol):
 
 
 class Worker(Protocol):
-    """View of a worker, as the dispatcher has it."""
+    """View of a worker, as the dispatcher has it.
+
+    Attributes:
+        number: its place among the Op's workers, from 0.
+        job: that it works on.
+        job_started: `time.monotonic` of when it took up `job`; None if it did not yet.
+        call_started: `time.monotonic` of the running call of `process`, if one is running.
+    """
 
     @property
-    def number(self) -> int:
-        """Its place among the Op's workers, from 0."""
-
+    def number(self) -> int: ...
     @property
-    def job(self) -> Job | None:
-        """The job that it works on."""
-
+    def job(self) -> Job | None: ...
     @property
-    def job_started(self) -> float | None:
-        """`time.monotonic` of when it took up `job`; None if it did not yet."""
-
+    def job_started(self) -> float | None: ...
     @property
-    def call_started(self) -> float | None:
-        """`time.monotonic` of the running call of `process`, if one is running."""
+    def call_started(self) -> float | None: ...
 
 
 class Workers(Protocol):
@@ -62,13 +62,10 @@ class Workers(Protocol):
 
     @property
     def memory_domain(self) -> MemoryDomain: ...
-
     @property
     def keeps_progress(self) -> bool: ...
-
     @property
     def addressable(self) -> bool: ...
-
     @property
     def count(self) -> int:
         """Workers that take jobs: those that are stuck, or being restarted, are not among them."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
-from pipeline.engine.sink import Begin, ask
+from pipeline.engine.request import Begin, ask
 from pipeline.errors import (
     ErrorCode,
     InitError,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from pipeline.engine.sink import ask
+from pipeline.engine.request import ask
 from pipeline.frontends.base import FrontendContext
 from pipeline.frontends.listen import bind, port_of
 from pipeline.proto.pipeline_service_pb2 import Request

@@ -9,8 +9,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
-from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import AnswerFuture, Begin, RequestHandle, ResponseSink
+from pipeline.engine.request import AnswerFuture, Begin, RequestHandle, RequestTarget, ResponseSink
 
 
 class Nothing:

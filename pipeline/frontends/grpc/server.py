@@ -22,8 +22,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import Begin, ask
+from pipeline.engine.request import Begin, RequestTarget, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import Begin, ask
+from pipeline.engine.request import Begin, RequestTarget, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,

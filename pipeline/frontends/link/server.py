@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pipeline.data import RequestInfo
-from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import Begin, RequestHandle, UnarySink
+from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
 from pipeline.errors import (
     ClosedError,
     DeadlineError,

@@ -12,7 +12,7 @@ import msgspec
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
-from pipeline.engine.sink import ask
+from pipeline.engine.request import ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.v2 import model_config as config

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from doubles import Engine, answers, chain, run_virtual, settle
 
-from pipeline.engine.request import RequestTarget
-from pipeline.engine.sink import UnarySink, ask
+from pipeline.engine.request import RequestTarget, UnarySink, ask
 from pipeline.errors import ClosedError, OverloadedError
 from pipeline.proto.pipeline_service_pb2 import Request
 

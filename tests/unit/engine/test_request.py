@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from pipeline.engine import request as requests
-from pipeline.engine.request import LEGAL_STEPS, Phase, RequestState
-from pipeline.engine.sink import UnarySink
+from pipeline.engine.request import LEGAL_STEPS, Phase, RequestState, UnarySink
 
 ARRIVED, QUEUED, ACTIVE, PACKING, ENDED = Phase
 LEGAL = {
