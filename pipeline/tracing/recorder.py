@@ -42,8 +42,6 @@ TRACES_A_SECOND = 10
 _EXPORTERS = "opentelemetry_traces_exporter"  # the group of entry points
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _CLOSE_S = 5.0
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_NOT_SAMPLED = TraceFlags(TraceFlags.DEFAULT)
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("pipeline")
 
@@ -221,5 +219,5 @@ def _exporter(name: str) -> SpanExporter:
 
 
 def _span_context(context: TraceContext, is_remote: bool = False) -> SpanContext:
-    flags = _SAMPLED if context.is_sampled else _NOT_SAMPLED
-    return SpanContext(context.trace_id, context.span_id, is_remote, flags)
+    flags = TraceFlags.SAMPLED if context.is_sampled else TraceFlags.DEFAULT
+    return SpanContext(context.trace_id, context.span_id, is_remote, TraceFlags(flags))
