@@ -35,7 +35,9 @@ class AvailablePortGenerator:
     def __init__(self, start_port: int = 12000) -> None:
         self._ports = itertools.count(start_port)
 
-    port_is_available = staticmethod(port_is_available)
+    @staticmethod
+    def port_is_available(port: int) -> bool:
+        return port_is_available(port)
 
     def next(self) -> int:
         return next(port for port in self._ports if port_is_available(port))
