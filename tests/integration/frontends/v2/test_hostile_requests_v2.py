@@ -479,6 +479,9 @@ def test_streams_that_are_left_in_the_midst_leave_nothing_behind(target, rng):
         for _ in range(3):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{target.rpc_port}") as channel:
                 await asyncio.gather(*(leave(channel, rng.choice(ways)) for _ in range(20)))
+        never.set()
+        asking = [task for task in asyncio.all_tasks() if "_consume_request" in repr(task)]
+        await asyncio.gather(*asking, return_exceptions=True)
 
     # On the server's loop: gRPC hands on the ends of cancelled calls through any loop there is,
     # and it is an error on that one if the loop of their caller is closed by then.
