@@ -44,7 +44,7 @@ class V2Error(Exception):
     def __init__(self, kind: V2Status, text: str, retry_after_s: int = 1) -> None:
         super().__init__(utf8_text(shortened(text)))
         self.kind = kind
-        self.retry_after_s = retry_after_s if kind is V2Status.UNAVAILABLE else None
+        self.retry_after_s: int | None = retry_after_s if kind is V2Status.UNAVAILABLE else None
 
 
 # Triton knows no deadline that passed: to it, too late is unavailable.
