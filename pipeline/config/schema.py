@@ -52,7 +52,7 @@ Millis = Annotated[float, Duration("ms")]
 Pattern = Annotated[str, Rule("a regular expression", lambda text: _is_pattern(text))]
 Names = tuple[str, ...]
 Options = Mapping[str, object]
-"""What the Struct of an implementation's options is made with, by its fields."""
+"""Arguments of the Struct of an implementation's options, by its fields."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):

@@ -58,9 +58,9 @@ class BrpcConnection:
         self._answers: list[BrpcFrame] = []  # to the last request; those to others are late
         self._last_id = 0
         self.is_usable: bool = True
-        """Whether another request may follow, as far as is known without looking."""
+        """True if another request may follow, as far as is known without looking."""
         self.has_answered: bool = False
-        """Whether there ever was an answer: a server may end a connection that is idle."""
+        """True if there ever was an answer: a server may end a connection that is idle."""
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""

@@ -82,15 +82,15 @@ def _plain_row(array: Array) -> str | None:
 
     It is what `_Points` and `_layout` make of it, in a fraction of their calls.
     """
-    numbers = array.reshape(-1).tolist()
+    flat, depth = array.reshape(-1), array.ndim
+    numbers = flat.tolist()
     low, high = min(map(abs, numbers)), max(map(abs, numbers))
-    is_usual = low > 1.01e-4 and high < 1e6 and high / low < 999.0 and math.isfinite(sum(numbers))
+    is_usual = _suit_points(low, high) and math.isfinite(sum(numbers))
     if not is_usual or array.size != array.shape[-1]:
         return None
-    wholes, fractions = _at_points(array.reshape(-1))
+    parts = wholes, fractions = _at_points(flat)
     left, right = max(map(len, wholes)), max(map(len, fractions))
-    words = [f"{a.rjust(left)}.{b.ljust(right)}" for a, b in zip(wholes, fractions, strict=True)]
-    depth = array.ndim
+    words = _padded(parts, left, right)
     fits = len(words) * (left + 1 + right + 2) <= _LINE_WIDTH - 2 * depth - len(_PREFIX)
     return f"{'[' * depth}{', '.join(words)}{']' * depth}" if fits else None
 
@@ -140,8 +140,12 @@ class _Points(_Form):
     def words(self, start: int, end: int) -> list[str]:
         # What is one slice was just measured.
         parts = self._latest if self.flat.size <= SLICE else _at_points(self.flat[start:end])
-        left, right = self._left, self._right
-        return [f"{a.rjust(left)}.{b.ljust(right)}" for a, b in zip(*parts, strict=True)]
+        return _padded(parts, self._left, self._right)
+
+
+def _padded(parts: tuple[list[str], list[str]], left: int, right: int) -> list[str]:
+    """Return what stands before the points and behind them as words of one width."""
+    return [f"{a.rjust(left)}.{b.ljust(right)}" for a, b in zip(*parts, strict=True)]
 
 
 def _at_points(part: Array) -> tuple[list[str], list[str]]:
@@ -197,11 +201,16 @@ def _form_of(flat: Array) -> _Form | None:
         low, high = min(low, *sizes, math.inf), max(high, *sizes, 0.0)
     if not high:
         low = high = 1.0
-    if low > 1.01e-4 and high < 1e6 and high / low < 999.0:
+    if _suit_points(low, high):
         return _Points(flat)
     if low < 0.99e-4 or high > 1.01e8 or high / low > 1001.0:
         return _Exponents(flat)
     return None
+
+
+def _suit_points(low: float, high: float) -> bool:
+    """Return whether numpy writes numbers of these sizes without exponents, beyond doubt."""
+    return low > 1.01e-4 and high < 1e6 and high / low < 999.0
 
 
 def _shortest(flat: Array) -> list[str]:
