@@ -25,6 +25,7 @@ from pipeline.op import (
 )
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
+from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse, pack_plain
 from pipeline.proto.pipeline.response import is_cheap, pack_error, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
@@ -156,7 +157,7 @@ class Packer(PackRunner):
     """The ResponseOp's side: makes responses of answers.
 
     Args:
-        packed: takes a request and its response.
+        packed: takes a request and its response; a PlainResponse for a PlainRequest, where it fits.
         limits: of text that is large.
     """
 
@@ -170,6 +171,7 @@ class Packer(PackRunner):
         self._op = op
         self._packed = packed
         self._limits = limits
+        self._is_ours = not overrides(op, "pack_response_package")
         self.is_inline: bool = runs_on_the_loop(op, "pack_response_package")
         self.workers: Workers = make_workers(op, self)
 
@@ -186,10 +188,17 @@ class Packer(PackRunner):
             self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
         else:
             try:
-                response = self._op.pack_response_package(data)
+                response = self._plain(request, data) or self._op.pack_response_package(data)
             except Exception as error:  # ours, on an answer of any type: that caller is told
                 response = _packing_error(data, error)
             self._packed(request, response)
+
+    def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
+        """Return the answer without protobuf, if it has that form and who asks takes it."""
+        is_plain = self._is_ours and type(request.raw) is PlainRequest and request.spans is None
+        if not is_plain or data.error is not None or response_formats(self._op, data)[1]:
+            return None
+        return pack_plain(data.payload)
 
     def _pack_large(self, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of a large answer, in a thread."""

@@ -1,0 +1,120 @@
+"""Plain requests and answers say what those of protobuf say, and come out as the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from pipeline.data import ChannelData
+from pipeline.errors import PackageError
+from pipeline.op import Op, RequestOp, ResponseOp
+from pipeline.proto.pipeline.json import request_from_json, response_to_json
+from pipeline.proto.pipeline.plain import PlainRequest, pack_plain, plain_request_from_json
+
+_PIECES = [
+    b"{", b"}", b"[", b"]", b",", b":", b'"key"', b'"value"', b'"logid"', b'"name"', b'"clientip"',
+    b'"method"', b'"tensors"', b'"other"', b'"a"', b"null", b"true", b"1", b"-0", b"1.0", b"1e3",
+    b"1e999", b"01", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808",
+    b"-9223372036854775809", b"18446744073709551616", b'"\xc3\xa9"', b'"\xff"', b'"\\ud800"',
+    b'"\xed\xa0\x80"', b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\x7f"', b'"\x01"', b" ", b"\n", b"NaN",
+    b"\xef\xbb\xbf", b'"\\u006bey"', b'"1"', b"\x0b",
+]  # fmt: skip
+_WHOLE = [
+    b'"key":["a"]', b'"value":["b"]', b'"key":[]', b'"key":["a","b"]', b'"value":["\xe8\xaf\x8d"]',
+    b'"logid":7', b'"logid":"7"', b'"logid":7.0', b'"logid":true', b'"name":"n"', b'"name":1',
+    b'"clientip":"127.0.0.1"', b'"tensors":[]', b'"tensors":[{"name":"t"}]', b'"key":[1]',
+    b'"key":null', b'"value":"b"', b'"appid":{}', b'"logid":18446744073709551615',
+    b'"key":["\\ud83d\\ude00"]', b'"key":["\\udc00"]',
+]  # fmt: skip
+
+
+def _bodies() -> list[bytes]:
+    """Half of them objects of whole fields, some twice; half of them mostly no JSON."""
+    draw = random.Random(7)
+    whole = [b"{%b}" % b",".join(draw.choices(_WHOLE, k=draw.randrange(5))) for _ in range(3000)]
+    broken = [b"".join(draw.choices(_PIECES, k=draw.randrange(8))) for _ in range(3000)]
+    cut = [body[: draw.randrange(len(body) + 1)] for body in whole[:500]]
+    return [b"", *whole, *broken, *cut]
+
+
+def _said(read, body: bytes):
+    try:
+        request = read(body, "service", "method")
+    except PackageError as error:
+        return str(error)
+    pairs = [*request.key], [*request.value]
+    others = request.name, request.method, request.logid, request.clientip, len(request.tensors)
+    return (*pairs, *others, type(request.logid))
+
+
+def test_every_body_says_the_same_or_is_refused_with_the_same_words():
+    plain = 0
+    for body in _bodies():
+        assert _said(plain_request_from_json, body) == _said(request_from_json, body), body
+        try:
+            plain += type(plain_request_from_json(body, "s", "m")) is PlainRequest
+        except PackageError:
+            continue
+    assert plain > 500, "the usual ones do not become protobuf"
+
+
+def test_a_usual_request_is_plain_and_our_request_op_unpacks_it():
+    body = b'{"key": ["x", "y"], "value": ["1", "\xe8\xaf\x8d"], "logid": 12}'
+    request = plain_request_from_json(body, "service", "method")
+    assert type(request) is PlainRequest
+    assert (request.name, request.method) == ("service", "method")
+    unpacked = RequestOp().unpack_request_package(request)  # type: ignore[arg-type]
+    assert unpacked == ({"x": "1", "y": "词"}, 12, None, "")
+
+
+@pytest.mark.parametrize("body", [b'{"key": ["x"]}', b'{"value": ["x"]}'])
+def test_pairs_that_do_not_match_are_refused_in_the_same_words(body):
+    texts = []
+    for read in (plain_request_from_json, request_from_json):
+        with pytest.raises(PackageError) as raised:
+            RequestOp().unpack_request_package(read(body, "", ""))  # type: ignore[arg-type]
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"a": "b"},
+        {"a": "词", "é": '"\\\n\x00\x7f'},
+        {1: "one", None: ""},
+        {"a": np.arange(3.0), "b": ["x", "y"]},
+        {"a": np.array([[1.5, np.nan], [np.inf, -0.0]], np.float32)},
+        {"a": np.array(["x"])},
+        {"a": []},
+    ],
+)
+def test_an_answer_of_texts_or_arrays_is_the_same_bytes(payload):
+    packed = pack_plain(payload)
+    assert packed is not None
+    response = ResponseOp(Op("last")).pack_response_package(ChannelData(1, payload=payload))
+    assert packed.to_json() == response_to_json(response)
+    assert json.loads(packed.to_json())["key"] == [str(key) for key in payload]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"a": "x", "b": 5},
+        {"a": "x", "b": np.zeros(1)},
+        {"a": b"x"},
+        {"a": _Text("x")},
+        {"a": "\ud800"},
+        {"\udc00": "x"},
+    ],
+)
+def test_what_has_no_such_form_or_is_an_error_is_left_to_protobuf(payload):
+    assert pack_plain(payload) is None
