@@ -145,7 +145,7 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
     async def Check(self, request: Any, context: _Context) -> Any:
         """Answer a caller that asks once."""
         if request.service not in self._names:
-            await context.abort(grpc.StatusCode.NOT_FOUND)
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _Health(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: _Context) -> None:

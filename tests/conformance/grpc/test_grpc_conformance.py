@@ -1,0 +1,290 @@
+"""Whoever terminates gRPC answers as the conformance table says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from conformance_grpc import INFERENCE, UNLIMITED, Case, ask, infer, request, streamed
+from conformance_grpc_edges import Edge, edges, no_others
+from conformance_grpc_table import CASES
+from conformance_server import Holder, conformance_server
+from doubles import wait_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from pipeline import PipelineServer
+from pipeline.frontends.grpc.server import SERVICE
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.proto.v2.codec import SERVICE as V2
+
+Status = health_pb2.HealthCheckResponse
+STREAM = f"/{V2}/ModelStreamInfer"
+
+nothing_is_left_behind = no_others
+
+
+@pytest.fixture(scope="module")
+def holder() -> Holder:
+    return Holder()
+
+
+@pytest.fixture(scope="module", params=edges())
+def server(
+    request: pytest.FixtureRequest, holder: Holder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PipelineServer]:
+    edge: Edge = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
+        settings = edge.settings(request)
+        with conformance_server(holder, timeout=60_000, **settings) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def channel(server: PipelineServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", UNLIMITED) as channel:
+        yield channel
+
+
+@pytest.fixture
+def held(holder: Holder) -> Iterator[Holder]:
+    yield holder
+    holder.release()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_answers_as_the_table_says(channel, held, case: Case):
+    case.hold(channel)
+
+
+def test_no_case_is_there_twice():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+# Time, and callers who leave ----------------------------------------------------------------
+
+
+def test_a_deadline_that_passes_ends_the_call_and_frees_its_place(server, channel, held):
+    for method, message in ((INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(-1))):
+        heard = ask(channel, method, message, timeout_s=0.05)
+        if heard.answer is not None:  # the server's clock was quicker than the client's
+            assert Response.FromString(heard.answer).err_no == 6000
+        else:
+            assert heard.status is grpc.StatusCode.DEADLINE_EXCEEDED
+        wait_until(lambda: server.executor.inside == 0)
+        held.release()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [(INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(-1))],
+    ids=["pipeline", "v2"],
+)
+def test_a_caller_who_leaves_gives_up_its_place(server, channel, held, method, message):
+    calls = [channel.unary_unary(method).future(message, timeout=60) for _ in range(8)]
+    wait_until(lambda: server.executor.inside == 8)
+    for call in calls:
+        assert call.cancel()
+    wait_until(lambda: server.executor.inside == server.executor.waiting == 0)
+
+
+def test_a_channel_that_breaks_gives_up_all_its_places(server, held):
+    alone = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", alone) as channel:
+        calls = [
+            channel.unary_unary(INFERENCE).future(request("hold"), timeout=60) for _ in range(4)
+        ]
+        wait_until(lambda: server.executor.inside == 4)
+    wait_until(lambda: server.executor.inside == 0)
+    assert all(call.code() is grpc.StatusCode.CANCELLED for call in calls)
+
+
+# Many, and other forms of calls -------------------------------------------------------------
+
+
+def test_many_calls_share_a_channel(server, channel):
+    call = channel.unary_unary(INFERENCE, Request.SerializeToString, Response.FromString)
+    asked = [
+        call.future(Request(key=["n"], value=[str(number)]), timeout=60) for number in range(500)
+    ]
+    assert [one.result().value for one in asked] == [[str(number)] for number in range(500)]
+    wait_until(lambda: server.executor.inside == 0)
+
+
+def test_small_calls_pass_beside_large_ones(channel):
+    call = channel.unary_unary(INFERENCE)
+    large = [call.future(request(a="x" * 2_000_000), timeout=60) for _ in range(4)]
+    small = [call.future(request(n=str(number)), timeout=60) for number in range(50)]
+    assert [one.result() for one in small] == [_echoed(n=str(number)) for number in range(50)]
+    assert {len(one.result()) for one in large} == {len(_echoed(a="x" * 2_000_000))}
+
+
+def _echoed(**pairs: str) -> bytes:
+    return Response(key=list(pairs), value=list(pairs.values())).SerializeToString()
+
+
+def test_of_a_unary_method_that_is_sent_two_messages_the_first_counts(channel):
+    answers = channel.stream_stream(INFERENCE)(iter([request(a="1"), request(a="2")]), timeout=30)
+    assert list(answers) == [_echoed(a="1")]
+
+
+def test_there_is_no_metadata_in_an_answer_that_the_caller_did_not_ask_for(channel):
+    answer, call = channel.unary_unary(INFERENCE).with_call(request(a="1"), timeout=30)
+    assert answer == _echoed(a="1")
+    assert not list(call.initial_metadata())
+    assert not list(call.trailing_metadata())
+
+
+# Streams ------------------------------------------------------------------------------------
+
+
+def test_a_stream_answers_in_order(channel):
+    messages = (infer(number, request_id=str(number)) for number in range(200))
+    answers = [streamed(answer) for answer in channel.stream_stream(STREAM)(messages, timeout=60)]
+    assert answers == [(str(number), "", [float(number)]) for number in range(200)]
+
+
+def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(channel):
+    messages = [infer(1, model="nope", request_id="a"), b"\xff", infer(2, request_id="c")]
+    first, second, third = map(streamed, channel.stream_stream(STREAM)(iter(messages), timeout=30))
+    assert first == ("a", "Request for unknown model: 'nope' is not found", [])
+    assert second[1].startswith("the message is no ModelInferRequest: ")
+    assert third == ("c", "", [2.0])
+
+
+def test_a_stream_of_large_tensors_comes_back_whole(channel):
+    numbers = [float(number) for number in range(100_000)]
+    messages = (infer(*numbers, request_id=str(number)) for number in range(8))
+    answers = channel.stream_stream(STREAM)(messages, timeout=60)
+    assert [streamed(answer) for answer in answers] == [
+        (str(number), "", numbers) for number in range(8)
+    ]
+
+
+def test_an_empty_stream_ends_well(channel):
+    assert list(channel.stream_stream(STREAM)(iter([]), timeout=30)) == []
+
+
+def test_a_stream_with_a_message_above_the_limit_ends_so(channel):
+    messages = iter([infer(1), infer(*[1.0] * 2_000_000)])
+    answers = channel.stream_stream(STREAM)(messages, timeout=30)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(answers)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details().startswith("SERVER: Received message larger than max")
+
+
+def test_a_caller_answers_while_its_stream_is_open(channel):
+    """Each request is sent when the one before it is answered."""
+    turn = threading.Semaphore(1)
+
+    def messages() -> Iterator[bytes]:
+        for number in range(1, 6):
+            assert turn.acquire(timeout=30)
+            yield infer(number)
+
+    answers = channel.stream_stream(STREAM)(messages(), timeout=60)
+    for number, answer in enumerate(answers, 1):
+        assert streamed(answer) == ("", "", [float(number)])
+        turn.release()
+    assert number == 5
+
+
+def test_a_caller_who_leaves_a_stream_gives_up_its_places(server, channel, held):
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield infer(-1)
+
+    answers = channel.stream_stream(STREAM)(endless(), timeout=60)
+    wait_until(lambda: server.executor.inside > 3)
+    answers.cancel()
+    wait_until(lambda: server.executor.inside == server.executor.waiting == 0)
+
+
+def test_a_streams_deadline_ends_it(server, channel, held):
+    answers = channel.stream_stream(STREAM)(iter([infer(-1)]), timeout=0.1)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(answers)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_until(lambda: server.executor.inside == 0)
+
+
+def test_who_reads_no_answers_does_not_have_all_requests_taken(server, channel):
+    """Of an endless stream whose answers nobody takes, a bounded number is read."""
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield infer(*[float(sent)] * 50_000)
+
+    answers = channel.stream_stream(STREAM)(endless(), timeout=60)
+    seen = -1
+    while seen != sent:  # it goes on for as long as somebody takes something
+        seen = sent
+        wait_until(lambda: server.executor.inside == 0)
+        for _ in range(200):
+            assert server.executor.inside <= 64
+    assert next(answers)
+    answers.cancel()
+    wait_until(lambda: server.executor.inside == 0)
+
+
+# Health and reflection ----------------------------------------------------------------------
+
+
+def test_health_knows_the_server_its_services_and_no_other(channel):
+    check = health_pb2_grpc.HealthStub(channel).Check
+    for service in ("", SERVICE, V2):
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert check(request, timeout=30).status == Status.SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        check(health_pb2.HealthCheckRequest(service="other"), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert caught.value.details() == "unknown service"
+
+
+def test_health_can_be_watched(channel):
+    watch = health_pb2_grpc.HealthStub(channel).Watch
+    for service, status in ((V2, Status.SERVING), ("other", Status.SERVICE_UNKNOWN)):
+        told = watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
+        assert next(told).status == status
+        told.cancel()
+
+
+def reflected(channel: grpc.Channel, **asked: str) -> reflection_pb2.ServerReflectionResponse:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    question = reflection_pb2.ServerReflectionRequest(**asked)
+    (answer,) = stub.ServerReflectionInfo(iter([question]), timeout=30)
+    return answer
+
+
+def test_reflection_lists_the_services(channel):
+    found = {
+        one.name for one in reflected(channel, list_services="").list_services_response.service
+    }
+    assert found >= {
+        SERVICE,
+        V2,
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [SERVICE, "baidu.paddle_serving.pipeline_serving.Request", "grpc.health.v1.Health"]
+)
+def test_reflection_describes_what_it_knows(channel, name):
+    answer = reflected(channel, file_containing_symbol=name)
+    assert answer.file_descriptor_response.file_descriptor_proto
+
+
+def test_reflection_knows_nothing_else(channel):
+    for asked in ({"file_containing_symbol": "no.Such"}, {"file_by_filename": "nope.proto"}):
+        answer = reflected(channel, **asked)
+        assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]

@@ -1,0 +1,33 @@
+"""The edges that terminate gRPC, for the conformance table: the server itself, or its gateway."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from served import children
+
+
+class Edge(enum.Enum):
+    """Who terminates gRPC."""
+
+    EMBEDDED = "embedded"
+
+    def settings(self, request: pytest.FixtureRequest) -> dict[str, Any]:
+        """The server's configuration for it."""
+        return {}
+
+
+def edges() -> list[Any]:
+    """The parameters of a fixture."""
+    return [pytest.param(edge, id=edge.value) for edge in Edge]
+
+
+@pytest.fixture(autouse=True)
+def no_others() -> Iterator[None]:
+    """The gateways outlive the tests; beside them there is nobody."""
+    before = children()
+    yield
+    assert children() == before
