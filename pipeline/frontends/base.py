@@ -21,7 +21,7 @@ from pipeline.observe.snapshot import AskAll
 
 if TYPE_CHECKING:  # where they are made, this module is imported
     from pipeline.frontends.grpc.server import GrpcService
-    from pipeline.frontends.http.routes import Routes
+    from pipeline.frontends.http.routes import LaneService, Routes
 
 _WITHHELD = {  # headers of connections, and those with credentials
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
@@ -63,7 +63,7 @@ class FrontendContext:
     `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`:
     other processes listen there too; this one is `replica`. With `sockets` there is an ingress,
     which asks frontends on Unix sockets in this folder. A frontend may add `routes` to the HTTP
-    port, and `services` to the gRPC port.
+    port, `lanes` for those of its paths that are to be quick, and `services` to the gRPC port.
     """
 
     name: str | None
@@ -79,6 +79,7 @@ class FrontendContext:
     sockets: Path | None = None
     routes: list[Routes] = field(default_factory=list)
     services: list[GrpcService] = field(default_factory=list)
+    lanes: list[LaneService] = field(default_factory=list)
 
     @property
     def forwarding(self) -> HeaderForwarding | None:

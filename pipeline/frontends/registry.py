@@ -117,9 +117,13 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
 
 
 def _wire(context: FrontendContext) -> PipelineWire:
+    return PipelineWire(context.offload, context.config.limits, _is_own(context))
+
+
+def _is_own(context: FrontendContext) -> bool:
+    """Return whether our own RequestOp takes the requests, which needs no whole Request."""
     readers = [served.graph.request_op for served in context.models.graphs()]
-    is_own = not any(overrides(op, "unpack_request_package") for op in readers)
-    return PipelineWire(context.offload, context.config.limits, is_own)
+    return not any(overrides(op, "unpack_request_package") for op in readers)
 
 
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
@@ -136,6 +140,9 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         offload=context.offload,
         limits=config.limits,
         hosts=Hosts(config.allowed_hosts),
+        is_plain=_is_own(context)
+        and not any(served.config.filters for served in context.models.graphs()),
+        lanes=context.lanes,
     )
 
 

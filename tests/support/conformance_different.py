@@ -38,6 +38,7 @@ def _in_chunks(body: bytes) -> Case:
 # The same, but for the words of the parser ---------------------------------------------------
 
 HTTP_IN_OTHER_WORDS = (
+    Case("garbage behind a request", (ask(ECHO) + b"garbage\r\n\r\n", ECHOED, _BAD_HTTP, END)),
     _no_http("garbage", b"garbage\r\n\r\n"),
     _no_http("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n"),
     _no_http("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
@@ -146,12 +147,6 @@ HTTP_DIFFERENT = (
         ECHOED,
         Expected(417, None, content_type="", connection="close"),
         "net/http answers by itself, and has no words",
-    ),
-    Case(
-        "garbage behind a request",
-        (ask(ECHO) + b"garbage\r\n\r\n", and_close(ECHOED), END),
-        gateway=(ask(ECHO) + b"garbage\r\n\r\n", ECHOED, _BAD_HTTP, END),
-        why="the door sees the garbage before it answers, and hangs up then",
     ),
     Case(
         "a host without a path",

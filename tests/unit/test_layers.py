@@ -64,7 +64,7 @@ AT_HOME: dict[str, set[str]] = {
     "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"frontends.grpc.server"},
     "uvicorn": {"frontends.http.connection"},
-    "httptools": {"frontends.http.connection"},
+    "httptools": {"frontends.http.connection", "frontends.http.heads"},
     "uvloop": {"system.event_loop"},
     "yaml": {"config.yaml"},
     "onnxruntime": {"predictors.onnx.predictor"},

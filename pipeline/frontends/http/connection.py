@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import socket
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any
 
@@ -20,7 +21,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.errors import DeadlineError, PackageError
-from pipeline.frontends.http.routes import CLOSE, JSON, Header, HttpError, error_body
+from pipeline.frontends.http.heads import HeadMemory
+from pipeline.frontends.http.lane import LaneConnection
+from pipeline.frontends.http.routes import CLOSE, JSON, Header, HttpError, WebResponse, error_body
 from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
 from pipeline.system.event_loop import waited
@@ -91,12 +94,14 @@ class HttpConnection(HttpToolsProtocol):
         task: to be cancelled when the caller leaves; None when it should not be.
         has_left: the connection is lost.
         body_error: says why the rest of a request's body is not going to come.
+        given: the answer to the next request, which the lane has begun.
     """
 
     cycle_served: Any = None
     task: asyncio.Task[Any] | None = None
     has_left: bool = False
     body_error: HttpError | None = None
+    given: Awaitable[WebResponse] | None = None
     _is_ignoring = False
     _is_lingering = False
     _timer: asyncio.TimerHandle | None = None
@@ -113,7 +118,7 @@ class HttpConnection(HttpToolsProtocol):
         self._raw: asyncio.Transport = transport
         proxy = _Transport(self, transport)
         super().connection_made(proxy)  # type: ignore[arg-type]  # it looks like one
-        self._set_timer(self._listener.read_timeout_s, self._time_out)
+        self._set_timer(self._listener.read_timeout_s, self.time_out)
 
     def on_headers_complete(self) -> None:
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # with additions of ours
@@ -154,7 +159,7 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._count_head(len(data))
         if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
-            self._set_timer(self._listener.read_timeout_s, self._time_out)
+            self._set_timer(self._listener.read_timeout_s, self.time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_left = True
@@ -205,11 +210,12 @@ class HttpConnection(HttpToolsProtocol):
         if self._head_bytes > _MAX_HEAD_BYTES and not self._is_ignoring:
             self._refuse(_head_too_large())
 
-    def _time_out(self) -> None:
+    def time_out(self) -> None:
+        """Refuse, or close, what has not arrived in its time."""
         self._timer = None
         cycle = self.cycle
         if self.pipeline:  # what was sent before takes us that long
-            self._set_timer(self._listener.read_timeout_s, self._time_out)
+            self._set_timer(self._listener.read_timeout_s, self.time_out)
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
             text = f"the request's body did not arrive within {self._listener.read_timeout_s:g} s"
             self._refuse(HttpError(408, DeadlineError(text)))
@@ -336,14 +342,20 @@ class HttpListener:
     Args:
         app: answers requests, as ASGI has it; the scope has CONNECTION and HEADERS.
         read_timeout_s: for a request to arrive, from its first byte to its last.
+        heads: those with which connections may begin in the lane; None: there is none.
 
     Attributes:
         is_draining: each connection is closed with the answer that it is given next.
         lost: set when a connection is closed.
+        connections: those that there are.
+        keep_alive_s: for a caller between two requests.
     """
 
-    def __init__(self, app: Any, read_timeout_s: float) -> None:
+    keep_alive_s: float = _KEEP_ALIVE_S
+
+    def __init__(self, app: Any, read_timeout_s: float, heads: HeadMemory | None = None) -> None:
         self._app = app
+        self._heads = heads
         self.read_timeout_s = read_timeout_s
         self.is_draining: bool = False
         self.lost: asyncio.Event = asyncio.Event()
@@ -351,6 +363,8 @@ class HttpListener:
         self._server: uvicorn.Server | None = None
         self._closed_at: float | None = None
         self._closing_idle: asyncio.TimerHandle | None = None
+        self._dated: list[Header] | None = None
+        self._ok_head = b""
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections on a socket that listens."""
@@ -358,7 +372,7 @@ class HttpListener:
         self._socket = listener
         config = uvicorn.Config(
             self._app,
-            http=functools.partial(HttpConnection, listener=self),  # type: ignore[arg-type]  # uvicorn calls it like the class
+            http=self._connection,  # type: ignore[arg-type]  # uvicorn calls it like the class
             ws="none",
             lifespan="off",
             access_log=False,
@@ -370,9 +384,29 @@ class HttpListener:
         )
         config.load()
         self._server = uvicorn.Server(config)
+        self._state = self._server.server_state
+        self.connections: set[Any] = self._state.connections
         self._server.lifespan = config.lifespan_class(config)
         self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
         await self._server.startup(sockets=[listener])
+
+    def _connection(self, **arguments: Any) -> LaneConnection | HttpConnection:
+        """Return the protocol of a new connection, as uvicorn asks for it."""
+        make = functools.partial(HttpConnection, listener=self, **arguments)
+        return make() if self._heads is None else LaneConnection(self, self._heads, make)
+
+    def ok_head(self) -> bytes:
+        """Return the head of an answer in JSON up to its length."""
+        if self._state.default_headers is not self._dated:  # there is a new list each second
+            self._dated = self._state.default_headers
+            self._ok_head = _head(200, JSON, tuple(self._dated))
+        return self._ok_head
+
+    def answer(self, reply: WebResponse, is_last: bool) -> bytes:
+        """Return the bytes of an answer; `is_last`: of its connection."""
+        headers = (*self._state.default_headers, *reply.headers, *((CLOSE,) if is_last else ()))
+        head = _head(reply.status, reply.content_type, headers)
+        return b"%b%d\r\n\r\n%b" % (head, len(reply.body), reply.body)
 
     async def close(self) -> None:
         """Accept no more; those that there are end as when draining, idle ones soon.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from pipeline.data import ChannelData
+from pipeline.engine.request import RequestHandle, ResponseSink
 from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.response import pack_error
@@ -16,6 +17,9 @@ JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 
 Header = tuple[bytes, bytes]
+Headers = dict[bytes, bytes]
+"""By lower-case names; of several with one name the last counts."""
+
 CLOSE: Header = (b"connection", b"close")
 
 
@@ -55,6 +59,46 @@ class Routes(Protocol):
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it; None for paths of others."""
+
+
+class HandOverError(Exception):
+    """A request that the lane leaves to the routes, as if nobody had looked at it."""
+
+
+LaneReply = bytes | WebResponse | Awaitable[WebResponse]
+"""The answer to a request in the lane: `bytes` are JSON with status 200.
+
+What is awaited is too large to be made on the event loop: the connection leaves the lane, and it
+may raise what an Endpoint may.
+"""
+
+
+class LaneEndpoint(Protocol):
+    """Answers a request of the lane: bytes of its body, what the engine makes of it, bytes.
+
+    One object answers all requests whose heads are the same bytes: it keeps nothing of a request,
+    and looks up what may change, such as a model, when it is asked.
+    """
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request, whose answer goes to the sink.
+
+        `body` has at most SHORT_BYTES. Raises HandOverError before anything is begun. What else it
+        raises is the answer: `reply` is asked what to say.
+        """
+
+    def reply(self, answer: Any) -> LaneReply:
+        """Return what is written for what the sink was given, or for what `begin` raised."""
+
+
+class LaneService(Protocol):
+    """Some paths whose plain POSTs need no ASGI, see `frontends.http.lane`."""
+
+    def endpoint(self, path: str, headers: Headers) -> LaneEndpoint | None:
+        """Return what answers `POST path`; None: not its path, or it is for the routes.
+
+        `path` has nothing in it that would have to be decoded, and no query.
+        """
 
 
 class HttpError(Exception):

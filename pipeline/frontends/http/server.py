@@ -8,7 +8,7 @@ import functools
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
@@ -24,12 +24,16 @@ from pipeline.errors import (
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection, HttpListener
+from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.hosts import Hosts
+from pipeline.frontends.http.plain_posts import PlainPosts
 from pipeline.frontends.http.routes import (
     CLOSE,
     JSON,
     Header,
+    Headers,
     HttpError,
+    LaneService,
     Routes,
     WebRequest,
     WebResponse,
@@ -45,7 +49,6 @@ from pipeline.proto.slices import SHORT_BYTES, Limits
 
 _LOGGER = logging.getLogger(__name__)
 
-Headers = dict[bytes, bytes]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -74,7 +77,11 @@ class HttpFrontend:
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
         hosts: the names that the server goes by.
+        is_plain: `begin` takes a PlainRequest where a Request stands.
+        lanes: of paths of others that have one.
     """
+
+    pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
 
     def __init__(
         self,
@@ -91,6 +98,8 @@ class HttpFrontend:
         offload: Offload | None = None,
         limits: Limits | None = None,
         hosts: Hosts | None = None,
+        is_plain: bool = False,
+        lanes: Sequence[LaneService] = (),
     ) -> None:
         self.port: int = port
         self._hosts = hosts or Hosts()
@@ -105,7 +114,12 @@ class HttpFrontend:
         self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
         if self._limits.json_bytes < max_message_bytes:
             self._json_limit = _Limit("max_json_bytes", self._limits.json_bytes)
-        self._listener = HttpListener(self, read_timeout_s)
+        heads = None
+        if begin is not None and self.pipeline_has_lane:
+            most = min(self._json_limit.size, max_message_bytes)
+            posts = PlainPosts(begin, most, is_plain, takes_trace, forwarding, self._json_of)
+            heads = HeadMemory([posts, *lanes])
+        self._listener = HttpListener(self, read_timeout_s, heads)
 
     # Life -------------------------------------------------------------------------------
 
@@ -153,7 +167,12 @@ class HttpFrontend:
                 host, kind = said.get(b"host", b""), said.get(b"content-type", b"")
                 self._hosts.check_post(said[b"origin"], host, kind)
             parts = scope["path"].split("/")
-            if len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2] or self._begin is None:
+            given, connection.given = connection.given, None
+            if given is not None:
+                reply = await given
+                status, body, headers = reply.status, reply.body, reply.headers
+                content_type = reply.content_type
+            elif len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2] or self._begin is None:
                 reply = await self._route(scope, connection, receive)
                 status, body, headers = reply.status, reply.body, reply.headers
                 content_type = reply.content_type

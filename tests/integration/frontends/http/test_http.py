@@ -544,6 +544,7 @@ def test_garbage_behind_a_request_does_not_take_its_answer(echo):
         connection.send(request(body_of(a="1")) + request(body_of(b="2")) + b"garbage\r\n\r\n")
         assert pairs_of(connection.answer()) == {"a": "1"}
         assert pairs_of(connection.answer()) == {"b": "2"}
+        assert connection.answer().status == 400
         assert connection.is_at_end()
 
 
