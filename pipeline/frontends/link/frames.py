@@ -25,7 +25,7 @@ one are the message. The bodies, first those from the gateway, then those to it,
 
 Ids are the gateway's: any that is not in flight. Each is answered once, in any order. A gateway
 sends a PING at least every half a second; who says nothing for long is gone, to either side. Both
-sides are of one version: a gateway refuses a server of another. pipeline/gateway/linkframe.go has
+sides are of one version: a gateway refuses a server of another. pipeline/gateway/internal/link has
 the other side.
 """
 

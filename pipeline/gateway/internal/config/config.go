@@ -1,0 +1,199 @@
+// Package config is what the command line says.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/sockets"
+)
+
+// Config is what the command line says. It is made once and never changed.
+type Config struct {
+	Backends        []Backend
+	Listen          string // host:port
+	ListenFD        int    // of an inherited socket; noFD: listen says where
+	HasParent       bool   // stdin is the life line to it
+	MaxMessageBytes int64  // of a request's body
+	MaxJSONBytes    int64  // of an inference's, unpacked, and of its answer
+	Timeout         time.Duration
+	Slack           time.Duration
+	Grace           time.Duration
+	DrainDelay      time.Duration // between "not ready" and the end of listening
+	TLS             tlsFiles
+	BackendTLS      backendTLSFiles
+	H2C             bool
+	GzipMinBytes    int    // 0: answers are sent as they are
+	AccessLogSample uint64 // 0: nothing is logged
+	BackendMetrics  bool
+	trustedProxies  proxyList
+	Patience        time.Duration // for a request to arrive, from its first byte to its last
+	HeadPatience    time.Duration // for its head
+
+	MaxConnections   int
+	MaxBufferedBytes int64         // of requests and answers, all together
+	WriteTimeout     time.Duration // for a caller to take anything of its answer
+	HandshakeTimeout time.Duration // of TLS
+	StallTimeout     time.Duration // for a backend to say anything
+}
+
+const (
+	NoFD                   = -1
+	defaultMaxMessageBytes = 256 << 20
+	DefaultListen          = ":8080"
+	defaultSlack           = 250 * time.Millisecond
+	defaultGrace           = 30 * time.Second
+	defaultMaxJSONBytes    = 16 << 20
+	defaultMaxConnections  = 8192
+	defaultWriteTimeout    = 30 * time.Second
+	defaultStallTimeout    = 2 * time.Second
+	leastStallTimeout      = 100 * time.Millisecond
+	patience               = 60 * time.Second
+	headPatience           = 10 * time.Second
+	handshakeTimeout       = 5 * time.Second
+)
+
+// ErrVersion says that --version was asked for.
+var ErrVersion = errors.New("version requested")
+
+// backendList is the flag --backend, which may be given several times.
+type backendList []Backend
+
+func (l *backendList) String() string { return "" }
+
+func (l *backendList) Set(text string) error {
+	address, err := parseBackend(text)
+	if err != nil {
+		return err
+	}
+	for _, other := range *l {
+		if other.Name == address.Name {
+			return fmt.Errorf("backend %s is given twice", address.Name)
+		}
+	}
+	*l = append(*l, address)
+	return nil
+}
+
+// newFlags returns the options of the command line, which write to cfg.
+func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.FlagSet {
+	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
+	flags.StringVar(&cfg.Listen, "listen", DefaultListen, "host:port to listen on; port 0 is any free one")
+	flags.IntVar(&cfg.ListenFD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
+	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
+	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
+	flags.Int64Var(&cfg.MaxJSONBytes, "max-json-bytes", defaultMaxJSONBytes, "limit of the JSON of an inference, unpacked, and of its answer")
+	flags.Int64Var(&cfg.MaxBufferedBytes, "max-buffered-bytes", 0, "bytes of requests and answers to hold at once; 0: 512 MiB or 12 times --max-json-bytes, and at most half of what the control group allows")
+	flags.IntVar(&cfg.MaxConnections, "max-connections", defaultMaxConnections, "callers' connections at once, at most half of the open files that are allowed")
+	flags.DurationVar(&cfg.WriteTimeout, "write-timeout", defaultWriteTimeout, "a caller that takes nothing of its answer for so long is given up")
+	flags.DurationVar(&cfg.Timeout, "timeout", 0, "deadline of a request without Grpc-Timeout; 0: none")
+	flags.DurationVar(&cfg.StallTimeout, "stall-timeout", defaultStallTimeout, "a backend that answers no heartbeat for so long is given up, and gets nothing new after half of it")
+	flags.DurationVar(&cfg.Slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
+	flags.DurationVar(&cfg.Grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
+	flags.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time for which a stopping gateway says not ready and goes on serving")
+	flags.StringVar(&cfg.TLS.Cert, "tls-cert", "", "PEM `file`: serve TLS (HTTP/1.1 and HTTP/2) with this certificate")
+	flags.StringVar(&cfg.TLS.key, "tls-key", "", "PEM `file` of its key")
+	flags.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "PEM `file`: callers need a certificate of this authority")
+	flags.BoolVar(&cfg.BackendTLS.enabled, "backend-tls", false, "speak TLS to the backends, gRPC and HTTP")
+	flags.StringVar(&cfg.BackendTLS.CA, "backend-ca", "", "PEM `file` of their authority; default: the system's")
+	flags.StringVar(&cfg.BackendTLS.cert, "backend-cert", "", "PEM `file` of our certificate for them")
+	flags.StringVar(&cfg.BackendTLS.key, "backend-key", "", "PEM `file` of its key")
+	flags.StringVar(&cfg.BackendTLS.serverName, "backend-server-name", "", "`name` that their certificates must have; default: the host")
+	flags.BoolVar(&cfg.H2C, "h2c", false, "accept HTTP/2 without TLS")
+	flags.IntVar(&cfg.GzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
+	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
+	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
+	flags.Var(&cfg.trustedProxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
+	flags.BoolVar(wantsVersion, "version", false, "print the version")
+	return flags
+}
+
+// Parse reads a command line. Its errors say which option is wrong, and how.
+func Parse(args []string) (Config, error) {
+	cfg := Config{Patience: patience, HeadPatience: headPatience, HandshakeTimeout: handshakeTimeout}
+	var backends backendList
+	var wantsVersion bool
+	flags := newFlags(&cfg, &backends, &wantsVersion)
+	if err := flags.Parse(args); err != nil {
+		return Config{}, err
+	}
+	if wantsVersion {
+		return Config{}, ErrVersion
+	}
+	if flags.NArg() > 0 {
+		return Config{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	cfg.Backends = backends
+	isListenSet := false
+	flags.Visit(func(f *flag.Flag) { isListenSet = isListenSet || f.Name == "listen" })
+	if isListenSet && cfg.ListenFD != NoFD {
+		return Config{}, errors.New("--listen and --listen-fd exclude each other: give one")
+	}
+	if err := cfg.check(); err != nil {
+		return Config{}, err
+	}
+	if cfg.MaxBufferedBytes == 0 {
+		cfg.MaxBufferedBytes = memory.BudgetFor(cfg.JSONLimit().Bytes, memory.Limit())
+	}
+	cfg.MaxConnections = max(1, min(cfg.MaxConnections, sockets.MostOpenFiles()/2))
+	return cfg, nil
+}
+
+// check returns what is wrong with options that are readable each.
+func (c *Config) check() error {
+	switch {
+	case len(c.Backends) == 0:
+		return errors.New("no backend: give --backend host:rpc_port[/http_port] at least once")
+	case c.MaxMessageBytes < 1 || c.MaxMessageBytes > math.MaxInt32:
+		return fmt.Errorf("--max-message-bytes %d is not in 1..%d", c.MaxMessageBytes, math.MaxInt32)
+	case c.MaxJSONBytes < 1 || c.MaxJSONBytes > math.MaxInt32:
+		return fmt.Errorf("--max-json-bytes %d is not in 1..%d", c.MaxJSONBytes, math.MaxInt32)
+	case c.MaxBufferedBytes != 0 && c.MaxBufferedBytes < memory.LeastBufferedBytes:
+		return fmt.Errorf("--max-buffered-bytes %d is less than %d", c.MaxBufferedBytes, memory.LeastBufferedBytes)
+	case c.MaxConnections < 1:
+		return fmt.Errorf("--max-connections %d is less than 1", c.MaxConnections)
+	case c.WriteTimeout <= 0:
+		return errors.New("--write-timeout must be positive")
+	case c.StallTimeout < leastStallTimeout:
+		return fmt.Errorf("--stall-timeout %v is less than %v", c.StallTimeout, leastStallTimeout)
+	case c.Timeout < 0 || c.Slack < 0 || c.Grace < 0 || c.DrainDelay < 0:
+		return errors.New("--timeout, --slack, --grace and --drain-delay must not be negative")
+	case c.ListenFD < NoFD:
+		return fmt.Errorf("--listen-fd %d is no descriptor", c.ListenFD)
+	case c.GzipMinBytes < 0:
+		return fmt.Errorf("--gzip-min-bytes %d must not be negative", c.GzipMinBytes)
+	case (c.TLS.Cert == "") != (c.TLS.key == ""):
+		return errors.New("--tls-cert and --tls-key belong together: give both")
+	case c.TLS.ClientCA != "" && c.TLS.Cert == "":
+		return errors.New("--tls-client-ca needs --tls-cert and --tls-key")
+	case (c.BackendTLS.cert == "") != (c.BackendTLS.key == ""):
+		return errors.New("--backend-cert and --backend-key belong together: give both")
+	case !c.BackendTLS.enabled && c.BackendTLS != backendTLSFiles{}:
+		return errors.New("--backend-ca, --backend-cert, --backend-key and --backend-server-name need --backend-tls")
+	case c.BackendTLS.enabled && slices.ContainsFunc(c.Backends, func(each Backend) bool { return each.IsLink }):
+		return errors.New("--backend-tls: a link is not encrypted; give host:rpc_port[/http_port]")
+	}
+	return nil
+}
+
+// Usage returns the text of --help.
+func Usage() string {
+	var text bytes.Buffer
+	text.WriteString("pipeline-gateway: HTTP in front of pipeline servers.\n\n" +
+		"  pipeline-gateway --backend host:rpc_port/http_port [--backend ...] [--listen host:port]\n\n")
+	var cfg Config
+	var backends backendList
+	flags := newFlags(&cfg, &backends, new(bool))
+	flags.SetOutput(&text)
+	flags.PrintDefaults()
+	return text.String()
+}

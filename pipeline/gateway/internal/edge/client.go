@@ -1,0 +1,105 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"pipeline/gateway/internal/buffers"
+	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/deadline"
+	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/upstream"
+	"pipeline/gateway/pipelinepb"
+)
+
+// mostGrowth bounds how many times larger than its JSON a protobuf is: `0,` is a double.
+const mostGrowth = 5
+
+// jsonGrowth is how many times larger than its protobuf an answer in JSON is, roughly, with the protobuf.
+const jsonGrowth = 3
+
+// balancer is the PipelineServiceClient of the generated code: it asks whose turn it is.
+type balancer struct {
+	pool *upstream.Pool
+	cfg  config.Config
+}
+
+// Inference asks one backend, and another one only if the call cannot have been seen. Its error is a
+// *failure.Error, a *fallback or errCallerLeft. What it is called with is in the context's *call.
+func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _ ...grpc.CallOption) (*pipelinepb.Response, error) {
+	asking := callOf(ctx)
+	if b.isTooLarge(request, asking) {
+		asking.fallback = &fallback{"size", tooLarge(b.cfg.MessageLimit())}
+		return nil, asking.fallback
+	}
+	data, err := proto.Marshal(request)
+	if err != nil {
+		return nil, fmt.Errorf("the request cannot be written: %w", err)
+	}
+	asking.forget()
+	if err := asking.exchange.share.Need(int64(len(data))); err != nil {
+		return nil, err
+	}
+	ctx, cancel := b.limited(ctx, asking.deadline)
+	defer cancel()
+	x := asking.exchange
+	call := &upstream.Call{
+		Method: pipelinepb.PipelineService_Inference_FullMethodName, Limit: asking.deadline, Started: x.started,
+		Caller: x.request.RemoteAddr, Headers: x, Data: data, Share: &x.share,
+	}
+	answer, err := b.pool.Unary(ctx, call)
+	x.backend = call.Asked
+	switch {
+	case err == nil:
+		return x.read(answer)
+	case x.request.Context().Err() != nil:
+		return nil, errCallerLeft
+	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
+		return nil, tooLate(call.Asked)
+	}
+	return nil, err
+}
+
+// read reads an answer, for which and for its JSON it makes room.
+func (x *exchange) read(answer []byte) (*pipelinepb.Response, error) {
+	defer buffers.Release(answer)
+	if err := x.hold(len(answer)); err != nil {
+		return nil, err
+	}
+	response := &pipelinepb.Response{}
+	if err := proto.Unmarshal(answer, response); err != nil {
+		return nil, failure.BrokenAnswer(err)
+	}
+	return response, nil
+}
+
+// hold makes room for an answer and its JSON, in the place of the request.
+func (x *exchange) hold(size int) error {
+	x.share.Keep(memory.RequestBytes)
+	bytes := jsonGrowth * int64(size)
+	if bytes > x.share.Of.Limit {
+		return answerTooHeavy(bytes, x.share.Of.Limit)
+	}
+	return x.share.Need(bytes)
+}
+
+// isTooLarge says whether a backend that has the gateway's limit would refuse the message, though
+// the JSON was small enough.
+func (b *balancer) isTooLarge(request *pipelinepb.Request, asking *call) bool {
+	limit := b.cfg.MaxMessageBytes
+	most := int64(len(asking.plain))*mostGrowth + int64(len(asking.exchange.request.URL.Path))
+	return most > limit && int64(proto.Size(request)) > limit
+}
+
+// limited bounds a call by its deadline and the time that the backend has to answer to it.
+func (b *balancer) limited(ctx context.Context, limit deadline.Deadline) (context.Context, context.CancelFunc) {
+	if limit.Text == "" {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, limit.With(b.cfg.Slack))
+}

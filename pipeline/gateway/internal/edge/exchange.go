@@ -1,0 +1,231 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/memory"
+)
+
+const (
+	JSONType = "application/json"
+
+	// A body that nobody wants is read as far as it is here, so that its connection can go on.
+	unwantedBytes = 64 << 10
+	UnwantedWait  = 20 * time.Millisecond
+
+	// streamPieceBytes of an answer over HTTP/2 are taken within the write timeout, or the caller is given up.
+	streamPieceBytes = 32 << 10
+
+	// lingerFor is what a caller that still sends has to see the answer to what it began: the
+	// system would throw the answer away as soon as we refused what it sends.
+	lingerFor = 5 * time.Second
+)
+
+// statusCallerLeft is what log and metrics say of a request whose caller did not wait.
+const statusCallerLeft = 499
+
+// errCallerLeft says that there is nobody to answer.
+var errCallerLeft = errors.New("the caller has left")
+
+// exchange is one request and its answer, with what metrics and log want to know about them.
+type exchange struct {
+	http.ResponseWriter
+	cfg      *config.Config
+	draining *atomic.Bool // the gateway stops
+	request  *http.Request
+	started  time.Time
+	route    route
+	backend  string // who was asked last; "": nobody
+	status   int    // 0: not answered yet
+	sent     int64  // bytes of the answer's body
+
+	share      memory.Share
+	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
+	stream     *stream      // not nil: the body is passed on as it comes
+	mustLinger bool         // the caller still sends, though it has its answer
+}
+
+// isOurs says whether it is the gateway that asks.
+func (x *exchange) isOurs() bool { return x.request == nil }
+
+// WriteHeader notes the status; those below 200 are not the answer's.
+func (x *exchange) WriteHeader(status int) {
+	if status >= http.StatusOK {
+		x.begin(status)
+	}
+	x.ResponseWriter.WriteHeader(status)
+}
+
+// begin notes the status of the answer. A gateway that stops sends the caller's next request elsewhere: over
+// HTTP/2 package http makes a GOAWAY of it.
+func (x *exchange) begin(status int) {
+	if x.status != 0 {
+		return
+	}
+	x.status = status
+	if x.draining.Load() {
+		x.Header().Set("Connection", "close")
+	}
+}
+
+// Write sends a part of the answer's body. Over HTTP/2 the caller has a time for each piece; over HTTP/1.1
+// the connection sees to that: see guardedConn.
+func (x *exchange) Write(data []byte) (written int, err error) {
+	x.begin(http.StatusOK)
+	x.share.Keep(memory.RequestBytes + int64(len(data))) // what it was made of is not needed any more
+	for piece := range slices.Chunk(data, x.pieceBytes(len(data))) {
+		x.mustTake(true)
+		n, err := x.ResponseWriter.Write(piece)
+		written += n
+		x.sent += int64(n)
+		if err != nil {
+			return written, err
+		}
+	}
+	x.mustTake(false)
+	return written, nil
+}
+
+func (x *exchange) pieceBytes(all int) int {
+	if x.request.ProtoMajor == 1 {
+		return max(all, 1)
+	}
+	return streamPieceBytes
+}
+
+// FlushError sends what is written; it is for http.ResponseController.
+func (x *exchange) FlushError() error {
+	x.mustTake(true)
+	defer x.mustTake(false)
+	return http.NewResponseController(x.ResponseWriter).Flush()
+}
+
+// mustTake sets the time that an HTTP/2 caller has to take what is sent next, or takes it off: a stream
+// on which there is nothing to send may be silent.
+func (x *exchange) mustTake(isSending bool) {
+	if x.request.ProtoMajor == 1 {
+		return
+	}
+	var limit time.Time
+	if isSending {
+		limit = time.Now().Add(x.cfg.WriteTimeout)
+	}
+	_ = x.control().SetWriteDeadline(limit)
+}
+
+// lastWords gives the caller the time to take what is still to be sent when the handler has returned.
+func (x *exchange) lastWords() { x.mustTake(true) }
+
+// Unwrap is for http.ResponseController.
+func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
+
+// control reaches the connection. Errors of it mean that the connection is gone: whoever reads or
+// writes next is told.
+func (x *exchange) control() *http.ResponseController {
+	return http.NewResponseController(x.ResponseWriter)
+}
+
+// hasArrived takes the caller's time limit off: from here on it is we who take time.
+func (x *exchange) hasArrived() { _ = x.control().SetReadDeadline(time.Time{}) }
+
+// json answers with a JSON object.
+func (x *exchange) json(status int, body []byte) {
+	header := x.Header()
+	header.Set("Content-Type", JSONType)
+	header.Set("Content-Length", strconv.Itoa(len(body)))
+	x.WriteHeader(status)
+	_, _ = x.Write(body) // to a caller that has left
+}
+
+// refuse answers a request whose body was read, or had none, with a refusal.
+func (x *exchange) refuse(answer *failure.Error) {
+	header := x.Header()
+	if answer.Allow != "" {
+		header.Set("Allow", answer.Allow)
+	}
+	if answer.RetryAfter > 0 {
+		header.Set("Retry-After", strconv.Itoa(answer.RetryAfter))
+	}
+	if answer.MustClose {
+		header.Set("Connection", "close")
+	}
+	x.json(answer.Status, answer.Body())
+}
+
+// refuseEarly answers a request whose body may still be on its way.
+func (x *exchange) refuseEarly(answer *failure.Error) {
+	if x.request.ProtoMajor != 1 || x.isUnwantedHere() {
+		x.refuse(answer)
+		return
+	}
+	closing := *answer
+	closing.MustClose = true
+	_ = x.control().EnableFullDuplex() // else the server would wait for the body first
+	x.refuse(&closing)
+	x.linger()
+}
+
+// refuseFault answers a request with an error that is a *failure.Error; for errCallerLeft there is nobody
+// to answer. It says whether the error is one of these.
+func (x *exchange) refuseFault(err error) bool {
+	var answer *failure.Error
+	if errors.As(err, &answer) {
+		x.refuseEarly(answer)
+		return true
+	}
+	return errors.Is(err, errCallerLeft)
+}
+
+// isUnwantedHere reads a body that is not needed and says whether it ended.
+func (x *exchange) isUnwantedHere() bool {
+	if x.request.ContentLength == 0 {
+		return true
+	}
+	if x.request.Header.Get("Expect") != "" { // it waits for our word and is spared the body
+		return false
+	}
+	_ = x.control().SetReadDeadline(time.Now().Add(UnwantedWait))
+	_, err := io.CopyN(io.Discard, x.request.Body, unwantedBytes)
+	x.hasArrived()
+	return err == io.EOF
+}
+
+// linger sends what is written, says that no more follows and reads on for a while.
+func (x *exchange) linger() {
+	_ = x.control().Flush()
+	conn, isConn := x.request.Context().Value(connKey{}).(net.Conn)
+	if !isConn {
+		return
+	}
+	hangUpGently(conn, lingerFor)
+	_ = x.control().SetReadDeadline(time.Unix(1, 0)) // the server wants no more of it either
+}
+
+// closeWriter is a connection that can say that no more follows.
+type closeWriter interface{ CloseWrite() error }
+
+// hangUpGently ends our half of a connection, and waits until the other half ends, but not for longer.
+func hangUpGently(conn net.Conn, most time.Duration) {
+	if half, ok := conn.(closeWriter); ok {
+		_ = half.CloseWrite()
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(most))
+	_, _ = io.Copy(io.Discard, struct{ io.Reader }{conn})
+}
+
+// connKey finds a connection in the context of its requests.
+type connKey struct{}
+
+func withConn(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}

@@ -1,0 +1,249 @@
+// Package edge answers HTTP: it routes requests, and asks upstreams for what is not its own.
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+
+	"pipeline/gateway/internal/codec"
+	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/deadline"
+	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/metrics"
+	"pipeline/gateway/internal/upstream"
+	"pipeline/gateway/pipelinepb"
+)
+
+// Handler answers HTTP requests.
+type Handler struct {
+	cfg      config.Config
+	log      *slog.Logger
+	Pool     *upstream.Pool
+	stats    *metrics.Stats
+	access   *accessLog
+	Budget   *memory.Budget
+	mux      *runtime.ServeMux // of the generated code
+	web      *passthrough
+	standard deadline.Deadline // of a request that says none
+	Draining atomic.Bool
+}
+
+// NewHandler puts the parts together. The pool is the caller's, to start and to close.
+func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, stats *metrics.Stats) (*Handler, error) {
+	g := &Handler{
+		cfg:      cfg,
+		log:      log,
+		Pool:     backends,
+		stats:    stats,
+		access:   &accessLog{log: log, every: cfg.AccessLogSample},
+		Budget:   memory.NewBudget(cfg.MaxBufferedBytes),
+		web:      newPassthrough(backends, log),
+		standard: deadline.Standard(cfg.Timeout),
+	}
+	g.mux = runtime.NewServeMux(
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, newMarshaler(cfg.MaxJSONBytes)),
+		runtime.WithDisablePathLengthFallback(),
+		runtime.WithDisableHTTPMethodOverride(),
+		runtime.WithWriteContentLength(),
+		runtime.WithErrorHandler(noteFailure),
+		runtime.WithRoutingErrorHandler(noteLostRoute),
+	)
+	stats.Watch(g.Budget.Held.Load)
+	client := &balancer{pool: backends, cfg: cfg}
+	return g, pipelinepb.RegisterPipelineServiceHandlerClient(context.Background(), g.mux, client)
+}
+
+// ServeHTTP answers one request.
+func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	found, name, method := routeOf(r, !g.web.isUnknown())
+	x := &exchange{ResponseWriter: w, cfg: &g.cfg, draining: &g.Draining, request: r, started: time.Now(), route: found}
+	x.share.Of = g.Budget
+	g.stats.InFlight.Inc()
+	defer g.answered(x)
+	switch found {
+	case routeHealth:
+		g.health(x, method)
+	case routeMetrics:
+		g.metrics(x)
+	case routeNowhere:
+		g.refuseNowhere(x)
+	default:
+		if err := x.share.Need(memory.RequestBytes); err != nil {
+			x.refuseFault(err) // which it is
+			return
+		}
+		if found == routeInference {
+			g.infer(x, name, method)
+			return
+		}
+		g.web.forward(x)
+	}
+}
+
+// answered counts an exchange that is over, also one that was broken off by a panic.
+func (g *Handler) answered(x *exchange) {
+	x.lastWords()
+	x.share.End()
+	g.stats.InFlight.Dec()
+	if x.status == 0 {
+		x.status = statusCallerLeft
+	}
+	took := time.Since(x.started)
+	g.stats.Answered(x.route.String(), x.status, x.sent, took)
+	g.access.answered(x, took)
+}
+
+func (g *Handler) refuseNowhere(x *exchange) {
+	if x.request.Method == http.MethodConnect {
+		text := "method CONNECT: this is no proxy"
+		x.refuse(&failure.Error{Status: http.StatusMethodNotAllowed, ErrNo: failure.CodePackage, Text: text, MustClose: true})
+		return
+	}
+	if reason := whyNoHTTP2(x.request); reason != "" {
+		x.refuse(badRequest("this is no valid HTTP/2 request: %s", reason))
+		return
+	}
+	x.refuse(notHTTP("HTTP/2 is not spoken here"))
+}
+
+// health answers /health/live and /health/ready.
+func (g *Handler) health(x *exchange, probe string) {
+	switch method := x.request.Method; {
+	case probe != "live" && probe != "ready":
+		text := "no such path; GET /health/live or /health/ready"
+		x.refuseEarly(&failure.Error{Status: http.StatusNotFound, ErrNo: failure.CodeNoService, Text: text})
+	case method != http.MethodGet && method != http.MethodHead:
+		x.refuseEarly(notAllowed(method, "GET, HEAD"))
+	case probe == "live" || (g.Pool.IsReady() && !g.Draining.Load()):
+		x.json(http.StatusOK, []byte(`{"status":"ok"}`))
+	default:
+		x.json(http.StatusServiceUnavailable, []byte(`{"status":"not ready"}`))
+	}
+}
+
+// metrics answers /metrics.
+func (g *Handler) metrics(x *exchange) {
+	if method := x.request.Method; method != http.MethodGet && method != http.MethodHead {
+		x.refuseEarly(notAllowed(method, "GET, HEAD"))
+		return
+	}
+	x.hasArrived()
+	x.Header().Set("Cache-Control", "no-store")
+	g.stats.Handler().ServeHTTP(x, &http.Request{Method: http.MethodGet, URL: &url.URL{}})
+	if g.cfg.BackendMetrics && x.request.Method == http.MethodGet {
+		if err := g.web.copyMetrics(x.request.Context(), x); err != nil {
+			g.log.Warn(fmt.Sprintf("a backend's metrics are not there: %v", err))
+		}
+	}
+}
+
+// infer answers POST /<name>/<method>: it reads the body and lets the generated code ask a backend.
+func (g *Handler) infer(x *exchange, name, method string) {
+	r := x.request
+	if r.Method != http.MethodPost {
+		x.refuseEarly(notAllowed(r.Method, http.MethodPost))
+		return
+	}
+	if page := foreignPage(r); page != "" {
+		g.leaveToFallback(x, &fallback{"origin", notFromPage(page)})
+		return
+	}
+	limit, ok := deadline.Of(r.Header, g.standard)
+	if !ok {
+		text := "invalid Grpc-Timeout: send at most 8 digits and one of H M S m u n"
+		g.leaveToFallback(x, &fallback{"timeout", badRequest("%s", text)})
+		return
+	}
+	if size := metadataBytes(r.Header, g.Pool.Candidates.Load().WantHeaders); size > MaxMetadataBytes && g.hasFallback() {
+		g.leaveToFallback(x, &fallback{"metadata", tooMuchMetadata(size)})
+		return
+	}
+	asked := &call{exchange: x, deadline: limit}
+	if err := g.read(asked); err != nil {
+		g.end(asked, err)
+		return
+	}
+	g.mux.ServeHTTP(g.writerFor(x), asRequest(asked, name, method))
+	g.end(asked, asked.failed)
+}
+
+// read takes the body of a call and unpacks it, if there is room for what it says.
+func (g *Handler) read(asked *call) (err error) {
+	x := asked.exchange
+	most := g.cfg.JSONLimit()
+	if asked.original, err = x.readBody(most); err != nil {
+		return err
+	}
+	g.stats.Received.Add(float64(len(asked.original)))
+	asked.plain = asked.original
+	if encoding := encodingOf(x.request.Header); encoding != "" {
+		if asked.plain, err = x.unpack(encoding, asked.original, most); err != nil {
+			return err
+		}
+	}
+	asked.weight = codec.WeightOf(asked.plain)
+	return x.share.Need(asked.weight)
+}
+
+// end answers a call that failed, and frees what it held.
+func (g *Handler) end(asked *call, err error) {
+	x := asked.exchange
+	var judge *fallback
+	switch {
+	case err == nil:
+	case asked.fallback != nil:
+		g.fallBack(asked, asked.fallback)
+		return // its body may be read for longer than this request takes
+	case errors.As(err, &judge):
+		g.fallBack(asked, judge)
+		return
+	case x.refuseFault(err), x.request.Context().Err() != nil:
+	default:
+		g.log.Error(fmt.Sprintf("%s failed: %v", x.request.URL.Path, err))
+		x.refuse(&failure.Error{Status: http.StatusInternalServerError, ErrNo: failure.CodeUnknown, Text: "internal error of the gateway"})
+	}
+	asked.forget()
+}
+
+// writerFor returns where the generated code writes the answer to.
+func (g *Handler) writerFor(x *exchange) http.ResponseWriter {
+	if g.cfg.GzipMinBytes == 0 {
+		return x
+	}
+	x.Header().Add("Vary", "Accept-Encoding")
+	if !acceptsGzip(x.request.Header) {
+		return x
+	}
+	return &zipping{x, g.cfg.GzipMinBytes}
+}
+
+// asRequest returns what the generated code is given: the path and the body. The headers are ours
+// to read, see `outgoing`: the runtime would have its own ideas of them.
+func asRequest(asked *call, name, method string) *http.Request {
+	bare := http.Request{
+		Method: http.MethodPost,
+		URL:    &url.URL{Path: "/" + name + "/" + method},
+		Header: http.Header{},
+		Body:   asked,
+	}
+	return bare.WithContext(withCall(asked.exchange.request.Context(), asked))
+}
+
+// noteFailure keeps the error of the generated code for `end`.
+func noteFailure(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, _ http.ResponseWriter, _ *http.Request, err error) {
+	callOf(ctx).failed = err
+}
+
+// noteLostRoute is for paths that the generated code does not know, of which it is asked none.
+func noteLostRoute(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, _ http.ResponseWriter, r *http.Request, _ int) {
+	callOf(ctx).failed = errors.New("the generated code has no route for " + r.Method + " " + r.URL.Path)
+}

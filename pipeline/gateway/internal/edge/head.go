@@ -1,0 +1,49 @@
+package edge
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"pipeline/gateway/internal/clock"
+	"pipeline/gateway/internal/deadline"
+)
+
+// What is known of the head of an answer from a backend's HTTP port: who sets it first is right.
+const (
+	headAwaited = iota
+	headCame
+	headLate // and not awaited any more
+)
+
+// timeToBegin returns the time that an answer from a backend's HTTP port has to begin, from when
+// the request is there. It may go on for longer: recordings and streams do.
+//
+// The standard deadline is for inference, which is posted: to the door, and in its other protocols.
+func (x *exchange) timeToBegin() (limit time.Duration, isLimited bool) {
+	var standard deadline.Deadline
+	if x.request.Method == http.MethodPost {
+		standard = deadline.Standard(x.cfg.Timeout)
+	}
+	given, isReadable := deadline.Of(x.request.Header, standard)
+	if !isReadable { // which is for the door to say
+		given = standard
+	}
+	return given.With(x.cfg.Slack), given.Text != ""
+}
+
+// awaitHead breaks off a request whose answer does not begin within the limit. The body has a time
+// of its own to come; beyond that it is the backend that does not take it.
+func (x *exchange) awaitHead(ctx context.Context, limit time.Duration, breakOff context.CancelFunc) {
+	if x.stream != nil {
+		select {
+		case <-x.stream.ended:
+		case <-time.After(x.cfg.Patience):
+		case <-ctx.Done():
+			return
+		}
+	}
+	if clock.Sleep(ctx, limit) && x.head.CompareAndSwap(headAwaited, headLate) {
+		breakOff()
+	}
+}

@@ -1,0 +1,114 @@
+package edge
+
+import (
+	"encoding/base64"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+)
+
+// MaxMetadataBytes of what a backend is told is taken by every gRPC server: some refuse more by chance.
+const MaxMetadataBytes = 8 << 10
+
+// metadataOverhead is what gRPC adds to the size of each key and value.
+const metadataOverhead = 32
+
+const (
+	metadataPrefix = "Grpc-Metadata-"
+	binarySuffix   = "-bin"
+)
+
+// forwarded are the headers that a backend is told, by their metadata's keys.
+var forwarded = map[string]string{
+	"Authorization": "authorization",
+	"Traceparent":   "traceparent",
+	"Tracestate":    "tracestate",
+	"X-Request-Id":  "x-request-id",
+}
+
+// protectedKeys are those that Grpc-Metadata-* cannot say: a backend would take what a caller writes for
+// the gateway's word, or the connection's. Those of `forwarded` have headers of their own.
+var protectedKeys = map[string]bool{
+	"authorization": true, "traceparent": true, "tracestate": true, "x-request-id": true,
+	"connection": true, "content-length": true, "content-type": true, "forwarded": true, "host": true,
+	"keep-alive": true, "proxy-authorization": true, "proxy-connection": true, "te": true, "trailer": true,
+	"transfer-encoding": true, "upgrade": true, "user-agent": true, "x-real-ip": true,
+}
+
+// protectedPrefixes are those of keys of the same kind: of gRPC, of ours, and of proxies.
+var protectedPrefixes = []string{"grpc-", "pipeline-", "x-forwarded-"}
+
+// outgoing returns what a backend is told beside the request.
+func outgoing(header http.Header) metadata.MD {
+	told := make(metadata.MD, 4)
+	for name, values := range header {
+		key, isForwarded := metadataKey(name)
+		if !isForwarded {
+			continue
+		}
+		for _, value := range values {
+			if value, ok := metadataValue(key, value); ok {
+				told[key] = append(told[key], value)
+			}
+		}
+	}
+	return told
+}
+
+// metadataBytes is the size of what a backend is told, as gRPC counts it; `isAll`: it is told all headers.
+func metadataBytes(header http.Header, isAll bool) int {
+	size := 0
+	for name, values := range header {
+		key, isForwarded := metadataKey(name)
+		if isAll {
+			key, isForwarded = name, true
+		}
+		if isForwarded {
+			for _, value := range values {
+				size += len(key) + len(value) + metadataOverhead
+			}
+		}
+	}
+	return size
+}
+
+// metadataKey returns the key by which a backend is told a header, if it is told.
+func metadataKey(name string) (key string, isForwarded bool) {
+	if key, isForwarded = forwarded[name]; isForwarded {
+		return key, true
+	}
+	suffix, hasPrefix := strings.CutPrefix(name, metadataPrefix)
+	if !hasPrefix {
+		return "", false
+	}
+	key = strings.ToLower(suffix)
+	return key, isFree(key)
+}
+
+// isFree says whether a caller may choose the value of a key: some are gRPC's, or ours.
+func isFree(key string) bool {
+	if key == "" || protectedKeys[key] {
+		return false
+	}
+	for _, prefix := range protectedPrefixes {
+		if strings.HasPrefix(key, prefix) {
+			return false
+		}
+	}
+	return strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+}
+
+// metadataValue returns a header's value as metadata, if that can hold it.
+func metadataValue(key, value string) (string, bool) {
+	if strings.HasSuffix(key, binarySuffix) {
+		data, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
+		return string(data), err == nil
+	}
+	for at := range len(value) {
+		if value[at] < ' ' || value[at] > '~' {
+			return "", false
+		}
+	}
+	return value, true
+}

@@ -1,0 +1,96 @@
+// Package metrics counts.
+package metrics
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"pipeline/gateway/internal/version"
+)
+
+const MetricPrefix = "pipeline_gateway_"
+
+// latencyBuckets double from 0.5 ms to 33 s.
+var latencyBuckets = prometheus.ExponentialBuckets(0.0005, 2, 17)
+
+// Stats is what the gateway counts; names begin with pipeline_gateway_.
+type Stats struct {
+	registry           *prometheus.Registry
+	requests           *prometheus.CounterVec
+	durations          *prometheus.HistogramVec
+	InFlight           prometheus.Gauge
+	BackendUp          *prometheus.GaugeVec
+	Connections        prometheus.Gauge
+	RefusedConnections prometheus.Counter
+	Fallbacks          *prometheus.CounterVec
+	Retries            prometheus.Counter
+	Received           prometheus.Counter
+	sent               prometheus.Counter
+}
+
+func New() *Stats {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	s := &Stats{
+		registry: prometheus.NewRegistry(),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "requests_total", Help: "Requests by route and HTTP status; 499: the caller left.",
+		}, []string{"route", "code"}),
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "request_duration_seconds", Help: "Time from a request's head to the end of its answer.",
+			Buckets: latencyBuckets,
+		}, []string{"route"}),
+		InFlight: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "requests_in_flight", Help: "Requests that are not answered yet.",
+		}),
+		BackendUp: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "backend_up", Help: "1 for a backend that serves, else 0.",
+		}, []string{"backend"}),
+		Connections: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "connections", Help: "Callers' connections that are open.",
+		}),
+		RefusedConnections: counter("refused_connections_total", "Connections that were one too many."),
+		Fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "handed_over_total", Help: "Inference requests that a backend's HTTP door answered, by reason.",
+		}, []string{"reason"}),
+		Retries:  counter("retries_total", "Calls that never left and went to another backend."),
+		Received: counter("received_bytes_total", "Bytes of bodies of inference requests, as they came."),
+		sent:     counter("sent_bytes_total", "Bytes of answers' bodies."),
+	}
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "build_info", Help: "1; the labels say what runs.",
+		ConstLabels: prometheus.Labels{"version": version.Version},
+	})
+	info.Set(1)
+	ours := prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry)
+	ours.MustRegister(
+		s.Connections, s.RefusedConnections, s.requests, s.durations, s.InFlight, s.BackendUp, s.Fallbacks, s.Retries, s.Received, s.sent,
+		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return s
+}
+
+// Watch has the metrics tell how many bytes are held.
+func (s *Stats) Watch(held func() int64) {
+	prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry).MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "buffered_bytes", Help: "Bytes of requests and answers that are held, roughly.",
+	}, func() float64 { return float64(held()) }))
+}
+
+// Answered counts an exchange that is over.
+func (s *Stats) Answered(route string, status int, sent int64, took time.Duration) {
+	s.requests.WithLabelValues(route, strconv.Itoa(status)).Inc()
+	s.durations.WithLabelValues(route).Observe(took.Seconds())
+	s.sent.Add(float64(sent))
+}
+
+// Handler writes all metrics as text.
+func (s *Stats) Handler() http.Handler {
+	return promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{DisableCompression: true})
+}

@@ -1,0 +1,240 @@
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/sockets"
+)
+
+const (
+	askAgain     = time.Second // after a health service that failed
+	streamWindow = 1 << 20     // bytes in flight of one message
+	connWindow   = 8 << 20     // of all messages on a connection
+)
+
+// grpcConn asks a server over gRPC, on one HTTP/2 connection.
+type grpcConn struct {
+	conn *grpc.ClientConn
+}
+
+func NewGRPC(address config.Backend, security *config.BackendTLS) (*grpcConn, error) {
+	options := append(dialOptions(address.RPC), securityOptions(address, security)...)
+	conn, err := grpc.NewClient("passthrough:///"+address.RPC.Address, options...)
+	if err != nil {
+		return nil, fmt.Errorf("--backend %s: %w", address.Name, err)
+	}
+	return &grpcConn{conn}, nil
+}
+
+// Unary calls the server. A call for which there was no connection has no peer. The end of the time
+// may be seen here first or there: it is context.DeadlineExceeded.
+func (c *grpcConn) Unary(ctx context.Context, call *Call) ([]byte, error) {
+	var seenBy peer.Peer
+	var trailer metadata.MD
+	var answer []byte
+	err := c.conn.Invoke(call.outgoing(ctx), call.Method, call.Data, &answer, grpc.ForceCodecV2(rawCodec{}), grpc.Peer(&seenBy), grpc.Trailer(&trailer))
+	if err == nil {
+		return answer, nil
+	}
+	return nil, failureOfCall(ctx, err, &seenBy, trailer)
+}
+
+// failureOfCall returns what a call ended with: see Upstream.
+func failureOfCall(ctx context.Context, err error, seenBy *peer.Peer, trailer metadata.MD) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case seenBy.Addr == nil && status.Code(err) == codes.Unavailable:
+		return ErrNeverLeft
+	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(ErrNoKey)) == 0:
+		return context.DeadlineExceeded // the backend's gRPC has a clock, too
+	}
+	return failureOf(err, trailer)
+}
+
+// Stream begins a call whose request or answer comes in parts.
+func (c *grpcConn) Stream(ctx context.Context, call *Call) (Stream, error) {
+	both := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+	begun := &grpcStream{ctx: ctx}
+	var err error
+	begun.stream, err = c.conn.NewStream(call.outgoing(ctx), both, call.Method, grpc.ForceCodecV2(rawCodec{}), grpc.Peer(&begun.seenBy))
+	if err == nil {
+		err = begun.Send(call.Data, !call.HasMore)
+	}
+	if err != nil {
+		return nil, begun.failure(err)
+	}
+	return begun, nil
+}
+
+// grpcStream is a Stream over gRPC.
+type grpcStream struct {
+	ctx    context.Context
+	stream grpc.ClientStream
+	seenBy peer.Peer
+}
+
+// Send sends a part of the request.
+func (s *grpcStream) Send(data []byte, isLast bool) error {
+	if data != nil {
+		if err := s.stream.SendMsg(data); err != nil {
+			return err
+		}
+	}
+	if isLast {
+		return s.stream.CloseSend()
+	}
+	return nil
+}
+
+// Receive returns the next part of the answer.
+func (s *grpcStream) Receive() ([]byte, error) {
+	var data []byte
+	if err := s.stream.RecvMsg(&data); err != nil {
+		return nil, s.failure(err)
+	}
+	return data, nil
+}
+
+func (s *grpcStream) failure(err error) error {
+	if err == io.EOF {
+		return err
+	}
+	var trailer metadata.MD
+	if s.stream != nil {
+		trailer = s.stream.Trailer()
+	}
+	return failureOfCall(s.ctx, err, &s.seenBy, trailer)
+}
+
+// rawCodec passes messages as they are: whoever asks has encoded them.
+type rawCodec struct{}
+
+// Name is that of protobuf, in which they are encoded.
+func (rawCodec) Name() string { return "proto" }
+
+// Marshal takes a []byte.
+func (rawCodec) Marshal(value any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(value.([]byte))}, nil
+}
+
+// Unmarshal fills a *[]byte.
+func (rawCodec) Unmarshal(data mem.BufferSlice, value any) error {
+	*value.(*[]byte) = data.Materialize()
+	return nil
+}
+
+// Close ends the connection.
+func (c *grpcConn) Close() { _ = c.conn.Close() } // it fails only if it is closed
+
+// dialOptions says how to connect to a backend and to call it.
+func dialOptions(place sockets.Endpoint) []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithContextDialer(sockets.DialerTo(place)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: sockets.FirstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: sockets.LastBackoff},
+			MinConnectTimeout: sockets.ConnectTimeout,
+		}),
+		grpc.WithIdleTimeout(0),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(), // but what no peer has processed is sent again
+		grpc.WithInitialWindowSize(streamWindow),
+		grpc.WithInitialConnWindowSize(connWindow),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(math.MaxInt32),
+			grpc.MaxCallSendMsgSize(math.MaxInt32),
+		),
+	}
+}
+
+// securityOptions says how a backend is trusted, and so what its calls name as their authority.
+func securityOptions(address config.Backend, security *config.BackendTLS) []grpc.DialOption {
+	if security != nil {
+		return []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(security.ForHost(address.Host)))}
+	}
+	authority := address.RPC.Address
+	if address.RPC.Network == "unix" {
+		authority = address.Host
+	}
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority(authority),
+	}
+}
+
+// Watch reports the health of the server: the health service says it, and a server without one
+// serves as soon as there is a connection.
+func (c *grpcConn) Watch(ctx context.Context, report func(Health)) {
+	for {
+		err := c.follow(ctx, report)
+		if ctx.Err() != nil {
+			return
+		}
+		c.afterHealth(ctx, err, report)
+	}
+}
+
+// follow listens to the health service until that ends.
+func (c *grpcConn) follow(ctx context.Context, report func(Health)) error {
+	watching, err := healthpb.NewHealthClient(c.conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+	for err == nil {
+		var said *healthpb.HealthCheckResponse
+		if said, err = watching.Recv(); err != nil {
+			break
+		}
+		if said.GetStatus() == healthpb.HealthCheckResponse_SERVING {
+			report(Health{State: StateServing})
+		} else {
+			report(Health{StateConnected, "it says " + said.GetStatus().String()})
+		}
+	}
+	return err
+}
+
+// afterHealth draws the conclusion from the end of the health service's word, and waits until it
+// is worth asking again.
+func (c *grpcConn) afterHealth(ctx context.Context, err error, report func(Health)) {
+	failed := status.Convert(err)
+	connection := c.conn.GetState()
+	switch {
+	case failed.Code() == codes.Unimplemented && connection == connectivity.Ready:
+		report(Health{State: StateServing})
+		c.conn.WaitForStateChange(ctx, connectivity.Ready)
+		report(Health{StateDown, "the connection was lost"})
+	case connection == connectivity.Ready:
+		report(Health{StateConnected, "its health is not known: " + failed.Message()})
+		c.waitWhile(ctx, connectivity.Ready)
+	default:
+		report(Health{StateDown, failed.Message()})
+		if connection == connectivity.TransientFailure {
+			c.conn.WaitForStateChange(ctx, connectivity.TransientFailure) // it tries on its own
+		}
+	}
+}
+
+// waitWhile waits until the connection leaves a state, but not for long.
+func (c *grpcConn) waitWhile(ctx context.Context, current connectivity.State) {
+	waiting, cancel := context.WithTimeout(ctx, askAgain)
+	defer cancel()
+	c.conn.WaitForStateChange(waiting, current)
+}
+
+// WantsHeaders says no: such a server is told metadata.
+func (*grpcConn) WantsHeaders() bool { return false }

@@ -1,0 +1,80 @@
+// Package upstream knows the pipeline servers behind the gateway, which of them serve, and how they are asked.
+package upstream
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"pipeline/gateway/internal/deadline"
+	"pipeline/gateway/internal/memory"
+)
+
+// TimeoutKey names the caller's Grpc-Timeout, for a pipeline server.
+const TimeoutKey = "pipeline-timeout"
+
+// ErrNeverLeft says that an upstream cannot have seen a request: another one may be asked.
+var ErrNeverLeft = errors.New("the request has not left")
+
+// Headers are what a caller said beside its request, as edges have it.
+type Headers interface {
+	// Trace returns the caller's traceparent, "" for none.
+	Trace() string
+	// Metadata returns what an upstream elsewhere is told, a map that may be added to.
+	Metadata() metadata.MD
+	// All returns all that a server is told that forwards some to its hooks: no headers of the connection, and
+	// with who asks.
+	All() http.Header
+}
+
+// Call is one request on its way to an upstream.
+type Call struct {
+	Method  string            // in full: /package.Service/Method
+	Limit   deadline.Deadline // the time that the caller gives
+	Started time.Time         // when the request came, from which that is counted
+	Caller  string            // the address of who asks
+	Headers Headers           // nil: nobody's, and there are none
+	Data    []byte            // the request in protobuf, or the first part of it
+	HasMore bool              // other parts follow: only for Stream
+	Share   *memory.Share     // where its bytes are counted; nil: nowhere
+
+	Asked string // the name of the backend that was asked last, as the pool notes it
+}
+
+// Stream is a call with parts, of one request and one answer or many. It ends with its context.
+type Stream interface {
+	// Send sends a part of the request; nil is none. The data is read until Send returns.
+	Send(data []byte, isLast bool) error
+	// Receive returns the next part of the answer, at its end io.EOF, or the errors of Upstream.Unary.
+	Receive() ([]byte, error)
+}
+
+// Upstream is a connection to a pipeline server.
+type Upstream interface {
+	// Unary returns the answer in protobuf, in a buffer that may be released. Its error is a *failure.Error,
+	// ErrNeverLeft, or one of package context: that of ctx, or that the server saw the end of the time first.
+	Unary(ctx context.Context, call *Call) ([]byte, error)
+	// Stream begins a call with parts. Its error is one of Unary's.
+	Stream(ctx context.Context, call *Call) (Stream, error)
+	// Watch keeps the connection and reports the health of the server whenever it changes, until ctx ends.
+	Watch(ctx context.Context, report func(Health))
+	// WantsHeaders says whether the server is to be told all headers.
+	WantsHeaders() bool
+	// Close ends the connection.
+	Close()
+}
+
+// outgoing adds to a context what gRPC says beside a request.
+func (c *Call) outgoing(ctx context.Context) context.Context {
+	told := metadata.MD{}
+	if c.Headers != nil {
+		told = c.Headers.Metadata()
+	}
+	if c.Limit.Text != "" {
+		told[TimeoutKey] = []string{c.Limit.Text}
+	}
+	return metadata.NewOutgoingContext(ctx, told)
+}
