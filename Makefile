@@ -35,7 +35,8 @@ test: $(READY)
 
 bench: $(READY) $(GATEWAY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]' || echo "mosec could not be installed: not measured"
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --set goals --instructions
+	$(BIN)/python -m benchmarks --set rest
 	cd examples/ocr && for config in config.yml config_paddle.yml; do \
 		$(CURDIR)/$(BIN)/python benchmark.py --config $$config || exit 1; done
 

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from benchmarks import large, overload
-from benchmarks.catalog import GROUPS, TARGETS
+from benchmarks.catalog import GROUPS, SETS, TARGETS
+from benchmarks.instructions import count_all
 from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, measure
-from benchmarks.report import markdown, write
+from benchmarks.report import BEGIN, markdown, write
 
 _PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
 
@@ -30,16 +31,24 @@ def main() -> int:
     plan = Plan(tuple(arguments.clients), arguments.seconds, arguments.repeats)
     if arguments.quick:
         plan = Plan((1, 64), seconds=1, repeats=1)
+    names = [*(SETS[arguments.set] if arguments.set else arguments.groups)]
     groups = [
         [case for case in GROUPS[name] if not arguments.case or case.name in arguments.case]
-        for name in arguments.groups
+        for name in names
     ]
-    results = measure(groups, plan, lambda text: print(text, file=sys.stderr))
+    results = measure(groups, plan, _say)
+    if arguments.instructions:
+        counted = [case for cases in groups for case in cases if case.is_counted]
+        results.instructions.update(count_all(counted, arguments.requests, _say))
     report = markdown(results, plan, TARGETS)
     print(report)
     if arguments.write:
-        write(report, _PERFORMANCE)
+        write(report, _PERFORMANCE, BEGIN.format(arguments.set))
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _arguments() -> argparse.Namespace:
@@ -48,17 +57,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "groups", nargs="*", default=[*GROUPS], metavar="GROUP", help=f"of {', '.join(GROUPS)}"
     )
+    parser.add_argument("--set", choices=SETS, help="of groups, in place of them")
     parser.add_argument(
         "--case", action="append", choices=names, metavar="NAME", help="only this; may be repeated"
     )
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64], metavar="N")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 64], metavar="N")
     parser.add_argument("--seconds", type=int, default=2, help="length of a measurement")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; the median is reported")
     parser.add_argument("--quick", action="store_true", help="one round of 1 s, 1 and 64 clients")
-    parser.add_argument("--write", action="store_true", help=f"into {_PERFORMANCE.name}")
+    parser.add_argument("--instructions", action="store_true", help="count them, by valgrind")
+    parser.add_argument("--requests", type=int, default=1024, help="of such a count")
+    parser.add_argument("--write", action="store_true", help=f"a set, into {_PERFORMANCE.name}")
     arguments = parser.parse_args()
     if unknown := set(arguments.groups) - GROUPS.keys():
         parser.error(f"unknown group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    if arguments.write and not arguments.set:
+        parser.error("what is written is one of the sets: --set")
     return arguments
 
 

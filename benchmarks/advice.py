@@ -96,8 +96,8 @@ def _measured(
 ) -> tuple[float, float]:
     """(requests/s, p99 in ms) without a profile: the median of `repeats`."""
     with _running(settings) as (service, url, right):
-        http_load(url, _QUESTION.as_json(), clients, _WARM_UP_S, right)
-        loads = [http_load(url, _QUESTION.as_json(), clients, seconds) for _ in range(repeats)]
+        http_load(url, _QUESTION, clients, _WARM_UP_S, right)
+        loads = [http_load(url, _QUESTION, clients, seconds) for _ in range(repeats)]
         service.usage()  # fails if it has died
     return (
         statistics.median(load.requests / load.seconds for load in loads),
@@ -109,7 +109,7 @@ def _advised(settings: Settings, clients: int) -> Advice:
     """What `python -m pipeline analyse` says of a server under load."""
     with TemporaryDirectory(prefix="bench-") as folder:
         with _running(settings, PROFILE, folder=folder) as (_, url, right):
-            http_load(url, _QUESTION.as_json(), clients, _PROFILE_S, right)
+            http_load(url, _QUESTION, clients, _PROFILE_S, right)
         return advise(Analyst(Path(folder, "output")).figures)
 
 

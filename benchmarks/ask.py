@@ -6,17 +6,19 @@ import json
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
+import numpy as np
 
 from benchmarks import NotMeasuredError
-from benchmarks.load import INFERENCE
 from pipeline.proto import codec
+from pipeline.proto import inference_v2_pb2 as v2
 from pipeline.proto import pipeline_service_pb2 as pb
 
 _TIMEOUT_S = 10.0
 _MOST_TEXT = 1000  # characters of a wrong answer that are shown
+_HEAD_BYTES = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,45 +34,118 @@ class Question:
     is_right: Callable[[Mapping[str, Any]], bool]
     repeats_exactly: bool = True
 
-    def as_json(self) -> bytes:
+    METHOD: ClassVar[str] = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of the request over HTTP."""
+        return {"Content-Type": "application/json"}
+
+    def as_body(self) -> bytes:
+        """The request over HTTP."""
         return json.dumps({"key": [self.key], "value": [self.value]}).encode()
 
     def as_message(self) -> bytes:
+        """The request over gRPC."""
         if isinstance(self.value, str):
             request = pb.Request(key=[self.key], value=[self.value])
         else:
             request = pb.Request(tensors=[codec.numpy_to_tensor(self.key, self.value)])
         return request.SerializeToString()
 
+    def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """Raise NotMeasuredError for an answer over HTTP that is wrong."""
+        answer = json.loads(body)
+        found = dict(zip(answer["key"], answer["value"], strict=True))
+        self.check(found, f"{answer['err_no']} {answer['err_msg']}", not answer["err_no"])
+
+    def check_message(self, message: bytes) -> None:
+        """Raise NotMeasuredError for an answer over gRPC that is wrong."""
+        answer = pb.Response.FromString(message)
+        tensors = codec.decode_tensors(answer.tensors)
+        found = dict(zip(answer.key, answer.value, strict=True)) | tensors
+        self.check(found, f"{answer.err_no} {answer.err_msg}", not answer.err_no)
+
+    def check(self, found: Mapping[str, Any], error: str = "", is_well: bool = True) -> None:
+        """Raise NotMeasuredError for a wrong answer."""
+        if not is_well or not self.is_right(found):
+            raise NotMeasuredError(f"wrong answer: {error}, {str(found)[:_MOST_TEXT]}")
+
+
+@dataclass(frozen=True, slots=True)
+class V2Question(Question):
+    """A float32 array for a model of the v2 protocol: raw bytes there and back."""
+
+    model: str = ""
+
+    METHOD: ClassVar[str] = "/inference.GRPCInferenceService/ModelInfer"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "application/octet-stream", _HEAD_BYTES: str(len(self._head()))}
+
+    def as_body(self) -> bytes:
+        return self._head() + self.value.tobytes()
+
+    def as_message(self) -> bytes:
+        tensor = v2.ModelInferRequest.InferInputTensor(
+            name=self.key, datatype="FP32", shape=self.value.shape
+        )
+        return v2.ModelInferRequest(
+            model_name=self.model, inputs=[tensor], raw_input_contents=[self.value.tobytes()]
+        ).SerializeToString()
+
+    def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
+        if _HEAD_BYTES not in headers:
+            raise NotMeasuredError(f"not an answer with raw tensors: {body[:_MOST_TEXT]!r}")
+        size = int(headers[_HEAD_BYTES])
+        outputs = json.loads(body[:size])["outputs"]
+        shapes = {output["name"]: output["shape"] for output in outputs}
+        self.check(_arrays(shapes, [body[size:]]))
+
+    def check_message(self, message: bytes) -> None:
+        answer = v2.ModelInferResponse.FromString(message)
+        shapes = {output.name: [*output.shape] for output in answer.outputs}
+        self.check(_arrays(shapes, answer.raw_output_contents))
+
+    def _head(self) -> bytes:
+        tensor = {
+            "name": self.key,
+            "shape": self.value.shape,
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": self.value.nbytes},
+        }
+        head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+        return json.dumps(head).encode()
+
+
+def _arrays(shapes: Mapping[str, list[int]], blocks: Any) -> dict[str, Any]:
+    """The float32 arrays of an answer; empty for what is none."""
+    try:
+        return {
+            name: np.frombuffer(block, np.float32).reshape(shape)
+            for (name, shape), block in zip(shapes.items(), blocks, strict=True)
+        }
+    except ValueError:
+        return {}
+
 
 def ask_http(url: str, question: Question) -> bytes:
     """The answer's body. Raises OSError while there is no server, NotMeasuredError."""
-    request = urllib.request.Request(
-        url, question.as_json(), headers={"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(url, question.as_body(), headers=question.headers)
     with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
         body: bytes = reply.read()
-    answer = json.loads(body)
-    found = dict(zip(answer["key"], answer["value"], strict=True))
-    _check(question, answer["err_no"], answer["err_msg"], found)
+    question.check_body(body, reply.headers)
     return body
 
 
 def ask_grpc(port: int, question: Question) -> bytes:
     """The answer's message. Raises OSError while there is no server, NotMeasuredError."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call: Callable[..., bytes] = channel.unary_unary(INFERENCE)
+        call: Callable[..., bytes] = channel.unary_unary(question.METHOD)
         try:
             message = call(question.as_message(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             raise OSError(str(error)) from error
-    answer = pb.Response.FromString(message)
-    found = dict(zip(answer.key, answer.value, strict=True)) | codec.decode_tensors(answer.tensors)
-    _check(question, answer.err_no, answer.err_msg, found)
+    question.check_message(message)
     return message
-
-
-def _check(question: Question, err_no: int, err_msg: str, found: Mapping[str, Any]) -> None:
-    if err_no or not question.is_right(found):
-        text = str(found)[:_MOST_TEXT]
-        raise NotMeasuredError(f"wrong answer: err_no {err_no} {err_msg}, {text}")

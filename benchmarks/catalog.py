@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import enum
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.ask import Question
+from benchmarks.ask import Question, V2Question
 from benchmarks.process import ROOT
-from benchmarks.services.batch import BATCH_SIZE, CALL_S, CONCURRENCY
-from benchmarks.services.common import BLIND, GATEWAY, PROCESSES, PROFILED, WATCHED
+from benchmarks.services.common import (
+    BLIND,
+    GATEWAY,
+    PROCESSES,
+    PROFILED,
+    WATCHED,
+)
 from benchmarks.services.python_work import expected
 
 MANY = 64  # clients at which throughput is compared
 THREADS = 16  # those of an Op that asks a model service
+CROWD = 4096  # connections that are kept
 
 PREDECESSOR_D_PER_S = 400.0  # D and BIG in its process mode, at best, on such a machine
 PREDECESSOR_BIG_PER_S = 190.0
@@ -45,7 +52,8 @@ class Transport(enum.Enum):
 class Case:
     """A service and how it is asked. `command`: a module of benchmarks/services, its arguments.
 
-    `root`: the tree that it runs from.
+    `root`: the tree that it runs from. `environment`: variables of its own. `clients`: how many
+    there are, where that is not the plan's to say. `is_counted`: in instructions, too.
     """
 
     name: str
@@ -54,15 +62,22 @@ class Case:
     question: Question
     path: str = "/inference"
     root: Path = ROOT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    clients: tuple[int, ...] = ()
+    is_counted: bool = False
+
+
+INSTRUCTIONS = "instructions"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A figure to reach: `figure` of `case` over that of `base`, or over a number (1: as it is).
 
-    `figure` is an attribute of Measurement. `at_least`, or `at_most`, is the limit. Where `hops`
-    are given, what counts is not the ratio but the difference, by so many hops. `ceiling`: the
-    bare case that no service outdoes, so that what is beyond it too is not held against ours.
+    `figure` is an attribute of Measurement, or INSTRUCTIONS. `at_least`, or `at_most`, is the
+    limit. Where `hops` are given, what counts is not the ratio but the difference, by so many hops.
+    `ceiling`: the bare case that no service outdoes, so that what is beyond it too is not held
+    against ours.
     """
 
     case: str
@@ -113,44 +128,123 @@ def _is_array(found: Any, array: npt.NDArray[Any]) -> bool:
     )
 
 
+_ROW = np.array(NUMBERS, np.float32)
+_V2_ECHO = V2Question("x", _ROW, lambda found: _is_array(found.get("x"), _ROW), model="echo")
+_V2_DIAMOND = V2Question(
+    "x", _ROW, lambda found: found["result"].tolist() == [2 * sum(NUMBERS)], model="diamond_v2"
+)
+
 _RANDOM = np.random.default_rng(seed=1)
 _BYTES = bytes_question(_RANDOM.bytes(1_000_000))
 _FLOATS = array_question(_RANDOM.random(250_000, dtype=np.float32))
 
-_HTTP, _GRPC = Transport.HTTP, Transport.GRPC
+_HTTP, _GRPC, _LOOP = Transport.HTTP, Transport.GRPC, Transport.LOOP
+
+
+def _echo(name: str, *arguments: str, **more: Any) -> Case:
+    return Case(name, ("echo", *arguments), _HTTP, _ECHO, "/echo/prediction", **more)
+
+
+def _chain5(name: str, *arguments: str, **more: Any) -> Case:
+    return Case(name, ("chain5", *arguments), _HTTP, _ECHO, "/chain5/prediction", **more)
+
+
+def _diamond(name: str, *arguments: str, **more: Any) -> Case:
+    return Case(name, ("diamond", *arguments), _HTTP, _DIAMOND, "/diamond/prediction", **more)
+
+
+def _many(name: str, *arguments: str, **more: Any) -> Case:
+    return Case(name, ("many", *arguments), _HTTP, _ECHO, "/many/prediction", **more)
+
+
+def _imdb(name: str, **more: Any) -> Case:
+    return Case(name, ("imdb",), _HTTP, _IMDB, "/imdb/prediction", **more)
+
+
+def _v2(name: str, transport: Transport, question: V2Question, *command: str) -> Case:
+    path = f"/v2/models/{question.model}/infer"
+    is_ours = command[0] != "triton"
+    return Case(name, command, transport, question, path, is_counted=is_ours)
+
+
+_COUNTED: dict[str, Any] = {"is_counted": True}
+_CROWD: dict[str, Any] = {"clients": (CROWD,)}
+_ALLOCATORS: dict[str, dict[str, str]] = {"malloc": {}}
+if _JEMALLOC := ctypes.util.find_library("jemalloc"):
+    _ALLOCATORS["jemalloc"] = {"LD_PRELOAD": _JEMALLOC}
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     "http": (
-        Case("bare uvicorn echo", ("bare_uvicorn",), _HTTP, _ECHO),
+        Case("bare uvicorn echo", ("bare_uvicorn",), _HTTP, _ECHO, is_counted=True),
         Case("mosec echo", ("mosec_echo",), _HTTP, _ECHO),
         Case("mosec four stages", ("mosec_four",), _HTTP, _DIAMOND),
-        Case("E echo, HTTP", ("echo",), _HTTP, _ECHO, "/echo/prediction"),
-        Case("E5 chain, HTTP", ("chain5",), _HTTP, _ECHO, "/chain5/prediction"),
-        Case("D diamond, HTTP", ("diamond",), _HTTP, _DIAMOND, "/diamond/prediction"),
+        _echo("E echo, HTTP", **_COUNTED),
+        _chain5("E5 chain, HTTP", **_COUNTED),
+        _diamond("D diamond, HTTP", **_COUNTED),
+        _many("chain of 50, HTTP", "chain", "50", **_COUNTED),
+        _many("50 side by side, HTTP", "wide", "50", **_COUNTED),
     ),
     "grpc": (
-        Case("bare grpc.aio echo", ("bare_grpc",), _GRPC, _ECHO),
-        Case("E echo, gRPC", ("echo",), _GRPC, _ECHO),
+        Case("bare grpc.aio echo", ("bare_grpc",), _GRPC, _ECHO, is_counted=True),
+        Case("E echo, gRPC", ("echo",), _GRPC, _ECHO, is_counted=True),
         Case("E5 chain, gRPC", ("chain5",), _GRPC, _ECHO),
         Case("D diamond, gRPC", ("diamond",), _GRPC, _DIAMOND),
+        Case("E echo, gRPC, gateway as its child", ("echo", GATEWAY), _GRPC, _ECHO),
     ),
     "batch": (
-        Case("plain loop of sleeps", ("sleep_loop",), Transport.LOOP, _ECHO),
+        Case("bare sleeps", ("sleep_loop",), _LOOP, _ECHO),
+        Case("bare sleeps beside B", ("sleep_loop", "beside"), _LOOP, _ECHO, clients=(MANY,)),
         Case("B batches, full", ("batch", "full"), _HTTP, _ECHO, "/batch/prediction"),
         Case("B batches, adaptive", ("batch", "adaptive"), _HTTP, _ECHO, "/batch/prediction"),
     ),
     "imdb": (
-        Case("plain onnxruntime loop", ("imdb_loop",), Transport.LOOP, _IMDB),
-        Case("I IMDB ensemble, HTTP", ("imdb",), _HTTP, _IMDB, "/imdb/prediction"),
+        Case("plain onnxruntime loop", ("imdb_loop",), _LOOP, _IMDB),
+        _imdb("I IMDB ensemble, HTTP"),
     ),
     "process": (
         Case("mosec, four processes", ("mosec_four",), _HTTP, _DIAMOND),
-        Case("E, threads", ("echo",), _HTTP, _ECHO, "/echo/prediction"),
-        Case("Ep, processes", ("echo", PROCESSES), _HTTP, _ECHO, "/echo/prediction"),
-        Case("E5, threads", ("chain5",), _HTTP, _ECHO, "/chain5/prediction"),
-        Case("E5p, processes", ("chain5", PROCESSES), _HTTP, _ECHO, "/chain5/prediction"),
-        Case("D, threads", ("diamond",), _HTTP, _DIAMOND, "/diamond/prediction"),
-        Case("Dp, processes", ("diamond", PROCESSES), _HTTP, _DIAMOND, "/diamond/prediction"),
+        _echo("E, threads"),
+        _echo("Ep, processes", PROCESSES),
+        _chain5("E5, threads"),
+        _chain5("E5p, processes", PROCESSES),
+        _diamond("D, threads"),
+        _diamond("Dp, processes", PROCESSES),
+    ),
+    "v2": (
+        _v2("Triton echo, v2 HTTP", _HTTP, _V2_ECHO, "triton"),
+        _v2("E echo, v2 HTTP", _HTTP, _V2_ECHO, "echo"),
+        _v2("Triton ensemble, v2 HTTP", _HTTP, _V2_DIAMOND, "triton"),
+        _v2("D diamond, v2 HTTP", _HTTP, _V2_DIAMOND, "diamond_v2"),
+        _v2("Dp diamond, v2 HTTP", _HTTP, _V2_DIAMOND, "diamond_v2", PROCESSES),
+        _v2("Triton echo, v2 gRPC", _GRPC, _V2_ECHO, "triton"),
+        _v2("E echo, v2 gRPC", _GRPC, _V2_ECHO, "echo"),
+        _v2("E echo, v2 gRPC, gateway", _GRPC, _V2_ECHO, "echo", GATEWAY),
+    ),
+    "gateway": (
+        _echo("E, embedded door"),
+        _echo("E, gateway as its child", GATEWAY),
+    ),
+    "watched": (
+        _echo("E, nothing recorded", BLIND, clients=(MANY,), **_COUNTED),
+        _echo("E, statistics", clients=(MANY,), **_COUNTED),
+        _echo("E, all on", WATCHED, clients=(MANY,), **_COUNTED),
+        _echo("E, all on, and profiles", PROFILED, clients=(MANY,), **_COUNTED),
+    ),
+    "crowd": (
+        Case("bare uvicorn, a crowd", ("bare_uvicorn",), _HTTP, _ECHO, **_CROWD),
+        _echo("E, a crowd", **_CROWD),
+        _echo("E, a crowd, gateway as its child", GATEWAY, **_CROWD),
+    ),
+    "remote": tuple(
+        Case(
+            f"{name}, {protocol}",
+            ("predictor_loop", protocol, who),
+            _LOOP,
+            _ECHO,
+            clients=(1, THREADS),
+        )
+        for protocol in ("brpc", "grpc")
+        for name, who in (("bare stub", "stub"), ("predictor", "predictor"))
     ),
     "big": (
         Case("bare echo of bytes", ("bare_grpc",), _GRPC, _BYTES),
@@ -164,35 +258,31 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("P, threads", ("python_work",), _HTTP, _PYTHON, "/python_work/prediction"),
         Case("P, processes", ("python_work", PROCESSES), _HTTP, _PYTHON, "/python_work/prediction"),
     ),
-    "watched": tuple(
-        Case(f"E, {name}", ("echo", *arguments), _HTTP, _ECHO, "/echo/prediction")
-        for name, arguments in (
-            ("nothing recorded", (BLIND,)),
-            ("statistics", ()),
-            ("all on", (WATCHED,)),
-            ("all on, and profiles", (PROFILED,)),
+    "fleet": tuple(
+        Case(name, ("gateway", module, str(count)), _HTTP, _ECHO, "/echo/prediction")
+        for count in (1, 4)
+        for name, module in (
+            (f"gateway before {count} bare grpc.aio echo", "bare_grpc"),
+            (f"gateway before {count} E", "echo"),
         )
     ),
-    "gateway": (
-        Case("E, embedded door", ("echo",), _HTTP, _ECHO, "/echo/prediction"),
-        Case("E, gateway as its child", ("echo", GATEWAY), _HTTP, _ECHO, "/echo/prediction"),
-        *(
-            Case(name, ("gateway", module, str(count)), _HTTP, _ECHO, "/echo/prediction")
-            for count in (1, 4)
-            for name, module in (
-                (f"gateway before {count} bare grpc.aio echo", "bare_grpc"),
-                (f"gateway before {count} E", "echo"),
-            )
-        ),
-    ),
-    "remote": tuple(
-        Case(f"{name}, {protocol}", ("predictor_loop", protocol, who), Transport.LOOP, _ECHO)
-        for protocol in ("brpc", "grpc")
-        for name, who in (("bare stub", "stub"), ("predictor", "predictor"))
+    "malloc": tuple(
+        make(f"{name}, {allocator}", *arguments, clients=(MANY,), environment=variables)
+        for make, name, arguments in (
+            (_echo, "E", ()),
+            (_diamond, "D", ()),
+            (_diamond, "Dp", (PROCESSES,)),
+            (_imdb, "I", ()),
+        )
+        for allocator, variables in _ALLOCATORS.items()
     ),
 }
 
-_B_IDEAL_PER_S = CONCURRENCY * BATCH_SIZE / CALL_S
+SETS = {
+    "goals": ("http", "grpc", "batch", "imdb", "process", "v2", "gateway", "watched", "crowd"),
+    "rest": ("remote", "big", "python", "fleet", "malloc"),
+}
+"""What is measured, and written, together; a part of docs/performance.md each."""
 
 
 def _big_targets(kind: str) -> tuple[Target, ...]:
@@ -211,46 +301,60 @@ def _remote_targets(protocol: str) -> tuple[Target, ...]:
     )
 
 
+def _at_least(case: str, base: str | float, ratio: float, **more: Any) -> Target:
+    """Requests/s with many clients."""
+    return Target(case, MANY, "per_s", base, at_least=ratio, **more)
+
+
+def _p50_at_most(case: str, base: str | float, ratio: float) -> Target:
+    """Of a lone caller."""
+    return Target(case, 1, "p50_ms", base, at_most=ratio)
+
+
+def _instructions_at_most(case: str, base: str, ratio: float) -> Target:
+    return Target(case, 1, INSTRUCTIONS, base, at_most=ratio)
+
+
+def _cpu_at_most(case: str, base: str, ratio: float) -> Target:
+    return Target(case, MANY, "server_ms", base, at_most=ratio)
+
+
 TARGETS = (
-    Target("E echo, gRPC", MANY, "per_s", "bare grpc.aio echo", at_least=0.75),
-    Target("E echo, HTTP", MANY, "per_s", "bare uvicorn echo", at_least=0.55),
-    Target("E echo, HTTP", MANY, "per_s", "mosec echo", at_least=1.2),
-    Target("E5 chain, HTTP", MANY, "per_s", "E echo, HTTP", at_least=0.6),
-    Target("E5 chain, gRPC", MANY, "per_s", "E echo, gRPC", at_least=0.6),
-    Target("D diamond, HTTP", MANY, "per_s", "bare uvicorn echo", at_least=0.4),
-    Target("D diamond, HTTP", MANY, "per_s", "mosec four stages", at_least=3.0),
-    Target("B batches, full", MANY, "per_s", _B_IDEAL_PER_S, at_least=0.95),
-    Target("B batches, adaptive", MANY, "per_s", _B_IDEAL_PER_S, at_least=0.95),
-    Target("B batches, adaptive", 1, "p50_ms", 1.0, at_most=5.5),
-    Target("I IMDB ensemble, HTTP", MANY, "per_s", "plain onnxruntime loop", at_least=0.85),
-    Target("E echo, HTTP", 1, "p50_ms", "bare uvicorn echo", at_most=3.0),
-    Target("E echo, gRPC", 1, "p50_ms", "bare grpc.aio echo", at_most=3.0),
-    Target("Dp, processes", MANY, "per_s", "D, threads", at_least=0.5),
-    Target("Dp, processes", MANY, "per_s", "mosec, four processes", at_least=2.0),
-    Target("Dp, processes", MANY, "per_s", PREDECESSOR_D_PER_S, at_least=10.0),
+    _at_least("E echo, HTTP", "bare uvicorn echo", 1.1),
+    _instructions_at_most("E echo, HTTP", "bare uvicorn echo", 1.0),
+    _p50_at_most("E echo, HTTP", "bare uvicorn echo", 2.0),
+    _at_least("E echo, HTTP", "mosec echo", 3.5),
+    _at_least("E5 chain, HTTP", "E echo, HTTP", 0.8),
+    _at_least("D diamond, HTTP", "bare uvicorn echo", 0.75),
+    _at_least("D diamond, HTTP", "mosec four stages", 5.0),
+    _cpu_at_most("chain of 50, HTTP", "E echo, HTTP", 6.0),
+    _cpu_at_most("50 side by side, HTTP", "E echo, HTTP", 6.0),
+    _at_least("E echo, gRPC", "bare grpc.aio echo", 0.75),
+    _p50_at_most("E echo, gRPC", "bare grpc.aio echo", 3.0),
+    _at_least("E5 chain, gRPC", "E echo, gRPC", 0.6),
+    _at_least("E echo, gRPC, gateway as its child", "bare grpc.aio echo", 2.5),
+    _at_least("E echo, gRPC, gateway as its child", "E echo, gRPC", 2.0),
+    _p50_at_most("E echo, gRPC, gateway as its child", "E echo, gRPC", 1.3),
+    _at_least("B batches, full", "bare sleeps beside B", 0.98),
+    _at_least("B batches, adaptive", "bare sleeps beside B", 0.98),
+    _p50_at_most("B batches, adaptive", 1.0, 5.4),
+    _at_least("I IMDB ensemble, HTTP", "plain onnxruntime loop", 0.85),
+    _at_least("Dp, processes", "mosec, four processes", 3.0),
+    _at_least("Dp, processes", PREDECESSOR_D_PER_S, 10.0),
     Target("Ep, processes", 1, "p50_us", "E, threads", at_most=100.0, hops=1),
     Target("E5p, processes", 1, "p50_us", "Ep, processes", at_most=100.0, hops=4),
-    *(target for kind in ("bytes", "floats") for target in _big_targets(kind)),
-    Target("P, processes", MANY, "per_s", "P, threads", at_least=1.8),
-    Target("E, statistics", MANY, "per_s", "E, nothing recorded", at_least=0.95),
-    Target("E, all on", MANY, "per_s", "E, nothing recorded", at_least=0.95),
-    Target("E, all on, and profiles", MANY, "per_s", "E, nothing recorded", at_least=0.95),
-    Target(
-        "E, gateway as its child",
-        MANY,
-        "per_s",
-        "gateway before 1 bare grpc.aio echo",
-        at_least=0.9,
-    ),
-    *(
-        Target(
-            f"gateway before {count} E",
-            MANY,
-            "per_s",
-            f"gateway before {count} bare grpc.aio echo",
-            at_least=0.9,
-        )
-        for count in (1, 4)
-    ),
+    _at_least("E echo, v2 HTTP", "Triton echo, v2 HTTP", 2.0),
+    _at_least("D diamond, v2 HTTP", "Triton ensemble, v2 HTTP", 3.0),
+    _at_least("Dp diamond, v2 HTTP", "Triton ensemble, v2 HTTP", 2.0),
+    _at_least("E echo, v2 gRPC", "Triton echo, v2 gRPC", 1.5),
+    _at_least("E echo, v2 gRPC, gateway", "Triton echo, v2 gRPC", 1.5),
+    _at_least("E, gateway as its child", "E, embedded door", 2.0),
+    _p50_at_most("E, gateway as its child", "E, embedded door", 1.3),
+    _instructions_at_most("E, all on", "E, nothing recorded", 1.15),
+    Target("E, a crowd", CROWD, "p99_ms", "bare uvicorn, a crowd", at_most=2.0),
     *(target for protocol in ("brpc", "grpc") for target in _remote_targets(protocol)),
+    *(target for kind in ("bytes", "floats") for target in _big_targets(kind)),
+    _at_least("P, processes", "P, threads", 1.8),
+    _at_least("gateway before 1 E", "gateway before 1 bare grpc.aio echo", 0.9),
+    _at_least("gateway before 4 E", "gateway before 4 bare grpc.aio echo", 0.9),
 )

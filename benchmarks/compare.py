@@ -7,29 +7,21 @@ as ratios. Then instructions per request, by valgrind's callgrind, which noise h
 from __future__ import annotations
 
 import argparse
-import http.client
-import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import NotMeasuredError
-from benchmarks.ask import ask_http
-from benchmarks.catalog import GROUPS, Case, Target, Transport
+from benchmarks.catalog import GROUPS, Case, Target
+from benchmarks.instructions import count
 from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, measure
-from benchmarks.process import Service, running
 from benchmarks.report import markdown, table
 
 _HERE = Path(__file__).parents[1]
 _NOT_OURS = ("bare ", "mosec", "plain ", "gateway before 1 bare", "gateway before 4 bare")
 _COUNTED = ("E echo, HTTP", "E5 chain, HTTP")  # in instructions, too
-_COUNTED_CLIENTS = 1  # more of them make batches, as the machine's load has it
-_START_LIMIT_S = 600.0  # under valgrind
 
 
 def main() -> int:
@@ -100,62 +92,11 @@ def _instructions(trees: dict[str, Path], rounds: int, requests: int) -> str:
         found: dict[str, list[float]] = {when: [] for when in trees}
         for _ in range(rounds):
             for when, root in trees.items():
-                found[when].append(_count(replace(case, root=root), requests))
+                found[when].append(count(replace(case, root=root), requests))
                 print(f"{case.name}, {when}: {found[when][-1]:,.0f}", file=sys.stderr)
         before, after = min(found["before"]), min(found["after"])
         rows.append((case.name, f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.3f}"))
     return table(("instructions a request", "before", "after", "ratio"), rows) + "\n"
-
-
-def _count(case: Case, requests: int) -> float:
-    """Return the instructions that a request takes in the service's process, all threads."""
-    assert case.transport is Transport.HTTP
-    under = (
-        "valgrind",
-        "--tool=callgrind",
-        "--fair-sched=yes",
-        "--callgrind-out-file=%q{SERVING_HOME}/callgrind.%p",
-    )
-    with running(*case.command, root=case.root, under=under) as service:
-        url = f"http://127.0.0.1:{service.http_port}{case.path}"
-        service.first_answer(lambda: ask_http(url, case.question), _START_LIMIT_S)
-        _ask(service.http_port, case, requests // 4)  # what is done once is done
-        _control(service, "--zero")
-        _ask(service.http_port, case, requests)
-        _control(service, "--dump")
-        return _total(service) / requests
-
-
-def _ask(port: int, case: Case, requests: int) -> None:
-    """Send so many requests over `_COUNTED_CLIENTS` connections."""
-    body = case.question.as_json()
-
-    def client(count: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_LIMIT_S)
-        for _ in range(count):
-            connection.request("POST", case.path, body)
-            answer = connection.getresponse()
-            if answer.read() and answer.status != http.client.OK:
-                raise NotMeasuredError(f"{case.name}: {answer.status}")
-        connection.close()
-
-    with ThreadPoolExecutor(_COUNTED_CLIENTS) as pool:
-        list(pool.map(client, [requests // _COUNTED_CLIENTS] * _COUNTED_CLIENTS))
-
-
-def _control(service: Service, command: str) -> None:
-    subprocess.run(
-        ["callgrind_control", command, str(service.pid)],
-        check=True, capture_output=True, cwd=service.folder, timeout=60,
-    )  # fmt: skip
-
-
-def _total(service: Service) -> int:
-    files: Sequence[Path] = sorted(service.folder.glob(f"callgrind.{service.pid}.*"))
-    for file in files:
-        if found := re.search(r"^(?:summary|totals): (\d+)", file.read_text(), re.MULTILINE):
-            return int(found[1])
-    raise NotMeasuredError(f"callgrind has written nothing: {files}")
 
 
 if __name__ == "__main__":

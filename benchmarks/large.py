@@ -22,7 +22,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.load import INFERENCE
+from benchmarks.ask import Question
 from benchmarks.process import Service, running
 from pipeline.proto import inference_v2_pb2 as v2
 from pipeline.proto.pipeline.blocks import bytes_field
@@ -290,7 +290,7 @@ def _call(service: Service, method: str, message: bytes) -> int:
 
 
 def _calling(message: Callable[[], bytes]) -> Ask:
-    return lambda service: _call(service, INFERENCE, message())
+    return lambda service: _call(service, Question.METHOD, message())
 
 
 def _inferring(message: Callable[[], bytes]) -> Ask:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import NotMeasuredError
+from benchmarks.ask import Question
 
 _SCRIPT = Path(__file__).with_name("post.lua")
 _DEBIAN_PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
@@ -21,7 +22,6 @@ _GRPC_PREFIX_BYTES = 5
 _HTTP2_FRAME_BYTES = 2**14  # data that h2load takes at once, unless told otherwise
 _CHECKED_CALLS = 4  # of each client
 _ANSWER_LIMIT_S = 10  # wrk gives an answer up after 2 s, which slow Ops and 64 clients may need
-INFERENCE = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def missing_tools() -> list[str]:
 
 
 def http_load(
-    url: str, body: bytes, clients: int, seconds: float, right_start: bytes | None = None
+    url: str, question: Question, clients: int, seconds: float, right_start: bytes | None = None
 ) -> Load:
     """Load from `clients` connections with wrk.
 
@@ -49,10 +49,11 @@ def http_load(
     time: check so while warming up, measure without; answers that are not 200 count always.
     """
     with TemporaryDirectory() as folder:
-        files = [_file(folder, "body", body)]
+        files = [_file(folder, "body", question.as_body())]
         if right_start is not None:
             files.append(_file(folder, "right", right_start))
         command = ["wrk", "-t1", f"-c{clients}", f"-d{_whole(seconds)}", "-s", str(_SCRIPT)]
+        command += [f"-H{name}: {value}" for name, value in question.headers.items()]
         command += ["--timeout", str(_ANSWER_LIMIT_S), url, "--"]
         output, client_cpu_s = _run([*command, *files], seconds)
     found = json.loads(output.splitlines()[-1])
@@ -67,7 +68,9 @@ def http_load(
     )
 
 
-def grpc_load(port: int, message: bytes, clients: int, seconds: float, answer_bytes: int) -> Load:
+def grpc_load(
+    port: int, question: Question, clients: int, seconds: float, answer_bytes: int
+) -> Load:
     """Load from `clients` HTTP/2 connections, a call at a time on each, with h2load.
 
     h2load knows nothing of gRPC, where an error too has HTTP status 200, so the answers are
@@ -77,7 +80,7 @@ def grpc_load(port: int, message: bytes, clients: int, seconds: float, answer_by
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
         options = [f"-c{clients}", f"-D{_whole(seconds)}", f"--log-file={log}"]
-        output, client_cpu_s = _h2load(port, message, options, seconds)
+        output, client_cpu_s = _h2load(port, question, options, seconds)
         times_ms = sorted(int(line.split()[2]) / 1e3 for line in log.read_text().splitlines())
     requests, data_bytes = _succeeded(output), _data_bytes(output)
     if not may_be_whole(requests, data_bytes, clients, answer_bytes + _GRPC_PREFIX_BYTES):
@@ -93,10 +96,10 @@ def grpc_load(port: int, message: bytes, clients: int, seconds: float, answer_by
     )
 
 
-def grpc_check(port: int, message: bytes, clients: int, answer_bytes: int) -> None:
+def grpc_check(port: int, question: Question, clients: int, answer_bytes: int) -> None:
     """See that a few calls by each of `clients` are all answered, by so many bytes to the byte."""
     calls = clients * _CHECKED_CALLS
-    output, _ = _h2load(port, message, [f"-c{clients}", f"-n{calls}"], _ANSWER_LIMIT_S)
+    output, _ = _h2load(port, question, [f"-c{clients}", f"-n{calls}"], _ANSWER_LIMIT_S)
     right = calls * (answer_bytes + _GRPC_PREFIX_BYTES)
     if _succeeded(output) != calls or _data_bytes(output) != right:
         raise NotMeasuredError(
@@ -114,13 +117,16 @@ def may_be_whole(requests: int, data_bytes: int, clients: int, size: int) -> boo
     return requests > 0 and 0 <= beyond <= clients * size and not is_cut
 
 
-def _h2load(port: int, message: bytes, options: Sequence[str], seconds: float) -> tuple[str, float]:
-    """`(standard output, CPU seconds)` of h2load, which calls `inference` with `message`."""
+def _h2load(
+    port: int, question: Question, options: Sequence[str], seconds: float
+) -> tuple[str, float]:
+    """`(standard output, CPU seconds)` of h2load, which asks the question."""
+    message = question.as_message()
     frame = b"\0" + len(message).to_bytes(4, "big") + message
     with TemporaryDirectory() as folder:
         command = ["h2load", "-t1", "-m1", *options, "-d", _file(folder, "frame", frame)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-        return _run([*command, f"http://127.0.0.1:{port}{INFERENCE}"], seconds)
+        return _run([*command, f"http://127.0.0.1:{port}{question.METHOD}"], seconds)
 
 
 def _succeeded(output: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +66,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Measurements by name of case and number of clients, a round each; why a case has none."""
+    """Measurements by name of case and number of clients, a round each; why a case has none.
+
+    `ready_s`: from a service's start until its first answer. `instructions`: of a request, or why
+    they were not counted.
+    """
 
     rounds: dict[tuple[str, int], list[Measurement]] = field(default_factory=dict)
     not_measured: dict[str, str] = field(default_factory=dict)
+    ready_s: dict[str, float] = field(default_factory=dict)
+    instructions: dict[str, float | str] = field(default_factory=dict)
 
 
 _Drive = Callable[[int, float], Measurement]
@@ -94,18 +101,27 @@ class Runner:
                 self._measure_group(self._start(cases, stack))
         return self._results
 
-    def _start(self, cases: Sequence[Case], stack: contextlib.ExitStack) -> dict[str, _Drive]:
-        drives = {}
+    def _start(
+        self, cases: Sequence[Case], stack: contextlib.ExitStack
+    ) -> list[tuple[Case, _Drive]]:
+        drives = []
         for case in cases:
             with self._going_on_without(case.name):
-                drives[case.name] = stack.enter_context(_ready(case, max(self._plan.clients)))
+                clients = max(self._clients(case))
+                drive, ready_s = stack.enter_context(_ready(case, clients))
+                drives.append((case, drive))
+                self._results.ready_s[case.name] = ready_s
         return drives
 
-    def _measure_group(self, drives: dict[str, _Drive]) -> None:
-        for clients in self._plan.clients:
+    def _measure_group(self, drives: list[tuple[Case, _Drive]]) -> None:
+        for clients in sorted({count for case, _ in drives for count in self._clients(case)}):
             for number in range(1, self._plan.repeats + 1):
-                for name, drive in drives.items():
-                    self._measure(name, drive, clients, number)
+                for case, drive in drives:
+                    if clients in self._clients(case):
+                        self._measure(case.name, drive, clients, number)
+
+    def _clients(self, case: Case) -> tuple[int, ...]:
+        return case.clients or self._plan.clients
 
     def _measure(self, name: str, drive: _Drive, clients: int, number: int) -> None:
         if name in self._results.not_measured:
@@ -127,15 +143,16 @@ class Runner:
 
 
 @contextlib.contextmanager
-def _ready(case: Case, most_clients: int) -> Iterator[_Drive]:
-    """Start a case, see that it answers right, and warm it up with every answer checked."""
+def _ready(case: Case, most_clients: int) -> Iterator[tuple[_Drive, float]]:
+    """Start a case, see that it answers right, and warm it up with every answer checked; yield
+    how to drive it, and the seconds that it took to answer."""
     if case.transport is Transport.LOOP:
-        yield functools.partial(_drive_loop, case)
+        yield functools.partial(_drive_loop, case), math.nan
         return
-    with running(*case.command, root=case.root) as service:
+    with running(*case.command, root=case.root, environment=case.environment) as service:
         answer = service.first_answer(lambda: _ask(case, service))
         _load(case, service, answer, most_clients, _WARM_UP_S, check=True)
-        yield functools.partial(_drive_service, case, service, answer)
+        yield functools.partial(_drive_service, case, service, answer), service.ready_s
 
 
 def _drive_service(
@@ -176,15 +193,13 @@ def _load(
     case: Case, service: Service, answer: bytes, clients: int, seconds: float, check: bool = False
 ) -> Load:
     if case.transport is Transport.GRPC:
-        message = case.question.as_message()
         if check:
-            grpc_check(service.grpc_port, message, clients, len(answer))
-        return grpc_load(service.grpc_port, message, clients, seconds, len(answer))
+            grpc_check(service.grpc_port, case.question, clients, len(answer))
+        return grpc_load(service.grpc_port, case.question, clients, seconds, len(answer))
     right_start = None
     if check:
         right_start = answer if case.question.repeats_exactly else answer.partition(b'"value"')[0]
-    body = case.question.as_json()
-    return http_load(_url(case, service), body, clients, seconds, right_start)
+    return http_load(_url(case, service), case.question, clients, seconds, right_start)
 
 
 def _url(case: Case, service: Service) -> str:

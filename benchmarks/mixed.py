@@ -74,8 +74,7 @@ def _question(rng: random.Random) -> Question:
 def _load(service: Service, question: Question) -> int:
     port = service.grpc_port
     answer = service.first_answer(lambda: ask_grpc(port, question))
-    message = question.as_message()
-    return grpc_load(port, message, _CLIENTS, _STRETCH_S, len(answer)).requests
+    return grpc_load(port, question, _CLIENTS, _STRETCH_S, len(answer)).requests
 
 
 def _settled(service: Service) -> Holdings:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.load import INFERENCE
+from benchmarks.ask import Question
 from benchmarks.process import running
 from benchmarks.report import machine, table, write
 from pipeline.frontends.grpc.server import TIMEOUT
@@ -98,7 +98,7 @@ class Callers:
             grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(_CONNECTIONS)
         ]
         self._calls = [
-            channel.unary_unary(INFERENCE, response_deserializer=pb.Response.FromString)
+            channel.unary_unary(Question.METHOD, response_deserializer=pb.Response.FromString)
             for channel in self._channels
         ]
 
@@ -192,7 +192,7 @@ async def _first(port: int) -> None:
     """OSError: it does not answer yet."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            await channel.unary_unary(INFERENCE)(_MESSAGE, timeout=5)
+            await channel.unary_unary(Question.METHOD)(_MESSAGE, timeout=5)
         except grpc.aio.AioRpcError as error:
             raise OSError(error.details()) from error
 

@@ -17,7 +17,6 @@ end
 function init(args)
   wrong = 0
   wrk.method = "POST"
-  wrk.headers["Content-Type"] = "application/json"
   wrk.body = content(args[1])
   request_bytes = wrk.format()
   if args[2] then

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -20,6 +21,7 @@ from benchmarks.services.ports import free_ports
 ROOT = Path(__file__).parents[1]
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
+_ASK_AGAIN_S = 0.05
 _T = TypeVar("_T")
 
 
@@ -29,6 +31,7 @@ class Service:
     Args:
         root: the tree that it runs from.
         under: a command that runs it, such as valgrind.
+        environment: variables, besides this process's own.
     """
 
     def __init__(
@@ -38,43 +41,49 @@ class Service:
         *arguments: str,
         root: Path = ROOT,
         under: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.module = module
         self.folder = folder
         self.http_port, self.grpc_port = free_ports()
         self._log = folder / "output"
-        environment = os.environ | {
+        variables = os.environ | {
             "BENCH_HTTP_PORT": str(self.http_port),
             "BENCH_GRPC_PORT": str(self.grpc_port),
             "SERVING_LOG_PATH": str(folder),
             "SERVING_HOME": str(folder),
             "PYTHONPATH": str(root),
+            **(environment or {}),
         }
+        self._start_s = time.monotonic()
+        self.ready_s = math.nan
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*under, sys.executable, "-m", f"benchmarks.services.{module}", *arguments],
                 cwd=root,
-                env=environment,
+                env=variables,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
     def first_answer(self, ask: Callable[[], _T], limit_s: float = _START_LIMIT_S) -> _T:
-        """Return the result of `ask`, called until it raises no OSError.
+        """Return the result of `ask`, called until it raises no OSError; note when that was.
 
         Raises NotMeasuredError if the service ends, or does not answer within `limit_s`.
         """
         give_up = time.monotonic() + limit_s
         while True:
             try:
-                return ask()
+                answer = ask()
+                self.ready_s = time.monotonic() - self._start_s
+                return answer
             except OSError as error:
                 if self._process.poll() is not None or time.monotonic() > give_up:
                     raise NotMeasuredError(
                         f"{self.module}: {error}\n{self._last_words()}"
                     ) from error
-                time.sleep(0.1)
+                time.sleep(_ASK_AGAIN_S)
 
     def usage(self) -> Usage:
         """CPU time and resident memory of the whole family."""
@@ -116,11 +125,17 @@ class Service:
 
 @contextlib.contextmanager
 def running(
-    module: str, *arguments: str, root: Path = ROOT, under: tuple[str, ...] = ()
+    module: str,
+    *arguments: str,
+    root: Path = ROOT,
+    under: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Service]:
     """Start a service; stop it when the block ends."""
     with TemporaryDirectory(prefix="bench-") as folder:
-        service = Service(Path(folder), module, *arguments, root=root, under=under)
+        service = Service(
+            Path(folder), module, *arguments, root=root, under=under, environment=environment
+        )
         try:
             yield service
         finally:

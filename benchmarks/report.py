@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import statistics
+import sysconfig
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
 from benchmarks import NotMeasuredError
-from benchmarks.catalog import Target
+from benchmarks.catalog import INSTRUCTIONS, Target
 from benchmarks.measure import Measurement, Plan, Results
 
-BEGIN = "<!-- benchmarks: written by `python -m benchmarks --write` -->"
+BEGIN = "<!-- benchmarks, {}: written by `python -m benchmarks --write` -->"
 END = "<!-- benchmarks: end -->"
 
 _PACKAGES = ("grpcio", "uvicorn", "uvloop", "orjson", "numpy", "onnxruntime", "mosec")
@@ -23,7 +25,9 @@ _UNITS = {
     "per_s": "requests/s",
     "p50_ms": "p50 ms",
     "p50_us": "p50 us",
+    "p99_ms": "p99 ms",
     "server_ms": "server CPU ms",
+    INSTRUCTIONS: "instructions",
 }
 
 
@@ -33,7 +37,7 @@ def markdown(results: Results, plan: Plan, targets: Sequence[Target]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write(report: str, path: Path, begins: str = BEGIN) -> None:
+def write(report: str, path: Path, begins: str) -> None:
     """Put the report between the two marks in `path`; raises NotMeasuredError without marks."""
     text = path.read_text(encoding="utf-8") if path.exists() else f"{begins}\n{END}\n"
     head, begin, rest = text.partition(begins)
@@ -51,7 +55,9 @@ def _setting(plan: Plan) -> str:
         f"of {plan.repeats} rounds of {plan.seconds:g} s; all services of a group run in turns, "
         "and a ratio is the median of the rounds' ratios. The load generator shares the cores "
         "with the service, for every service alike: its own CPU time is in the last column. RSS is "
-        "the sum over a service's processes, with what they share counted in each."
+        "the sum over a service's processes, with what they share counted in each. Ready: from the "
+        "start of the process until the first answer. Instructions: of a request in the service's "
+        "first process, without its children, counted by valgrind with one client."
     )
 
 
@@ -59,8 +65,14 @@ def machine() -> str:
     """The date, and what this was measured on."""
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({_cpu_model()}), "
-        f"{platform.system()} {platform.release()}, CPython {platform.python_version()}"
+        f"{platform.system()} {platform.release()}, {_interpreter()}"
     )
+
+
+def _interpreter() -> str:
+    is_optimised = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+    build = "with" if is_optimised else "without"
+    return f"CPython {platform.python_version()} (built {build} --enable-optimizations)"
 
 
 def _figures(results: Results) -> str:
@@ -72,6 +84,8 @@ def _figures(results: Results) -> str:
         "p99 ms",
         "server CPU s / 1000",
         "RSS MiB",
+        "ready s",
+        "instructions",
         "client CPU s / 1000",
     )
     rows: list[tuple[str, ...]] = [
@@ -83,12 +97,19 @@ def _figures(results: Results) -> str:
             f"{_median(rounds, 'p99_ms'):.3f}",
             f"{_median(rounds, 'server_ms'):.4f}",
             f"{_median(rounds, 'rss_mib'):.0f}",
+            _number(results.ready_s.get(name, math.nan), ".1f"),
+            _number(results.instructions.get(name, math.nan), ",.0f"),
             f"{_median(rounds, 'client_ms'):.4f}",
         )
         for (name, clients), rounds in results.rounds.items()
     ]
     rows += [(name, "", "not measured: " + why) for name, why in results.not_measured.items()]
     return table(header, rows)
+
+
+def _number(value: float | str, form: str) -> str:
+    """Nothing, where there is none."""
+    return "" if isinstance(value, str) or math.isnan(value) else format(value, form)
 
 
 def _verdicts(results: Results, targets: Iterable[Target]) -> str:
@@ -112,7 +133,8 @@ def _described(target: Target) -> tuple[str, str, str]:
     if target.hops:
         against = f"less {against}" + (f", by {target.hops} hops" if target.hops > 1 else "")
     limit = f">= {target.at_least:g}" if target.at_least else f"<= {target.at_most:g}"
-    return f"{target.case}, {unit} at {target.clients}", against, limit
+    clients = "" if target.figure == INSTRUCTIONS else f" at {target.clients:,}"
+    return f"{target.case}, {unit}{clients}", against, limit
 
 
 def _verdict(results: Results, target: Target, found: float) -> str:
@@ -155,6 +177,9 @@ def _ratios(results: Results, target: Target) -> list[float]:
 
 
 def _values(results: Results, case: str, target: Target) -> list[float]:
+    if target.figure == INSTRUCTIONS:
+        found = results.instructions.get(case)
+        return [found] if isinstance(found, float) else []
     rounds = results.rounds.get((case, target.clients), [])
     return [getattr(measurement, target.figure) for measurement in rounds]
 

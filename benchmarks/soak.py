@@ -51,11 +51,10 @@ def soak(case: Case, service: Service, total: int) -> float:
     """Print RSS each tenth of the way; by how many MiB it grew after the first tenth."""
     url = f"http://127.0.0.1:{service.http_port}{case.path}"
     answer = service.first_answer(lambda: ask_http(url, case.question))
-    body = case.question.as_json()
     done = 0
     samples = [_sample(service, done)]
     while done < total:
-        done += http_load(url, body, _CLIENTS, _STRETCH_S).requests
+        done += http_load(url, case.question, _CLIENTS, _STRETCH_S).requests
         if done >= len(samples) * total / _ROWS:
             samples.append(_sample(service, done))
     if ask_http(url, case.question) != answer:

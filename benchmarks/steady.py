@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from benchmarks.load import INFERENCE
+from benchmarks.ask import Question
 from benchmarks.services.chaos import answer_to
 from pipeline.proto import codec
 from pipeline.proto import pipeline_service_pb2 as pb
@@ -78,7 +78,7 @@ class Steady:
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options)
             self._channels.append(channel)
             self._calls.append(
-                channel.unary_unary(INFERENCE, response_deserializer=pb.Response.FromString)
+                channel.unary_unary(Question.METHOD, response_deserializer=pb.Response.FromString)
             )
         return self
 

@@ -10,11 +10,12 @@ from typing import Any
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
 
-PROCESSES = "processes"
-"""The argument of a service that asks for process workers in all its Ops."""
+PROCESSES, UNFUSED, APART = "processes", "unfused", "apart"
+"""Arguments of a service: process workers in all Ops; each Op on a thread of its own; each Op in a
+process of its own."""
 
 GATEWAY = "gateway"
-"""The argument of a service that has its HTTP port served by the gateway."""
+"""The argument of a service that has its ports served by the gateway."""
 
 BLIND, WATCHED, PROFILED = "blind", "watched", "profiled"
 """Arguments of a service: nothing is recorded; all is that can be; all, and each request's lines.
@@ -22,7 +23,19 @@ BLIND, WATCHED, PROFILED = "blind", "watched", "profiled"
 Without them there are the statistics, as by default.
 """
 
-_WATCHED = {"tracer": {"interval_s": 1}, "enable_prometheus": True, "prometheus_port": 0}
+_ALL_SINKS: dict[str, Any] = {
+    "opentelemetry": True,
+    "dag": {"tracer": {"interval_s": 1}, "enable_prometheus": True, "prometheus_port": 0},
+}
+_MEANS: dict[str, list[dict[str, Any]]] = {  # what config.yml has, besides, for an argument
+    PROCESSES: [{"dag": {"is_thread_op": False}}],
+    UNFUSED: [{"dag": {"fuse": "off"}}],
+    APART: [{"dag": {"is_thread_op": False, "fuse_processes": "off"}}],
+    GATEWAY: [{"edge": "gateway"}],
+    BLIND: [{"statistics": False}],
+    WATCHED: [_ALL_SINKS],
+    PROFILED: [_ALL_SINKS, {"dag": {"use_profile": True}}],
+}
 
 
 class Echo(Op):
@@ -40,25 +53,19 @@ class Echo(Op):
 
 def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) -> None:
     """Serve the graph that ends in `last_op` until SIGTERM, as the arguments say."""
-    asked = set(sys.argv[1:])
-    is_watched = bool(asked & {WATCHED, PROFILED})
-    if is_watched:  # a collector that takes no time: what counts is what spans cost here
+    asked = sys.argv[1:]
+    if {WATCHED, PROFILED} & {*asked}:  # a collector that takes no time: spans cost what they cost
         os.environ["OTEL_TRACES_EXPORTER"] = "console"
+    config: dict[str, Any] = {
+        "http_port": HTTP_PORT,
+        "rpc_port": GRPC_PORT,
+        "edge": "embedded",
+        "op": op_config or {},
+    }
+    for more in (more for argument in asked for more in _MEANS.get(argument, ())):
+        dag = config.get("dag", {}) | more.get("dag", {})
+        config |= more | {"dag": dag}
     server = PipelineServer(name=name)
     server.set_response_op(ResponseOp(input_ops=[last_op]))
-    server.prepare_server(
-        yml_dict={
-            "http_port": HTTP_PORT,
-            "rpc_port": GRPC_PORT,
-            "http_server": "gateway" if GATEWAY in asked else "embedded",
-            "statistics": BLIND not in asked,
-            "opentelemetry": is_watched,
-            "dag": {
-                "is_thread_op": PROCESSES not in asked,
-                "use_profile": PROFILED in asked,
-                **(_WATCHED if is_watched else {}),
-            },
-            "op": op_config or {},
-        }
-    )
+    server.prepare_server(yml_dict=config)
     server.run_server()

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "imdb_ensemble"
 
 def set_ports(path: Path) -> None:
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    config |= {"http_port": HTTP_PORT, "rpc_port": GRPC_PORT}
+    config |= {"http_port": HTTP_PORT, "rpc_port": GRPC_PORT, "edge": "embedded"}
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
 
 

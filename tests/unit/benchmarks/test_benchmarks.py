@@ -7,12 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import services
-from benchmarks.catalog import GROUPS, TARGETS, Target, array_question, bytes_question
+from benchmarks import NotMeasuredError, services
+from benchmarks.ask import V2Question
+from benchmarks.catalog import (
+    GROUPS,
+    INSTRUCTIONS,
+    SETS,
+    TARGETS,
+    Target,
+    array_question,
+    bytes_question,
+)
 from benchmarks.load import may_be_whole
 from benchmarks.measure import Measurement, Plan, Results
 from benchmarks.report import markdown
 from pipeline.proto import codec
+from pipeline.proto import inference_v2_pb2 as v2
 from pipeline.proto import pipeline_service_pb2 as pb
 
 MIB = 2**20
@@ -50,6 +60,10 @@ def test_a_case_has_a_name_of_its_own_in_all_groups() -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_group_is_in_one_set() -> None:
+    assert sorted(name for names in SETS.values() for name in names) == sorted(GROUPS)
+
+
 def test_every_case_is_a_service() -> None:
     folder = Path(services.__file__).parent
 
@@ -61,7 +75,10 @@ def test_a_target_compares_cases_of_one_group(target: Target) -> None:
     names = {target.case, *(name for name in (target.base, target.ceiling) if type(name) is str)}
 
     assert any(names <= {case.name for case in cases} for cases in GROUPS.values())
-    assert hasattr(Measurement, target.figure) or target.figure in Measurement.__annotations__
+    if target.figure == INSTRUCTIONS:
+        assert all(case.is_counted for case in CASES if case.name in names)
+    else:
+        assert hasattr(Measurement, target.figure) or target.figure in Measurement.__annotations__
     assert (target.at_least is None) != (target.at_most is None)
 
 
@@ -78,6 +95,17 @@ def test_a_hop_costs_the_difference_by_the_number_of_hops() -> None:
     assert verdict(measured(five=1.0, one=0.5), target)[3] == "125.00"
     assert verdict(measured(five=1.0, one=0.5), target)[-1] == "**missed**"
     assert verdict(measured(five=0.9, one=0.5), target)[-1] == "reached"
+
+
+def test_instructions_are_judged_where_they_were_counted() -> None:
+    target = Target("ours", 1, INSTRUCTIONS, "theirs", at_most=1.0)
+    results = measured(ours=1.0, theirs=1.0)
+    results.instructions.update({"ours": 90_000.0, "theirs": 100_000.0})
+
+    assert verdict(results, target)[0] == "ours, instructions"
+    assert verdict(results, target)[3::2] == ["0.90", "reached"]
+    results.instructions["theirs"] = "no valgrind"
+    assert "| target |" not in markdown(results, PLAN, [target])
 
 
 def test_what_the_bare_case_misses_too_is_called_out_of_reach() -> None:
@@ -125,3 +153,22 @@ def test_a_question_of_an_array_travels_as_a_tensor_and_knows_its_answer() -> No
     assert question.is_right(found)
     assert not question.is_right({"x": found["x"].astype(np.float64)})
     assert not question.is_right({"x": found["x"] + 1})
+
+
+def test_a_question_of_the_v2_protocol_knows_its_answer() -> None:
+    array = np.arange(16, dtype=np.float32)
+    question = V2Question("x", array, lambda found: np.array_equal(found["x"], array), model="m")
+    size = int(question.headers["Inference-Header-Content-Length"])
+    tensor = v2.ModelInferResponse.InferOutputTensor(name="x", datatype="FP32", shape=[16])
+    message = v2.ModelInferResponse(outputs=[tensor], raw_output_contents=[array.tobytes()])
+    head = b'{"outputs":[{"name":"x","shape":[16]}]}'
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+
+    assert question.as_body()[size:] == array.tobytes()
+    assert v2.ModelInferRequest.FromString(question.as_message()).model_name == "m"
+    question.check_message(message.SerializeToString())
+    question.check_body(head + array.tobytes(), headers)
+    with pytest.raises(NotMeasuredError):
+        question.check_body(head + (array + 1).tobytes(), headers)
+    with pytest.raises(NotMeasuredError):
+        question.check_body(b'{"error":"no"}', {})
