@@ -66,10 +66,10 @@ func (*Link) Stream(context.Context, *upstream.Call) (upstream.Stream, error) {
 	return nil, &failure.Error{Status: http.StatusNotImplemented, ErrNo: failure.CodeNotImplemented, Text: "the link has no streams yet"}
 }
 
-// WantsHeaders says whether the server is to be told all headers.
-func (l *Link) WantsHeaders() bool {
+// Traits returns what is known of the server.
+func (l *Link) Traits() upstream.Traits {
 	conn := l.current.Load()
-	return conn != nil && conn.wantsHeaders.Load()
+	return upstream.Traits{IsLocal: true, WantsHeaders: conn != nil && conn.wantsHeaders.Load()}
 }
 
 // Held returns how many calls wait for an answer, and how many messages to be written.

@@ -236,5 +236,5 @@ func (c *grpcConn) waitWhile(ctx context.Context, current connectivity.State) {
 	c.conn.WaitForStateChange(waiting, current)
 }
 
-// WantsHeaders says no: such a server is told metadata.
-func (*grpcConn) WantsHeaders() bool { return false }
+// Traits returns none: such a server is any.
+func (*grpcConn) Traits() Traits { return Traits{} }

@@ -45,6 +45,8 @@ type candidates struct {
 	IsReady bool
 
 	WantHeaders bool // one of them is told all headers
+	AllLocal    bool // see Traits
+	AllTakeJSON bool
 }
 
 // NewPool prepares all backends; `start` connects to them.
@@ -120,14 +122,17 @@ func (p *Pool) Update(changed *Backend, now Health) {
 
 // choose returns the backends to ask; the lock is held.
 func (p *Pool) choose() *candidates {
-	var chosen candidates
+	chosen := candidates{AllLocal: true, AllTakeJSON: true}
 	for _, wanted := range []State{StateServing, StateConnected} {
 		for _, each := range p.Backends {
 			if each.health.State != wanted {
 				continue
 			}
 			chosen.RPC = append(chosen.RPC, each)
-			chosen.WantHeaders = chosen.WantHeaders || each.WantsHeaders()
+			traits := each.Traits()
+			chosen.WantHeaders = chosen.WantHeaders || traits.WantsHeaders
+			chosen.AllLocal = chosen.AllLocal && traits.IsLocal
+			chosen.AllTakeJSON = chosen.AllTakeJSON && traits.TakesJSON
 			if each.Web != nil {
 				chosen.Web = append(chosen.Web, each)
 			}

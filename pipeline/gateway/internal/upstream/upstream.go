@@ -16,6 +16,10 @@ import (
 // TimeoutKey names the caller's Grpc-Timeout, for a pipeline server.
 const TimeoutKey = "pipeline-timeout"
 
+// JSON is the method of an inference whose request and answer are the JSON of the HTTP port as it is; who has it
+// says so by its Traits.
+const JSON = "json"
+
 // ErrNeverLeft says that an upstream cannot have seen a request: another one may be asked.
 var ErrNeverLeft = errors.New("the request has not left")
 
@@ -32,12 +36,13 @@ type Headers interface {
 
 // Call is one request on its way to an upstream.
 type Call struct {
-	Method  string            // in full: /package.Service/Method
+	Method  string            // in full, /package.Service/Method; or JSON
+	Path    string            // of JSON: /name/method, decoded; it has no line end
 	Limit   deadline.Deadline // the time that the caller gives
 	Started time.Time         // when the request came, from which that is counted
 	Caller  string            // the address of who asks
 	Headers Headers           // nil: nobody's, and there are none
-	Data    []byte            // the request in protobuf, or the first part of it
+	Data    []byte            // the request, or the first part of it
 	HasMore bool              // other parts follow: only for Stream
 	Share   *memory.Share     // where its bytes are counted; nil: nowhere
 
@@ -52,17 +57,24 @@ type Stream interface {
 	Receive() ([]byte, error)
 }
 
+// Traits are what edges do differently from server to server.
+type Traits struct {
+	IsLocal      bool // it is the server whose child the gateway is, reached by a link
+	WantsHeaders bool // it is told all headers
+	TakesJSON    bool // it has the method JSON
+}
+
 // Upstream is a connection to a pipeline server.
 type Upstream interface {
-	// Unary returns the answer in protobuf, in a buffer that may be released. Its error is a *failure.Error,
+	// Unary returns the answer in the method's own form, in a buffer that may be released. Its error is a *failure.Error,
 	// ErrNeverLeft, or one of package context: that of ctx, or that the server saw the end of the time first.
 	Unary(ctx context.Context, call *Call) ([]byte, error)
 	// Stream begins a call with parts. Its error is one of Unary's.
 	Stream(ctx context.Context, call *Call) (Stream, error)
 	// Watch keeps the connection and reports the health of the server whenever it changes, until ctx ends.
 	Watch(ctx context.Context, report func(Health))
-	// WantsHeaders says whether the server is to be told all headers.
-	WantsHeaders() bool
+	// Traits returns what is known of the server. They change with the connection, before that is reported.
+	Traits() Traits
 	// Close ends the connection.
 	Close()
 }
