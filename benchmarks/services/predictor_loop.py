@@ -77,7 +77,7 @@ def main() -> None:
             call: Callable[[], object] = functools.partial(client.predict, FEED, log_id=1)
         else:
             stub = grpc_stub if protocol == "grpc" else brpc_stub
-            call = stub(port, client.request(FEED).SerializeToString())
+            call = stub(port, client.request(FEED))
             client.close()
         run_loops(call, float(seconds), int(clients))
 

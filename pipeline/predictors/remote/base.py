@@ -95,20 +95,24 @@ class RemotePredictor(ABC):
         if legacy:
             refuse_unknown_arguments(legacy)
             log_id = log_id or legacy.get("logid", 0)
-        request = self.request(feed, fetch, batch, log_id)
-        try:
-            body = request.SerializeToString()
-        except (EncodeError, ValueError) as error:  # protobuf's limit of 2 GiB
-            raise InputError(f"[{self._name}] the request is too large: {error}") from error
+        body = self.request(feed, fetch, batch, log_id)
         return self.result(self._ask(body, log_id, deadline_s), fetch)
 
     @abstractmethod
-    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> Message:
-        """Return what `predict` was given, as the servers take it."""
+    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> bytes:
+        """Return what `predict` was given, encoded as the servers take it."""
 
     @abstractmethod
     def result(self, answer: Any, fetch: Sequence[str] | None) -> dict[str, Any]:
         """Return the outputs in an answer by name."""
+
+
+def encoded(name: str, request: Message) -> bytes:
+    """Return the bytes of a request for the model `name`. Raises InputError: there are too many."""
+    try:
+        return request.SerializeToString()
+    except (EncodeError, ValueError) as error:  # protobuf's limit of 2 GiB
+        raise InputError(f"[{name}] the request is too large: {error}") from error
 
 
 def connect_remote_predictor(model: RemoteModel) -> Predictor:

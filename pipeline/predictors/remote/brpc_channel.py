@@ -20,6 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.brpc_connection import (
     MAX_ANSWER_BYTES,
+    BrpcConnection,
     ConnectionLostError,
     OutOfTimeError,
 )
@@ -33,15 +34,17 @@ from pipeline.proto.brpc.frames import (
     code_name,
     decompress,
     error_of,
+    repeat_meta,
     request_meta,
 )
+from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.tracing.context import call_trace, child, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
 _MAX_WAIT_S = 1e6  # what the system can wait for, and more than anybody does
 
-Read = Callable[[bytes], Any]
+Read = Callable[[bytes | memoryview], Any]
 """Reads the body of an answer; raises DecodeError if it is no such message."""
 
 # The server did not work on the request and says so: another one may.
@@ -185,13 +188,14 @@ class BrpcChannel:
     # One attempt
 
     def _ask(self, servers: _Servers, index: int, question: _Question) -> Any:
-        frame = self._call(servers.pools[index], question)
-        if frame.meta.response.error_code:
-            self._refuse_code(servers, index, *error_of(frame.meta))
-        if frame.meta.HasField("request"):
+        meta, body, _ = self._call(servers.pools[index], question)
+        if meta.response.error_code:
+            self._refuse_code(servers, index, *error_of(meta))
+        if meta.HasField("request"):
             raise _ServerFailedError("it answers garbage: a request, where an answer should be")
         try:
-            body = decompress(frame.meta.compress_type, frame.body, MAX_ANSWER_BYTES)
+            if meta.compress_type:
+                body = decompress(meta.compress_type, body, MAX_ANSWER_BYTES)
             answer = question.read(body)
         except (FrameError, DecodeError) as error:
             raise _ServerFailedError(f"it answers garbage: {error}") from error
@@ -205,14 +209,7 @@ class BrpcChannel:
             raise _ServerFailedError(str(error), is_final=True) from error
         was_idle = connection.has_answered
         try:
-            time_ms = int((question.deadline - time.monotonic()) * 1000)
-            meta = request_meta(
-                self._method,
-                0,
-                log_id=question.log_id,
-                timeout_ms=max(time_ms, 1),
-                trace=_trace_of_call(self._name),
-            )
+            meta = self._meta(connection, question)
             return connection.ask(meta, question.body, question.deadline)
         except ConnectionLostError as error:
             raise _ServerFailedError(str(error), is_healthy=was_idle) from error
@@ -220,6 +217,17 @@ class BrpcChannel:
             raise InputError(f"[{self._name}] the request is too large: {error}") from error
         finally:
             pool.give_back(connection)
+
+    def _meta(self, connection: BrpcConnection, question: _Question) -> RpcMeta:
+        log_id = question.log_id
+        time_ms = max(int((question.deadline - time.monotonic()) * 1000), 1)
+        trace = _trace_of_call(self._name)
+        if trace is not None:
+            return request_meta(self._method, 0, log_id=log_id, timeout_ms=time_ms, trace=trace)
+        if connection.meta is None:
+            connection.meta = request_meta(self._method, 0)
+        repeat_meta(connection.meta, log_id=log_id, timeout_ms=time_ms)
+        return connection.meta
 
     def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:
         said = f"{code_name(code)}: {text[:_MAX_SHOWN_CHARACTERS]}"
@@ -276,10 +284,11 @@ def _trace_of_call(name: str) -> BrpcTrace | None:
 
     A server takes the span's id for its own span, so the call gets one below the running call's.
     """
-    caller = parse_traceparent(call_trace())
+    trace = call_trace()
+    caller = parse_traceparent(trace) if trace else None
     if caller is None or not caller.is_sampled:
         return None
-    called = parse_traceparent(child(call_trace(), name, "brpc"))
+    called = parse_traceparent(child(trace, name, "brpc"))
     assert called is not None, "it is ours"
     return BrpcTrace(caller.trace_id, called.span_id, caller.span_id)
 

@@ -1,13 +1,15 @@
 """One TCP connection to a brpc server, which one caller has to itself while it asks.
 
 It has no thread: a caller sends and receives like on a plain blocking socket, and there is nothing
-to start, to join, or to make anew after a fork.
+to start, to join, or to make anew after a fork. Each system call that lets go of the GIL may cost
+a turn of all the other threads: a call makes two of them, one to send and one to receive.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import struct
 import time
 
 from pipeline.proto.brpc.frames import BrpcFrame, FrameError, FrameReader, code_name, error_of, pack
@@ -20,8 +22,10 @@ _RECEIVE_BYTES = 64 * 2**10
 _MAX_RECEIVE_BYTES = 4 * 2**20
 _USUAL_LIMIT_BYTES = 64 * 2**20
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-_PEEK_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 _DONT_WAIT = int(socket.MSG_DONTWAIT)
+_ESTABLISHED = b"\1"  # the first byte of tcp_info, its state
+_LONGEST_WAIT_S = 1.0  # of one receive; then the next one
+_TIMEVAL = struct.Struct("@ll")
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     # A host that is gone without a word is noticed within a minute.
@@ -51,12 +55,13 @@ class BrpcConnection:
         for option in _OPTIONS:
             connected.setsockopt(*option)
         self._socket = connected
-        self._readable = select.poll()
-        self._readable.register(connected, select.POLLIN)
+        self._wait_s = 0.0  # that a receive waits at most, as the socket was told
         self._frames = FrameReader(max_bytes)
         self._receive_bytes = _RECEIVE_BYTES
-        self._answers: list[BrpcFrame] = []  # to the last request; those to others are late
+        self._answer: BrpcFrame | None = None  # to the last request; those to others are late
         self._last_id = 0
+        self.meta: RpcMeta | None = None
+        """That of a call before, for the caller to make the next one of."""
         self.is_usable: bool = True
         """True if another request may follow, as far as is known without looking."""
         self.has_answered: bool = False
@@ -64,12 +69,8 @@ class BrpcConnection:
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""
-        if not self._readable.poll(0):
-            return False
-        try:
-            return not self._socket.recv(1, _PEEK_FLAGS)  # else a late answer, which is dropped
-        except OSError:
-            return True
+        # Unlike poll it keeps the GIL. A late answer is no end: it is dropped.
+        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != _ESTABLISHED
 
     def ask(self, meta: RpcMeta, body: bytes, deadline: float) -> BrpcFrame:
         """Ask and wait for the answer, until `time.monotonic()` is `deadline`.
@@ -83,16 +84,24 @@ class BrpcConnection:
         """
         self._last_id = meta.correlation_id = self._last_id + 1
         frame = pack(meta, body)
-        self._answers.clear()
+        self._answer = None
         self.is_usable = False  # unless it turns out that another request can follow
         self._send(frame, deadline)
-        while not self._answers:
-            if not self._readable.poll(_left(deadline) * 1000):
+        while self._answer is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 self.is_usable = True
                 raise OutOfTimeError
+            self._limit_wait(min(left_s, _LONGEST_WAIT_S))
             self._receive()
         self.is_usable = True
-        return self._answers[0]
+        return self._answer
+
+    def _limit_wait(self, wait_s: float) -> None:
+        if wait_s != self._wait_s:
+            self._wait_s = wait_s
+            limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 is no limit
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def close(self) -> None:
         """Close the socket; in a forked child the parent's end of the line stays open."""
@@ -125,28 +134,28 @@ class BrpcConnection:
             if not ready:
                 raise OutOfTimeError
             if ready[0][1] & select.POLLIN:
-                self._receive()
+                self._receive(_DONT_WAIT)
             sent += self._send_some(frame[sent:])
 
-    def _receive(self) -> None:
+    def _receive(self, flags: int = 0) -> None:
         """Read once, and keep the answer if it is complete."""
         try:
-            data = self._socket.recv(self._receive_bytes, _DONT_WAIT)
+            data = self._socket.recv(self._receive_bytes, flags)
             if not data:
                 raise ConnectionLostError("it closed the connection")
             for frame in self._frames.feed(data):
                 self._take(frame)
         except BlockingIOError:
-            return  # woken for nothing
+            return  # there was nothing for so long
         except OSError as error:
             reason = f"the connection broke: {error.strerror or error}"
             raise ConnectionLostError(reason) from None
         except FrameError as error:
             raise ConnectionLostError(f"it answers garbage: {error}") from None
-        is_full = len(data) == self._receive_bytes
-        self._receive_bytes = (
-            min(self._receive_bytes * 4, _MAX_RECEIVE_BYTES) if is_full else _RECEIVE_BYTES
-        )
+        if len(data) == self._receive_bytes:
+            self._receive_bytes = min(self._receive_bytes * 4, _MAX_RECEIVE_BYTES)
+        else:
+            self._receive_bytes = _RECEIVE_BYTES
 
     def _take(self, frame: BrpcFrame) -> None:
         number = frame.meta.correlation_id
@@ -154,7 +163,7 @@ class BrpcConnection:
             raise _answer_to_nobody(frame)
         self.has_answered = True
         if number == self._last_id:
-            self._answers.append(frame)
+            self._answer = frame
 
 
 def _left(deadline: float) -> float:

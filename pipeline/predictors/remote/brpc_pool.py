@@ -38,6 +38,7 @@ class BrpcPool:
         self._probe: _Attempt | None = None
         self._lock = threading.Lock()  # of all below
         self._given_back = threading.Condition(self._lock)
+        self._waiting = 0  # for the next that is given back
         self._connections: set[BrpcConnection] = set()  # those in use too
         self._idle: list[BrpcConnection] = []
         self._is_closed = False
@@ -72,7 +73,8 @@ class BrpcPool:
                 self._idle.append(connection)
             else:
                 self._drop(connection)
-            self._given_back.notify_all()
+            if self._waiting:
+                self._given_back.notify_all()
 
     def retire_all(self) -> None:
         """Open new connections from now on; calls under way finish on the old ones."""
@@ -145,7 +147,10 @@ class BrpcPool:
                 found = self._pop_idle()
                 if found is not None:
                     return found
-                if not self._given_back.wait(max(deadline - time.monotonic(), 0.0)):
+                self._waiting += 1
+                is_back = self._given_back.wait(max(deadline - time.monotonic(), 0.0))
+                self._waiting -= 1
+                if not is_back:
                     raise OutOfTimeError("it does not answer")
         if not isinstance(error, TimeoutError):
             raise CannotConnectError(f"cannot connect: {error.strerror or error}") from error

@@ -48,6 +48,8 @@ class EndpointPolicy:
             without: servers that this request has no use for; None if these are all.
         """
         count = len(self._servers)
+        if count == 1:
+            return None if 0 in without else 0
         down = None
         for step in range(count):
             index = (self._next + step) % count

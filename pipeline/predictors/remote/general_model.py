@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,17 @@ from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
 from pipeline.predictors.remote.base import Ask, RemoteModel, RemotePredictor
 from pipeline.predictors.signature import LOD, ModelSignature, are_offsets, only_feed
+from pipeline.proto.brpc.arrays import (
+    Answer,
+    ArrayWriter,
+    Pieces,
+    read_answer,
+    request_bytes,
+    tensor_field,
+)
 from pipeline.proto.brpc.frames import SERVICE, FrameError
-from pipeline.proto.brpc.general_model import dtype_of, lod_of, put_value, tensor_to_array
-from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
+from pipeline.proto.brpc.general_model import BrpcElemType, dtype_of, lod_of, tensor_to_array
+from pipeline.proto.general_model_pb2 import ModelOutput, Tensor
 from pipeline.proto.targets import host_and_port
 from pipeline.system.deadline import time_left
 
@@ -26,6 +34,14 @@ _LOGGER = logging.getLogger(__name__)
 _ANY_DTYPE = np.dtype(object)
 _MAX_SHOWN = 16
 _BRPC_STARTUP_PROBE_S = 1.0  # for each server at start, before a warning says that it is not there
+
+
+class _Feed(NamedTuple):
+    """One input. `writer` is None if it is text."""
+
+    var: Var
+    lod_name: str
+    writer: ArrayWriter | None
 
 
 class GeneralModelPredictor(RemotePredictor):
@@ -39,7 +55,7 @@ class GeneralModelPredictor(RemotePredictor):
         conf: the feeds and fetches of the model.
         model: the name that stands in the error texts.
         fetch_list: aliases of the outputs that are fetched by default; none: all.
-        ask: answers with a `Response`.
+        ask: answers with an `Answer`.
         close: lets go of the connections; calls under way finish.
 
     Raises InitError: `fetch_list` names an output that the model does not have.
@@ -62,63 +78,67 @@ class GeneralModelPredictor(RemotePredictor):
         )
         names = self._signature.feed_names, self._signature.fetch_names
         super().__init__(model, *names, ask, close)
-        self._feeds = conf.feeds
+        self._feeds = tuple(_Feed(var, var.alias + LOD, _writer(var)) for var in conf.feeds)
         self._aliases = {var.name: var.alias for var in conf.fetches}
 
     def request(
         self, feed: Any, fetch: Sequence[str] | None = None, batch: bool = True, log_id: int = 0
-    ) -> Request:
-        """Return what `Predictor.predict` was given, as the service takes it.
+    ) -> bytes:
+        """Return what `Predictor.predict` was given, as the `Request` that the service takes.
 
         The level-of-detail offsets of the input `x` are fed as `x.lod`: ascending, from 0 to the
         length of `x`. `log_id` may be any 64-bit number, of which the bits travel.
 
         Raises:
-            InputError: a name, dtype or LoD does not fit, or an array is empty.
+            InputError: a name, dtype or LoD does not fit, an array is empty, or it is 2 GiB in all.
             PayloadTypeError: a value is neither ndarray nor list of str, or cannot be sent.
         """
         fetched = self._signature.fetch(fetch)
-        given = only_feed(self._name, feed)
+        given = feed if feed.__class__ is dict else only_feed(self._name, feed)
         arrays = self._signature.feed(given, batch)
-        request = Request(fetch_var_names=fetched, log_id=log_id % 2**64)
-        for var in self._feeds:
-            self._put(request.tensor.add(), var, arrays[var.alias], given)
-        return request
+        tensors = [self._tensor(feed, arrays[feed.var.alias], given) for feed in self._feeds]
+        try:
+            return request_bytes(tensors, fetched, log_id % 2**64)
+        except ValueError as error:
+            raise InputError(f"[{self._name}] the request is too large: {error}") from error
 
-    def result(self, response: Response, fetch: Sequence[str] | None = None) -> dict[str, Any]:
+    def result(self, answer: Answer, fetch: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the outputs of an answer by alias, in the order of `fetch`.
 
         An output with offsets adds `"<alias>.lod"`, 1-D int32. Where several models answered, each
         has a dict of its own under its engine_name, as Paddle Serving's client has it. Raises
         PredictorError: the service says that it failed, or its answer is not what was asked.
         """
-        if response.err_no:
-            raise PredictorError(
-                f"[{self._name}] the model's server answered error {response.err_no}: "
-                f"{response.err_msg}"
-            )
         names = self._signature.fetch(fetch)
-        if len(response.outputs) == 1:
-            return self._outputs(response.outputs[0], names)
-        results = {output.engine_name: self._outputs(output, names) for output in response.outputs}
-        if not results or len(results) != len(response.outputs):
-            raise self._bad_answer(
-                f"{len(response.outputs)} outputs, of the engines {list(results)}"
+        if isinstance(answer, dict):
+            self._refuse_missing(names, answer)
+            return {name: answer[name] for name in names}
+        if answer.err_no:
+            raise PredictorError(
+                f"[{self._name}] the model's server answered error {answer.err_no}: "
+                f"{answer.err_msg}"
             )
+        if len(answer.outputs) == 1:
+            return self._outputs(answer.outputs[0], names)
+        results = {output.engine_name: self._outputs(output, names) for output in answer.outputs}
+        if not results or len(results) != len(answer.outputs):
+            raise self._bad_answer(f"{len(answer.outputs)} outputs, of the engines {list(results)}")
         return results
 
-    def _put(self, tensor: Tensor, var: Var, array: np.ndarray, feed: Mapping[str, Any]) -> None:
+    def _tensor(self, feed: _Feed, array: np.ndarray, given: Mapping[str, Any]) -> Pieces:
+        var, lod_name, writer = feed
         if not array.size:
             raise InputError(
                 f"[{self._name}] feed {var.alias!r} is empty (shape {array.shape}), "
                 "which the model's server cannot take"
             )
-        lod_name = var.alias + LOD
         lod = None
-        if lod_name in feed and lod_name not in self.feed_names:
-            lod = self._offsets(lod_name, feed[lod_name], array)
+        if lod_name in given and lod_name not in self.feed_names:
+            lod = self._offsets(lod_name, given[lod_name], array)
+        if writer is not None and lod is None:
+            return writer.pieces(array)
         try:
-            put_value(tensor, var.name, var.alias, array, lod)
+            return tensor_field(var.name, var.alias, array, lod)
         except PayloadTypeError as error:
             raise PayloadTypeError(f"[{self._name}] {error}") from error
 
@@ -142,16 +162,25 @@ class GeneralModelPredictor(RemotePredictor):
     def _outputs(self, output: ModelOutput, names: Sequence[str]) -> dict[str, Any]:
         aliases = self._aliases
         tensors = {t.alias_name or aliases.get(t.name, t.name): t for t in output.tensor}
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise self._bad_answer(f"no output {missing}, only {list(tensors)[:_MAX_SHOWN]}")
+        self._refuse_missing(names, tensors)
         try:
             return {key: value for name in names for key, value in _values(name, tensors[name])}
         except FrameError as error:
             raise self._bad_answer(str(error)) from error
 
+    def _refuse_missing(self, names: Sequence[str], found: Mapping[str, object]) -> None:
+        for name in names:
+            if name not in found:
+                missing = [name for name in names if name not in found]
+                raise self._bad_answer(f"no output {missing}, only {list(found)[:_MAX_SHOWN]}")
+
     def _bad_answer(self, what: str) -> PredictorError:
         return PredictorError(f"[{self._name}] the model's server answered {what}")
+
+
+def _writer(var: Var) -> ArrayWriter | None:
+    is_text = var.elem_type == BrpcElemType.STRING
+    return None if is_text else ArrayWriter(var.name, var.alias, var.elem_type)
 
 
 def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
@@ -176,7 +205,7 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
 
     def ask(body: bytes, log_id: int, deadline_s: float | None) -> Any:
         time_s = time_left(deadline_s, model.timeout_s)
-        return channel.ask(body, log_id, time_s, Response.FromString)
+        return channel.ask(body, log_id, time_s, read_answer)
 
     predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, channel.close)
     for problem in channel.connect(_BRPC_STARTUP_PROBE_S):
@@ -193,7 +222,7 @@ def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
 
     conf = _client_config(model)
     calls = GrpcCalls(model)
-    ask = calls.asker(f"/{SERVICE}/inference", Response)
+    ask = calls.asker(f"/{SERVICE}/inference", read_answer)
     try:
         predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, calls.close)
     except InitError:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from pipeline.errors import (
     ClosedError,
@@ -89,14 +89,17 @@ class GrpcCalls:
                     brief(error),
                 )
 
-    def asker(self, path: str, answer_type: type[Message]) -> Ask:
-        """Return what calls the method at `path`, as a RemotePredictor needs it; see `run`."""
+    def asker(self, path: str, read: Callable[[bytes], Any]) -> Ask:
+        """Return what calls the method at `path`, as a RemotePredictor needs it; see `run`.
+
+        `read` reads an answer; it raises DecodeError.
+        """
         method = self.method(path)
 
-        def ask(body: bytes, log_id: int, deadline_s: float | None) -> Message:
+        def ask(body: bytes, log_id: int, deadline_s: float | None) -> Any:
             answer = self.run(method, body, deadline_s)
             try:
-                return answer_type.FromString(answer)
+                return read(answer)
             except DecodeError as error:
                 self.refuse_answer(error)
 

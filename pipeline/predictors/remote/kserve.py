@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from pipeline.errors import InitError, PackageError, PayloadTypeError, PipelineError
 from pipeline.predictors.base import TensorSpec
-from pipeline.predictors.remote.base import RemoteModel, RemotePredictor
+from pipeline.predictors.remote.base import RemoteModel, RemotePredictor, encoded
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.inference_v2_pb2 import (
@@ -35,7 +35,7 @@ class KServePredictor(RemotePredictor):
     def __init__(
         self, signature: ModelSignature, named: ModelInferRequest, calls: GrpcCalls
     ) -> None:
-        ask = calls.asker(f"/{SERVICE}/ModelInfer", ModelInferResponse)
+        ask = calls.asker(f"/{SERVICE}/ModelInfer", ModelInferResponse.FromString)
         super().__init__(
             signature.model, signature.feed_names, signature.fetch_names, ask, calls.close
         )
@@ -43,9 +43,7 @@ class KServePredictor(RemotePredictor):
         self._named = named
         self._calls = calls
 
-    def request(
-        self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int
-    ) -> ModelInferRequest:
+    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> bytes:
         names = self.signature.fetch(fetch)
         arrays = self.signature.feed(feed, batch)
         request = ModelInferRequest()
@@ -59,7 +57,7 @@ class KServePredictor(RemotePredictor):
             raise PayloadTypeError(f"[{self._name}] {error}") from error
         for name in names:
             request.outputs.add(name=name)
-        return request
+        return encoded(self._name, request)
 
     def result(
         self, answer: ModelInferResponse, fetch: Sequence[str] | None

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
-from pipeline.predictors.remote.base import RemoteModel, RemotePredictor
+from pipeline.predictors.remote.base import RemoteModel, RemotePredictor, encoded
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.predictors.signature import LOD, only_feed
 from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
-from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.targets import own_ip
 
 
@@ -30,14 +30,14 @@ class PipelinePredictor(RemotePredictor):
     """
 
     def __init__(self, model: RemoteModel, calls: GrpcCalls) -> None:
-        ask = calls.asker(INFERENCE_PATH, Response)
+        ask = calls.asker(INFERENCE_PATH, Response.FromString)
         super().__init__(model.name, (), tuple(model.fetch_list or ()), ask, calls.close)
         # As .npy bytes an array keeps its dtype, and integers are written much quicker.
         self._sends_tensors = model.sends_tensors
         self._own_ip = own_ip(calls.peer)
         self._calls = calls
 
-    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> Request:
+    def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> bytes:
         data = dict(only_feed(self._name, feed))
         if not batch:
             data = {name: _with_batch_axis(name, value) for name, value in data.items()}
@@ -49,9 +49,10 @@ class PipelinePredictor(RemotePredictor):
             log_id=log_id,
         )
         try:
-            return request_from_feed(data, options, self._own_ip)
+            request = request_from_feed(data, options, self._own_ip)
         except TypeError as error:
             raise PayloadTypeError(f"[{self._name}] {error}") from error
+        return encoded(self._name, request)
 
     def result(self, answer: Response, fetch: Sequence[str] | None) -> dict[str, Any]:
         if answer.err_no:

@@ -119,6 +119,16 @@ def request_meta(
     return meta
 
 
+def repeat_meta(meta: RpcMeta, *, log_id: int = 0, timeout_ms: int = 0) -> None:
+    """Make the meta of a call that of another one, of the same method and without a trace."""
+    request = meta.request
+    request.timeout_ms = min(timeout_ms, 2**31 - 1)
+    if log_id:
+        request.log_id = _signed(log_id)
+    else:
+        request.ClearField("log_id")
+
+
 def _signed(bits: int) -> int:
     """Return the low 64 bits as a signed number."""
     return (bits + 2**63) % 2**64 - 2**63
@@ -203,6 +213,8 @@ class FrameReader:
             raise self._error
         try:
             if not self._rest:
+                if len(data) < _SHORT_BYTES and (whole := self._whole(data)) is not None:
+                    return [whole]
                 # Slices of bytes are copies: quicker than views of them as long as they are short.
                 return self._cut(data if len(data) < _SHORT_BYTES else memoryview(bytearray(data)))
             self._rest += data
@@ -215,6 +227,15 @@ class FrameReader:
             self._rest = bytearray()
             self._error = error
             raise
+
+    def _whole(self, data: bytes | bytearray | memoryview) -> BrpcFrame | None:
+        """Return the frame that `data` are, as nearly always; None: they are something else."""
+        if len(data) < HEADER_BYTES:
+            return None
+        size, meta_size = self._read_header(data, 0)
+        if len(data) != HEADER_BYTES + size:
+            return None
+        return _read_frame(data[HEADER_BYTES:], meta_size)
 
     def _cut(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
         """Return the whole frames of `data`; what is left over is kept."""

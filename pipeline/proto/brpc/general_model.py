@@ -63,7 +63,7 @@ _VARINTS = ("int64_data", "int_data", "uint32_data")
 _LARGE_BYTES = SHORT_BYTES
 _REQUEST_SHAPE = Shape(frozenset(), {Request.TENSOR_FIELD_NUMBER: Shape(_LONG)})
 _TEXT = np.dtype(object)
-_LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
+LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
     BrpcElemType.INT64: (np.dtype(np.int64), "int64_data"),
     BrpcElemType.FP32: (np.dtype(np.float32), "float_data"),
     BrpcElemType.INT32: (np.dtype(np.int32), "int_data"),
@@ -78,13 +78,13 @@ _LAYOUTS: dict[int, tuple[np.dtype[Any], str]] = {
     BrpcElemType.COMPLEX128: (np.dtype(np.complex128), "complex128_data"),
     BrpcElemType.STRING: (_TEXT, "data"),
 }
-_ELEM_TYPES = {dtype: elem_type for elem_type, (dtype, _) in _LAYOUTS.items()}
+_ELEM_TYPES = {dtype: elem_type for elem_type, (dtype, _) in LAYOUTS.items()}
 
 
 def dtype_of(elem_type: int) -> np.dtype[Any]:
     """Return the dtype of an elem_type's arrays; object is text. Raises ValueError: unknown."""
     try:
-        return _LAYOUTS[elem_type][0]
+        return LAYOUTS[elem_type][0]
     except KeyError:
         known = ", ".join(f"{known.value} {known.name}" for known in BrpcElemType)
         raise ValueError(f"elem_type {elem_type} is unknown: there is {known}") from None
@@ -152,7 +152,7 @@ def _pack(tensor: Tensor, value: Array | Sequence[str]) -> None:
         return
     array = _sendable(array)
     tensor.elem_type = _ELEM_TYPES[array.dtype]
-    field = _LAYOUTS[tensor.elem_type][1]
+    field = LAYOUTS[tensor.elem_type][1]
     if field == _CONTENT:
         tensor.tensor_content = array.tobytes()
     else:
@@ -177,7 +177,7 @@ def value_pieces(
         raise PayloadTypeError(f"tensor {alias!r}: {error}") from error
     rest = value_to_tensor(name, alias, np.empty(0, array.dtype), lod)
     rest.shape[:] = value.shape
-    field = _LAYOUTS[_ELEM_TYPES[array.dtype]][1]
+    field = LAYOUTS[_ELEM_TYPES[array.dtype]][1]
     content: bytes | memoryview
     if field in _VARINTS:
         content = varint_block(array)
@@ -216,9 +216,9 @@ def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
             the tensor.
     """
     try:
-        if tensor.elem_type not in _LAYOUTS:
+        if tensor.elem_type not in LAYOUTS:
             raise ValueError(f"elem_type {tensor.elem_type} is unknown")
-        dtype, field = _LAYOUTS[tensor.elem_type]
+        dtype, field = LAYOUTS[tensor.elem_type]
         return in_shape(tensor, _elements(tensor, dtype, field), field)
     except ValueError as error:
         raise FrameError(f"tensor {tensor.alias_name or tensor.name!r}: {error}") from None

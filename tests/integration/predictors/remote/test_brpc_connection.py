@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from doubles import wait_until
 from played_brpc import WAIT_S, Collecting, Peer, PlayedServer, answer_to
 
+from pipeline.predictors.remote import brpc_connection
 from pipeline.predictors.remote.brpc_connection import (
     BrpcConnection,
     ConnectionLostError,
@@ -73,6 +75,23 @@ def test_a_late_answer_may_come_in_one_piece_with_one_in_time() -> None:
         with pytest.raises(OutOfTimeError):
             ask(connection, b"late", SOON_S)
         assert ask(connection, b"in time") == b"in time"
+        assert connection.is_usable
+
+
+def test_an_answer_may_take_longer_than_one_receive_waits(
+    callers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brpc_connection, "_LONGEST_WAIT_S", 0.001)
+    held = Collecting()
+    with PlayedServer(held) as server, connected(server) as connection:
+        receives: list[int] = []
+        receive = connection._receive
+        connection._receive = lambda: (receives.append(1), receive())  # type: ignore[method-assign]
+        call = callers.submit(ask, connection, b"late, but in time")
+        wait_until(lambda: len(receives) > 2)
+        peer, frame = held.wait_for(1)[0]
+        peer.answer(frame)
+        assert call.result(WAIT_S) == b"late, but in time"
         assert connection.is_usable
 
 
@@ -172,7 +191,7 @@ def test_an_idle_connection_with_a_late_answer_is_not_taken_for_closed() -> None
             ask(connection, b"late", SOON_S)
         peer, frame = held.wait_for(1)[0]
         peer.answer(frame)
-        wait_until(lambda: bool(connection._readable.poll(0)))
+        wait_until(lambda: bool(select.select([connection._socket], [], [], 0)[0]))
         assert not connection.has_ended()
 
 

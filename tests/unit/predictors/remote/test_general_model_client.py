@@ -45,6 +45,11 @@ def answer(*tensors: Tensor) -> Response:
     return Response(outputs=[ModelOutput(tensor=tensors, engine_name="general_infer_0")])
 
 
+def asked(model: GeneralModelPredictor, *arguments: Any, **options: Any) -> Request:
+    """The request as it arrives at the server."""
+    return Request.FromString(model.request(*arguments, **options))
+
+
 def only(request: Request) -> Tensor:
     (tensor,) = request.tensor
     return tensor
@@ -56,8 +61,7 @@ def only(request: Request) -> Tensor:
 def test_a_request_is_the_one_of_the_genuine_client():
     frame = frame_of("real Paddle Serving client", "c2s")
     feed = {"x": np.arange(26, dtype=np.float32).reshape(2, 13)}
-    request = HOUSING.request(feed, ["price"], batch=True, log_id=42)
-    assert request.SerializeToString() == frame.body
+    assert HOUSING.request(feed, ["price"], batch=True, log_id=42) == frame.body
     # Its meta states two zeros besides, which is what saying nothing means: its log_id is in the
     # body alone, where ours is in both.
     theirs = frame.meta
@@ -87,24 +91,24 @@ def test_names_are_aliases_in_the_order_of_the_configuration():
     assert WORDS.feed_names == ("words", "side")
     assert WORDS.fetch_names == ("prediction",)
     feed = {"side": np.ones((1, 2), np.float32), "words": np.ones((1, 3), np.int64), "other": 1}
-    request = WORDS.request(feed)
+    request = asked(WORDS, feed)
     assert [tensor.alias_name for tensor in request.tensor] == ["words", "side"]
     assert [tensor.name for tensor in request.tensor] == ["words_0", "side_0"]
     assert list(request.fetch_var_names) == ["prediction"]
 
 
 def test_a_sample_without_its_batch_gets_a_first_axis():
-    request = HOUSING.request({"x": np.zeros(13, np.float32)}, batch=False)
+    request = asked(HOUSING, {"x": np.zeros(13, np.float32)}, batch=False)
     assert list(only(request).shape) == [1, 13]
-    assert list(only(HOUSING.request({"x": np.zeros((2, 13), np.float32)})).shape) == [2, 13]
+    assert list(only(asked(HOUSING, {"x": np.zeros((2, 13), np.float32)})).shape) == [2, 13]
 
 
 def test_any_size_is_sent_whatever_the_configuration_states():
-    assert list(only(HOUSING.request({"x": np.zeros((7, 5, 3), np.float32)})).shape) == [7, 5, 3]
+    assert list(only(asked(HOUSING, {"x": np.zeros((7, 5, 3), np.float32)})).shape) == [7, 5, 3]
 
 
 def test_numbers_are_cast_to_the_configured_type():
-    tensor = only(HOUSING.request({"x": np.arange(3)}))
+    tensor = only(asked(HOUSING, {"x": np.arange(3)}))
     assert tensor.elem_type == BrpcElemType.FP32
     assert tensor_to_array(tensor).tolist() == [0.0, 1.0, 2.0]
 
@@ -123,7 +127,7 @@ def test_numbers_are_cast_to_the_configured_type():
     ],
 )
 def test_every_configured_type_is_sent(elem_type: BrpcElemType, value: np.ndarray):
-    tensor = only(model_of([var("x", elem_type)], [var("y")]).request({"x": value}))
+    tensor = only(asked(model_of([var("x", elem_type)], [var("y")]), {"x": value}))
     assert tensor.elem_type == elem_type
     back = tensor_to_array(tensor)
     assert back.dtype == value.dtype
@@ -132,8 +136,8 @@ def test_every_configured_type_is_sent(elem_type: BrpcElemType, value: np.ndarra
 
 def test_text_may_be_a_list():
     model = model_of([var("x", BrpcElemType.STRING)], [var("y")])
-    assert list(only(model.request({"x": ["a", "b"]})).data) == ["a", "b"]
-    request = model.request([{"x": ["a", "b"]}], batch=False)
+    assert list(only(asked(model, {"x": ["a", "b"]})).data) == ["a", "b"]
+    request = asked(model, [{"x": ["a", "b"]}], batch=False)
     assert list(only(request).shape) == [1, 2]
 
 
@@ -141,18 +145,18 @@ def test_text_may_be_a_list():
 def test_offsets_are_fed_beside_their_array(lod: Any):
     feed = {"words": np.zeros((5, 1), np.int64), "words.lod": lod, "side": np.ones(1, np.float32)}
     for given in (feed, [feed]):
-        request = WORDS.request(given)
+        request = asked(WORDS, given)
         assert [list(tensor.lod) for tensor in request.tensor] == [[0, 2, 5], []]
 
 
 def test_no_offsets_are_none():
     feed = {"words": np.zeros((5, 1), np.int64), "words.lod": [], "side": np.ones(1, np.float32)}
-    assert not WORDS.request(feed).tensor[0].lod
+    assert not asked(WORDS, feed).tensor[0].lod
 
 
 def test_an_input_whose_name_ends_like_offsets_is_an_input():
     model = model_of([var("x"), var("x.lod")], [var("y")])
-    request = model.request({"x": np.ones(2, np.float32), "x.lod": np.ones(1, np.float32)})
+    request = asked(model, {"x": np.ones(2, np.float32), "x.lod": np.ones(1, np.float32)})
     assert [list(tensor.lod) for tensor in request.tensor] == [[], []]
     assert [tensor.alias_name for tensor in request.tensor] == ["x", "x.lod"]
 
@@ -161,7 +165,7 @@ def test_an_input_whose_name_ends_like_offsets_is_an_input():
     ("log_id", "travels"), [(7, 7), (-1, 2**64 - 1), (2**63, 2**63), (-(2**63), 2**63)]
 )
 def test_the_bits_of_a_log_id_travel(log_id: int, travels: int):
-    request = HOUSING.request({"x": np.ones(1, np.float32)}, log_id=log_id)
+    request = asked(HOUSING, {"x": np.ones(1, np.float32)}, log_id=log_id)
     assert request.log_id == travels
 
 
@@ -219,8 +223,8 @@ def test_an_output_that_the_model_does_not_have_is_refused_before_it_is_asked():
 def test_the_default_outputs_are_those_of_the_fetch_list():
     model = model_of([var("x")], [var("a"), var("b")], ["b"])
     assert model.fetch_names == ("b",)
-    assert list(model.request({"x": np.ones(1)}).fetch_var_names) == ["b"]
-    assert list(model.request({"x": np.ones(1)}, ["a", "b"]).fetch_var_names) == ["a", "b"]
+    assert list(asked(model, {"x": np.ones(1)}).fetch_var_names) == ["b"]
+    assert list(asked(model, {"x": np.ones(1)}, ["a", "b"]).fetch_var_names) == ["a", "b"]
 
 
 # --- answers --------------------------------------------------------------------------------
@@ -239,6 +243,16 @@ def test_outputs_are_returned_in_the_order_asked_for():
     assert list(model.result(response)) == ["a", "a.lod", "b"]
     assert list(model.result(response, ["b"])) == ["b"]
     assert list(model.result(response, ["b", "a"])) == ["b", "a", "a.lod"]
+
+
+def test_the_arrays_of_one_model_are_looked_up_by_alias():
+    model = model_of([var("x")], [var("a"), var("b")], ["b"])
+    arrays = {"a": np.ones(1), "b": np.zeros(2), "c": np.ones(3)}
+    assert list(model.result(arrays)) == ["b"]
+    assert list(model.result(arrays, ["b", "a"])) == ["b", "a"]
+    del arrays["b"]
+    with pytest.raises(PredictorError, match=r"no output \['b'\], only \['a', 'c'\]"):
+        model.result(arrays, ["a", "b"])
 
 
 def test_an_output_without_an_alias_is_known_by_its_name():

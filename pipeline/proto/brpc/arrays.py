@@ -1,0 +1,197 @@
+"""Arrays in requests and answers of the general model service, by their bytes.
+
+What stands around a tensor's numbers, which is its type, shape and names, is the same for all
+arrays of a shape: protobuf writes and reads it once for each, and the numbers are put in between
+and cut out. The bytes are those that protobuf writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from pipeline.proto.brpc.general_model import LAYOUTS, BrpcElemType, value_pieces
+from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
+from pipeline.proto.pipeline.blocks import field_head, read_varint, varint_block
+from pipeline.proto.slices import SHORT_BYTES
+
+Array = npt.NDArray[Any]
+Answer = dict[str, Array] | Response
+"""The arrays of the only model that answered, by alias; or, if there is more to it, all it says."""
+
+Pieces = Sequence[bytes | memoryview]
+"""A field `tensor` of a Request."""
+
+_MAX_BYTES = 2**31 - 1
+_KEPT = 256  # shapes, lengths or lists of names
+_MAX_KEPT_BYTES = 1024  # of what a peer writes around numbers
+_VARINTS = (BrpcElemType.INT64, BrpcElemType.INT32)
+_CONTENT = "tensor_content"
+_NUMBERS = {field.name: field.number for field in Tensor.DESCRIPTOR.fields}
+_OUTPUTS_TAG = _TENSOR_TAG = 0x0A  # field 1 of Response and of ModelOutput, each a message
+_TYPES = {_NUMBERS[name] << 3 | 2: kind for kind, (_, name) in LAYOUTS.items() if kind in (1, 3)}
+_AROUND = frozenset({"elem_type", "shape", "name", "alias_name"})
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+class ArrayWriter:
+    """Writes the arrays of one input. Raises ValueError for `elem_type` STRING, which has none."""
+
+    def __init__(self, name: str, alias: str, elem_type: int) -> None:
+        if elem_type == BrpcElemType.STRING:
+            raise ValueError("text is no array of numbers")
+        self._tensor = Tensor(name=name, alias_name=alias, elem_type=elem_type)
+        self._field = LAYOUTS[elem_type][1]
+        self._number = _NUMBERS[self._field]
+        self._are_varints = elem_type in _VARINTS
+        self._rest = lru_cache(_KEPT)(self._write_rest)
+
+    def pieces(self, array: Array) -> Pieces:
+        """Return a field `tensor` of a Request; the array has the dtype of `elem_type`."""
+        content = self._content(array)
+        rest = self._rest(array.shape)
+        outer, inner = _heads(self._number, len(content), len(rest))
+        if self._field == _CONTENT:
+            return outer, rest, inner, content
+        return outer, inner, content, rest
+
+    def _content(self, array: Array) -> bytes | memoryview:
+        if self._are_varints:
+            return varint_block(array)
+        if array.nbytes <= SHORT_BYTES:
+            return array.tobytes()
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+    def _write_rest(self, shape: tuple[int, ...]) -> bytes:
+        tensor = Tensor(shape=shape)
+        tensor.MergeFrom(self._tensor)
+        return tensor.SerializeToString()
+
+
+@lru_cache(_KEPT)
+def _heads(number: int, content_bytes: int, rest_bytes: int) -> tuple[bytes, bytes]:
+    """Return what stands before a tensor, and before the numbers in it."""
+    inner = field_head(number, content_bytes) if content_bytes else b""
+    return field_head(Request.TENSOR_FIELD_NUMBER, len(inner) + content_bytes + rest_bytes), inner
+
+
+def request_bytes(tensors: Iterable[Pieces], fetch: Sequence[str], log_id: int) -> bytes:
+    """Return a Request of tensors in pieces, which asks for the outputs `fetch`.
+
+    Raises ValueError: it has 2 GiB or more, which protobuf does not read.
+    """
+    pieces = [piece for tensor in tensors for piece in tensor]
+    pieces.append(_fetch_fields(tuple(fetch)))
+    if log_id:
+        pieces.append(Request(log_id=log_id).SerializeToString())
+    size = sum(map(len, pieces))
+    if size > _MAX_BYTES:
+        raise ValueError(f"{size} bytes; 2 GiB and more are no message of protobuf")
+    return b"".join(pieces)
+
+
+def tensor_field(
+    name: str, alias: str, value: Array, lod: Sequence[int] | Array | None = None
+) -> Pieces:
+    """Return a field `tensor` of a Request, of any array. Raises PayloadTypeError."""
+    pieces = value_pieces(name, alias, value, lod)
+    return [field_head(Request.TENSOR_FIELD_NUMBER, sum(map(len, pieces))), *pieces]
+
+
+@lru_cache(_KEPT)
+def _fetch_fields(names: tuple[str, ...]) -> bytes:
+    return Request(fetch_var_names=names).SerializeToString()
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+class _Rest(NamedTuple):
+    """A tensor without its numbers."""
+
+    alias: str
+    elem_type: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    size: int
+
+
+def read_answer(data: bytes | memoryview) -> Answer:
+    """Return what a Response says. Raises DecodeError: `data` are none."""
+    try:
+        arrays = _arrays(data)
+    except (DecodeError, IndexError):  # let protobuf say what is wrong with it
+        arrays = None
+    return Response.FromString(bytes(data)) if arrays is None else arrays
+
+
+def _arrays(data: bytes | memoryview) -> dict[str, Array] | None:
+    """Return the arrays of one model's answer; None if there is more to it."""
+    if not data or data[0] != _OUTPUTS_TAG:
+        return None
+    at, end = _block(data, 1, len(data))
+    if end < len(data) and not _is_plain(Response.FromString(bytes(data[end:]))):
+        return None
+    arrays = {}
+    while at < end and data[at] == _TENSOR_TAG:
+        at, tensor_end = _block(data, at + 1, end)
+        elem_type = _TYPES.get(data[at])
+        start, at = _block(data, at + 1, tensor_end)
+        if elem_type is None or tensor_end - at > _MAX_KEPT_BYTES:
+            return None
+        rest = _read_rest(bytes(data[at:tensor_end]))
+        if rest is None or rest.elem_type != elem_type:
+            return None
+        if rest.size * rest.dtype.itemsize != at - start:
+            return None
+        numbers = np.frombuffer(data, rest.dtype, rest.size, start)
+        arrays[rest.alias] = numbers.reshape(rest.shape).copy()
+        at = tensor_end
+    if end - at > _MAX_KEPT_BYTES or not _is_engine(bytes(data[at:end])):
+        return None
+    return arrays
+
+
+def _block(data: bytes | memoryview, at: int, limit: int) -> tuple[int, int]:
+    """Return where the content of a field begins and ends, whose length is at `at`."""
+    size = data[at]
+    if size < 0x80:
+        at += 1
+    else:
+        size, at = read_varint(data, at)
+    if at + size > limit:
+        raise DecodeError("a field is longer than its message")
+    return at, at + size
+
+
+def _is_plain(response: Response) -> bool:
+    """Return whether a rest of an answer holds no model's output and no error."""
+    return not response.outputs and not response.err_no
+
+
+@lru_cache(_KEPT)
+def _read_rest(data: bytes) -> _Rest | None:
+    """Return a tensor without numbers; None if it has more than `_arrays` knows of."""
+    tensor = Tensor.FromString(data)
+    shape = tuple(tensor.shape)
+    is_known = all(field.name in _AROUND for field, _ in tensor.ListFields())
+    is_shape = 0 < len(shape) <= MAX_DIMENSIONS and min(shape) > 0
+    if not (is_known and is_shape and tensor.alias_name) or tensor.elem_type not in LAYOUTS:
+        return None
+    dtype = LAYOUTS[tensor.elem_type][0]
+    return _Rest(tensor.alias_name, tensor.elem_type, dtype, shape, math.prod(shape))
+
+
+@lru_cache(_KEPT)
+def _is_engine(data: bytes) -> bool:
+    """Return whether the rest of a model's output holds no tensors."""
+    return not ModelOutput.FromString(data).tensor
