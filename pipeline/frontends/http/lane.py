@@ -179,11 +179,13 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         self._is_busy = False
         if self._is_full or self.transport.is_closing():
             return
-        if self._is_held and len(self._data) - self._at <= _MAX_AHEAD_BYTES:
-            self._is_held = False
-            self.transport.resume_reading()
         if self._data and len(self._data) >= self._needed:
             self._take()
+        is_short = len(self._data) - self._at <= _MAX_AHEAD_BYTES
+        if self._is_held and (is_short or not self._is_busy):
+            self._is_held = False
+            if not self._is_full:
+                self.transport.resume_reading()
 
     # The end of the lane ------------------------------------------------------------------
 
@@ -195,6 +197,7 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         self.transport.set_protocol(successor)
         successor.connection_made(self.transport)
         if self._is_held:
+            self._is_held = False
             self.transport.resume_reading()
         if answer is not None:
             successor.given = answer

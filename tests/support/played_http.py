@@ -1,0 +1,102 @@
+"""A caller's connection without a socket: bytes in as a test says, bytes out for it to look at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pipeline.frontends.http.server import HttpFrontend
+
+
+class PlayedTransport(asyncio.Transport):
+    """The transport of one connection on the running loop.
+
+    Attributes:
+        written: what the server has sent.
+        is_reading: False while it does not want to hear more.
+        reads_again: set when it does, or has ended.
+        is_over: the connection is closed, by whomever.
+        protocol: who is told of what comes.
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_reading = True
+        self.reads_again = asyncio.Event()
+        self.is_over = self._is_closing = False
+        self._was_ended = False
+        self.protocol = protocol
+        protocol.connection_made(self)
+
+    def send(self, data: bytes) -> None:
+        """Let a packet arrive; the server reads at the moment."""
+        assert self.is_reading
+        assert not self._is_closing
+        self.protocol.data_received(data)
+
+    def leave(self) -> None:
+        """Hang up as the caller."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._end()
+
+    # What protocols call
+
+    def write(self, data: Any) -> None:
+        if not self._is_closing and not self._was_ended:
+            self.written += bytes(data)
+
+    def write_eof(self) -> None:
+        self._was_ended = True
+        self.reads_again.set()
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self._end)
+
+    abort = close
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.reads_again.set()
+        self.protocol.connection_lost(None)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+        self.reads_again.clear()
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+        self.reads_again.set()
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing will come any more."""
+        return self._is_closing or self._was_ended
+
+
+def connect(frontend: HttpFrontend) -> PlayedTransport:
+    """Return a new connection to a frontend that was started."""
+    listener = frontend._listener
+    assert listener._server is not None
+    arguments = {
+        "config": listener._server.config,
+        "server_state": listener._server.server_state,
+        "app_state": {},
+        "_loop": asyncio.get_running_loop(),
+    }
+    return PlayedTransport(listener._connection(**arguments))

@@ -1,0 +1,354 @@
+"""The lane's connections, with a listener and a transport that are played."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from doubles import run_virtual
+from played_http import PlayedTransport
+
+from pipeline.frontends.http.heads import HeadMemory
+from pipeline.frontends.http.lane import LaneConnection
+from pipeline.frontends.http.routes import HandOverError, WebResponse
+
+
+class Handle:
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Place:
+    """All of what a lane stands in: listener, service and endpoint in one."""
+
+    read_timeout_s = 60.0
+    keep_alive_s = 75.0
+
+    def __init__(self) -> None:
+        self.connections: set[Any] = set()
+        self.is_draining = False
+        self.lost = asyncio.Event()
+        self.begun: list[bytes] = []
+        self.sinks: list[Any] = []
+        self.handles: list[Handle] = []
+        self.at_once: Callable[[bytes], Any] | None = None
+        self.successors: list[Successor] = []
+
+    def connect(self) -> PlayedTransport:
+        take_over = functools.partial(Successor, self)
+        lane = LaneConnection(self, HeadMemory([self]), take_over)  # type: ignore[arg-type]
+        return PlayedTransport(lane)
+
+    # A listener
+
+    def ok_head(self) -> bytes:
+        return b"OK "
+
+    def answer(self, reply: WebResponse, is_last: bool) -> bytes:
+        return b"%d%b %b;" % (reply.status, b" last" if is_last else b"", reply.body)
+
+    # A service, and its endpoint
+
+    def endpoint(self, path: str, headers: dict[bytes, bytes]) -> Any:
+        return self
+
+    def begin(self, body: bytes, sink: Any) -> Handle:
+        if body == b"odd":
+            raise HandOverError
+        if body == b"bug":
+            raise ValueError("a bug")
+        self.begun.append(body)
+        self.sinks.append(sink)
+        self.handles.append(Handle())
+        if self.at_once is not None:
+            sink.end(self.at_once(body))
+        return self.handles[-1]
+
+    def reply(self, answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Successor(asyncio.Protocol):
+    """Who takes a connection over from the lane."""
+
+    def __init__(self, place: Place) -> None:
+        place.successors.append(self)
+        self.data = b""
+        self.given: Awaitable[WebResponse] | None = None
+        self.was_late = self.was_shut_down = False
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+
+    def time_out(self) -> None:
+        self.was_late = True
+
+    def shutdown(self) -> None:
+        self.was_shut_down = True
+
+
+def post(body: bytes) -> bytes:
+    return b"POST /s/m HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def on_a_virtual_clock(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    return lambda: run_virtual(test())
+
+
+async def rounds(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@on_a_virtual_clock
+async def test_a_request_is_answered_with_one_write_and_the_next_one_may_come():
+    place = Place()
+    transport = place.connect()
+    for body in (b"a", b"b"):
+        transport.send(post(body))
+        place.sinks[-1].end(b"<%b>" % body)
+    assert transport.written == b"OK 3\r\n\r\n<a>OK 3\r\n\r\n<b>"
+    assert not place.successors
+
+
+@on_a_virtual_clock
+async def test_requests_that_are_sent_together_are_answered_in_turn():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a") + post(b"b") + post(b"c")[:-1])
+    await rounds()
+    assert place.begun == [b"a"], "one at a time"
+    place.sinks[0].end(b"A")
+    await rounds()
+    assert place.begun == [b"a", b"b"]
+    transport.send(b"c")
+    place.sinks[1].end(b"B")
+    await rounds()
+    place.sinks[2].end(b"C")
+    assert transport.written == b"OK 1\r\n\r\nAOK 1\r\n\r\nBOK 1\r\n\r\nC"
+
+
+@on_a_virtual_clock
+async def test_a_body_may_come_in_any_pieces():
+    place = Place()
+    place.at_once = lambda body: body
+    transport = place.connect()
+    transport.send(post(b"abc")[:-3])
+    for piece in (b"a", b"b", b"c" + post(b"d")):
+        transport.send(piece)
+        await rounds()
+    assert place.begun == [b"abc", b"d"]
+
+
+@on_a_virtual_clock
+async def test_the_unusual_is_handed_over_with_its_bytes_behind_the_answers_before_it():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a") + post(b"odd") + b"more")
+    await rounds()
+    assert not place.successors
+    place.sinks[0].end(b"A")
+    await rounds()
+    (successor,) = place.successors
+    assert successor.data == post(b"odd") + b"more"
+    assert transport.protocol is successor
+    assert transport.written == b"OK 1\r\n\r\nA"
+    assert not place.connections
+
+
+@on_a_virtual_clock
+async def test_half_a_head_is_handed_over():
+    place = Place()
+    place.connect().send(b"POST /s/m HT")
+    assert place.successors[0].data == b"POST /s/m HT"
+
+
+@on_a_virtual_clock
+async def test_an_answer_that_is_large_is_handed_over_with_the_connection():
+    async def large() -> WebResponse:
+        return WebResponse()
+
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a") + post(b"b"))
+    reply = large()
+    place.sinks[0].end(reply)
+    (successor,) = place.successors
+    assert successor.given is reply
+    assert successor.data.endswith(b"\r\n\r\n" + post(b"b"))
+    assert transport.written == b""
+    reply.close()
+
+
+@on_a_virtual_clock
+async def test_a_bug_costs_one_answer():
+    place = Place()
+    place.at_once = lambda body: body
+    transport = place.connect()
+    transport.send(post(b"bug") + post(b"a"))
+    await rounds()
+    assert transport.written.startswith(b"500 ")
+    assert transport.written.endswith(b"OK 1\r\n\r\na")
+
+
+@on_a_virtual_clock
+async def test_who_does_not_read_its_answers_is_not_read_from():
+    place = Place()
+    place.at_once = lambda body: body
+    transport = place.connect()
+    transport.send(post(b"a"))
+    transport.protocol.pause_writing()
+    assert not transport.is_reading
+    transport.protocol.data_received(post(b"b") + post(b"c"))  # was on its way
+    await rounds()
+    assert place.begun == [b"a"], "its answer would have to be kept"
+    transport.protocol.resume_writing()
+    await rounds()
+    assert transport.is_reading
+    assert place.begun == [b"a", b"b", b"c"]
+
+
+@on_a_virtual_clock
+async def test_an_answer_that_fills_the_connection_is_the_last_one_that_is_asked_for():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a") + post(b"b"))
+    lane, write = transport.protocol, transport.write
+
+    def full(data: bytes) -> None:
+        write(data)
+        lane.pause_writing()
+
+    transport.write = full  # type: ignore[method-assign]
+    place.sinks[0].end(b"A")
+    await rounds()
+    assert place.begun == [b"a"]
+    lane.resume_writing()
+    await rounds()
+    assert place.begun == [b"a", b"b"]
+
+
+@on_a_virtual_clock
+async def test_what_is_sent_ahead_is_bounded_and_read_on_when_there_is_room():
+    place = Place()
+    transport = place.connect()
+    body = b"x" * 30_000
+    transport.send(post(body))
+    for _ in range(3):
+        assert transport.is_reading
+        transport.send(post(body))
+    assert not transport.is_reading
+    assert len(transport.protocol._data) < 100_000
+    place.sinks[-1].end(b"")
+    await rounds()
+    assert transport.is_reading, "two are left behind the one that is asked"
+    assert len(place.begun) == 2
+
+
+@on_a_virtual_clock
+async def test_a_request_that_is_as_long_as_the_bound_itself_does_not_stop_the_reading():
+    place = Place()
+    transport = place.connect()
+    body = b"x" * 65_500
+    for rest in (b"", b"x"):
+        transport.send(post(b"a"))
+        transport.send(post(body)[: -1 if rest else None])
+        assert not transport.is_reading
+        place.sinks[-1].end(b"")
+        await rounds()
+        assert transport.is_reading
+        transport.send(rest)
+        place.sinks[-1].end(b"")
+        await rounds()
+    assert place.begun == [b"a", body] * 2
+
+
+@on_a_virtual_clock
+async def test_a_caller_that_leaves_cancels_its_request():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a") + post(b"b"))
+    transport.leave()
+    await rounds()
+    assert [handle.is_cancelled for handle in place.handles] == [True]
+    assert place.lost.is_set()
+    assert not place.connections
+
+
+@on_a_virtual_clock
+async def test_a_caller_that_leaves_after_its_answer_cancels_nothing():
+    place = Place()
+    place.at_once = lambda body: body
+    transport = place.connect()
+    transport.send(post(b"a"))
+    transport.leave()
+    assert [handle.is_cancelled for handle in place.handles] == [False]
+
+
+@on_a_virtual_clock
+async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_us_is_not():
+    place = Place()
+    silent, asking = place.connect(), place.connect()
+    asking.send(post(b"a"))
+    await asyncio.sleep(place.read_timeout_s + 1)
+    assert silent.is_over
+    await asyncio.sleep(1000)
+    assert not asking.is_over, "it is we who take that long"
+    place.sinks[0].end(b"A")
+    await asyncio.sleep(place.keep_alive_s - 1)
+    assert not asking.is_over
+    await asyncio.sleep(2)
+    assert asking.is_over
+
+
+@on_a_virtual_clock
+async def test_a_body_that_comes_too_slowly_is_handed_over_to_be_refused():
+    place = Place()
+    transport = place.connect()
+    await asyncio.sleep(30)
+    transport.send(post(b"abc")[:-2])
+    await asyncio.sleep(31)
+    transport.send(b"b")
+    assert not place.successors
+    await asyncio.sleep(30)
+    (successor,) = place.successors
+    assert successor.was_late
+    assert successor.data == post(b"abc")[:-1]
+
+
+@on_a_virtual_clock
+async def test_while_draining_an_answer_ends_the_connection_unless_more_was_asked():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a") + post(b"b"))
+    place.is_draining = True
+    for answer in (b"A", b"B"):
+        place.sinks[-1].end(answer)
+        await rounds()
+    assert transport.written == b"200 A;200 last B;"
+    assert transport.is_over
+
+
+@on_a_virtual_clock
+async def test_a_connection_that_is_shut_down_ends_with_its_answer_or_at_once():
+    place = Place()
+    idle, asking, half = place.connect(), place.connect(), place.connect()
+    asking.send(post(b"a"))
+    half.send(post(b"abc")[:-1])
+    for transport in (idle, asking, half):
+        transport.protocol.shutdown()
+    await rounds()
+    assert idle.is_over
+    assert not asking.is_over
+    assert place.successors[0].was_shut_down, "it waits for the rest"
+    place.sinks[0].end(b"A")
+    await rounds()
+    assert asking.written == b"200 last A;"
+    assert asking.is_over
