@@ -23,6 +23,7 @@ from pipeline.frontends.listen import UNIX
 from pipeline.frontends.v2 import ModelRepository
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.frontends.v2.http import InferenceRoutes
+from pipeline.frontends.v2.lane import InferLane
 from pipeline.frontends.wire import PipelineWire
 from pipeline.op import overrides
 
@@ -57,6 +58,9 @@ def v2(context: FrontendContext, options: None) -> None:
     models = ModelRepository(context.models, config.statistics, context.offload, context.forwarding)
     context.routes.append(InferenceRoutes(models, context.offload, config.limits))
     context.services.append(inference_service(models, context.offload, config.limits))
+    context.lanes.append(
+        InferLane(models, context.offload, config.limits, config.max_message_bytes)
+    )
 
 
 def metrics_routes(context: FrontendContext, options: None) -> None:

@@ -42,6 +42,8 @@ def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[st
     Numbers stay arrays. Text that is one element, and could not be more, is a `str`, or `bytes`
     if it is no UTF-8; text in one dimension is a list of them, in more an object array.
     """
+    if all(array.dtype.kind != "O" for array in inputs.values()):
+        return dict(inputs)
     slots = {slot.name: slot for slot in interface.inputs or ()}
     return {
         name: _value(array, _is_single(slots.get(name), interface.batches))

@@ -21,8 +21,12 @@ from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_
 from pipeline.proto.v2.codec import InferResponse
 from pipeline.proto.v2.json import binary_names, read_request, write_response
 
-_HEADER_LENGTH = b"inference-header-content-length"
-_BINARY = b"application/octet-stream"
+HEADER_LENGTH = b"inference-header-content-length"
+"""The header that says how long the JSON is which a body begins with."""
+
+BINARY = b"application/octet-stream"
+"""The type of a body that has bytes behind its JSON."""
+
 _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY = r"(?:/[^/]+)?"  # its name, which Triton takes and passes over
@@ -143,7 +147,7 @@ class InferenceRoutes:
             body = await web.read()
             length, left_s = _header_length(web, len(body)), web.timeout_s
         except (HttpError, PipelineError, V2Error) as error:
-            return _failure(error, TEXT)  # in Triton it comes before a handler has begun
+            return failure(error, TEXT)  # in Triton it comes before a handler has begun
         json_bytes = len(body) if length is None else min(length, len(body))
         if json_bytes > self._limits.json_bytes:
             text = f"the request's JSON is larger than max_json_bytes ({self._limits.json_bytes}"
@@ -165,10 +169,10 @@ class InferenceRoutes:
         traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
         response = await self._models.infer(request, left_s, traceparent, web.headers.items)
         binary = binary_names(request, response.outputs)
-        encoding = _accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
+        encoding = accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
         if is_short(response.outputs):
-            return _reply(response, binary, encoding, self._limits)
-        write = functools.partial(_reply, response, binary, encoding, self._limits)
+            return reply_of(response, binary, encoding, self._limits)
+        write = functools.partial(reply_of, response, binary, encoding, self._limits)
         return (await self._offload.run(write, left_s))[0]
 
 
@@ -180,19 +184,20 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
         try:
             return await answer(asked)
         except (HttpError, PipelineError, V2Error) as error:
-            return _failure(error)
+            return failure(error)
 
     return endpoint
 
 
-def _failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> WebResponse:
+def failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> WebResponse:
+    """Return the answer to a request that ended in an error."""
     if isinstance(error, HttpError):  # of reading the body
         status = 501 if error.status == 415 else error.status  # as Triton says it
         return _failed(status, str(error), error.headers, content_type)
-    failure = v2_error(error)
-    after_s = failure.retry_after_s
+    told = v2_error(error)
+    after_s = told.retry_after_s
     headers = () if after_s is None else ((b"retry-after", b"%d" % after_s),)
-    return _failed(failure.kind.http_status, str(failure), headers, content_type)
+    return _failed(told.kind.http_status, str(told), headers, content_type)
 
 
 def _refusing(method: str, is_plain: bool) -> _Answer:
@@ -241,7 +246,7 @@ def _wants_ready(body: bytes) -> bool:
 
 def _header_length(web: WebRequest, body_length: int) -> int | None:
     """Return the length of the JSON that the body begins with, if the request says it."""
-    header = web.headers.get(_HEADER_LENGTH)
+    header = web.headers.get(HEADER_LENGTH)
     if header is None:
         return None
     text = header.decode("latin-1").strip()
@@ -254,7 +259,7 @@ def _header_length(web: WebRequest, body_length: int) -> int | None:
     return int(text)
 
 
-def _accepted(header: str) -> str:
+def accepted(header: str) -> str:
     """Return the encoding that a caller takes its answer in; "": as it is."""
     weights: dict[str, float] = {}
     for entry in header.lower().split(","):
@@ -270,12 +275,15 @@ def _weight(text: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-def _reply(response: InferResponse, binary: set[str], encoding: str, limits: Limits) -> WebResponse:
+def reply_of(
+    response: InferResponse, binary: set[str], encoding: str, limits: Limits
+) -> WebResponse:
+    """Return the answer to an inference request. Raises PackageError, PayloadTypeError."""
     body, length = write_response(response, binary, limits)
     headers, content_type = [], b"application/json"
     if length is not None:
-        content_type = _BINARY
-        headers.append((_HEADER_LENGTH, b"%d" % length))
+        content_type = BINARY
+        headers.append((HEADER_LENGTH, b"%d" % length))
     if encoding:
         body = _compress(body, encoding)
         headers.append((b"content-encoding", encoding.encode()))

@@ -16,8 +16,7 @@ from pipeline.frontends.v2.model_config import config_of_op, config_of_pipeline,
 from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.v2.codec import InferRequest
-from pipeline.proto.v2.raw import with_text
+from pipeline.proto.v2.raw import Array, with_text
 
 MetadataOf = Callable[[Op], ModelMetadata | None]
 """`Engine.note`: of the model that an Op's workers have loaded."""
@@ -57,13 +56,13 @@ class PipelineModel:
         return config_of_pipeline(self.name, self.interface, steps)
 
     def routed(
-        self, request: InferRequest, rows: int, traceparent: str
+        self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
         """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
-        values = values_of(request.inputs, self.interface)
+        values = values_of(inputs, self.interface)
         raw, payload = _EMPTY, None
         if self._unpacks:
-            raw = request_of(values, request.id)
+            raw = request_of(values, request_id)
         else:
             payload = values
         return raw, RequestTarget(
@@ -122,13 +121,13 @@ class OpModel:
         return config_of_op(self.name, self.platform, self.interface, self.op.pipeline_config)
 
     def routed(
-        self, request: InferRequest, rows: int, traceparent: str
+        self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
         """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
         if self._declared is not None:
-            payload: Any = self._input_dicts(values_of(request.inputs, self._declared))
+            payload: Any = self._input_dicts(values_of(inputs, self._declared))
         elif self._own is not None:
-            payload = {name: with_text(array) for name, array in request.inputs.items()}
+            payload = {name: with_text(array) for name, array in inputs.items()}
         else:
             raise V2Error(
                 V2Status.INVALID,

@@ -12,7 +12,7 @@ import msgspec
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import ask
+from pipeline.engine.request import RequestTarget, ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.v2 import model_config as config
@@ -23,8 +23,9 @@ from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
-from pipeline.proto.v2.codec import InferRequest, InferResponse
+from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters
 from pipeline.proto.v2.json import RawInput
 from pipeline.proto.v2.raw import Array, about_request
 
@@ -45,6 +46,36 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 ask for their context: the server itself does nothing with them."""
 
 _OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
+
+
+class FittedRequest(msgspec.Struct, frozen=True):
+    """A request that fits its model.
+
+    Args:
+        wanted: the outputs that it asks for; empty: all.
+        rows: samples that it brings.
+        limit_s: the `timeout` among its parameters, where it counts.
+    """
+
+    entry: ModelEntry
+    model: Model
+    interface: ModelInterface
+    wanted: list[str]
+    rows: int
+    limit_s: float | None
+
+    def left_of(self, timeout_s: float | None) -> float | None:
+        """Return the time that it has, of its caller's and its own."""
+        if timeout_s is None or self.limit_s is None:
+            return self.limit_s if timeout_s is None else timeout_s
+        return min(timeout_s, self.limit_s)
+
+    def outputs(self, answer: Any) -> dict[str, Array]:
+        """Return the outputs in an engine's answer. Raises V2Error."""
+        message = answer.message if isinstance(answer, LargeResponse) else answer
+        model, interface = self.model, self.interface
+        payload = payload_of(message, interface, model.name if model.op is None else "")
+        return arrays_of(payload, interface, model.name, self.wanted)
 
 
 class ModelRepository:
@@ -174,32 +205,73 @@ class ModelRepository:
             V2Error: with Triton's texts, for what does not fit the model; and for whatever the
                 request ended in.
         """
+        fitted = self.fit(request)
+        left_s = fitted.left_of(timeout_s)
+        said = (request.inputs, request.id, request.parameters)
+        route = partial(self.route, fitted, *said, traceparent, headers)
+        try:
+            if is_short(request.inputs):
+                raw, target = route()
+            else:
+                (raw, target), left_s = await self._offload.run(route, left_s)
+            answer = await ask(fitted.entry.served.engine.begin, raw, left_s, target)
+            if is_short_answer(answer):
+                outputs = fitted.outputs(answer)
+            else:
+                outputs, _ = await self._offload.run(partial(fitted.outputs, answer), left_s)
+        except PipelineError as error:
+            raise v2_error(error) from error
+        entry = fitted.entry
+        return InferResponse(entry.name, entry.version, request.id, {}, outputs)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a model of this name, in any version."""
+        return bool(self._registry.versions(name))
+
+    def fit(self, request: InferRequest) -> FittedRequest:
+        """Return what the model is asked. Raises V2Error for what does not fit it."""
         entry = self._entry(request.model_name, request.model_version)
         model = self._view(entry)
         wanted = [output.name for output in request.outputs]
         # The description may change while the model runs: its workers may load it just then.
         interface = model.interface
         try:
-            rows, limit_s = _checked(request, model.name, interface, wanted)
-            asked = (timeout_s, limit_s if entry.served.config.timeout_s is not None else None)
-            left_s = min((limit for limit in asked if limit is not None), default=None)
-            if is_short(request.inputs):
-                raw, target = model.routed(request, rows, traceparent)
-            else:
-                work = partial(model.routed, request, rows, traceparent)
-                (raw, target), left_s = await self._offload.run(work, left_s)
-            if self._takes_info:
-                chosen = self._forwarding.choose(headers()) if self._forwarding else {}
-                target = msgspec.structs.replace(target, info=_info_of(request, chosen))
-            answer = await ask(entry.served.engine.begin, raw, left_s, target)
-            if _is_short(answer):
-                outputs = _outputs(answer, model, interface, wanted)
-            else:
-                read = partial(_outputs, answer, model, interface, wanted)
-                outputs, _ = await self._offload.run(read, left_s)
-        except PipelineError as error:
-            raise v2_error(error) from error
-        return InferResponse(entry.name, entry.version, request.id, {}, outputs)
+            limit_s = _timeout_of(request.parameters)
+            interface.check_outputs(model.name, wanted)
+            rows = interface.check_inputs(model.name, request.inputs)
+        except V2Error as error:
+            raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
+        if entry.served.config.timeout_s is None:
+            limit_s = None
+        return FittedRequest(entry, model, interface, wanted, rows, limit_s)
+
+    def is_current(self, fitted: FittedRequest) -> bool:
+        """Return whether `fit` would still find the same model with the same interface."""
+        entry = fitted.entry
+        versions = self._registry.versions(entry.name)
+        return (
+            len(versions) == 1
+            and versions.get(entry.version) is entry
+            and not entry.is_unloaded
+            and fitted.model.interface is fitted.interface
+        )
+
+    def route(
+        self,
+        fitted: FittedRequest,
+        inputs: Mapping[str, Array],
+        request_id: str,
+        parameters: Parameters,
+        traceparent: str,
+        headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]],
+    ) -> tuple[Request, RequestTarget]:
+        """Return what the engine takes. Raises V2Error, PipelineError."""
+        raw, target = fitted.model.routed(inputs, request_id, fitted.rows, traceparent)
+        if self._takes_info:
+            chosen = self._forwarding.choose(headers()) if self._forwarding else {}
+            info = _info_of(request_id, parameters, chosen)
+            target = msgspec.structs.replace(target, info=info)
+        return raw, target
 
     # Names ------------------------------------------------------------------------------
 
@@ -222,32 +294,12 @@ class ModelRepository:
         return entry
 
 
-def _checked(
-    request: InferRequest, model: str, interface: ModelInterface, wanted: list[str]
-) -> tuple[int, float | None]:
-    """Return (samples, timeout in s) of a request that fits the model; else raise V2Error."""
-    try:
-        limit_s = _timeout_of(request.parameters)
-        interface.check_outputs(model, wanted)
-        return interface.check_inputs(model, request.inputs), limit_s
-    except V2Error as error:
-        raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
-
-
-def _is_short(answer: Any) -> bool:
+def is_short_answer(answer: Any) -> bool:
+    """Return whether an engine's answer can be looked into on the event loop."""
     if isinstance(answer, ChannelData):
         payload = answer.payload
         return is_short(payload) if type(payload) is dict else weight(payload) <= SHORT_BYTES
     return not isinstance(answer, LargeResponse)
-
-
-def _outputs(
-    answer: Any, model: Model, interface: ModelInterface, wanted: list[str]
-) -> dict[str, Array]:
-    message = answer.message if isinstance(answer, LargeResponse) else answer
-    ensemble = model.name if model.op is None else ""
-    payload = payload_of(message, interface, ensemble)
-    return arrays_of(payload, interface, model.name, wanted)
 
 
 def _indexed(entry: ModelEntry, is_ready: bool) -> dict[str, str]:
@@ -302,10 +354,10 @@ def _timeout_of(parameters: Mapping[str, object]) -> float | None:
     return micros * _MICROS if micros else None
 
 
-def _info_of(request: InferRequest, headers: Mapping[str, str]) -> RequestInfo:
+def _info_of(request_id: str, parameters: Parameters, headers: Mapping[str, str]) -> RequestInfo:
     """Return what a request says beside its data, whose parameters `_timeout_of` has checked."""
-    said = {name: request.parameters[name] for name in _OF_INFO if name in request.parameters}
-    info = RequestInfo(id=request.id, parameters=request.parameters, headers=headers)
+    said = {name: parameters[name] for name in _OF_INFO if name in parameters}
+    info = RequestInfo(id=request_id, parameters={**parameters}, headers=headers)
     return msgspec.structs.replace(info, **said) if said else info
 
 

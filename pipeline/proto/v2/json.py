@@ -279,11 +279,7 @@ def write_response(
             outputs.append(_output(name, array, tail if name in binary else None, limits))
         except (PackageError, PayloadTypeError) as error:
             raise type(error)(f"output {name!r}: {error}") from None
-    fields: dict[str, Any] = {"id": response.id} if response.id else {}
-    fields |= {"model_name": response.model_name, "model_version": response.model_version}
-    if response.parameters:
-        fields["parameters"] = response.parameters
-    fields["outputs"] = outputs
+    fields = response_fields(response, outputs)
     try:
         text = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
@@ -293,17 +289,29 @@ def write_response(
     return joined((text, *tail)), len(text)
 
 
+def response_fields(response: InferResponse, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the JSON of an answer with these outputs."""
+    fields: dict[str, Any] = {"id": response.id} if response.id else {}
+    fields |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        fields["parameters"] = response.parameters
+    return {**fields, "outputs": outputs}
+
+
 def _output(
     name: str, array: Array, tail: list[bytes | memoryview] | None, limits: Limits | None
 ) -> dict[str, Any]:
     """Return an output's JSON; its bytes are appended to the `tail` if there is one."""
-    datatype = datatype_of(array.dtype)
-    fields: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
     if tail is None:
-        return {**fields, "data": array_to_data(array, limits)}
+        return output_fields(name, array, data=array_to_data(array, limits))
     raw = raw_view(array)
     tail.append(raw)
-    return {**fields, "parameters": {"binary_data_size": len(raw)}}
+    return output_fields(name, array, parameters={"binary_data_size": len(raw)})
+
+
+def output_fields(name: str, array: Array, **where: Any) -> dict[str, Any]:
+    """Return an output's JSON; `where` says where its data are."""
+    return {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape, **where}
 
 
 # --- fields of JSON objects -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.proto.pipeline.json_long import LongArray, NotJsonError, UnevenErr
 from pipeline.proto.slices import SLICE, Limits, sliced
 from pipeline.proto.v2.raw import (
     BYTES,
+    DATATYPES,
     Array,
     datatype_of,
     known_dtype,
@@ -23,7 +25,7 @@ from pipeline.proto.v2.raw import (
     size_of,
 )
 
-_BINARY_ONLY = {"FP16", "BF16"}
+BINARY_ONLY = frozenset(("FP16", "BF16"))
 _WHOLE = "whole numbers"
 _TAKES: dict[str, tuple[set[type], str]] = {
     "b": ({bool}, "true or false"),
@@ -32,6 +34,10 @@ _TAKES: dict[str, tuple[set[type], str]] = {
     "f": ({float, int}, "numbers"),
 }
 _EXACT = 2.0**53  # up to here a float is the very number that was written
+_FLOATS = {float}
+_IN_JSON = (np.dtype(np.float32), np.dtype(np.float64))
+_FEW = 256  # numbers that are quicker looked at one by one
+_MOST = float(np.finfo(np.float32).max)  # the other floats are FP64, or have no JSON form
 _SHOWN = 40  # characters of a value in an error's text
 
 
@@ -39,7 +45,10 @@ _SHOWN = 40  # characters of a value in an error's text
 
 
 def data_to_array(
-    datatype: str, shape: list[int], data: list[Any] | LongArray, limits: Limits | None = None
+    datatype: str,
+    shape: Sequence[int],
+    data: list[Any] | LongArray,
+    limits: Limits | None = None,
 ) -> Array:
     """Return the array of the elements of `data`, which is flat or nested lists.
 
@@ -52,20 +61,33 @@ def data_to_array(
     if is_text:
         (limits or Limits()).check_texts(size)
     if isinstance(data, LongArray):
-        if datatype in _BINARY_ONLY:
+        if datatype in BINARY_ONLY:
             raise PackageError(f"{datatype} has no JSON form: send it as binary data")
         return shaped(_long(datatype, shape, size, data), shape)
     flat = _flat(data)
     if len(flat) != size:
         raise _miscounted(datatype, shape, size, len(flat))
-    if datatype in _BINARY_ONLY:
+    if datatype in BINARY_ONLY:
         raise PackageError(f"{datatype} has no JSON form: send it as binary data")
     if is_text:
         return object_array(_utf8(flat), shape)
     return shaped(_numbers(flat, datatype, dtype), shape)
 
 
-def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
+def list_to_array(
+    datatype: str, shape: tuple[int, ...], size: int, data: list[Any]
+) -> Array | None:
+    """Return the array of `size` floats; None for data that are anything else."""
+    if len(data) != size or set(map(type, data)) != _FLOATS:
+        return None
+    dtype = DATATYPES[datatype]
+    if dtype not in _IN_JSON:
+        return None
+    array = _floats(data, datatype, dtype)
+    return array if len(shape) == 1 else array.reshape(shape)
+
+
+def _long(datatype: str, shape: Sequence[int], size: int, data: LongArray) -> Array:
     """Return the elements of a long list; only text is ever all there as objects."""
     dtype = known_dtype(datatype)
     parts: list[Array] = [np.empty(0, dtype)]
@@ -91,7 +113,7 @@ def _long(datatype: str, shape: list[int], size: int, data: LongArray) -> Array:
     return np.concatenate(parts)
 
 
-def _miscounted(datatype: str, shape: list[int], size: int, count: int) -> PackageError:
+def _miscounted(datatype: str, shape: Sequence[int], size: int, count: int) -> PackageError:
     return PackageError(
         f"{datatype} of shape {shape} has {size} elements, but 'data' holds {count}"
     )
@@ -144,15 +166,20 @@ def _whole(flat: list[Any], datatype: str, start: int) -> list[int]:
 
 
 def _floats(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
+    if dtype == np.float64 or _are_small(flat):
+        return np.array(flat, dtype)
     wide = np.array(flat, np.float64)
-    if dtype == np.float64:
-        return wide
     with np.errstate(over="ignore"):
         narrow = wide.astype(dtype)
     lost = np.isinf(narrow) & np.isfinite(wide)
     if lost.any():
         raise PackageError(f"'data' holds {wide[lost][0]}, which no {datatype} can be")
     return narrow
+
+
+def _are_small(flat: list[Any]) -> bool:
+    """Return whether all of a few numbers are surely finite as FP32; NaN compares as neither."""
+    return 0 < len(flat) <= _FEW and min(flat) >= -_MOST and max(flat) <= _MOST
 
 
 def _check_types(flat: list[Any], types: set[type], text: str, start: int) -> None:
@@ -177,7 +204,7 @@ def array_to_data(array: Array, limits: Limits | None = None) -> Any:
     element that the protocol lacks.
     """
     datatype = datatype_of(array.dtype)
-    if datatype in _BINARY_ONLY:
+    if datatype in BINARY_ONLY:
         raise PackageError(f"{datatype} has no JSON form: ask for it with 'binary_data'")
     if array.size > SLICE:
         return _in_slices(array, datatype, limits or Limits())

@@ -1,0 +1,158 @@
+"""InferLane: inference requests in the lane of the HTTP frontend, from bytes to arrays and back."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import RequestHandle, ResponseSink
+from pipeline.errors import PackageError, PipelineError
+from pipeline.frontends.base import seconds_of
+from pipeline.frontends.http.routes import (
+    HandOverError,
+    Headers,
+    LaneReply,
+    WebResponse,
+)
+from pipeline.frontends.v2 import ModelRepository, V2Error
+from pipeline.frontends.v2.forms import InferCall, RequestForms, UnknownFormError
+from pipeline.frontends.v2.http import BINARY, HEADER_LENGTH, accepted, failure, reply_of
+from pipeline.frontends.v2.repository import is_short_answer
+from pipeline.proto.slices import Limits, is_short
+from pipeline.proto.v2.codec import InferResponse
+
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
+_LENGTH = re.compile(rb"[1-9][0-9]{0,8}")
+_MOST_MODELS = 1024  # whose forms are known
+
+
+class InferLane:
+    """`POST /v2/models/{m}[/versions/{v}]/infer`, as far as nothing about it is unusual.
+
+    All else is left to InferenceRoutes.
+
+    Args:
+        models, offload, limits: as there.
+        max_message_bytes: limit of a request's body.
+    """
+
+    def __init__(
+        self, models: ModelRepository, offload: Offload, limits: Limits, max_message_bytes: int
+    ) -> None:
+        self._max_bytes = max_message_bytes
+        self._models = models
+        self._offload = offload
+        self._limits = limits
+        self._forms: dict[tuple[str, str], RequestForms] = {}
+
+    def endpoint(self, path: str, headers: Headers) -> InferEndpoint | None:
+        """Return what answers `POST path`; None: it is left to the routes."""
+        match = _INFER.fullmatch(path)
+        if match is None or not self._models.has(match[1]):
+            return None
+        if int(headers.get(b"content-length", 0)) > self._max_bytes:
+            return None
+        if accepted(headers.get(b"accept-encoding", b"").decode("latin-1")):
+            return None
+        told = headers.get(HEADER_LENGTH)
+        if told is not None and _LENGTH.fullmatch(told) is None:
+            return None
+        try:
+            timeout = headers.get(b"grpc-timeout")
+            left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
+        except PackageError:
+            return None
+        forms = self._forms_of(match[1], match[2] or "")
+        length = None if told is None else int(told)
+        return InferEndpoint(forms, length, left_s, headers, self._offload, self._limits)
+
+    def _forms_of(self, name: str, version: str) -> RequestForms:
+        found = self._forms.get((name, version))
+        if found is None:
+            if len(self._forms) >= _MOST_MODELS:
+                self._forms.clear()
+            found = RequestForms(self._models, name, version, self._limits)
+            self._forms[name, version] = found
+        return found
+
+
+class InferEndpoint:
+    """Requests for one model, whose heads are the same."""
+
+    def __init__(
+        self,
+        forms: RequestForms,
+        length: int | None,
+        left_s: float | None,
+        headers: Headers,
+        offload: Offload,
+        limits: Limits,
+    ) -> None:
+        self._forms = forms
+        self._length = length
+        self._left_s = left_s
+        self._headers = headers
+        self._traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+        self._offload = offload
+        self._limits = limits
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
+        if self._length is not None and self._length > len(body):
+            raise HandOverError
+        try:
+            return self._forms.begin(
+                body, self._length, self._left_s, self._traceparent, self._headers.items, sink
+            )
+        except UnknownFormError:
+            raise HandOverError from None
+
+    def reply(self, ended: Any) -> LaneReply:
+        """Return what is written for the answer of an engine, or for what it raised."""
+        if isinstance(ended, PipelineError):
+            return failure(ended)
+        if isinstance(ended, Exception):
+            raise ended
+        call: InferCall = ended[0]
+        answer = ended[1]
+        written = call.form.written(answer, call.id)
+        if written is not None:
+            body, length = written
+            if length is None:
+                return body
+            return WebResponse(200, body, BINARY, ((HEADER_LENGTH, b"%d" % length),))
+        try:
+            return self._reply(call, answer)
+        except (PipelineError, V2Error) as error:
+            return failure(error)
+
+    def _reply(self, call: InferCall, answer: Any) -> LaneReply:
+        form = call.form
+        if not is_short_answer(answer):
+            return self._reply_to_large(call, answer)
+        outputs = form.fitted.outputs(answer)
+        response = form.response(call.id, outputs)
+        if not is_short(outputs):
+            return self._large_reply(call, response)
+        form.learn(answer, response)
+        reply: WebResponse = reply_of(response, form.binary(outputs), "", self._limits)
+        return reply
+
+    async def _reply_to_large(self, call: InferCall, answer: Any) -> WebResponse:
+        try:
+            read = partial(call.form.fitted.outputs, answer)
+            outputs, _ = await self._offload.run(read, self._left_s)
+        except (PipelineError, V2Error) as error:
+            return failure(error)
+        return await self._large_reply(call, call.form.response(call.id, outputs))
+
+    async def _large_reply(self, call: InferCall, response: InferResponse) -> WebResponse:
+        binary = call.form.binary(response.outputs)
+        write = partial(reply_of, response, binary, "", self._limits)
+        try:
+            reply, _ = await self._offload.run(write, self._left_s)
+            return reply
+        except (PipelineError, V2Error) as error:
+            return failure(error)

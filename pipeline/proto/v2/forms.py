@@ -1,0 +1,255 @@
+"""Forms of v2 bodies: what is the same in all that differ in nothing but their ids and data.
+
+A client asks for the same again and again. What was found out about the JSON of one request, by the
+codec of `proto.v2.json`, is true of all whose JSON is the same byte for byte but for the id and the
+lists of data, of which none is looked at twice.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import orjson
+
+from pipeline.proto.slices import SLICE, Limits
+from pipeline.proto.v2.codec import InferRequest, InferResponse
+from pipeline.proto.v2.json import output_fields, response_fields
+from pipeline.proto.v2.json_data import BINARY_ONLY, data_to_array, list_to_array
+from pipeline.proto.v2.raw import BYTES, Array, datatype_of, known_dtype, raw_to_array
+
+_BOOL = np.dtype(np.bool_)
+_IDS = (b'{"id":"', b'{"id": "')  # as Triton's clients, and Python's json, begin
+_PLAIN_ID = re.compile(rb"[ !#-\[\]-~]*")  # characters that stand for themselves
+_DATA = b'"data":'
+_MOST_INPUTS = 16
+_MARK = b"\0"  # stands in no JSON
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class Cut(NamedTuple):
+    """A body's JSON, cut at what differs: `key` is the rest, the texts of the lists are `lists`.
+
+    `id` is None where it does not begin with one: then it stands in the `key`, if there is any.
+    """
+
+    key: bytes
+    id: str | None
+    lists: Sequence[bytes]
+
+
+def cut_json(text: bytes, has_lists: bool) -> Cut | None:
+    """Cut the JSON of a request; None if its id is not plain, or a list is not.
+
+    The cut is a guess that `InputsForm.of` proves, once for each key. With `has_lists` it is cut
+    at the data, too.
+    """
+    name = None
+    if _MARK in text:
+        return None
+    for start in _IDS:
+        if text.startswith(start):
+            end = text.find(b'"', len(start))
+            plain = text[len(start) : end]
+            if end < 0 or _PLAIN_ID.fullmatch(plain) is None:
+                return None
+            # No whole JSON begins with the quote that is left.
+            name, text = plain.decode("ascii"), text[end:]
+            break
+    return _cut_lists(text, name) if has_lists else Cut(text, name, ())
+
+
+def _cut_lists(text: bytes, name: str | None) -> Cut | None:
+    """Cut at each list of data; None for data that are no list without lists and text in it."""
+    pieces: list[bytes] = []
+    lists: list[bytes] = []
+    at = 0
+    while (found := text.find(_DATA, at)) >= 0:
+        begin = found + len(_DATA)
+        begin += text.startswith(b" ", begin)
+        end = text.find(b"]", begin) + 1
+        if not end or not text.startswith(b"[", begin) or len(lists) == _MOST_INPUTS:
+            return None
+        pieces.append(text[at:begin])
+        lists.append(text[begin:end])
+        at = end
+    pieces.append(text[at:])
+    return Cut(_MARK.join(pieces), name, lists)
+
+
+class _Tensor(NamedTuple):
+    """One input: where it stands among the lists, or in the bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    size: int
+    start: int
+    end: int
+
+
+class InputsForm(msgspec.Struct, frozen=True):
+    """Inputs of requests of one form.
+
+    `size` is that of the bytes behind the JSON; 0: the data are lists in it.
+    """
+
+    tensors: tuple[_Tensor, ...]
+    size: int
+
+    @classmethod
+    def of(cls, cut: Cut, request: InferRequest) -> InputsForm | None:
+        """Return the form of `request`, whose JSON was cut; None if it has none that is known."""
+        if not request.inputs or sys.byteorder != "little":
+            return None
+        fields = _probed(cut)
+        if fields is None or len(cut.lists) not in (0, len(request.inputs)):
+            return None
+        tensors, at = [], 0
+        for index, (entry, array) in enumerate(
+            zip(fields["inputs"], request.inputs.values(), strict=True)
+        ):
+            size = entry.get("parameters", {}).get("binary_data_size")
+            if cut.lists and (size is not None or entry.get("data") != [index]):
+                return None
+            if not array.size or not (cut.lists or size):
+                return None
+            start, end = (index, index) if cut.lists else (at, at + size)
+            tensors.append(
+                _Tensor(
+                    entry["name"], entry["datatype"], known_dtype(entry["datatype"]),
+                    array.shape, array.size, start, end,
+                )
+            )  # fmt: skip
+            at = end
+        return cls(tuple(tensors), 0 if cut.lists else at)
+
+    def read(self, cut: Cut, body: bytes, at: int, limits: Limits) -> dict[str, Array]:
+        """Return the arrays of a body whose data begin at `at`; they can be written to.
+
+        Raises ValueError or PackageError for data that are wrong: `read_request` says what is.
+        """
+        if len(body) - at != self.size:
+            raise ValueError
+        if not self.size:
+            return {each.name: _of_list(each, cut.lists, limits) for each in self.tensors}
+        arrays: dict[str, Array] = {}
+        for name, datatype, dtype, shape, size, start, end in self.tensors:
+            if dtype is BYTES or dtype is _BOOL:
+                raw = memoryview(body)[at + start : at + end]
+                arrays[name] = raw_to_array(datatype, shape, raw, limits)
+            else:
+                flat = np.frombuffer(body, dtype, size, at + start).copy()
+                arrays[name] = flat if len(shape) == 1 else flat.reshape(shape)
+        return arrays
+
+
+def _of_list(tensor: _Tensor, lists: Sequence[bytes], limits: Limits) -> Array:
+    data = orjson.loads(lists[tensor.start])
+    array = list_to_array(tensor.datatype, tensor.shape, tensor.size, data)
+    if array is None:
+        return data_to_array(tensor.datatype, tensor.shape, data, limits)
+    return array
+
+
+def _probed(cut: Cut) -> dict[str, Any] | None:
+    """Return the JSON with another id and other lists, [0], [1] and so on, in the places cut.
+
+    None: the cut is wrong. As no JSON list begins another one, no list ends elsewhere.
+    """
+    key = cut.key
+    for index, data in enumerate(cut.lists):
+        if not _is_list(data):
+            return None
+        key = key.replace(_MARK, b"[%d]" % index, 1)
+    probe = f"{cut.id}x"
+    if cut.id is not None:
+        key = b'{"id":"%b' % probe.encode() + key
+    try:
+        fields = orjson.loads(key)
+    except orjson.JSONDecodeError:
+        return None
+    if cut.id is not None and fields["id"] != probe:  # it is there twice
+        return None
+    return dict(fields)
+
+
+def _is_list(text: bytes) -> bool:
+    try:
+        return type(orjson.loads(text)) is list
+    except orjson.JSONDecodeError:
+        return False
+
+
+class OutputsForm(msgspec.Struct, frozen=True):
+    """Outputs of answers of one form: numbers of these dtypes and shapes.
+
+    `pieces`: the JSON around the lists of those that are not in `binary`, by their places.
+    """
+
+    pieces: tuple[bytes, ...]
+    binary: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, response: InferResponse, binary: Collection[str]) -> OutputsForm | None:
+        """Return the form of an answer; None if it has none that is known."""
+        if not response.outputs or response.parameters:
+            return None
+        outputs = []
+        for name, array in response.outputs.items():
+            if array.dtype == BYTES or not array.dtype.isnative or sys.byteorder != "little":
+                return None
+            if name in binary:
+                size = {"binary_data_size": array.nbytes}
+                outputs.append(output_fields(name, array, parameters=size))
+                continue
+            if datatype_of(array.dtype) in BINARY_ONLY or array.size > SLICE:
+                return None
+            outputs.append(output_fields(name, array, data=orjson.Fragment(_MARK)))
+        empty = InferResponse(response.model_name, response.model_version)
+        text = orjson.dumps(response_fields(empty, outputs), option=_NUMPY)
+        return cls(tuple(text.split(_MARK)), tuple(name in binary for name in response.outputs))
+
+    def write(self, request_id: str, values: Sequence[Any]) -> tuple[bytes, int | None] | None:
+        """Return what `write_response` does, of arrays or of numpy's numbers.
+
+        None for numbers that JSON lacks.
+        """
+        pieces = iter(self.pieces)
+        first = next(pieces)
+        if request_id:
+            first = b'{"id":%b,%b' % (orjson.dumps(request_id), first[1:])
+        parts, tail = [first], []
+        for value, is_binary in zip(values, self.binary, strict=True):
+            if is_binary:
+                tail.append(value.tobytes())
+                continue
+            text = orjson.dumps(value.ravel(), option=_NUMPY)
+            if b"null" in text:
+                return None
+            parts += (text, next(pieces))
+        if not tail:
+            return b"".join(parts), None
+        length = len(first) if len(parts) == 1 else sum(map(len, parts))
+        return b"".join((*parts, *tail)), length
+
+
+def layout(values: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any], Any] | None:
+    """Return the values of these names, and the key of their OutputsForm.
+
+    None: one is not there, or neither an array nor one of numpy's numbers.
+    """
+    found: list[Any] = []
+    key: list[Any] = []
+    for name in names:
+        value = values.get(name)
+        if type(value) is not np.ndarray and not isinstance(value, np.generic):
+            return None
+        found.append(value)
+        key += (value.dtype, value.shape)
+    return found, tuple(key)

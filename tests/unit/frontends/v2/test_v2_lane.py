@@ -1,0 +1,432 @@
+"""The lane for inference requests: whatever is sent, it answers as the routes do, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+
+import numpy as np
+import pytest
+from doubles import run_virtual
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from v2_doubles import double, running
+
+from pipeline import Op, RequestOp
+from pipeline.data import Tensor
+from pipeline.engine.models import ModelState
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import UnarySink
+from pipeline.frontends.http.routes import HandOverError, WebRequest, WebResponse
+from pipeline.frontends.v2 import forms
+from pipeline.frontends.v2.http import InferenceRoutes
+from pipeline.frontends.v2.lane import InferLane
+from pipeline.proto.slices import Limits
+
+LENGTH = b"inference-header-content-length"
+PATH = "/v2/models/svc/infer"
+
+
+class Sink(UnarySink):
+    def __init__(self):
+        self.answer = asyncio.get_running_loop().create_future()
+
+    def end(self, answer):
+        self.answer.set_result(answer)
+
+
+class Both:
+    """The lane and the routes, before one engine."""
+
+    def __init__(self, server):
+        self.server = server
+        limits = Limits()
+        self.routes = InferenceRoutes(server.models, Offload(threads=0), limits)
+        self.lane = InferLane(server.models, Offload(threads=0), limits, 2**20)
+        self.in_lane = 0
+
+    async def by_routes(self, body, path, headers):
+        async def read():
+            return body
+
+        request = WebRequest("POST", path, path, "", headers, read, None)
+        return await self.routes.endpoint(request)(request)
+
+    async def by_lane(self, body, path, headers):
+        """None: it is left to the routes."""
+        endpoint = self.lane.endpoint(path, headers)
+        if endpoint is None:
+            return None
+        sink = Sink()
+        try:
+            endpoint.begin(body, sink)
+        except HandOverError:
+            return None
+        except Exception as error:
+            answer = error
+        else:
+            answer = await sink.answer
+        reply = endpoint.reply(answer)
+        if isinstance(reply, bytes):
+            return WebResponse(body=reply)
+        return reply if isinstance(reply, WebResponse) else await reply
+
+    async def same(self, body, length=None, path=PATH, **headers):
+        """Ask both; return the reply of the lane, None if it has left it to the routes."""
+        said = {name.encode(): value for name, value in headers.items()}
+        if length is not None:
+            said[LENGTH] = b"%d" % length
+        found = await self.by_lane(body, path, said)
+        expected = await self.by_routes(body, path, said)
+        if found is not None:
+            self.in_lane += 1
+            assert found == expected
+        return found
+
+
+def with_both(test, last=None, **more):
+    async def main():
+        async with running(last or mixed(), **more) as server:
+            return await test(Both(server))
+
+    return run_virtual(main())
+
+
+class Mixed(Op):
+    """Gives its inputs back, some of them in other forms."""
+
+    input_tensors = (
+        Tensor("x", "FP32", (-1,)),
+        Tensor("n", "INT16", (2, -1)),
+        Tensor("b", "BOOL", (-1,)),
+        Tensor("t", "BYTES", (-1,)),
+    )
+    output_tensors = (
+        Tensor("x", "FP32", (-1,)),
+        Tensor("n", "INT16", (2, -1)),
+        Tensor("b", "BOOL", (-1,)),
+        Tensor("t", "BYTES", (-1,)),
+        Tensor("sum", "FP32", (1,)),
+    )
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (answer,) = input_dicts.values()
+        return {**answer}, False, None, ""
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        with np.errstate(all="ignore"):
+            return {**fetched, "sum": fetched["x"].sum()}, None, ""
+
+
+def mixed():
+    return Mixed("mixed", RequestOp())
+
+
+def binary_body(x, request_id="", **more):
+    """Return a request with 16-bit and other numbers as bytes, and the length of its JSON."""
+    fields, raw = tensor("x", "FP32", np.array(x, np.float32), is_binary=True)
+    head = {"id": request_id} if request_id else {}
+    text = json.dumps({**head, "inputs": [fields], **more}).encode()
+    return text + raw, len(text)
+
+
+def json_body(x, request_id="", **more):
+    fields, _ = tensor("x", "FP32", np.array(x, np.float32), is_binary=False)
+    head = {"id": request_id} if request_id else {}
+    return json.dumps({**head, "inputs": [fields], **more}).encode(), None
+
+
+BODIES = pytest.mark.parametrize("body_of", [binary_body, json_body])
+OUTS = pytest.mark.parametrize("output", [{}, {"parameters": {"binary_data_output": True}}])
+
+
+@BODIES
+@OUTS
+def test_requests_of_one_form_are_answered_each_with_its_own(body_of, output):
+    async def test(both):
+        for number in range(5):
+            body, length = body_of([number, 0.5], f"id{number}", **output)
+            reply = await both.same(body, length)
+            size = dict(reply.headers).get(LENGTH)
+            assert (size is not None) is bool(output)
+            head = json.loads(reply.body[: int(size)] if size else reply.body)
+            assert head["id"] == f"id{number}"
+            y = np.frombuffer(reply.body[int(size) :], np.float32) if size else head["outputs"][0]
+            assert (y if size else np.array(y["data"])).tolist() == [2.0 * number, 1.0]
+        assert both.in_lane == 5
+
+    with_both(test, double())
+
+
+@BODIES
+def test_the_third_of_a_form_is_not_read_anew(body_of, monkeypatch):
+    def read(*args, **more):
+        raise AssertionError("it is read anew")
+
+    async def test(both):
+        for number in range(2):
+            await both.same(*body_of([number, 1]))
+        monkeypatch.setattr(forms, "read_request", read)
+        for number in range(2):
+            await both.same(*body_of([number, 2], ""))
+            with pytest.raises(AssertionError, match="read anew"):
+                await both.by_lane(*sent(body_of([number, 2, 3])))
+
+    def sent(body):
+        data, length = body
+        return data, PATH, {} if length is None else {LENGTH: b"%d" % length}
+
+    with_both(test, double())
+
+
+@BODIES
+def test_arrays_can_be_written_to(body_of):
+    class Adds(Op):
+        input_tensors = (Tensor("x", "FP32", (-1,)),)
+
+        def preprocess(self, input_dicts, data_id, log_id):
+            (answer,) = input_dicts.values()
+            answer["x"] += 1
+            return {"y": answer["x"]}, False, None, ""
+
+    async def test(both):
+        for _ in range(4):
+            assert await both.same(*body_of([1, 2]))
+
+    with_both(test, Adds("adds", RequestOp()))
+
+
+def test_an_id_is_that_of_its_request_wherever_it_stands():
+    async def test(both):
+        for request_id in ("a", "b", "a", "b", "", "é", 'q"', "\\", "x" * 5000):
+            for number in range(3):
+                fields, raw = tensor("x", "FP32", np.float32([number]), is_binary=True)
+                for more in ({"id": "z"}, {"parameters": {}}, {}):
+                    first = json.dumps({"id": request_id, "inputs": [fields], **more}).encode()
+                    twice = first[:-1] + b', "id": "twice"}'
+                    last = json.dumps({"inputs": [fields], "id": request_id}).encode()
+                    for text in (first, twice, last):
+                        assert await both.same(text + raw, len(text))
+
+    with_both(test, double())
+
+
+def test_a_damaged_body_is_left_to_the_routes_also_when_its_form_is_known():
+    async def test(both):
+        good, length = binary_body([1, 2], "7")
+        for _ in range(3):
+            assert await both.same(good, length)
+        for body, size in (
+            (good + b"x", length), (good[:-1], length), (good, length - 1), (good, length + 1),
+            (good, len(good) + 1), (good, 0), (good.replace(b"7", b"\n"), length),
+            (good.replace(b"7", b"\xff"), length), (good[:length], length), (b"", None),
+        ):  # fmt: skip
+            assert await both.same(body, size) is None
+        good, _ = json_body([1, 2], "7")
+        for _ in range(3):
+            assert await both.same(good)
+        for found, put in (
+            (b"1.0", b"true"), (b"1.0", b"[1.0]"), (b"1.0", b'"1"'), (b"1.0", b"01"),
+            (b"1.0", b"1e39"), (b"1.0", b""), (b"1.0", b"1.0, 2.0"), (b"1.0", b"]"),
+            (b"[1.0, 2.0]", b"\0"), (b"[1.0, 2.0]", b"[]"), (b"]", b"}"), (b"7", b"\x1f"),
+        ):  # fmt: skip
+            assert put in (changed := good.replace(found, put, 1))
+            assert await both.same(changed) is None
+        assert (await both.same(good.replace(b"1.0", b"NaN"))).status == 200
+
+    with_both(test, double())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {LENGTH: b"0"}, {LENGTH: b"-1"}, {LENGTH: b"+1"}, {LENGTH: b" 1"}, {LENGTH: b"1 "},
+        {LENGTH: b"0001"}, {LENGTH: b"x"}, {LENGTH: b""}, {b"accept-encoding": b"gzip"},
+        {b"accept-encoding": b"*"}, {b"grpc-timeout": b"x"}, {b"content-length": b"1048577"},
+    ],
+)  # fmt: skip
+def test_unusual_headers_are_left_to_the_routes(headers):
+    async def test(both):
+        assert both.lane.endpoint(PATH, {b"content-length": b"4", **headers}) is None
+        assert both.lane.endpoint(PATH, {b"accept-encoding": b"identity, gzip;q=0"}) is not None
+
+    with_both(test, double())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v2/models/nope/infer", "/v2/models/svc", "/v2/models/svc/ready", "/v2/models/svc/infer/",
+     "/v2/models/svc/versions/x/infer", "/svc/prediction", "/v2/models//infer"],
+)  # fmt: skip
+def test_other_paths_are_left_to_the_routes(path):
+    async def test(both):
+        assert both.lane.endpoint(path, {}) is None
+
+    with_both(test, double())
+
+
+@pytest.mark.parametrize("path", ["/v2/models/svc/versions/1/infer", "/v2/models/double/infer"])
+def test_a_version_and_an_op_have_the_lane_too(path):
+    async def test(both):
+        for number in range(4):
+            assert (await both.same(*binary_body([number]), path=path)).status == 200
+        assert await both.same(*binary_body([1]), path="/v2/models/svc/versions/2/infer") is None
+
+    with_both(test, double())
+
+
+def test_an_unloaded_model_is_asked_no_more():
+    async def test(both):
+        for number in range(4):
+            assert await both.same(*binary_body([number]))
+        for state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
+            for entry in both.server.registry.entries():
+                entry.advance(state)
+        assert await both.same(*binary_body([5])) is None
+
+    with_both(test, double())
+
+
+def test_a_full_server_says_so_and_when_to_come_back():
+    async def test(both):
+        for number in range(3):
+            assert await both.same(*binary_body([number]))
+        both.server.engine.executor._admission.queue_size = 0
+        both.server.engine.executor._admission.is_open = False
+        assert (await both.same(*binary_body([5]))).status == 503
+
+    with_both(test, double())
+
+
+# Bodies -------------------------------------------------------------------------------------
+
+FLOATS = st.lists(st.floats(width=32), min_size=0, max_size=5)
+SHORTS = st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=3)
+TEXTS = st.lists(st.text(max_size=4) | st.sampled_from(["]", '"', "\\", "\0", "é"]), max_size=3)
+ODD = st.sampled_from(
+    [None, True, 1.5, -1, 2**70, "x", "", [], [[]], {}, {"a": 1}, [1], [1.0], ["1"], "1e5", "\0"]
+)
+
+
+def tensor(name, datatype, array, is_binary):
+    fields = {"name": name, "shape": list(array.shape), "datatype": datatype}
+    if not is_binary:
+        return {**fields, "data": array.ravel().tolist()}, b""
+    if datatype == "BYTES":
+        texts = [element.encode() for element in array.ravel()]
+        raw = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    else:
+        raw = array.tobytes()
+    return {**fields, "parameters": {"binary_data_size": len(raw)}}, raw
+
+
+@st.composite
+def inputs(draw):
+    """The fields of a request and the bytes behind it."""
+    texts = draw(TEXTS)
+    text = np.empty(len(texts), object)
+    text[:] = texts
+    row = draw(SHORTS)
+    arrays = {
+        "x": ("FP32", np.array(draw(FLOATS), np.float32)),
+        "n": ("INT16", np.array([row, row[::-1]], np.int16)),
+        "b": ("BOOL", np.array(draw(st.lists(st.booleans(), max_size=3)), np.bool_)),
+        "t": ("BYTES", text),
+    }
+    forms = draw(st.sampled_from(["binary", "json", "both"]))
+    found, tail = [], b""
+    for name, (datatype, array) in arrays.items():
+        is_binary = forms == "binary" or (forms == "both" and draw(st.booleans()))
+        fields, raw = tensor(name, datatype, array, is_binary)
+        found.append(fields)
+        tail += raw
+    return found, tail
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(
+        ["binary_data_output", "sequence_id", "timeout", "priority", "mine", "triton_x"]
+    ),
+    st.booleans() | st.integers(0, 10**8) | st.text(max_size=3),
+    max_size=2,
+)
+OUTPUTS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["x", "n", "b", "t", "sum", "none"])},
+        optional={
+            "parameters": st.dictionaries(
+                st.sampled_from(["binary_data", "classification"]),
+                st.booleans() | st.just(0),
+                max_size=1,
+            )
+        },
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def bodies(draw):
+    """JSON of a request, and the bytes behind it; often right."""
+    found, tail = draw(inputs())
+    fields = {}
+    ids = draw(st.sampled_from(["first", "last", "none"]))
+    name = draw(st.text(max_size=4) | st.sampled_from(["7", "a\\b", 'q"', "]"]))
+    if ids == "first":
+        fields["id"] = name
+    parameters = draw(st.none() | PARAMETERS)
+    if parameters is not None:
+        fields["parameters"] = parameters
+    fields["inputs"] = found
+    outputs = draw(st.none() | OUTPUTS)
+    if outputs is not None:
+        fields["outputs"] = outputs
+    if ids == "last":
+        fields["id"] = name
+    if draw(st.integers(0, 3)) == 0:
+        _damage(draw, fields)
+    spaces = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,", " :")]))
+    text = json.dumps(fields, separators=spaces, ensure_ascii=draw(st.booleans()))
+    return text.encode("utf-8", "surrogatepass"), tail
+
+
+def _damage(draw, fields):
+    places = [(fields, key) for key in fields]
+    for each in fields["inputs"]:
+        places += [(each, key) for key in each]
+    for where, key in draw(st.lists(st.sampled_from(places), max_size=2)):
+        if draw(st.booleans()):
+            where[key] = draw(ODD)
+        else:
+            where.pop(key, None)
+
+
+@settings(max_examples=400, deadline=None)
+@given(bodies(), st.data())
+def test_whatever_is_sent_is_answered_as_by_the_routes(body, data):
+    text, tail = body
+    has_length = bool(tail) or data.draw(st.booleans())
+
+    async def test(both):
+        for _ in range(4):
+            await both.same(text + tail, len(text) if has_length else None)
+        for _ in range(3):  # what is known now meets others
+            changed = _changed(data.draw, text)
+            rest = data.draw(st.sampled_from([tail, tail + b"x", tail[:-1]]))
+            for _ in range(2):
+                await both.same(changed + rest, len(changed) if has_length else None)
+            at = data.draw(st.integers(0, len(text) + len(tail)))
+            await both.same(text + tail, at)
+
+    with_both(test)
+
+
+def _changed(draw, text):
+    """A few bytes are others, or there are more or less of them."""
+    data = bytearray(text)
+    for _ in range(draw(st.integers(1, 2))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        piece = draw(st.sampled_from([b"", b"\0", b"]", b"[", b'"', b"1", b",", b'"data":[', b" "]))
+        data[at : at + draw(st.integers(0, 2))] = piece
+    return bytes(data)
