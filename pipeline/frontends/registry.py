@@ -18,6 +18,7 @@ from pipeline.frontends.grpc.server import GrpcFrontend, pipeline_service
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.server import HttpFrontend
+from pipeline.frontends.link.methods import inference_methods, service_methods
 from pipeline.frontends.link.server import LinkFrontend, socket_paths
 from pipeline.frontends.listen import UNIX
 from pipeline.frontends.v2 import ModelRepository
@@ -105,9 +106,12 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         return None
     paths = socket_paths(context.sockets, context.replica)
     begin, takes_trace = context.models.begin, config.opentelemetry
-    linked = LinkFrontend(
-        begin, paths.link, takes_trace, wire=_wire(context), forwarding=context.forwarding
-    )
+    offload, forwarding = context.offload, context.forwarding
+    methods = [
+        *inference_methods(begin, _wire(context), offload, config.limits, takes_trace, forwarding),
+        *service_methods(context.services, offload),
+    ]
+    linked = LinkFrontend(methods, paths.link, takes_trace, takes_headers=forwarding is not None)
     return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
 
 

@@ -402,13 +402,14 @@ async def _abort(context: _Context, failure: _Failure) -> None:
 def _failure(name: str, error: Exception) -> _Failure:
     """Return the answer to an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
-        return error.status, _short(str(error)), _trailing(error.err_no, error.retry_after_s)
+        return error.status, _short(str(error)), trailing(error.err_no, error.retry_after_s)
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
     text = "internal error of the server"
-    return grpc.StatusCode.INTERNAL, text, _trailing(UserCodeError.code)
+    return grpc.StatusCode.INTERNAL, text, trailing(UserCodeError.code)
 
 
-def _trailing(err_no: int | None, retry_after_s: int | None = None) -> tuple[Any, ...]:
+def trailing(err_no: int | None, retry_after_s: int | None = None) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of a failure: names and values."""
     code = () if err_no is None else ((ERR_NO, str(int(err_no))),)
     return code if retry_after_s is None else (*code, (RETRY_AFTER, str(retry_after_s * 1000)))
 

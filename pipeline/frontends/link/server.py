@@ -1,49 +1,40 @@
-"""LinkFrontend: our own gateway's requests on a Unix socket, many in flight on one connection."""
+"""LinkFrontend: our own gateway's calls on a Unix socket, many in flight on one connection."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from pipeline.data import RequestInfo
-from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
-from pipeline.errors import (
-    ClosedError,
-    DeadlineError,
-    OverloadedError,
-    PackageError,
-    PipelineError,
-    TooLargeError,
-    UserCodeError,
-    utf8_text,
-)
-from pipeline.frontends.base import HeaderForwarding, no_response
+from pipeline.errors import ClosedError, PipelineError
 from pipeline.frontends.link import frames
-from pipeline.frontends.link.frames import BrokenError, Inbox, LinkFrame, Outbox
+from pipeline.frontends.link.calls import LinkCall, end_of_error
+from pipeline.frontends.link.frames import (
+    CONNECTION_CREDIT,
+    OPENED,
+    BrokenError,
+    Hello,
+    Inbox,
+    Limits,
+    MethodEntry,
+    Outbox,
+    Sending,
+    Window,
+)
+from pipeline.frontends.link.methods import LinkMethod
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
-from pipeline.frontends.wire import PipelineWire
-from pipeline.proto.pipeline.large import LargeResponse
-from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 
-_MAX_SECONDS = 0xFFFF
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
-_OVERHEAD = frames.HEAD.size + frames.ASKED.size + 0xFFFF
-_NS_PER_S = 1e9
-_SIZE_BYTES = 2  # before the headers
+_MAX_CALLS = 16384  # in flight on a connection; of what is one too many nothing was begun
+_WHOLE = frames.MESSAGE | frames.LAST
 _CHECK_INTERVAL_S = 5.0  # in which a gateway says something
 _MAX_SILENT_CHECKS = 3  # in a row that find nothing: it is gone
-_STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
-    (OverloadedError, 503),
-    (TooLargeError, 413),
-    (PackageError, 400),
-)
 
 
 class SocketPaths(NamedTuple):
@@ -59,39 +50,50 @@ def socket_paths(folder: Path, replica: int) -> SocketPaths:
 
 
 class LinkFrontend:
-    """A Unix socket at which gateways reach an engine.
+    """A Unix socket at which gateways call methods of a server.
 
     Args:
-        begin: has a Request answered with a Response.
+        methods: those that it has.
         path: of the socket, which takes the place of what is there.
-        takes_trace: `begin` is told the caller's traceparent.
-        max_message_bytes: limit of a Request; what is around it has its own.
-        wire: reads and writes the messages.
-        forwarding: the headers that `begin` is told; None: none, and gateways do not send them.
+        takes_trace: gateways send the caller's traceparent.
+        takes_headers: gateways send all headers of their callers.
+        max_message_bytes: limit of a message.
+        max_calls: limit of the calls in flight on a connection.
+        secret: that a gateway has to know; "": none.
     """
 
     port = 0
 
     def __init__(
         self,
-        begin: Begin,
+        methods: Sequence[LinkMethod],
         path: Path,
         takes_trace: bool = False,
+        takes_headers: bool = False,
         max_message_bytes: int = _LARGEST,
-        wire: PipelineWire | None = None,
-        forwarding: HeaderForwarding | None = None,
+        max_calls: int = _MAX_CALLS,
+        secret: str = "",
     ) -> None:
-        self._service = _Service(begin, takes_trace, wire or PipelineWire(), forwarding)
+        self.hello: Hello = Hello(
+            limits=Limits(calls=max_calls, message_bytes=max_message_bytes),
+            methods=[
+                MethodEntry(number, method.name, method.is_stream)
+                for number, method in enumerate(methods, start=1)
+            ],
+            trace=takes_trace,
+            headers=takes_headers,
+        )
+        self.methods: dict[int, LinkMethod] = dict(enumerate(methods, start=1))
+        self.connections: set[Connection] = set()
+        self.is_ready: bool = False
+        self._secret = secret.encode()
         self._path = path
-        self._max_bytes = max_message_bytes + _OVERHEAD
-        self._is_ready = False
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
 
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError: there cannot be a socket at the path."""
-        self._is_ready = is_ready
+        self.is_ready = is_ready
         self._socket = bind(f"{UNIX}{self._path}", 0, "http_server")
         self._server = await asyncio.get_running_loop().create_unix_server(
             self.accept, sock=self._socket, backlog=BACKLOG
@@ -99,15 +101,17 @@ class LinkFrontend:
 
     def accept(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
-        return _Connection(
-            self._service, self._max_bytes, self._connections, lambda: self._is_ready
-        )
+        return Connection(self)
+
+    def knows(self, secret: str) -> bool:
+        """Return whether it is the secret."""
+        return hmac.compare_digest(secret.encode(), self._secret)
 
     async def set_ready(self, ready: bool) -> None:
         """Tell every gateway."""
-        self._is_ready = ready
-        for connection in self._connections:
-            connection.tell_ready(ready)
+        self.is_ready = ready
+        for connection in self.connections:
+            connection.tell_state()
 
     async def drain(self) -> None:
         """Tell every gateway that the server is not ready."""
@@ -123,10 +127,12 @@ class LinkFrontend:
     async def stop(self, grace_s: float = 1.0) -> None:
         """End all connections; what is not answered after `grace_s` is refused."""
         await self.close(grace_s)
-        busy = [connection.when_idle() for connection in self._connections if connection.calls]
+        for connection in self.connections:
+            connection.leave()
+        busy = [connection.when_idle() for connection in self.connections if connection.calls]
         if busy:
             await asyncio.wait(busy, timeout=grace_s)
-        leaving = list(self._connections)
+        leaving = list(self.connections)
         for connection in leaving:
             connection.refuse_all(ClosedError("the server has stopped"))
         if leaving:
@@ -135,140 +141,37 @@ class LinkFrontend:
             connection.transport.abort()  # its gateway does not read
 
 
-def _failure(status: int, error: PipelineError) -> bytes:
-    """Return the body of a FAILURE."""
-    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0
-    head = frames.FAILED.pack(status, error.code, min(retry_after_s, _MAX_SECONDS))
-    return head + utf8_text(str(error)).encode()
-
-
-class _Service(NamedTuple):
-    """The engine, and how its messages are read and written."""
-
-    begin: Begin
-    takes_trace: bool
-    wire: PipelineWire
-    forwarding: HeaderForwarding | None
-
-
-class _Call(UnarySink):
-    """One request of a gateway, and the sink of its answer; `number` is its id."""
-
-    __slots__ = ("_connection", "_loop", "_number", "_service", "_work")
-
-    def __init__(self, connection: _Connection, number: int) -> None:
-        self._connection = connection
-        self._number = number
-        self._service = connection.service
-        self._loop = connection.loop
-        self._work: RequestHandle | None = None  # what goes on for it now
-
-    def ask(
-        self, pieces: list[bytes], timeout_s: float | None, trace: str, info: RequestInfo | None
-    ) -> None:
-        """Begin a request of any size."""
-        is_large = len(pieces) > 1 or len(pieces[0]) > SHORT_BYTES
-        target = None
-        if is_large or trace or info is not None:
-            target = RequestTarget(traceparent=trace, is_large=is_large, info=info)
-        if is_large:
-            self._work = self._loop.create_task(self._read_large(pieces, timeout_s, target))
-            return
-        try:
-            self._begin(self._service.wire.read(pieces.pop()), timeout_s, target)
-        except Exception as error:
-            self._fail(error)
-
-    async def _read_large(
-        self, pieces: list[bytes], timeout_s: float | None, target: RequestTarget | None
-    ) -> None:
-        try:
-            request, left_s = await self._service.wire.read_large(pieces, timeout_s)
-            pieces.clear()
-            self._begin(request, left_s, target)
-        except Exception as error:
-            self._fail(error)
-
-    def _begin(self, request: Any, timeout_s: float | None, target: RequestTarget | None) -> None:
-        self._work = None
-        begun = self._service.begin(request, timeout_s, target, self)
-        self._work = self._work or begun  # it may have ended by now, and be written
-
-    def end(self, answer: Any) -> None:
-        """Send the answer, as bytes of a Response."""
-        try:
-            if isinstance(answer, Response):
-                self._send(frames.ANSWER, answer.SerializeToString())
-            elif isinstance(answer, LargeResponse):
-                self._work = self._loop.create_task(self._write_large(answer))
-            else:
-                self._send(frames.FAILURE, _failure(500, no_response(answer)))
-        except Exception as error:
-            self._fail(error)
-
-    def _send(self, kind: int, body: bytes) -> None:
-        self._connection.answer(self._number, kind, body)
-
-    async def _write_large(self, answer: LargeResponse) -> None:
-        try:
-            self._send(frames.ANSWER, await self._service.wire.write_large(answer))
-        except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        if isinstance(error, DeadlineError):
-            self._send(frames.ANSWER, self._service.wire.write_error(error))
-            return
-        for kind, status in _STATUSES:
-            if isinstance(error, kind):
-                self._send(frames.FAILURE, _failure(status, error))
-                return
-        _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours: that caller is told
-        failure = _failure(500, UserCodeError("internal error of the server"))
-        self._send(frames.FAILURE, failure)
-
-    def cancel(self) -> None:
-        """Stop what goes on for it: there is nobody to answer."""
-        if self._work is not None:
-            self._work.cancel()
-
-
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One gateway.
 
     It is not read from as long as it does not take its answers, and given up when it says nothing.
 
     Args:
-        service: answers.
-        max_bytes: of a message.
-        register: where it is while it is open.
-        is_ready: returns what it is told first; that may change before the connection is made.
+        door: whose methods it calls.
 
     Attributes:
-        calls: the requests that are in flight, by their ids.
+        calls: those in flight, by their ids.
         lost: done when the connection is closed.
+        max_bytes: limit of a message.
     """
 
     transport: asyncio.Transport
     lost: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
     _outbox: Outbox
     _timer: asyncio.TimerHandle
 
-    def __init__(
-        self,
-        service: _Service,
-        max_bytes: int,
-        register: set[_Connection],
-        is_ready: Callable[[], bool],
-    ) -> None:
-        self.service = service
-        self._max_bytes = max_bytes
-        self._register = register
-        self._is_ready = is_ready
-        self.calls: dict[int, _Call] = {}
+    def __init__(self, door: LinkFrontend) -> None:
+        self._door = door
+        self._methods = door.methods
+        self.max_bytes: int = door.hello.limits.message_bytes
+        self.calls: dict[int, LinkCall] = {}
         self._idle: asyncio.Future[None] | None = None
-        self._inbox = Inbox()
-        self._pieces: dict[int, list[bytes]] = {}  # of requests that have not arrived in whole
+        self._inbox = Inbox(self._open_early, self._meet)
+        self._window = Window(CONNECTION_CREDIT)
+        self._last = 0  # id of a call
+        self._has_met = self._is_leaving = False
+        self._told = 0  # calls in flight
         self._was_heard = False  # since the last check_alive
         self._silent_checks = 0
 
@@ -279,19 +182,18 @@ class _Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._outbox = Outbox(self.loop, self.transport.write)
         self.lost = self.loop.create_future()
-        self._register.add(self)
+        self._door.connections.add(self)
         self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
-        self.tell_ready(self._is_ready())
 
     def data_received(self, data: bytes) -> None:
-        self._was_heard = True
         try:
-            self._inbox.take(data, self._take)
+            if self._inbox.take(data):
+                self._was_heard = True
         except BrokenError as error:
             self._give_up(str(error))
 
     def pause_writing(self) -> None:
-        if not self._outbox.has_large:  # which fill the connection as long as there are some
+        if not self._outbox.has_long:  # which fill the connection as long as there are some
             self.transport.pause_reading()
         self._outbox.pause()
 
@@ -301,17 +203,17 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._register.discard(self)
+        self._door.connections.discard(self)
         self.lost.set_result(None)
         self._outbox.clear()
-        self._pieces.clear()
-        for call in self.calls.values():
-            call.cancel()
-        self.calls.clear()
+        self._cancel_all()
         self._check_idle()
 
     def check_alive(self) -> None:
-        """Give the gateway up if it has said nothing at several checks: one may be late itself."""
+        """Give the gateway up if it has said nothing at several checks: one may be late itself.
+
+        Half a frame is nothing.
+        """
         self._silent_checks = 0 if self._was_heard else self._silent_checks + 1
         self._was_heard = False
         if self._silent_checks >= _MAX_SILENT_CHECKS:
@@ -323,87 +225,168 @@ class _Connection(asyncio.Protocol):
         _LOGGER.warning("a gateway's connection is closed: %s", why)
         self.transport.abort()
 
+    def _cancel_all(self) -> None:
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            call.cancel()
+
     # Frames -----------------------------------------------------------------------------------
 
-    def _take(self, frame: LinkFrame) -> None:
-        kind, number, body = frame
-        if kind == frames.ASK:
-            pieces = self._pieces.pop(number, [])
-            pieces.append(body)
-            self._ask(number, pieces)
-        elif kind == frames.MORE:
-            pieces = self._pieces.setdefault(number, [])
-            pieces.append(body)
-            if (size := len(pieces) * frames.PIECE_BYTES) > self._max_bytes:
-                raise BrokenError(f"a message of {size} bytes")
-        elif kind == frames.PING:
-            self._outbox.send(frames.PONG, number, b"")
+    def _open_early(self, *_: object) -> None:
+        self._meet(frames.OPEN, 0, 0, b"")
+
+    def _meet(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Take the first frame, and say who we are."""
+        try:
+            said = frames.read_hello(kind, payload)
+            if not self._door.knows(said.secret):
+                raise BrokenError("its secret is wrong")
+        except BrokenError as error:
+            self.transport.write(frames.goaway(0, str(error)))
+            self.transport.close()
+            raise
+        self._has_met = True
+        self._outbox.credit = said.limits.connection_credit
+        self._outbox.call_credit = said.limits.call_credit
+        self._inbox.use(self._open, self._take)
+        self._outbox.send(frames.hello(self._door.hello))
+        self.tell_state()
+
+    def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
+        if end - body < OPENED.size:
+            raise BrokenError(f"an OPEN of {end - body} bytes")
+        timeout_ns, caller, told = OPENED.unpack_from(data, body)
+        body += OPENED.size + caller
+        message = body + told
+        if message > end:
+            raise BrokenError(f"an OPEN with {caller} bytes of a caller and {told} of metadata")
+        if number <= self._last:
+            raise BrokenError(f"the id {number} comes after {self._last}")
+        self._last = number
+        called = self._methods.get(method)
+        if called is None:
+            self._outbox.send(frames.reset(number, frames.NO_METHOD, f"no method {method}"))
+            return
+        if self._is_leaving or len(self.calls) >= self._door.hello.limits.calls:
+            self._outbox.send(frames.reset(number, frames.REFUSED))
+            return
+        metadata = data[body:message] if told else b""
+        call = self.calls[number] = called.call(self, number, timeout_ns, metadata, called.argument)
+        if flags == _WHOLE:
+            call.begin(data[message:end])
         else:
-            self._pieces.pop(number, None)
+            call.open(flags, data[message:end])
+
+    def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == frames.DATA:
+            self._take_data(flags, number, payload)
+        elif kind == frames.CREDIT:
+            self._outbox.add_credit(number, frames.read_credit(payload))
+        elif kind == frames.RESET:
             self._outbox.drop(number)
             if (call := self.calls.pop(number, None)) is not None:
                 call.cancel()
                 self._check_idle()
+        elif kind == frames.PING:
+            self._outbox.send(frames.frame(frames.PONG, number))
+            if self._told != len(self.calls):
+                self.tell_state()
+        elif kind not in (frames.PONG, frames.GOAWAY):
+            raise BrokenError(f"a frame of kind {kind} with {len(payload)} bytes")
 
-    def _ask(self, number: int, pieces: list[bytes]) -> None:
-        first = pieces[0]
-        message = frames.ASKED.size
-        if message > len(first):
-            raise BrokenError(f"a request of {len(first)} bytes")
-        timeout_ns, trace_size = frames.ASKED.unpack_from(first)
-        traceparent = ""
-        if trace_size:
-            message += trace_size
-            if message > len(first):
-                raise BrokenError(
-                    f"a traceparent of {trace_size} bytes in {len(first) - frames.ASKED.size}"
-                )
-            if self.service.takes_trace:
-                traceparent = first[frames.ASKED.size : message].decode("latin-1")
-        info = None
-        if (forwarding := self.service.forwarding) is not None:
-            start = message + _SIZE_BYTES
-            message = start + int.from_bytes(first[message:start])
-            if message > len(first):
-                raise BrokenError(f"headers up to byte {message} of {len(first)}")
-            texts = first[start:message].decode("latin-1").split("\n")
-            info = forwarding.info(zip(texts[::2], texts[1::2], strict=False))
-        if number in self.calls:
-            raise BrokenError(f"the id {number} is in flight")
-        timeout_s = None if timeout_ns < 0 else timeout_ns / _NS_PER_S
-        pieces[0] = first[message:]
-        call = self.calls[number] = _Call(self, number)
-        call.ask(pieces, timeout_s, traceparent, info)
+    def _take_data(self, flags: int, number: int, payload: bytes) -> None:
+        if not self._window.take(len(payload)):
+            raise BrokenError("more DATA than there is credit for")
+        call = self.calls.get(number)
+        if call is not None:
+            call.take(flags, payload)
+        elif number > self._last:
+            raise BrokenError(f"DATA of {number}, which was not opened")
+        else:  # its call is over
+            self._give_back(len(payload))
 
-    def answer(self, number: int, kind: int, body: bytes) -> None:
-        """Send the frame that ends a call."""
+    # What calls do (see `calls.Peer`) ---------------------------------------------------------
+
+    def answer(self, number: int, message: bytes) -> None:
+        """Answer a unary call, and end it."""
         if self.calls.pop(number, None) is not None:
-            self._outbox.send(kind, number, body)
+            self._outbox.answer(number, message)
+            if self._idle is not None:
+                self._check_idle()
+
+    def fail(self, number: int, end: bytes) -> None:
+        """End a call as `end` says."""
+        if self.calls.pop(number, None) is not None:
+            self._outbox.fail(number, end)
             self._check_idle()
+
+    def reset(self, number: int, reason: int, text: str) -> None:
+        """Drop a call, and say why."""
+        if (call := self.calls.pop(number, None)) is not None:
+            call.cancel()
+            self._outbox.drop(number)
+            self._outbox.send(frames.reset(number, reason, text))
+            self._check_idle()
+
+    def begin(self, number: int) -> Sending:
+        """Return what sends the answers of a stream."""
+        return self._outbox.begin(number)
+
+    def send(self, sending: Sending, message: bytes) -> None:
+        """Send an answer of a stream."""
+        self._outbox.add(sending, message)
+
+    def finish(self, sending: Sending) -> None:
+        """End a stream that went well, behind its answers."""
+        if self.calls.pop(sending.number, None) is not None:
+            self._outbox.finish(sending)
+            self._check_idle()
+
+    def give_back(self, number: int, window: Window, size: int) -> None:
+        """Give credit back, for a call and for the connection."""
+        if size:
+            self._give_back(size)
+            if (due := window.give_back(size)) and number in self.calls:
+                self._outbox.send(frames.credit(number, due))
+
+    def _give_back(self, size: int) -> None:
+        if due := self._window.give_back(size):
+            self._outbox.send(frames.credit(0, due))
 
     def _check_idle(self) -> None:
         if self._idle is not None and not self.calls and not self._idle.done():
             self._idle.set_result(None)
 
     def when_idle(self) -> asyncio.Future[None]:
-        """Return what is done as soon as no request is in flight."""
+        """Return what is done as soon as no call is in flight."""
         self._idle = self.loop.create_future()
         self._check_idle()
         return self._idle
 
     # What the gateway is told -----------------------------------------------------------------
 
-    def tell_ready(self, ready: bool) -> None:
-        """Send a READY."""
-        version = frames.VERSION if self.service.forwarding is None else frames.HEADED_VERSION
-        self._outbox.send(frames.READY, 0, frames.STATE.pack(version, ready))
+    def tell_state(self) -> None:
+        """Send a STATE."""
+        if self._has_met:
+            self._told = len(self.calls)
+            state = frames.STATED.pack(self._door.is_ready, self._told)
+            self._outbox.send(frames.frame(frames.STATE, 0, state))
+
+    def leave(self) -> None:
+        """Take no new calls, and end streams behind the answers to what has come."""
+        self._is_leaving = True
+        if self._has_met:
+            self._outbox.send(frames.goaway(self._last, "the server stops"))
+        for call in list(self.calls.values()):
+            call.end_messages()
 
     def refuse_all(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""
-        refusal = _failure(503, error)
+        refusal = end_of_error(error, 503)
         for number, call in self.calls.items():
             call.cancel()
-            self._outbox.send(frames.FAILURE, number, refusal)
+            self._outbox.drop(number)
+            self._outbox.fail(number, refusal)
         self.calls.clear()
         self._outbox.empty()
         self.transport.close()

@@ -4,165 +4,181 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"math"
+	"fmt"
+	"io"
 	"net"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"pipeline/gateway/internal/buffers"
-	"pipeline/gateway/internal/failure"
-	"pipeline/gateway/internal/link/frame"
-	"pipeline/gateway/internal/memory"
-	"pipeline/gateway/internal/upstream"
 )
 
-const linkReadBytes = 64 << 10
-
-// linkConn is one connection of a link. Whoever asks puts a message into the queue; one goroutine
-// writes what is there, another one reads the answers, and a third one looks whether any come.
-type linkConn struct {
+// conn is one connection. Whoever asks puts a call into the queue; one goroutine writes what is there, another
+// one reads the answers, and a third one looks whether anything comes.
+type conn struct {
 	raw  net.Conn
 	wake chan struct{} // something was queued
 	gone chan struct{} // closed when the connection is
+	peer Peer          // known when calls are begun
 
-	wasHeard     atomic.Bool // since the last look
-	wantsHeaders atomic.Bool // the server forwards some to its hooks
+	wasHeard atomic.Bool // since the last look
 
-	lock    sync.Mutex
-	lastID  uint64
-	queue   linkQueue
-	calls   map[uint64]*linkCall
-	failure error // not nil: it is closed
+	lock     sync.Mutex
+	lastID   uint64
+	queue    queue
+	calls    map[uint64]*call
+	limits   helloLimits
+	window   int64 // bytes of DATA that we take
+	consumed int64 // of those that came, and are not given back yet
+	inFlight int   // at the server, as it says
+	isLeft   bool  // the server takes no calls any more
+	failure  error // not nil: it is closed
 }
 
-// linkCall is a request that waits for its answer.
-type linkCall struct {
-	answered chan linkAnswer // has room for the one answer
-	message  *linkMessage
-	share    *memory.Share // of who asks
-	pieces   [][]byte      // of the answer, as far as it is here, in buffers to be released
-}
-
-type linkAnswer struct {
-	kind   byte
-	pieces [][]byte
-	err    error
-}
-
-var linkCalls = sync.Pool{New: func() any { return &linkCall{answered: make(chan linkAnswer, 1)} }}
-
-func newLinkConn(raw net.Conn) *linkConn {
-	return &linkConn{
-		raw:   raw,
-		wake:  make(chan struct{}, 1),
-		gone:  make(chan struct{}),
-		calls: map[uint64]*linkCall{},
+func newConn(raw net.Conn) *conn {
+	return &conn{
+		raw:    raw,
+		wake:   make(chan struct{}, 1),
+		gone:   make(chan struct{}),
+		calls:  map[uint64]*call{},
+		window: connCredit,
 	}
 }
 
-// ask sends a request and waits for its answer. Its error is a *failure.Error, ErrNeverLeft, or that of
-// ctx.
-func (c *linkConn) ask(ctx context.Context, call *upstream.Call) ([]byte, error) {
-	held := call.Share
-	if held == nil {
-		held = &memory.Share{Of: memory.NewBudget(math.MaxInt64)}
-	}
-	data, err := askMessage(call, c.wantsHeaders.Load())
-	if err != nil {
-		return nil, err
-	}
-	asked := linkCalls.Get().(*linkCall)
-	defer func() {
-		asked.share, asked.message = nil, nil
-		linkCalls.Put(asked)
-	}()
-	asked.share, asked.message = held, &linkMessage{kind: frame.Ask, data: data}
-	if err := c.send(asked); err != nil {
-		return nil, err
-	}
-	var answer linkAnswer
-	select {
-	case answer = <-asked.answered:
-	case <-ctx.Done():
-		if c.forget(asked.message.id) {
-			return nil, ctx.Err()
-		}
-		answer = <-asked.answered // it came at the same moment
-	}
-	if answer.err != nil {
-		return nil, answer.err
-	}
-	return answer.read()
-}
+// What callers do ----------------------------------------------------------------------------
 
-// read returns the answer, in a buffer that may be released, or the failure.
-func (a linkAnswer) read() ([]byte, error) {
-	body := a.pieces[0]
-	if len(a.pieces) > 1 {
-		body = slices.Concat(a.pieces...)
-		buffers.ReleaseAll(a.pieces)
-	}
-	if a.kind == frame.Failure {
-		defer buffers.Release(body)
-		return nil, failureOf(body)
-	}
-	return body, nil
-}
-
-// send queues a request. Its error is ErrNeverLeft.
-func (c *linkConn) send(asked *linkCall) error {
+// begin queues a call. Its error is ErrNeverLeft.
+func (c *conn) begin(asked *call) error {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	if c.failure != nil {
-		buffers.Release(asked.message.data)
-		return upstream.ErrNeverLeft
+	if c.failure != nil || c.isLeft || c.limits.Calls > 0 && len(c.calls) >= c.limits.Calls {
+		return ErrNeverLeft
 	}
 	c.lastID++
-	asked.message.id = c.lastID
-	c.calls[c.lastID] = asked
-	c.enqueue(asked.message)
+	asked.id = c.lastID
+	asked.credit, asked.window = c.limits.CallCredit, callCredit
+	c.calls[asked.id] = asked
+	c.enqueue(asked)
 	return nil
 }
 
-// forget drops a call whose caller does not wait; false: it is answered.
-func (c *linkConn) forget(id uint64) bool {
+// say queues the next message of a stream, or its end; false: it has ended.
+func (c *conn) say(asked *call, data []byte, isEnd bool) bool {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	asked, waits := c.calls[id]
-	if waits {
-		c.abandon(asked)
+	if asked.isOver || asked.hasEnded || asked.endsSending {
+		return false
 	}
-	return waits
+	if isEnd {
+		asked.endsSending = true
+	} else {
+		asked.message, asked.hasMessage = data, true
+	}
+	c.enqueue(asked)
+	return true
 }
 
-// abandon drops a call. What has not left stays here, and of what has the server is told; the lock is held.
-func (c *linkConn) abandon(asked *linkCall) {
-	message := asked.message
-	delete(c.calls, message.id)
-	buffers.ReleaseAll(asked.pieces)
-	asked.pieces = nil
-	c.queue.drop(message)
-	if message.begun {
-		c.enqueue(word(frame.Cancel, message.id))
+// next returns the next answer of a stream, or how it ended; false: it has to be waited for.
+func (c *conn) next(asked *call) (data []byte, err error, isThere bool) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if len(asked.messages) > 0 {
+		first := asked.messages[0]
+		asked.messages = asked.messages[1:]
+		owed := first.owed
+		if len(asked.messages) == 0 { // what has begun to come may go on
+			owed += asked.owed
+			asked.owed = 0
+		}
+		c.giveBack(asked, owed)
+		return first.data, nil, true
+	}
+	if !asked.isOver {
+		return nil, nil, false
+	}
+	if asked.err != nil {
+		return nil, asked.err, true
+	}
+	return nil, io.EOF, true
+}
+
+func (c *conn) isOver(asked *call) bool {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	return asked.isOver && asked.hasMore()
+}
+
+// forget drops a call whose caller does not wait, and tells the server of one that it has seen; false: it is over.
+func (c *conn) forget(asked *call) bool {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if asked.isOver {
+		c.dropAnswers(asked)
+		return false
+	}
+	c.drop(asked, ReasonCanceled)
+	asked.err = context.Canceled
+	if asked.isStream {
+		notify(asked.wake)
+	}
+	return true
+}
+
+// drop ends a call that is in flight; the lock is held.
+func (c *conn) drop(asked *call, reason Reason) {
+	if asked.isOpen {
+		c.queue.words = appendReset(c.queue.words, asked.id, reason, "")
+		notify(c.wake)
+	}
+	c.remove(asked)
+	c.dropAnswers(asked)
+}
+
+// remove takes a call out of all that knows it; the lock is held.
+func (c *conn) remove(asked *call) {
+	asked.isOver = true
+	delete(c.calls, asked.id)
+	hadMore := asked.hasMore()
+	c.queue.drop(asked)
+	if hadMore && asked.sent != nil {
+		asked.hasMessage = true // who sends is told that it never left
+		notify(asked.sent)
 	}
 }
 
-// enqueue adds a message to what is to be written; the lock is held.
-func (c *linkConn) enqueue(message *linkMessage) {
-	c.queue.add(message)
-	select {
-	case c.wake <- struct{}{}:
-	default: // it is going to look anyway
+// dropAnswers gives back what nobody is going to take; the lock is held.
+func (c *conn) dropAnswers(asked *call) {
+	releaseAll(asked.pieces)
+	asked.pieces = asked.pieces[:0]
+	for _, each := range asked.messages {
+		c.giveBack(nil, each.owed)
 	}
+	c.giveBack(nil, asked.owed)
+	asked.messages, asked.owed = nil, 0
 }
+
+// finish ends a call with what its caller is told; the lock is held.
+func (c *conn) finish(asked *call, err error) {
+	asked.err = err
+	c.remove(asked)
+	if err != nil {
+		releaseAll(asked.pieces)
+		asked.pieces = asked.pieces[:0]
+	}
+	notify(asked.wake) // from here on a unary one may be another connection's
+}
+
+// enqueue has a call written; the lock is held.
+func (c *conn) enqueue(asked *call) {
+	c.queue.add(asked)
+	notify(c.wake)
+}
+
+// What is written ----------------------------------------------------------------------------
 
 // write sends what is queued until the connection is gone.
-func (c *linkConn) write() {
-	batch := newLinkBatch()
-	var room [][]byte
+func (c *conn) write() {
+	batch := make([]byte, 0, batchBytes+2*payloadBytes)
 	for {
 		select {
 		case <-c.wake:
@@ -170,84 +186,259 @@ func (c *linkConn) write() {
 			return
 		}
 		runtime.Gosched() // who is about to ask comes along: one system call for all
-		for c.take(batch) {
-			room = append(room[:0], batch.vector...)
-			buffers := net.Buffers(room)
-			if _, err := buffers.WriteTo(c.raw); err != nil {
+		for batch = c.take(batch[:0]); len(batch) > 0; batch = c.take(batch[:0]) {
+			if _, err := c.raw.Write(batch); err != nil {
 				c.close(err)
 				return
 			}
-			batch.sent()
 		}
 	}
 }
 
-// take fills a batch with what is next; false: there is nothing.
-func (c *linkConn) take(batch *linkBatch) bool {
+// take fills a batch with what is next.
+func (c *conn) take(batch []byte) []byte {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	if c.queue.isEmpty() || c.failure != nil {
-		return false
+	if c.failure != nil {
+		return batch
 	}
-	c.queue.take(batch)
-	return true
+	return c.queue.fill(batch)
 }
 
-// read delivers answers until the connection is gone, and says why it is. What the server says of
-// its health is reported.
-func (c *linkConn) read(report func(isReady bool)) error {
-	source := bufio.NewReaderSize(c.raw, linkReadBytes)
-	last := byte(frame.Ready) // of the kinds that may come: it says first how it is
+// What is read -------------------------------------------------------------------------------
+
+// read delivers answers until the connection is gone, and says why it is. It reports that there is a link, and
+// each STATE.
+func (c *conn) read(begin func(), report func(isReady bool)) error {
+	source := bufio.NewReaderSize(c.raw, payloadBytes)
+	first, err := readFrame(source)
+	if err != nil {
+		return err
+	}
+	err = c.meet(first)
+	first.body.release()
+	if err != nil {
+		return err
+	}
+	c.wasHeard.Store(true)
+	begin()
 	for {
-		got, err := frame.Read(source, frame.Ready, last)
+		got, err := readFrame(source)
 		if err != nil {
 			return err
 		}
 		c.wasHeard.Store(true)
-		switch got.Kind {
-		case frame.Ready:
-			isReady, wantsHeaders, err := frame.ReadyOf(got.Body)
+		if got.kind == kindState {
+			isReady, inFlight, err := readState(got.body.data)
 			if err != nil {
 				return err
 			}
-			c.wantsHeaders.Store(wantsHeaders)
+			c.lock.Lock()
+			c.inFlight = inFlight
+			c.lock.Unlock()
 			report(isReady)
-			last = frame.Pong
-			buffers.Release(got.Body)
-		case frame.Pong:
-			buffers.Release(got.Body)
-		default:
-			c.deliver(got)
+			got.body.release()
+			continue
+		}
+		if err := c.deliver(got); err != nil {
+			return err
+		}
+		if got.kind == kindGoaway {
+			report(false)
 		}
 	}
 }
 
-// deliver gives an answer, or a piece of one, to who waits for it.
-func (c *linkConn) deliver(got frame.Frame) {
+// meet takes note of the server's HELLO.
+func (c *conn) meet(first frame) error {
+	said, err := readHello(first)
+	if err != nil {
+		return err
+	}
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	asked, waits := c.calls[got.ID]
-	if !waits { // no more
-		buffers.Release(got.Body)
-		return
-	}
-	asked.pieces = append(asked.pieces, got.Body)
-	if got.Kind == frame.MoreBack {
-		if err := asked.share.Need(int64(len(got.Body))); err != nil {
-			c.abandon(asked)
-			asked.answered <- linkAnswer{err: err}
-		}
-		return
-	}
-	delete(c.calls, got.ID)
-	answer := linkAnswer{kind: got.Kind, pieces: asked.pieces}
-	asked.pieces = nil
-	asked.answered <- answer // from here on it may be another connection's
+	c.limits = said.Limits
+	c.queue.credit = said.Limits.ConnCredit
+	c.peer = peerOf(said)
+	return nil
 }
+
+// deliver takes a frame of any other kind. Its error is a breach that ends the connection.
+func (c *conn) deliver(got frame) error {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	switch got.kind {
+	case kindPong:
+		got.body.release()
+		return nil
+	case kindCredit:
+		return c.takeCredit(got)
+	case kindGoaway:
+		return c.leave(got)
+	case kindPing:
+		c.queue.words = appendFrame(c.queue.words, kindPong, 0, got.id, nil)
+		notify(c.wake)
+		got.body.release()
+		return nil
+	}
+	if got.kind < kindHeaders || got.kind > kindReset {
+		return fmt.Errorf("it sent a frame of kind %d in the midst", got.kind)
+	}
+	if got.id > c.lastID {
+		return fmt.Errorf("it answers %d, which was never asked", got.id)
+	}
+	if got.kind == kindData {
+		if c.window -= int64(len(got.body.data)); c.window < 0 {
+			return errors.New("it sent more than there was credit for")
+		}
+	}
+	asked, waits := c.calls[got.id]
+	if !waits { // no more
+		if got.kind == kindData {
+			c.giveBack(nil, int64(len(got.body.data)))
+		}
+		got.body.release()
+		return nil
+	}
+	c.deliverTo(asked, got)
+	return nil
+}
+
+func (c *conn) deliverTo(asked *call, got frame) {
+	switch got.kind {
+	case kindHeaders:
+		asked.answer.Headers = append(Fields(nil), got.body.data...)
+		got.body.release()
+		if asked.isStream {
+			notify(asked.wake)
+		}
+	case kindData:
+		c.takeData(asked, got)
+	case kindEnd:
+		c.takeEnd(asked, got)
+	case kindReset:
+		said := readReset(got.body.data)
+		got.body.release()
+		c.finish(asked, said.asError())
+	}
+}
+
+func (c *conn) takeData(asked *call, got frame) {
+	size := int64(len(got.body.data))
+	if asked.window -= size; asked.window < 0 {
+		got.body.release()
+		c.drop(asked, ReasonOverrun)
+		c.finish(asked, &ResetError{ReasonOverrun, "it sent more than there was credit for"})
+		return
+	}
+	asked.pieces = append(asked.pieces, got.body)
+	if !asked.isStream || len(asked.messages) == 0 && got.has(flagMore) {
+		c.giveBack(asked, size)
+	} else {
+		asked.owed += size
+	}
+	if asked.what.Budget != nil {
+		if err := asked.what.Budget.Need(size); err != nil {
+			c.drop(asked, ReasonCanceled)
+			c.finish(asked, err)
+			return
+		}
+	}
+	if asked.isStream && got.has(flagMessage) && !got.has(flagMore) {
+		asked.messages = append(asked.messages, message{joined(asked.pieces), asked.owed})
+		asked.pieces, asked.owed = asked.pieces[:0], 0
+		notify(asked.wake)
+	}
+}
+
+func (c *conn) takeEnd(asked *call, got frame) {
+	end, data, err := readEnd(got.body.data)
+	if err != nil {
+		got.body.release()
+		c.finish(asked, &ResetError{ReasonBroken, err.Error()})
+		return
+	}
+	end.Headers = asked.answer.Headers
+	asked.answer = Answer{End: end}
+	switch {
+	case asked.isStream:
+		if got.has(flagMessage) {
+			asked.messages = append(asked.messages, message{data: append([]byte(nil), data...)})
+		}
+		got.body.release()
+	case len(asked.pieces) == 0:
+		asked.answer.Data, asked.answer.owner = data, got.body
+	default: // it came in DATA
+		got.body.release()
+		asked.answer.Data = joined(asked.pieces)
+		clear(asked.pieces)
+		asked.pieces = asked.pieces[:0]
+	}
+	c.finish(asked, nil)
+}
+
+// takeCredit lets a call, or the connection, send more; the lock is held.
+func (c *conn) takeCredit(got frame) error {
+	bytes, err := readCredit(got.body.data)
+	got.body.release()
+	if err != nil {
+		return err
+	}
+	if got.id == 0 {
+		c.queue.credit += bytes
+	} else if asked, waits := c.calls[got.id]; waits {
+		asked.credit += bytes
+		c.queue.add(asked)
+	}
+	notify(c.wake)
+	return nil
+}
+
+// giveBack lets the server send so many bytes more, of a call if it is not nil; the lock is held.
+func (c *conn) giveBack(asked *call, bytes int64) {
+	if bytes == 0 {
+		return
+	}
+	if c.consumed += bytes; c.consumed >= connCredit/2 {
+		c.queue.words = appendCredit(c.queue.words, 0, c.consumed)
+		c.window += c.consumed
+		c.consumed = 0
+		notify(c.wake)
+	}
+	if asked == nil || asked.isOver {
+		return
+	}
+	if asked.consumed += bytes; asked.consumed >= callCredit/2 {
+		c.queue.words = appendCredit(c.queue.words, asked.id, asked.consumed)
+		asked.window += asked.consumed
+		asked.consumed = 0
+		notify(c.wake)
+	}
+}
+
+// leave takes note that the server takes no calls any more; those that it has not taken never left. The lock is held.
+func (c *conn) leave(got frame) error {
+	last, _, err := readGoaway(got.body.data)
+	got.body.release()
+	if err != nil {
+		return err
+	}
+	c.isLeft = true
+	for id, asked := range c.calls {
+		if id > last {
+			c.finish(asked, ErrNeverLeft)
+		}
+	}
+	return nil
+}
+
+// Signs of life ------------------------------------------------------------------------------
+
+var errSilent = errors.New("it has stopped answering")
 
 // beat asks the server at every tick for a sign of life. It reports when there was none for some ticks, and
 // when there is one again, and closes the connection when there was none for twice as many.
-func (c *linkConn) beat(ticks <-chan time.Time, patience int, report func(isSilent bool)) {
+func (c *conn) beat(ticks <-chan time.Time, patience int, report func(isSilent bool)) {
 	for silent := 0; ; {
 		select {
 		case <-ticks:
@@ -268,16 +459,15 @@ func (c *linkConn) beat(ticks <-chan time.Time, patience int, report func(isSile
 		}
 		if silent <= 1 { // else it has one to answer
 			c.lock.Lock()
-			c.enqueue(word(frame.Ping, 0))
+			c.queue.words = appendFrame(c.queue.words, kindPing, 0, 0, nil)
 			c.lock.Unlock()
+			notify(c.wake)
 		}
 	}
 }
 
-var errSilent = errors.New("it has stopped answering")
-
 // close ends the connection. Those who wait are told, and who may be asked again.
-func (c *linkConn) close(why error) {
+func (c *conn) close(why error) {
 	c.lock.Lock()
 	defer c.lock.Unlock()
 	if c.failure != nil {
@@ -286,16 +476,13 @@ func (c *linkConn) close(why error) {
 	c.failure = why
 	close(c.gone)
 	_ = c.raw.Close() // it fails only if it is closed
-	lost := failure.Unavailable("the backend went away with the request: " + why.Error())
+	lost := &LostError{why.Error()}
 	for _, asked := range c.calls {
-		buffers.ReleaseAll(asked.pieces)
-		asked.pieces = nil
-		if asked.message.begun {
-			asked.answered <- linkAnswer{err: lost}
+		if asked.isOpen {
+			c.finish(asked, lost)
 		} else {
-			asked.answered <- linkAnswer{err: upstream.ErrNeverLeft}
+			c.finish(asked, ErrNeverLeft)
 		}
 	}
-	clear(c.calls)
-	c.queue = linkQueue{}
+	c.queue = queue{}
 }

@@ -1,122 +1,138 @@
 package link
 
-import (
-	"container/list"
-	"slices"
+import "time"
 
-	"pipeline/gateway/internal/buffers"
-	"pipeline/gateway/internal/link/frame"
-)
+// batchBytes are written in one go, or up to one frame more.
+const batchBytes = 128 << 10
 
-const (
-	batchBytes  = 128 << 10 // are written in one go, or a little more
-	batchFrames = 256
-)
-
-// linkMessage is one to the server: a request, or a word without a body.
-type linkMessage struct {
-	kind  byte
-	id    uint64
-	data  []byte // room for a head, and the body; of a message that has begun, what is left of it
-	place *list.Element
-	begun bool // some of it is, or may be, on its way
-}
-
-// linkQueue is what is to be written. Messages are cut to pieces, of which each has its turn; new ones come
+// queue is what is to be written. Long messages are cut to pieces, of which each has its turn; new calls come
 // first, so that a small one waits for no large one.
-type linkQueue struct {
-	fresh, begun list.List // of *linkMessage
+type queue struct {
+	words  []byte // frames of a few bytes, as they are
+	fresh  turns  // calls that have not been opened
+	begun  turns  // calls with more to say
+	credit int64  // bytes of DATA that the server takes
 }
 
-func (q *linkQueue) isEmpty() bool { return q.fresh.Len()+q.begun.Len() == 0 }
-
-func (q *linkQueue) add(message *linkMessage) { message.place = q.fresh.PushBack(message) }
-
-// drop takes out a message, or what is left of it.
-func (q *linkQueue) drop(message *linkMessage) {
-	if message.place == nil {
-		return
+// add has a call written that has something to say.
+func (q *queue) add(each *call) {
+	switch {
+	case each.in != nil:
+	case !each.isOpen:
+		q.fresh.push(each)
+	case each.hasMore():
+		q.begun.push(each)
 	}
-	if message.begun {
-		q.begun.Remove(message.place)
-	} else {
-		q.fresh.Remove(message.place)
+}
+
+// drop takes a call out, with what it has to say.
+func (q *queue) drop(each *call) {
+	if each.in != nil {
+		each.in.remove(each)
 	}
-	message.place, message.data = nil, nil
+	each.message, each.hasMessage, each.endsSending = nil, false, false
 }
 
-// linkBatch is what is written in one go.
-type linkBatch struct {
-	vector [][]byte
-	heads  []byte   // those of the vector's pieces that have no room for one
-	done   [][]byte // to be released when it is written
-	bytes  int
-}
-
-func newLinkBatch() *linkBatch {
-	return &linkBatch{heads: make([]byte, 0, (batchFrames+2)*frame.HeadBytes)}
-}
-
-// take moves what is to be written next into an empty batch.
-func (q *linkQueue) take(batch *linkBatch) {
-	*batch = linkBatch{vector: batch.vector[:0], heads: batch.heads[:0], done: batch.done[:0]}
-	for q.fresh.Len() > 0 && batch.hasRoom() {
-		message := q.fresh.Remove(q.fresh.Front()).(*linkMessage)
-		message.place = nil
-		if !batch.addWhole(message) {
-			message.begun = true
-			message.data = message.data[frame.HeadBytes:]
-			q.addPiece(batch, message)
+// fill appends what is to be written next to an empty batch. Messages are copied: nothing of a caller's is read
+// when the call has returned.
+func (q *queue) fill(batch []byte) []byte {
+	batch = append(batch, q.words...)
+	q.words = q.words[:0]
+	if q.fresh.first != nil {
+		now := time.Now()
+		for q.fresh.first != nil && len(batch) < batchBytes {
+			batch = q.open(batch, q.fresh.pop(), now)
 		}
 	}
-	for isFirst := true; q.begun.Len() > 0 && (isFirst || batch.hasRoom()); isFirst = false {
-		message := q.begun.Remove(q.begun.Front()).(*linkMessage)
-		message.place = nil
-		q.addPiece(batch, message)
+	for isFirst := true; q.begun.first != nil && (isFirst || len(batch) < batchBytes); isFirst = false {
+		if q.credit <= 0 && len(q.begun.first.message) > 0 {
+			break
+		}
+		batch = q.goOn(batch, q.begun.pop())
 	}
+	return batch
 }
 
-// sent lets go of what is written: who waits for more to write keeps no large message alive.
-func (b *linkBatch) sent() {
-	buffers.ReleaseAll(b.done)
-	clear(b.vector)
-	clear(b.done)
+// open adds the first frame of a call.
+func (q *queue) open(batch []byte, each *call, now time.Time) []byte {
+	each.isOpen = true
+	batch, each.message = appendOpen(batch, each.flags(), each.method, each.id, each.what, now, each.message)
+	q.wrote(each)
+	return batch
 }
 
-func (b *linkBatch) hasRoom() bool { return b.bytes < batchBytes && len(b.vector) < batchFrames }
-
-// addWhole adds a message that needs no cutting.
-func (b *linkBatch) addWhole(message *linkMessage) bool {
-	if len(message.data) > frame.HeadBytes+frame.MostPieceBytes {
-		return false
+// goOn adds the next frame of a call that is open. Without credit it waits until it gets some.
+func (q *queue) goOn(batch []byte, each *call) []byte {
+	piece := each.message
+	if most := min(payloadBytes, each.credit, q.credit); int64(len(piece)) > most {
+		if most <= 0 {
+			return batch
+		}
+		piece = piece[:most]
 	}
-	message.begun = true
-	frame.AppendHead(message.data[:0], len(message.data)-frame.HeadBytes, message.kind, message.id)
-	b.vector = append(b.vector, message.data)
-	b.done = append(b.done, message.data)
-	b.bytes += len(message.data)
-	message.data = nil
-	return true
+	flags := each.flags()
+	if len(piece) < len(each.message) {
+		flags = flags&^flagEnd | flagMore
+	}
+	batch = appendFrame(batch, kindData, flags, each.id, piece)
+	each.message = each.message[len(piece):]
+	each.credit -= int64(len(piece))
+	q.credit -= int64(len(piece))
+	q.wrote(each)
+	return batch
 }
 
-// addPiece adds the next piece of a message that has begun, and gives it another turn if more is left.
-func (q *linkQueue) addPiece(batch *linkBatch, message *linkMessage) {
-	piece, kind := message.data, message.kind
-	if len(piece) > frame.MostPieceBytes {
-		piece, kind = piece[:frame.MostPieceBytes], frame.More
-		message.data = message.data[frame.MostPieceBytes:]
-		message.place = q.begun.PushBack(message)
+// wrote gives a call another turn if more of its message is left.
+func (q *queue) wrote(each *call) {
+	if len(each.message) > 0 {
+		q.begun.push(each)
+		return
+	}
+	if each.hasMessage && each.sent != nil {
+		notify(each.sent)
+	}
+	each.message, each.hasMessage = nil, false
+	each.hasEnded = each.hasEnded || each.endsSending
+	each.endsSending = false
+}
+
+// turns is a queue of calls; each is in one at most.
+type turns struct{ first, last *call }
+
+func (t *turns) push(each *call) {
+	each.in, each.before, each.behind = t, t.last, nil
+	if t.last == nil {
+		t.first = each
 	} else {
-		message.data = nil
+		t.last.behind = each
 	}
-	start := len(batch.heads)
-	batch.heads = frame.AppendHead(batch.heads, len(piece), kind, message.id)
-	batch.vector = append(batch.vector, batch.heads[start:], piece)
-	batch.bytes += len(piece)
+	t.last = each
 }
 
-// word is a message without a body.
-func word(kind byte, id uint64) *linkMessage {
-	data := slices.Grow(buffers.Get(), frame.HeadBytes)
-	return &linkMessage{kind: kind, id: id, data: data[:frame.HeadBytes]}
+func (t *turns) pop() *call {
+	each := t.first
+	t.remove(each)
+	return each
+}
+
+func (t *turns) remove(each *call) {
+	if each.before == nil {
+		t.first = each.behind
+	} else {
+		each.before.behind = each.behind
+	}
+	if each.behind == nil {
+		t.last = each.before
+	} else {
+		each.behind.before = each.before
+	}
+	each.in, each.before, each.behind = nil, nil, nil
+}
+
+// notify wakes who waits, once.
+func notify(waiting chan<- struct{}) {
+	select {
+	case waiting <- struct{}{}:
+	default:
+	}
 }

@@ -1,0 +1,340 @@
+"""Calls of a gateway: what goes on for one, from its first frame to its END."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import functools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from typing import NamedTuple, Protocol
+
+from pipeline.engine.offload import Offload
+from pipeline.errors import ClosedError, PipelineError, TooLargeError, UserCodeError
+from pipeline.frontends.grpc.server import GrpcCall, GrpcError, Stream, Unary, grpc_error, trailing
+from pipeline.frontends.link.frames import (
+    CALL_CREDIT,
+    FRAME_BYTES,
+    LAST,
+    MESSAGE,
+    MORE,
+    OVERRUN,
+    Sending,
+    Window,
+    end_of,
+    fields,
+)
+from pipeline.proto.inflate import emptied
+from pipeline.proto.slices import SHORT_BYTES
+
+_LOGGER = logging.getLogger(__name__)
+
+_NS_PER_S = 1e9
+_BINARY = "-bin"
+_AHEAD_BYTES = 4 * FRAME_BYTES  # of a stream's answers that wait; then the stream waits, too
+_INTERNAL = "internal error of the server"
+_STATUSES = {3: 400, 4: 504, 5: 404, 8: 503, 12: 501, 14: 503}
+"""HTTP's statuses of gRPC's; of others it is 500."""
+
+
+class Peer(Protocol):
+    """The connection of a call, as the call sees it."""
+
+    loop: asyncio.AbstractEventLoop
+    max_bytes: int
+    """Limit of a message."""
+
+    def answer(self, number: int, message: bytes) -> None:
+        """Answer a unary call, and end it."""
+
+    def fail(self, number: int, end: bytes) -> None:
+        """End a call as `end` says."""
+
+    def reset(self, number: int, reason: int, text: str) -> None:
+        """Drop a call, and say why."""
+
+    def give_back(self, number: int, window: Window, size: int) -> None:
+        """Give credit back, for a call and for the connection."""
+
+    def begin(self, number: int) -> Sending:
+        """Return what sends the answers of a stream."""
+
+    def send(self, sending: Sending, message: bytes) -> None:
+        """Send an answer of a stream."""
+
+    def finish(self, sending: Sending) -> None:
+        """End a stream that went well, behind its answers."""
+
+
+def end_of_error(error: PipelineError, status: int) -> bytes:
+    """Return an END for an error of ours, with the HTTP port's status and the gRPC port's."""
+    failure = grpc_error(error)
+    trailers = fields(trailing(failure.err_no, failure.retry_after_s))
+    code: int = failure.status.value[0]
+    retry_after_s = failure.retry_after_s or 0
+    return end_of(code, status, error.code, retry_after_s, str(error), trailers)
+
+
+def end_of_exception(error: Exception, name: str) -> bytes:
+    """Return an END for what the method `name` of the gRPC port has raised."""
+    if isinstance(error, PipelineError):
+        error = grpc_error(error)
+    if not isinstance(error, GrpcError):
+        _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
+        return end_of_error(UserCodeError(_INTERNAL), 500)
+    code: int = error.status.value[0]
+    status = _STATUSES.get(code, 500)
+    trailers = fields(trailing(error.err_no, error.retry_after_s))
+    return end_of(code, status, error.err_no or 0, error.retry_after_s or 0, str(error), trailers)
+
+
+class LinkCall(GrpcCall):
+    """One call of a gateway; to the methods of the gRPC port it is a GrpcCall.
+
+    Args:
+        peer: where it came from.
+        number: its id.
+        timeout_ns: what its caller gives; negative: it did not say.
+        metadata: as they came.
+    """
+
+    __slots__ = ("_metadata", "_number", "_peer", "_pieces", "_size", "_timeout_ns", "_window")
+
+    def __init__(self, peer: Peer, number: int, timeout_ns: int, metadata: bytes) -> None:
+        self._peer = peer
+        self._number = number
+        self._timeout_ns = timeout_ns
+        self._metadata = metadata
+
+    def headers(self) -> Iterator[tuple[str, str | bytes]]:
+        """Return the caller's metadata."""
+        texts = self._metadata.decode("latin-1").split("\n")
+        for name, value in zip(texts[::2], texts[1::2], strict=False):
+            if not name.endswith(_BINARY):
+                yield name, value
+            else:
+                with contextlib.suppress(binascii.Error):
+                    yield name, base64.b64decode(value, validate=True)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The seconds that its caller gives, from its first frame on; None: it did not say."""
+        return None if self._timeout_ns < 0 else self._timeout_ns / _NS_PER_S
+
+    # What the connection calls --------------------------------------------------------------
+
+    def begin(self, message: bytes) -> None:
+        """Begin a unary call, whose message is there in whole."""
+        raise NotImplementedError
+
+    def open(self, flags: int, data: bytes) -> None:
+        """Begin a call with the first of several frames."""
+        self._window = Window(CALL_CREDIT)
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._take(flags, data, 0)
+
+    def take(self, flags: int, data: bytes) -> None:
+        """Take a frame of DATA."""
+        if self._window.take(len(data)):
+            self._take(flags, data, len(data))
+        else:
+            self._peer.reset(self._number, OVERRUN, "more DATA than there is credit for")
+
+    def cancel(self) -> None:
+        """Stop what goes on for it: there is nobody to answer."""
+        raise NotImplementedError
+
+    def end_messages(self) -> None:
+        """Read no more: the server stops."""
+
+    # For the kinds of calls -----------------------------------------------------------------
+
+    def _take(self, flags: int, data: bytes, owed: int) -> None:
+        """Take a piece of a message, for which so much credit is to be given back."""
+        self._add(data)
+        self._peer.give_back(self._number, self._window, owed)
+        if flags & LAST and self._size >= 0:
+            pieces, self._pieces = self._pieces, []
+            self._begin_long(pieces)
+
+    def _add(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > (limit := self._peer.max_bytes):
+            self._size = -1
+            self._pieces.clear()
+            text = f"the request is larger than max_message_bytes ({limit} bytes)"
+            self._peer.fail(self._number, end_of_error(TooLargeError(text), 413))
+
+    def _begin_long(self, pieces: list[bytes]) -> None:
+        """Begin a unary call, of a message of any size."""
+        raise NotImplementedError
+
+
+class _TaskCall(LinkCall):
+    """A call that a coroutine answers."""
+
+    __slots__ = ("_method", "_offload", "_task")
+
+    def __init__(
+        self, peer: Peer, number: int, timeout_ns: int, metadata: bytes, method: Method
+    ) -> None:
+        super().__init__(peer, number, timeout_ns, metadata)
+        self._method = method
+        self._task: asyncio.Task[None] | None = None
+        if timeout_ns < 0:
+            self.time_left = _no_time
+        else:
+            clock = peer.loop.time
+            deadline = clock() + timeout_ns / _NS_PER_S
+            self.time_left = lambda: deadline - clock()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _no_time() -> None:
+    return None
+
+
+class UnaryCall(_TaskCall):
+    """A call of a unary method of the gRPC port."""
+
+    __slots__ = ()
+
+    def begin(self, message: bytes) -> None:
+        """Begin."""
+        self._task = self._peer.loop.create_task(self._run([message]))
+
+    def _begin_long(self, pieces: list[bytes]) -> None:
+        self._task = self._peer.loop.create_task(self._run(pieces))
+
+    async def _run(self, pieces: list[bytes]) -> None:
+        try:
+            message = await self._method.joined(pieces)
+            answer = await self._method.unary(message, self)
+        except Exception as error:
+            self._peer.fail(self._number, end_of_exception(error, self._method.name))
+        else:
+            self._peer.answer(self._number, answer)
+
+
+class StreamCall(_TaskCall):
+    """A call of a streaming method of the gRPC port.
+
+    Credit for a message is given back when the method takes it, that of a piece at once if no
+    message waits: what is held is at most the credit of a call, and one message.
+    """
+
+    __slots__ = ("_arrived", "_has_ended", "_is_closed", "_messages", "_owed", "_sending")
+
+    def open(self, flags: int, data: bytes) -> None:
+        """Begin, with the first message if it is there."""
+        self._messages: deque[tuple[list[bytes], int]] = deque()
+        self._arrived = asyncio.Event()
+        self._has_ended = self._is_closed = False
+        self._owed = 0
+        self._sending = self._peer.begin(self._number)
+        self._task = self._peer.loop.create_task(self._run())
+        super().open(flags, data)
+
+    def begin(self, message: bytes) -> None:
+        """Begin, with the only message."""
+        self.open(MESSAGE | LAST, message)
+
+    def end_messages(self) -> None:
+        """End the stream behind the answers to what has come."""
+        self._is_closed = self._has_ended = True
+        self._messages.clear()
+        self._arrived.set()
+
+    def _take(self, flags: int, data: bytes, owed: int) -> None:
+        if self._is_closed:
+            return
+        if flags & MESSAGE:
+            self._add(data)
+            if self._size < 0:
+                return
+            self._owed += owed
+            if flags & MORE:
+                if not self._messages:
+                    self._pay()
+            else:
+                self._messages.append((self._pieces, self._owed))
+                self._pieces, self._size, self._owed = [], 0, 0
+                self._arrived.set()
+        if flags & LAST:
+            self._has_ended = True
+            self._arrived.set()
+
+    def _pay(self) -> None:
+        """Give back what the message that is coming is owed."""
+        owed, self._owed = self._owed, 0
+        self._peer.give_back(self._number, self._window, owed)
+
+    async def _read(self) -> AsyncGenerator[bytes, None]:
+        while True:
+            while self._messages:
+                pieces, owed = self._messages.popleft()
+                message = await self._method.joined(pieces)
+                self._peer.give_back(self._number, self._window, owed)
+                if not self._messages:
+                    self._pay()
+                yield message
+            if self._has_ended:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def _run(self) -> None:
+        stream, name = self._method.stream, self._method.name
+        try:
+            async with contextlib.aclosing(stream(self._read(), self)) as answers:
+                async for message in answers:
+                    await self._send(message)
+            if self._is_closed:
+                raise ClosedError("the server has stopped")
+        except Exception as error:
+            self._peer.fail(self._number, end_of_exception(error, name))
+        else:
+            self._peer.finish(self._sending)
+
+    async def _send(self, message: bytes) -> None:
+        """Send an answer, and wait while too many of them wait."""
+        sending = self._sending
+        self._peer.send(sending, message)
+        while sending.size > _AHEAD_BYTES:
+            sending.room = self._peer.loop.create_future()
+            await sending.room
+
+
+class Method(NamedTuple):
+    """A method of the gRPC port, unary or streaming, and where long messages are joined."""
+
+    name: str
+    offload: Offload
+    answer: Unary | Stream
+
+    @property
+    def unary(self) -> Unary:
+        """A unary method's own function."""
+        return self.answer  # type: ignore[return-value]  # who asks knows
+
+    @property
+    def stream(self) -> Stream:
+        """A streaming method's own function."""
+        return self.answer  # type: ignore[return-value]  # who asks knows
+
+    async def joined(self, pieces: list[bytes]) -> bytes:
+        """Return a message of its pieces."""
+        if len(pieces) == 1:
+            return pieces.pop()
+        if sum(map(len, pieces)) <= SHORT_BYTES:
+            return b"".join(pieces)
+        return (await self.offload.run(functools.partial(emptied, pieces)))[0]

@@ -1,0 +1,253 @@
+"""Inference over the link: a call that is the sink of its own request, in protobuf or in JSON."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
+from pipeline.errors import (
+    DeadlineError,
+    OverloadedError,
+    PackageError,
+    PipelineError,
+    TooLargeError,
+    UserCodeError,
+)
+from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
+from pipeline.frontends.grpc.server import TIMEOUT
+from pipeline.frontends.http.routes import error_body
+from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error
+from pipeline.frontends.wire import PipelineWire
+from pipeline.proto.pipeline import json as jsonpb
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import Limits
+
+_LOGGER = logging.getLogger(__name__)
+
+PATH = ":path"
+"""Metadata of a call in JSON: the path that was posted to."""
+
+_NO_PATH = ("", "")
+_MAX_PATHS = 1024  # that are kept, as they came
+_TIMEOUT = TIMEOUT.encode()
+_STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
+    (OverloadedError, 503),
+    (TooLargeError, 413),
+    (PackageError, 400),
+)
+
+
+class Form(Protocol):
+    """How requests and answers are written."""
+
+    def read(self, message: bytes, metadata: bytes) -> Any:
+        """Return a Request. Raises PackageError."""
+
+    async def read_large(
+        self, pieces: Sequence[bytes], metadata: bytes, timeout_s: float | None
+    ) -> tuple[Any, float | None]:
+        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+
+    def write(self, response: Response) -> bytes:
+        """Return the bytes of an answer."""
+
+    async def write_large(self, response: LargeResponse) -> bytes:
+        """Return the bytes of an answer of any size, or of the error that it was not written."""
+
+    def write_error(self, error: PipelineError) -> bytes:
+        """Return the bytes of an answer that is an error."""
+
+
+class ProtobufForm:
+    """Messages of the pipeline service.
+
+    Args:
+        wire: reads and writes them.
+    """
+
+    def __init__(self, wire: PipelineWire) -> None:
+        self._wire = wire
+        self.write_large = wire.write_large
+        self.write_error = wire.write_error
+
+    def read(self, message: bytes, metadata: bytes) -> Any:
+        """Return a Request. Raises PackageError."""
+        return self._wire.read(message)
+
+    async def read_large(
+        self, pieces: Sequence[bytes], metadata: bytes, timeout_s: float | None
+    ) -> tuple[Any, float | None]:
+        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+        return await self._wire.read_large(pieces, timeout_s)
+
+    write = staticmethod(Response.SerializeToString)
+
+
+class JsonForm:
+    """The JSON that the HTTP port takes and gives.
+
+    Args:
+        offload: where large messages are read and written.
+        limits: of JSON.
+    """
+
+    def __init__(self, offload: Offload, limits: Limits) -> None:
+        self._offload = offload
+        self._limits = limits
+
+    write = staticmethod(jsonpb.response_to_json)
+    write_error = staticmethod(error_body)
+
+    def read(self, message: bytes, metadata: bytes) -> Any:
+        """Return the Request that a body is. Raises PackageError."""
+        return jsonpb.request_from_json(message, *_names_of(metadata))
+
+    async def read_large(
+        self, pieces: Sequence[bytes], metadata: bytes, timeout_s: float | None
+    ) -> tuple[Any, float | None]:
+        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+        name, method = _names_of(metadata)
+        read = functools.partial(self._read_large, list(pieces), name, method)
+        return await self._offload.run(read, timeout_s)
+
+    def _read_large(self, pieces: list[bytes], name: str, method: str) -> Any:
+        size = sum(map(len, pieces))
+        if size > (limit := self._limits.json_bytes):
+            raise TooLargeError(f"the request is larger than max_json_bytes ({limit} bytes)")
+        body = b"".join(pieces)
+        pieces.clear()
+        return jsonpb.large_request_from_json([body], name, method, self._limits)
+
+    async def write_large(self, response: LargeResponse) -> bytes:
+        """Return the JSON of an answer, or of the error that it was not written."""
+        write = functools.partial(jsonpb.large_response_to_json, response, self._limits)
+        try:
+            body, _ = await self._offload.run(write)
+        except (DeadlineError, TooLargeError) as error:
+            return error_body(error)
+        return body
+
+
+@functools.lru_cache(_MAX_PATHS)
+def _names_of(metadata: bytes) -> tuple[str, str]:
+    """Return name and method of the path in the metadata of a call in JSON."""
+    texts = metadata.decode("latin-1").split("\n")
+    path = dict(zip(texts[::2], texts[1::2], strict=False)).get(PATH, "")
+    parts = path.encode("latin-1").decode("utf-8", "replace").split("/")
+    return (parts[1], parts[2]) if len(parts) == 3 else _NO_PATH
+
+
+class InferenceService(NamedTuple):
+    """The engine, how its messages are written, and what it is told of its callers.
+
+    `takes_timeout`: the metadata may say when to answer, as over gRPC.
+    """
+
+    begin: Begin
+    form: Form
+    takes_trace: bool = False
+    forwarding: HeaderForwarding | None = None
+    takes_timeout: bool = False
+
+
+class InferenceCall(UnarySink, LinkCall):
+    """One request, and the sink of its answer, which goes straight to the connection."""
+
+    __slots__ = ("_service", "_work")
+
+    def __init__(
+        self,
+        peer: Peer,
+        number: int,
+        timeout_ns: int,
+        metadata: bytes,
+        service: InferenceService,
+    ) -> None:
+        self._peer = peer
+        self._number = number
+        self._timeout_ns = timeout_ns
+        self._metadata = metadata
+        self._service = service
+        self._work: RequestHandle | None = None  # what goes on for it now
+
+    def begin(self, message: bytes) -> None:
+        """Begin a request that is there in whole."""
+        service, metadata, timeout_s = self._service, self._metadata, self.timeout_s
+        try:
+            target = None
+            if metadata:
+                timeout_s, target = self._told(timeout_s)
+            begun = service.begin(service.form.read(message, metadata), timeout_s, target, self)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._work = self._work or begun  # it may have ended by now, and be written
+
+    def _told(
+        self, timeout_s: float | None, is_large: bool = False
+    ) -> tuple[float | None, RequestTarget | None]:
+        """Return the time that its caller gives, and what the engine is told of it."""
+        service, metadata = self._service, self._metadata
+        if service.takes_timeout and _TIMEOUT in metadata and (told := self.header(TIMEOUT)):
+            given = seconds_of(told, TIMEOUT)
+            timeout_s = given if timeout_s is None else min(given, timeout_s)
+        trace = self.header("traceparent") if service.takes_trace else ""
+        info = None if service.forwarding is None else service.forwarding.info(self.headers())
+        if is_large or trace or info is not None:
+            return timeout_s, RequestTarget(traceparent=trace, is_large=is_large, info=info)
+        return timeout_s, None
+
+    def _begin_long(self, pieces: list[bytes]) -> None:
+        self._work = self._peer.loop.create_task(self._read_large(pieces))
+
+    async def _read_large(self, pieces: list[bytes]) -> None:
+        service = self._service
+        try:
+            timeout_s, target = self._told(self.timeout_s, is_large=True)
+            request, left_s = await service.form.read_large(pieces, self._metadata, timeout_s)
+            pieces.clear()
+            self._work = None
+            begun = service.begin(request, left_s, target, self)
+            self._work = self._work or begun
+        except Exception as error:
+            self._fail(error)
+
+    def end(self, answer: Any) -> None:
+        """Send the answer."""
+        try:
+            if isinstance(answer, Response):
+                self._peer.answer(self._number, self._service.form.write(answer))
+            elif isinstance(answer, LargeResponse):
+                self._work = self._peer.loop.create_task(self._write_large(answer))
+            else:
+                self._peer.fail(self._number, end_of_error(no_response(answer), 500))
+        except Exception as error:
+            self._fail(error)
+
+    async def _write_large(self, answer: LargeResponse) -> None:
+        try:
+            self._peer.answer(self._number, await self._service.form.write_large(answer))
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, DeadlineError):
+            self._peer.answer(self._number, self._service.form.write_error(error))
+            return
+        for kind, status in _STATUSES:
+            if isinstance(error, kind):
+                self._peer.fail(self._number, end_of_error(error, status))
+                return
+        _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours: that caller is told
+        failure = UserCodeError("internal error of the server")
+        self._peer.fail(self._number, end_of_error(failure, 500))
+
+    def cancel(self) -> None:
+        """Stop what goes on for it."""
+        if self._work is not None:
+            self._work.cancel()

@@ -1,0 +1,151 @@
+package link
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Call says what a server is asked.
+type Call struct {
+	Method   string    // a name of the server's table
+	Deadline time.Time // the caller's; zero: none. The time left is computed when the frame is written
+	Caller   string    // who asks, for logs; "": nobody says
+	Metadata []byte    // Fields
+	Budget   Budget    // counts what is held of a long answer; nil: nothing
+}
+
+// Budget counts the bytes of answers that are held.
+type Budget interface {
+	// Need adds bytes. Its error ends the call, and is what the call returns. What was needed is given back by
+	// who owns the budget.
+	Need(bytes int64) error
+}
+
+// End is how a call ended.
+type End struct {
+	Code       uint32 // gRPC's status; 0: OK
+	Status     int    // HTTP's
+	ErrNo      int32  // ours; 0: none
+	RetryAfter int    // seconds; 0: not said
+	Text       string
+	Headers    Fields // what the server said first
+	Trailers   Fields // what it said last
+}
+
+// Answer is how a unary call ended, and the message that it was answered with.
+type Answer struct {
+	End
+	Data  []byte
+	owner *buffer
+}
+
+// Release gives the memory of Data back, which nobody may read any more.
+func (a *Answer) Release() {
+	a.owner.release()
+	a.owner, a.Data = nil, nil
+}
+
+// call is one in flight; all of it is under the lock of its connection.
+type call struct {
+	id     uint64
+	method uint16
+	what   *Call
+
+	// What is written.
+	in             *turns
+	before, behind *call
+	isOpen         bool   // its OPEN is, or may be, on its way
+	message        []byte // what is left of one
+	hasMessage     bool   // there is one, of 0 bytes or more
+	endsSending    bool   // with it, or without one
+	hasEnded       bool   // nothing follows any more
+	sent           chan struct{}
+	credit         int64 // bytes of DATA that the server takes
+
+	// What is read.
+	isStream bool
+	window   int64     // bytes of DATA that we take
+	consumed int64     // of those that came, and are not given back yet
+	pieces   []*buffer // of a message, as far as it is here
+	owed     int64     // bytes of these that are to be given back when it is taken
+	messages []message // of a stream, in whole
+	answer   Answer
+	err      error
+	isOver   bool
+	wake     chan struct{} // something came
+}
+
+// message is one of a stream, and the credit for it.
+type message struct {
+	data []byte
+	owed int64
+}
+
+func (c *call) hasMore() bool { return c.hasMessage || c.endsSending }
+
+func (c *call) flags() (flags byte) {
+	if c.hasMessage {
+		flags |= flagMessage
+	}
+	if c.endsSending {
+		flags |= flagEnd
+	}
+	return flags
+}
+
+// unaryCalls are used again when they are over.
+var unaryCalls = sync.Pool{New: func() any { return &call{wake: make(chan struct{}, 1)} }}
+
+// Unary asks and waits for the answer. The data may be used again as soon as it returns. Its error is one of this
+// package's, that of ctx, or that of the budget.
+func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, error) {
+	conn, method, err := c.prepare(what, false)
+	if err != nil {
+		return Answer{}, err
+	}
+	if int64(len(data)) > conn.peer.MaxMessageBytes {
+		return Answer{}, ErrTooLarge
+	}
+	asked := unaryCalls.Get().(*call)
+	*asked = call{
+		wake: asked.wake, pieces: asked.pieces[:0],
+		method: method, what: what, message: data, hasMessage: true, endsSending: true,
+	}
+	if err := conn.begin(asked); err != nil {
+		unaryCalls.Put(asked)
+		return Answer{}, err
+	}
+	select {
+	case <-asked.wake:
+	case <-ctx.Done():
+		if conn.forget(asked) {
+			unaryCalls.Put(asked)
+			return Answer{}, ctx.Err()
+		}
+		<-asked.wake // it came at the same moment
+	}
+	answer, err := asked.answer, asked.err
+	asked.answer, asked.what = Answer{}, nil
+	unaryCalls.Put(asked)
+	return answer, err
+}
+
+// prepare returns the connection, and the number of the method there.
+func (c *Client) prepare(what *Call, isStream bool) (*conn, uint16, error) {
+	conn := c.current.Load()
+	if conn == nil {
+		return nil, 0, ErrNeverLeft
+	}
+	method, isKnown := conn.peer.Methods[what.Method]
+	if !isKnown || method.IsStream != isStream {
+		return nil, 0, ErrNoMethod
+	}
+	if len(what.Metadata) > MaxMetadataBytes {
+		return nil, 0, ErrMetadata
+	}
+	if len(what.Caller) > maxCallerBytes {
+		what.Caller = what.Caller[:maxCallerBytes]
+	}
+	return conn, method.ID, nil
+}

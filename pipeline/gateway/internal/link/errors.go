@@ -1,0 +1,59 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors of a call that the server has not begun.
+var (
+	// ErrNeverLeft says that the server cannot have begun the call: another one may be asked.
+	ErrNeverLeft = errors.New("the request has not left")
+	// ErrNoMethod says that the server has no such method, or that it is of the other kind.
+	ErrNoMethod = errors.New("the server has no such method")
+	// ErrMetadata says that there is too much of it.
+	ErrMetadata = fmt.Errorf("the request's metadata has more than %d bytes", MaxMetadataBytes)
+	// ErrTooLarge says that the server takes no message of this size.
+	ErrTooLarge = errors.New("the message is larger than the server takes")
+)
+
+// LostError says that the connection was lost while the server may have worked on the call.
+type LostError struct{ Why string }
+
+func (e *LostError) Error() string { return "the backend went away with the request: " + e.Why }
+
+// Reason says why a call was reset.
+type Reason byte
+
+// Reasons of a RESET.
+const (
+	ReasonCanceled Reason = 1 // the caller has left
+	ReasonRefused  Reason = 2 // it was not begun: safe to repeat
+	ReasonTooLarge Reason = 3 // a message is larger than the limit
+	ReasonOverrun  Reason = 4 // more was sent than there was credit for
+	ReasonBroken   Reason = 5 // anything else that is no call
+	ReasonNoMethod Reason = 6 // nothing of this number is there
+)
+
+// ResetError says that the server has dropped a call.
+type ResetError struct {
+	Reason Reason
+	Text   string
+}
+
+func (e *ResetError) Error() string {
+	return fmt.Sprintf("the backend dropped the request (reason %d): %s", e.Reason, e.Text)
+}
+
+// asError returns what a caller is told: what is safe to repeat was never there.
+func (e *ResetError) asError() error {
+	switch e.Reason {
+	case ReasonRefused:
+		return ErrNeverLeft
+	case ReasonTooLarge:
+		return ErrTooLarge
+	case ReasonNoMethod:
+		return ErrNoMethod
+	}
+	return e
+}
