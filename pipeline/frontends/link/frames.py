@@ -408,7 +408,6 @@ class Outbox:
     def clear(self) -> None:
         """Forget all that is not written."""
         self._short.clear()
-        self._turns.clear()
         for number in list(self._sendings):
             self.drop(number)
 

@@ -16,42 +16,52 @@ from begins import begin_of
 from hypothesis import given
 from hypothesis import strategies as st
 from linked import (
+    OURS,
+    SUCCESS,
     Linked,
     Said,
     answer,
     ask,
     asking,
-    frame,
+    link_of,
     linked,
+    message,
     refusal_of,
     retry_after_s_of,
     said_in,
+    state,
 )
 
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, InitError, OverloadedError
 from pipeline.frontends.base import HeaderForwarding
+from pipeline.frontends.grpc.server import GrpcService
+from pipeline.frontends.link import frames
 from pipeline.frontends.link.frames import (
-    ANSWER,
-    ASK,
-    ASKED,
-    CANCEL,
+    CANCELED,
+    CREDIT,
+    DATA,
+    END,
+    FRAME_BYTES,
     HEAD,
-    HEADED_VERSION,
+    HELLO,
+    LAST,
+    MESSAGE,
     MORE,
-    MORE_BACK,
-    PIECE_BYTES,
+    OPEN,
+    OPENED,
     PING,
     PONG,
-    READY,
-    VERSION,
+    Hello,
     Outbox,
+    frame,
+    reset,
 )
-from pipeline.frontends.link.server import LinkFrontend
+from pipeline.frontends.link.server import Connection, LinkFrontend
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
 
-LIMIT = 10_000
+LIMIT = 200_000
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
 
@@ -120,7 +130,7 @@ def talk(folder: Path, open_files: None) -> Callable[..., Any]:
 
     def run_it(test: Callable[[Linked], Awaitable[Any]], handle: Any = echo, **how: Any) -> Any:
         async def main() -> Any:
-            door = LinkFrontend(begin_of(handle), folder / "0.link", **how)
+            door = link_of(begin_of(handle), folder / "0.link", **how)
             async with opened(door), linked(folder / "0.link") as gateway:
                 return await test(gateway)
 
@@ -183,7 +193,8 @@ def test_the_handle_is_told_the_headers_that_are_forwarded(talk, size):
                 ({"X-Empty": "", "x-user": "1"}, ({"x-empty": "", "x-user": "1"},)),
                 ({"Other": "1"}, ()),
                 ({}, ()),
-            ]
+            ],
+            start=1,
         ):
             gateway.say(asking(number, request, trace=TRACE, headers=headers))
             assert await gateway.hear() == answer(number, *map(repr, told))
@@ -191,30 +202,30 @@ def test_the_handle_is_told_the_headers_that_are_forwarded(talk, size):
     talk(test, handle, takes_trace=True, forwarding=HeaderForwarding("x-.*"))
 
 
-def test_a_gateway_is_told_whether_headers_are_wanted():
-    async def ready(**how: Any) -> bytes:
-        connection, wire = LinkFrontend(begin_of(echo), Path("nowhere"), **how).accept(), Wire()
-        connection.connection_made(wire)
-        await until(lambda: bool(wire.packets))
-        connection.connection_lost(None)
-        return b"".join(wire.packets)
+def test_a_gateway_is_told_what_the_server_has_and_wants():
+    async def said(**how: Any) -> Hello:
+        async with opened_wire(**how) as (connection, wire):
+            connection.data_received(OURS)
+            await until(lambda: bool(wire.packets))
+            (kind, _, payload), told = said_in(b"".join(wire.packets))
+            assert (kind, told) == (HELLO, state(False))
+            return frames.read_hello(kind, payload)
 
-    assert run(ready()) == frame(READY, 0, bytes([VERSION, 0]))
-    forwarding = HeaderForwarding("x-.*")
-    assert run(ready(forwarding=forwarding)) == frame(READY, 0, bytes([HEADED_VERSION, 0]))
-
-
-def test_headers_that_are_cut_short_end_the_connection(caplog):
-    async def test(body: bytes) -> bool:
-        async with wired(forwarding=HeaderForwarding("x-.*")) as (connection, wire):
-            connection.data_received(frame(ASK, 1, ASKED.pack(-1, 0) + body))
-            return wire.is_aborted
-
-    assert run(test(b""))
-    assert run(test(b"\0"))
-    assert run(test(b"\0\5x\ny\n"))
-    assert not run(test(b"\0\4x\ny\n"))
-    assert "headers up to byte 17 of 16" in caplog.text
+    service = GrpcService("a.B", {"C": None}, {"D": None})  # type: ignore[dict-item]
+    hello = run(said(services=[service], max_message_bytes=5, max_calls=7))
+    assert [(each.id, each.name, each.stream) for each in hello.methods] == [
+        (1, "inference", False),
+        (2, "json", False),
+        (3, "/baidu.paddle_serving.pipeline_serving.PipelineService/inference", False),
+        (4, "/a.B/C", False),
+        (5, "/a.B/D", True),
+    ]
+    assert (hello.limits.message_bytes, hello.limits.calls) == (5, 7)
+    assert not hello.trace
+    assert not hello.headers
+    hello = run(said(takes_trace=True, forwarding=HeaderForwarding("x-.*")))
+    assert hello.trace
+    assert hello.headers
 
 
 def test_answers_come_as_they_get_ready(talk):
@@ -286,12 +297,12 @@ def test_a_failure_is_what_the_http_door_would_say(talk, caplog, handle, refusal
 
 def test_what_is_no_request_is_refused_and_the_connection_goes_on(talk):
     async def test(gateway):
-        gateway.say(frame(ASK, 1, ASKED.pack(-1, 0) + b"\xff"), ask(2, "next"))
+        gateway.say(message(1, b"\xff"), ask(2, "next"))
         said = sorted([await gateway.hear(), await gateway.hear()])
-        status, err_no, text = refusal_of(said[1])
+        status, err_no, text = refusal_of(said[0])
         assert (status, err_no) == (400, ErrorCode.RPC_PACKAGE_ERROR)
         assert text.startswith("not a Request: ")
-        assert said[0] == answer(2, "next")
+        assert said[1] == answer(2, "next")
 
     talk(test)
 
@@ -314,6 +325,9 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.is_aborted = True
 
+    def close(self) -> None:
+        pass
+
     def pause_reading(self) -> None:
         self.is_read = False
 
@@ -322,15 +336,24 @@ class Wire(asyncio.Transport):
 
 
 @contextlib.asynccontextmanager
-async def wired(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
-    """The door's end of a connection, which has said that it is ready, and its transport."""
-    connection, wire = LinkFrontend(begin_of(handle), Path("nowhere"), **how).accept(), Wire()
+async def opened_wire(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[Connection, Wire]]:
+    """The door's end of a connection, to which nothing was said, and its transport."""
+    connection = cast(Connection, link_of(begin_of(handle), Path("nowhere"), **how).accept())
+    wire = Wire()
     connection.connection_made(wire)
-    await until(lambda: len(wire.packets) == 1)
-    wire.packets.clear()
     yield connection, wire
     connection.connection_lost(None)
     await asyncio.sleep(0)  # those who are cancelled end
+
+
+@contextlib.asynccontextmanager
+async def wired(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[Connection, Wire]]:
+    """The same, when both sides have said HELLO."""
+    async with opened_wire(handle, **how) as (connection, wire):
+        connection.data_received(OURS)
+        await until(lambda: len(wire.packets) == 1)
+        wire.packets.clear()
+        yield connection, wire
 
 
 @given(
@@ -339,8 +362,8 @@ async def wired(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[asyncio.P
     data=st.data(),
 )
 def test_requests_are_the_same_however_their_bytes_are_cut(texts, trace, data):
-    frames = [ask(number, text, trace=trace) for number, text in enumerate(texts)]
-    stream = b"".join(each + frame(CANCEL, 2**64 - 1) for each in frames)
+    asked = [ask(number, text, trace=trace) for number, text in enumerate(texts, start=1)]
+    stream = b"".join(each + reset(2**64 - 1, CANCELED) for each in asked)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
 
     async def test() -> list[Said]:
@@ -352,7 +375,7 @@ def test_requests_are_the_same_however_their_bytes_are_cut(texts, trace, data):
             assert not wire.is_aborted
             return said_in(b"".join(wire.packets))
 
-    expected = [answer(number, text) for number, text in enumerate(texts)]
+    expected = [answer(number, text) for number, text in enumerate(texts, start=1)]
     assert sorted(run(test())) == expected
 
 
@@ -374,14 +397,14 @@ def test_answers_that_get_ready_together_are_one_packet():
 
     async def test() -> list[bytes]:
         async with wired(holds) as (connection, wire):
-            connection.data_received(b"".join(ask(number, str(number)) for number in range(10)))
+            connection.data_received(b"".join(ask(number, str(number)) for number in range(1, 11)))
             await until(lambda: len(holds.inside) == 10)
             holds.release()
             await until(lambda: bool(wire.packets) and not holds.inside)
             return wire.packets
 
     (packet,) = run(test())
-    assert said_in(packet) == [answer(number, str(number)) for number in range(10)]
+    assert said_in(packet) == [answer(number, str(number)) for number in range(1, 11)]
 
 
 def test_a_size_that_is_only_said_takes_no_memory():
@@ -389,7 +412,7 @@ def test_a_size_that_is_only_said_takes_no_memory():
         async with wired() as (connection, wire):
             tracemalloc.start()
             try:
-                connection.data_received(HEAD.pack(PIECE_BYTES, ASK, 1) + b"x")
+                connection.data_received(HEAD.pack(FRAME_BYTES, OPEN, 7, 1, 1) + b"x")
                 connection.data_received(b"x" * 100)
                 return tracemalloc.get_traced_memory()[1]
             finally:
@@ -414,10 +437,10 @@ def test_a_gateway_that_does_not_take_its_answers_is_not_read_from():
 
 
 def test_small_requests_pass_between_the_pieces_of_a_large_one(talk):
-    large = ask(1, "x" * (3 * PIECE_BYTES))
+    large = ask(1, "x" * (3 * FRAME_BYTES))
     pieces = [
-        large[at : at + HEAD.size + PIECE_BYTES]
-        for at in range(0, len(large), HEAD.size + PIECE_BYTES)
+        large[at : at + HEAD.size + FRAME_BYTES]
+        for at in range(0, len(large), HEAD.size + FRAME_BYTES)
     ]
 
     async def test(gateway):
@@ -426,15 +449,17 @@ def test_small_requests_pass_between_the_pieces_of_a_large_one(talk):
             if number < len(pieces) + 1:
                 assert await gateway.hear() == answer(number, "small")
         last = [await gateway.hear(), await gateway.hear()]
-        assert sorted(last) == sorted([answer(1, "x" * (3 * PIECE_BYTES)), answer(number, "small")])
+        assert sorted(last) == sorted([answer(1, "x" * (3 * FRAME_BYTES)), answer(number, "small")])
 
     talk(test)
 
 
 def test_a_request_whose_caller_has_left_leaves_no_pieces(talk):
     async def test(gateway):
-        gateway.say(frame(MORE, 1, ASKED.pack(-1, 0) + b"\xff"), frame(CANCEL, 1), ask(1, "again"))
-        assert await gateway.hear() == answer(1, "again")
+        begun = frame(OPEN, 1, OPENED.pack(-1, 0, 0) + b"\xff", MESSAGE | MORE, 1)
+        gateway.say(begun, reset(1, CANCELED), frame(DATA, 1, b"\xff", MESSAGE | LAST))
+        gateway.say(ask(2, "again"))
+        assert await gateway.hear() == answer(2, "again")
 
     talk(test)
 
@@ -455,65 +480,98 @@ class Sheet:
             call()
 
 
+def outbox_of(sheet: Sheet, credit: int = 2**40) -> Outbox:
+    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
+    outbox.credit = outbox.call_credit = credit
+    return outbox
+
+
 def test_small_answers_pass_between_the_pieces_of_a_large_one():
     sheet = Sheet()
-    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
-    large = bytes(range(256)) * (20 * PIECE_BYTES // 256)
-    outbox.send(ANSWER, 1, large + b"end")
-    outbox.send(ANSWER, 2, large)
+    outbox = outbox_of(sheet)
+    large = bytes(range(256)) * (20 * FRAME_BYTES // 256)
+    outbox.answer(1, large + b"end")
+    outbox.answer(2, large)
     rounds = 0
     while sheet.due:
-        outbox.send(ANSWER, 3 + rounds, b"small")
+        outbox.answer(3 + rounds, b"small")
         sheet.packets.clear()
         sheet.run_due()
         found = said_in(b"".join(sheet.packets))
-        assert found[0] == (ANSWER, 3 + rounds, b"small")
-        assert len(found) <= 5, "the event loop is not held up"
+        assert found[0] == (END, 3 + rounds, SUCCESS + b"small")
+        assert len(found) <= 7, "the event loop is not held up"
         rounds += 1
     assert rounds >= 10
 
 
 def test_the_pieces_of_large_answers_are_the_answers_and_take_turns():
     sheet = Sheet()
-    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
-    bodies = {number: bytes([number]) * (number * PIECE_BYTES + number) for number in range(4)}
+    outbox = outbox_of(sheet)
+    bodies = {number: bytes([number]) * (number * FRAME_BYTES + number) for number in range(1, 4)}
     for number, body in bodies.items():
-        outbox.send(ANSWER, number, body)
+        outbox.answer(number, body)
     while sheet.due:
         sheet.run_due()
     heard: dict[int, bytes] = {}
     order = []
     for kind, number, body in said_in(b"".join(sheet.packets)):
-        heard[number] = heard.get(number, b"") + body
-        assert (kind == ANSWER) == (len(heard[number]) == len(bodies[number]))
-        assert kind in (ANSWER, MORE_BACK)
         order.append(number)
+        if kind == DATA:
+            heard[number] = heard.get(number, b"") + body
+        else:
+            assert (kind, body) == (END, SUCCESS)
+            assert heard[number] == bodies[number]
     assert heard == bodies
-    assert order == [0, 1, 2, 3, 1, 2, 3, 2, 3, 3]
+    assert order == [1, 2, 3, 1, 2, 3, 1, 2, 3, 2, 3, 3]
 
 
 def test_a_large_answer_waits_for_a_gateway_that_does_not_take_more():
     sheet = Sheet()
-    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
-    outbox.send(ANSWER, 1, bytes(3 * PIECE_BYTES))
+    outbox = outbox_of(sheet)
+    outbox.answer(1, bytes(3 * FRAME_BYTES))
     outbox.pause()
     sheet.run_due()
     assert not sheet.packets
     assert not sheet.due
-    outbox.send(PONG, 0, b"")
+    outbox.send(frame(PONG, 0))
     sheet.run_due()
     assert said_in(b"".join(sheet.packets)) == [(PONG, 0, b"")]
     outbox.resume()
-    assert len(sheet.packets) == 4
-    assert not outbox.has_large
+    assert len(said_in(b"".join(sheet.packets))) == 5
+    assert not outbox.has_long
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_large_answer_waits_for_credit(number):
+    sheet = Sheet()
+    outbox = outbox_of(sheet)
+    if number == 0:
+        outbox.credit = FRAME_BYTES + 1
+    else:
+        outbox.call_credit = FRAME_BYTES + 1
+    outbox.answer(1, bytes(3 * FRAME_BYTES))
+    while sheet.due:
+        sheet.run_due()
+    sizes = [len(body) for _, _, body in said_in(b"".join(sheet.packets))]
+    assert sizes == [FRAME_BYTES, 1]
+    outbox.answer(2, b"small")  # which needs none
+    sheet.run_due()
+    assert said_in(sheet.packets[-1]) == [(END, 2, SUCCESS + b"small")]
+    outbox.add_credit(number, FRAME_BYTES)
+    outbox.add_credit(number, FRAME_BYTES)
+    while sheet.due:
+        sheet.run_due()
+    said = said_in(b"".join(sheet.packets))
+    assert sum(len(body) for kind, _, body in said if kind == DATA) == 3 * FRAME_BYTES
+    assert said[-1] == (END, 1, SUCCESS)
 
 
 def test_a_large_answer_is_dropped_with_its_caller():
     sheet = Sheet()
-    outbox = Outbox(cast(Any, sheet), sheet.packets.append)
+    outbox = outbox_of(sheet)
     outbox.pause()
-    outbox.send(ANSWER, 1, bytes(3 * PIECE_BYTES))
-    outbox.send(ANSWER, 2, bytes(PIECE_BYTES + 1))
+    outbox.answer(1, bytes(3 * FRAME_BYTES))
+    outbox.answer(2, bytes(FRAME_BYTES + 1))
     outbox.drop(1)
     outbox.resume()
     assert {number for _, number, _ in said_in(b"".join(sheet.packets))} == {2}
@@ -522,10 +580,10 @@ def test_a_large_answer_is_dropped_with_its_caller():
 def test_requests_are_read_while_a_large_answer_is_taken():
     async def test() -> None:
         async with wired() as (connection, wire):
-            connection.data_received(ask(1, "x" * (4 * PIECE_BYTES)))
+            connection.data_received(ask(1, "x" * (4 * FRAME_BYTES)))
             await until(lambda: bool(wire.packets))
             wire.packets.clear()
-            connection.data_received(ask(2, "x" * (40 * PIECE_BYTES)))
+            connection.data_received(ask(2, "x" * (40 * FRAME_BYTES)))
             await until(lambda: bool(wire.packets))
             connection.pause_writing()
             assert wire.is_read
@@ -543,7 +601,7 @@ def test_a_ping_is_answered_at_once():
         async with wired(holds) as (connection, wire):
             connection.data_received(ask(1, "held") + frame(PING, 7))
             await until(lambda: bool(wire.packets))
-            assert said_in(b"".join(wire.packets)) == [(PONG, 7, b"")]
+            assert said_in(b"".join(wire.packets)) == [(PONG, 7, b""), state(False, 1)]
 
     run(test())
 
@@ -574,14 +632,14 @@ def test_a_request_whose_caller_has_left_is_cancelled_and_not_answered(talk):
     async def test(gateway):
         gateway.say(ask(1, "a"), ask(2, "b"))
         await until(lambda: len(holds.inside) == 2)
-        gateway.say(frame(CANCEL, 1), frame(CANCEL, 3))
+        gateway.say(reset(1, CANCELED), reset(3, CANCELED))
         await until(lambda: holds.cancelled == ["a"])
         holds.release("b")
         assert await gateway.hear() == answer(2, "b")
-        gateway.say(frame(CANCEL, 2), ask(1, "again"))
+        gateway.say(reset(2, CANCELED), ask(4, "again"))
         await until(lambda: "again" in holds.inside)
         holds.release()
-        assert await gateway.hear() == answer(1, "again")
+        assert await gateway.hear() == answer(4, "again")
 
     talk(test, holds)
 
@@ -597,10 +655,10 @@ def test_who_leaves_when_the_answer_is_there_gets_none(talk):
     async def test(gateway):
         gateway.say(ask(1, "a"))
         await until(lambda: "a" in holds.inside)
-        gateway.say(frame(CANCEL, 1))
+        gateway.say(reset(1, CANCELED))
         await until(lambda: holds.cancelled == ["a"])
-        gateway.say(ask(2, "b"), frame(CANCEL, 2))  # has not even begun
-        gateway.say(frame(ASK, 3, ASKED.pack(-1, 0) + b"\xff"))
+        gateway.say(ask(2, "b"), reset(2, CANCELED))  # has not even begun
+        gateway.say(message(3, b"\xff"))
         assert (await gateway.hear())[1] == 3
         assert holds.cancelled == ["a"]
 
@@ -612,7 +670,7 @@ def test_a_gateway_that_is_gone_has_left_with_all_its_requests(folder, open_file
 
     async def test():
         path = folder / "0.link"
-        async with opened(LinkFrontend(begin_of(holds), path)), linked(path) as other:
+        async with opened(link_of(begin_of(holds), path)), linked(path) as other:
             async with linked(path) as gateway:
                 gateway.say(ask(1, "a"), ask(2, "b"))
                 other.say(ask(1, "other"))
@@ -632,32 +690,51 @@ def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_rea
     folder, open_files
 ):
     async def test():
-        async with opened(LinkFrontend(begin_of(echo), folder / "0.link"), is_ready=False) as door:
+        async with opened(link_of(begin_of(echo), folder / "0.link"), is_ready=False) as door:
             streams = await asyncio.open_unix_connection(str(folder / "0.link"))
             first = Linked(*streams)
-            assert await first.hear() == (READY, 0, bytes([VERSION, 0]))
+            first.say(OURS)
+            assert (await first.hear())[0] == HELLO
+            assert await first.hear() == state(False)
             await door.set_ready(True)
-            assert await first.hear() == (READY, 0, bytes([VERSION, 1]))
+            assert await first.hear() == state(True)
             async with linked(folder / "0.link") as second:
                 await door.set_ready(False)
-                assert await first.hear() == (READY, 0, bytes([VERSION, 0]))
-                assert await second.hear() == (READY, 0, bytes([VERSION, 0]))
+                assert await first.hear() == state(False)
+                assert await second.hear() == state(False)
             first.leave()
 
     run(test())
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_gateway_is_told_of_a_change_that_comes_before_its_connection_is_made(ready):
+def test_a_gateway_is_told_of_a_change_that_comes_before_its_hello(ready):
     async def test():
-        door, wire = LinkFrontend(begin_of(echo), Path("nowhere")), Wire()
+        door, wire = link_of(begin_of(echo), Path("nowhere")), Wire()
         await door.set_ready(not ready)
         connection = door.accept()
-        await door.set_ready(ready)
         connection.connection_made(wire)
+        await door.set_ready(ready)
+        connection.data_received(OURS)
         await until(lambda: len(wire.packets) == 1)
-        assert said_in(wire.packets[0]) == [(READY, 0, bytes([VERSION, ready]))]
+        assert said_in(wire.packets[0])[1:] == [state(ready)]
         connection.connection_lost(None)
+
+    run(test())
+
+
+def test_a_gateway_that_asks_for_a_sign_of_life_is_told_how_many_calls_there_are():
+    holds = Holds()
+
+    async def test() -> None:
+        async with wired(holds) as (connection, wire):
+            connection.data_received(ask(1, "a") + ask(2, "b") + frame(PING, 0))
+            await until(lambda: bool(wire.packets))
+            assert said_in(b"".join(wire.packets)) == [(PONG, 0, b""), state(False, 2)]
+            wire.packets.clear()
+            connection.data_received(frame(PING, 9))
+            await until(lambda: bool(wire.packets))
+            assert said_in(b"".join(wire.packets)) == [(PONG, 9, b"")]
 
     run(test())
 
@@ -666,7 +743,7 @@ def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
     async def test():
         path = folder / "0.link"
         async with (
-            opened(LinkFrontend(begin_of(echo), path), is_ready=False),
+            opened(link_of(begin_of(echo), path), is_ready=False),
             linked(path) as gateway,
         ):
             gateway.say(ask(1, "early"))
@@ -682,20 +759,24 @@ def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
     ("said", "why"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "a frame of kind 47"),
-        (frame(ANSWER, 1), "a frame of kind 17 with 9 bytes"),
-        (HEAD.pack(8, CANCEL, 1), "a frame of kind 2 with 8 bytes"),
-        (HEAD.pack(2**32 - 1, ASK, 1), "with 4294967295 bytes"),
-        (frame(ASK, 1, b"x" * (PIECE_BYTES + 1)), f"with {PIECE_BYTES + 10} bytes"),
-        (frame(5, 1), "a frame of kind 5"),
-        (frame(ASK, 1, b"123456789"), "a request of 9 bytes"),
-        (frame(ASK, 1, ASKED.pack(-1, 3) + b"ab"), "a traceparent of 3 bytes in 2"),
-        (ask(1, "hold") + ask(1, "again"), "the id 1 is in flight"),
+        (frame(END, 1), "a frame of kind 5 with 0 bytes"),
+        (frame(HELLO, 0), "a frame of kind 1 with 0 bytes"),
+        (frame(12, 1), "a frame of kind 12"),
+        (frame(0, 1), "a frame of kind 0"),
+        (HEAD.pack(2**32 - 1, OPEN, 6, 1, 1), "with 4294967295 bytes"),
+        (frame(OPEN, 1, b"x" * (FRAME_BYTES + 1), 6, 1), f"with {FRAME_BYTES + 1} bytes"),
+        (frame(OPEN, 1, b"1234567890", 6, 1), "an OPEN of 10 bytes"),
+        (frame(OPEN, 1, OPENED.pack(-1, 1, 2) + b"ab", 6, 1), "1 bytes of a caller and 2 of"),
+        (ask(1, "hold") + ask(1, "again"), "the id 1 comes after 1"),
+        (ask(2, "hold") + ask(1, "again"), "the id 1 comes after 2"),
+        (frame(DATA, 1, b"x", MESSAGE | LAST), "DATA of 1, which was not opened"),
+        (frame(CREDIT, 1, b"x"), "a CREDIT of 1 bytes"),
     ],
 )
 def test_what_is_no_frame_ends_its_connection_and_no_other(folder, open_files, caplog, said, why):
     async def test():
         path, holds = folder / "0.link", Holds()
-        door = LinkFrontend(begin_of(holds), path, max_message_bytes=LIMIT)
+        door = link_of(begin_of(holds), path, max_message_bytes=LIMIT)
         async with opened(door), linked(path) as good, linked(path) as bad:
             good.say(ask(1, "good"))
             await until(lambda: "good" in holds.inside)
@@ -713,10 +794,16 @@ def test_what_is_no_frame_ends_its_connection_and_no_other(folder, open_files, c
 
 def test_a_request_of_the_largest_size_is_taken_and_a_larger_one_is_not(talk):
     async def test(gateway):
-        gateway.say(ask(1, "x" * (LIMIT - 3), trace="t" * 60_000))
-        assert (await gateway.hear())[0] == ANSWER
-        gateway.say(ask(2, "x" * (LIMIT + 2**17)))
-        assert await gateway.hears_the_end()
+        gateway.say(ask(1, "x" * (LIMIT - 4), trace="t" * 60_000))
+        assert refusal_of(await gateway.hear())[0] == 200
+        gateway.say(ask(2, "x" * (LIMIT - 3), trace="t" * 60_000), ask(3, "next"))
+        said = await gateway.hear()
+        assert refusal_of(said) == (
+            413,
+            ErrorCode.RPC_PACKAGE_ERROR,
+            f"the request is larger than max_message_bytes ({LIMIT} bytes)",
+        )
+        assert await gateway.hear() == answer(3, "next")
 
     talk(test, max_message_bytes=LIMIT)
 
@@ -728,7 +815,7 @@ def test_a_door_that_stops_waits_for_the_requests_inside(folder, open_files):
     holds = Holds()
 
     async def test():
-        door = LinkFrontend(begin_of(holds), folder / "0.link")
+        door = link_of(begin_of(holds), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             gateway.say(ask(1, "a"))
             await until(lambda: len(holds.inside) == 1)
@@ -746,7 +833,7 @@ def test_a_door_that_stops_refuses_what_takes_too_long(folder, open_files):
     holds = Holds()
 
     async def test():
-        door = LinkFrontend(begin_of(holds), folder / "0.link")
+        door = link_of(begin_of(holds), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             gateway.say(ask(1, "a"))
             await until(lambda: len(holds.inside) == 1)
@@ -760,7 +847,7 @@ def test_who_is_refused_by_a_door_that_stops_is_told_so(folder, open_files):
     holds = Holds()
 
     async def test():
-        door = LinkFrontend(begin_of(holds), folder / "0.link")
+        door = link_of(begin_of(holds), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             gateway.say(ask(1, "a"))
             await until(lambda: len(holds.inside) == 1)
@@ -776,10 +863,10 @@ def test_a_gateway_that_does_not_read_does_not_hold_up_the_end(folder, open_file
     holds, text = Holds(), "x" * 20_000_000
 
     async def test():
-        door = LinkFrontend(begin_of(holds), folder / "0.link")
+        door = link_of(begin_of(holds), folder / "0.link")
         async with opened(door):
             reader, writer = await asyncio.open_unix_connection(str(folder / "0.link"), limit=1)
-            writer.write(ask(1, text))
+            writer.write(OURS + ask(1, text))
             await until(lambda: text in holds.inside)
             writer.transport.pause_reading()
             holds.release()
@@ -794,7 +881,7 @@ def test_a_gateway_that_does_not_read_does_not_hold_up_the_end(folder, open_file
 
 def test_a_closed_door_takes_no_connections_and_keeps_those_that_there_are(folder, open_files):
     async def test():
-        door = LinkFrontend(begin_of(echo), folder / "0.link")
+        door = link_of(begin_of(echo), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
             await door.close()
             with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
@@ -807,7 +894,7 @@ def test_a_closed_door_takes_no_connections_and_keeps_those_that_there_are(folde
 
 def test_a_door_may_be_stopped_twice_or_before_it_starts(folder, open_files):
     async def test():
-        door = LinkFrontend(begin_of(echo), folder / "0.link")
+        door = link_of(begin_of(echo), folder / "0.link")
         await door.stop()
         await door.start()
         await door.stop()
@@ -819,4 +906,4 @@ def test_a_door_may_be_stopped_twice_or_before_it_starts(folder, open_files):
 
 def test_a_door_that_cannot_listen_says_why(folder):
     with pytest.raises(InitError, match=r"http_server: cannot listen on unix:.*No such file"):
-        run(LinkFrontend(begin_of(echo), folder / "none" / "0.link").start())
+        run(link_of(begin_of(echo), folder / "none" / "0.link").start())
