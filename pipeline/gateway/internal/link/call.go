@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"pipeline/gateway/internal/link/frame"
 )
 
 // Call says what a server is asked.
@@ -22,27 +24,33 @@ type Budget interface {
 	Need(bytes int64) error
 }
 
-// End is how a call ended.
+// End is how a call ended: gRPC's code, HTTP's status, our err_no, the text, trailers.
 type End struct {
-	Code       uint32 // gRPC's status; 0: OK
-	Status     int    // HTTP's
-	ErrNo      int32  // ours; 0: none
-	RetryAfter int    // seconds; 0: not said
-	Text       string
-	Headers    Fields // what the server said first
-	Trailers   Fields // what it said last
+	frame.Ended
+	Headers Fields // what the server said first
+}
+
+// Fields are names and values, as metadata.
+type Fields = frame.Fields
+
+// MaxMetadataBytes is the most metadata of a call.
+const MaxMetadataBytes = frame.MaxMetadataBytes
+
+// AppendField adds a name, in lower case, and its value to metadata.
+func AppendField(fields []byte, name, value string) []byte {
+	return frame.AppendField(fields, name, value)
 }
 
 // Answer is how a unary call ended, and the message that it was answered with.
 type Answer struct {
 	End
 	Data  []byte
-	owner *buffer
+	owner *frame.Buffer
 }
 
 // Release gives the memory of Data back, which nobody may read any more.
 func (a *Answer) Release() {
-	a.owner.release()
+	a.owner.Release()
 	a.owner, a.Data = nil, nil
 }
 
@@ -50,7 +58,8 @@ func (a *Answer) Release() {
 type call struct {
 	id     uint64
 	method uint16
-	what   *Call
+	opened frame.Opened
+	budget Budget
 
 	// What is written.
 	in             *turns
@@ -65,11 +74,11 @@ type call struct {
 
 	// What is read.
 	isStream bool
-	window   int64     // bytes of DATA that we take
-	consumed int64     // of those that came, and are not given back yet
-	pieces   []*buffer // of a message, as far as it is here
-	owed     int64     // bytes of these that are to be given back when it is taken
-	messages []message // of a stream, in whole
+	window   int64           // bytes of DATA that we take
+	consumed int64           // of those that came, and are not given back yet
+	pieces   []*frame.Buffer // of a message, as far as it is here
+	owed     int64           // bytes of these that are to be given back when it is taken
+	messages []message       // of a stream, in whole
 	answer   Answer
 	err      error
 	isOver   bool
@@ -86,10 +95,10 @@ func (c *call) hasMore() bool { return c.hasMessage || c.endsSending }
 
 func (c *call) flags() (flags byte) {
 	if c.hasMessage {
-		flags |= flagMessage
+		flags |= frame.Message
 	}
 	if c.endsSending {
-		flags |= flagEnd
+		flags |= frame.Last
 	}
 	return flags
 }
@@ -110,7 +119,7 @@ func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, er
 	asked := unaryCalls.Get().(*call)
 	*asked = call{
 		wake: asked.wake, pieces: asked.pieces[:0],
-		method: method, what: what, message: data, hasMessage: true, endsSending: true,
+		method: method, opened: what.opened(), budget: what.Budget, message: data, hasMessage: true, endsSending: true,
 	}
 	if err := conn.begin(asked); err != nil {
 		unaryCalls.Put(asked)
@@ -126,7 +135,7 @@ func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, er
 		<-asked.wake // it came at the same moment
 	}
 	answer, err := asked.answer, asked.err
-	asked.answer, asked.what = Answer{}, nil
+	asked.answer, asked.opened, asked.budget = Answer{}, frame.Opened{}, nil
 	unaryCalls.Put(asked)
 	return answer, err
 }
@@ -144,8 +153,13 @@ func (c *Client) prepare(what *Call, isStream bool) (*conn, uint16, error) {
 	if len(what.Metadata) > MaxMetadataBytes {
 		return nil, 0, ErrMetadata
 	}
-	if len(what.Caller) > maxCallerBytes {
-		what.Caller = what.Caller[:maxCallerBytes]
-	}
 	return conn, method.ID, nil
+}
+
+func (c *Call) opened() frame.Opened {
+	caller := c.Caller
+	if len(caller) > frame.MaxCallerBytes {
+		caller = caller[:frame.MaxCallerBytes]
+	}
+	return frame.Opened{Deadline: c.Deadline, Caller: caller, Metadata: c.Metadata}
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"pipeline/gateway/internal/link/frame"
 )
 
 const (
@@ -60,7 +62,7 @@ type Method struct {
 	IsStream bool
 }
 
-func peerOf(said hello) Peer {
+func peerOf(said frame.Greeting) Peer {
 	methods := make(map[string]Method, len(said.Methods))
 	for _, each := range said.Methods {
 		methods[each.Name] = Method{each.ID, each.IsStream}
@@ -141,9 +143,7 @@ func (c *Client) follow(ctx context.Context, report func(State)) error {
 		return err
 	}
 	conn := newConn(raw)
-	if conn.queue.words, err = appendHello(nil, c.config.Secret); err != nil {
-		return err
-	}
+	conn.queue.words = frame.AppendHello(nil, c.config.Secret)
 	notify(conn.wake)
 	defer context.AfterFunc(ctx, func() { conn.close(errClosed) })()
 	pulse := &pulse{limit: c.config.Stall, report: report}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"pipeline/gateway/internal/link/frame"
 )
 
 // conn is one connection. Whoever asks puts a call into the queue; one goroutine writes what is there, another
@@ -27,7 +29,7 @@ type conn struct {
 	lastID   uint64
 	queue    queue
 	calls    map[uint64]*call
-	limits   helloLimits
+	limits   frame.Limits
 	window   int64 // bytes of DATA that we take
 	consumed int64 // of those that came, and are not given back yet
 	inFlight int   // at the server, as it says
@@ -41,7 +43,7 @@ func newConn(raw net.Conn) *conn {
 		wake:   make(chan struct{}, 1),
 		gone:   make(chan struct{}),
 		calls:  map[uint64]*call{},
-		window: connCredit,
+		window: frame.ConnCredit,
 	}
 }
 
@@ -56,7 +58,7 @@ func (c *conn) begin(asked *call) error {
 	}
 	c.lastID++
 	asked.id = c.lastID
-	asked.credit, asked.window = c.limits.CallCredit, callCredit
+	asked.credit, asked.window = c.limits.CallCredit, frame.CallCredit
 	c.calls[asked.id] = asked
 	c.enqueue(asked)
 	return nil
@@ -116,7 +118,7 @@ func (c *conn) forget(asked *call) bool {
 		c.dropAnswers(asked)
 		return false
 	}
-	c.drop(asked, ReasonCanceled)
+	c.drop(asked, frame.ReasonCanceled)
 	asked.err = context.Canceled
 	if asked.isStream {
 		notify(asked.wake)
@@ -127,7 +129,7 @@ func (c *conn) forget(asked *call) bool {
 // drop ends a call that is in flight; the lock is held.
 func (c *conn) drop(asked *call, reason Reason) {
 	if asked.isOpen {
-		c.queue.words = appendReset(c.queue.words, asked.id, reason, "")
+		c.queue.words = frame.AppendReset(c.queue.words, asked.id, reason, "")
 		notify(c.wake)
 	}
 	c.remove(asked)
@@ -148,7 +150,7 @@ func (c *conn) remove(asked *call) {
 
 // dropAnswers gives back what nobody is going to take; the lock is held.
 func (c *conn) dropAnswers(asked *call) {
-	releaseAll(asked.pieces)
+	frame.ReleaseAll(asked.pieces)
 	asked.pieces = asked.pieces[:0]
 	for _, each := range asked.messages {
 		c.giveBack(nil, each.owed)
@@ -162,7 +164,7 @@ func (c *conn) finish(asked *call, err error) {
 	asked.err = err
 	c.remove(asked)
 	if err != nil {
-		releaseAll(asked.pieces)
+		frame.ReleaseAll(asked.pieces)
 		asked.pieces = asked.pieces[:0]
 	}
 	notify(asked.wake) // from here on a unary one may be another connection's
@@ -178,7 +180,7 @@ func (c *conn) enqueue(asked *call) {
 
 // write sends what is queued until the connection is gone.
 func (c *conn) write() {
-	batch := make([]byte, 0, batchBytes+2*payloadBytes)
+	batch := make([]byte, 0, batchBytes+2*frame.MaxBytes)
 	for {
 		select {
 		case <-c.wake:
@@ -210,26 +212,26 @@ func (c *conn) take(batch []byte) []byte {
 // read delivers answers until the connection is gone, and says why it is. It reports that there is a link, and
 // each STATE.
 func (c *conn) read(begin func(), report func(isReady bool)) error {
-	source := bufio.NewReaderSize(c.raw, payloadBytes)
-	first, err := readFrame(source)
+	source := bufio.NewReaderSize(c.raw, frame.MaxBytes)
+	first, err := frame.Read(source)
 	if err != nil {
 		return err
 	}
 	err = c.meet(first)
-	first.body.release()
+	first.Body.Release()
 	if err != nil {
 		return err
 	}
 	c.wasHeard.Store(true)
 	begin()
 	for {
-		got, err := readFrame(source)
+		got, err := frame.Read(source)
 		if err != nil {
 			return err
 		}
 		c.wasHeard.Store(true)
-		if got.kind == kindState {
-			isReady, inFlight, err := readState(got.body.data)
+		if got.Kind == frame.State {
+			isReady, inFlight, err := frame.ReadState(got.Body.Data)
 			if err != nil {
 				return err
 			}
@@ -237,21 +239,21 @@ func (c *conn) read(begin func(), report func(isReady bool)) error {
 			c.inFlight = inFlight
 			c.lock.Unlock()
 			report(isReady)
-			got.body.release()
+			got.Body.Release()
 			continue
 		}
 		if err := c.deliver(got); err != nil {
 			return err
 		}
-		if got.kind == kindGoaway {
+		if got.Kind == frame.Goaway {
 			report(false)
 		}
 	}
 }
 
 // meet takes note of the server's HELLO.
-func (c *conn) meet(first frame) error {
-	said, err := readHello(first)
+func (c *conn) meet(first frame.Frame) error {
+	said, err := frame.ReadHello(first)
 	if err != nil {
 		return err
 	}
@@ -264,113 +266,112 @@ func (c *conn) meet(first frame) error {
 }
 
 // deliver takes a frame of any other kind. Its error is a breach that ends the connection.
-func (c *conn) deliver(got frame) error {
+func (c *conn) deliver(got frame.Frame) error {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	switch got.kind {
-	case kindPong:
-		got.body.release()
+	switch got.Kind {
+	case frame.Pong:
+		got.Body.Release()
 		return nil
-	case kindCredit:
+	case frame.Credit:
 		return c.takeCredit(got)
-	case kindGoaway:
+	case frame.Goaway:
 		return c.leave(got)
-	case kindPing:
-		c.queue.words = appendFrame(c.queue.words, kindPong, 0, got.id, nil)
+	case frame.Ping:
+		c.queue.words = frame.Append(c.queue.words, frame.Pong, 0, got.ID, nil)
 		notify(c.wake)
-		got.body.release()
+		got.Body.Release()
 		return nil
 	}
-	if got.kind < kindHeaders || got.kind > kindReset {
-		return fmt.Errorf("it sent a frame of kind %d in the midst", got.kind)
+	if got.Kind < frame.Headers || got.Kind > frame.Reset {
+		return fmt.Errorf("it sent a frame of kind %d in the midst", got.Kind)
 	}
-	if got.id > c.lastID {
-		return fmt.Errorf("it answers %d, which was never asked", got.id)
+	if got.ID > c.lastID {
+		return fmt.Errorf("it answers %d, which was never asked", got.ID)
 	}
-	if got.kind == kindData {
-		if c.window -= int64(len(got.body.data)); c.window < 0 {
+	if got.Kind == frame.Data {
+		if c.window -= int64(len(got.Body.Data)); c.window < 0 {
 			return errors.New("it sent more than there was credit for")
 		}
 	}
-	asked, waits := c.calls[got.id]
+	asked, waits := c.calls[got.ID]
 	if !waits { // no more
-		if got.kind == kindData {
-			c.giveBack(nil, int64(len(got.body.data)))
+		if got.Kind == frame.Data {
+			c.giveBack(nil, int64(len(got.Body.Data)))
 		}
-		got.body.release()
+		got.Body.Release()
 		return nil
 	}
 	c.deliverTo(asked, got)
 	return nil
 }
 
-func (c *conn) deliverTo(asked *call, got frame) {
-	switch got.kind {
-	case kindHeaders:
-		asked.answer.Headers = append(Fields(nil), got.body.data...)
-		got.body.release()
+func (c *conn) deliverTo(asked *call, got frame.Frame) {
+	switch got.Kind {
+	case frame.Headers:
+		asked.answer.Headers = append(Fields(nil), got.Body.Data...)
+		got.Body.Release()
 		if asked.isStream {
 			notify(asked.wake)
 		}
-	case kindData:
+	case frame.Data:
 		c.takeData(asked, got)
-	case kindEnd:
+	case frame.End:
 		c.takeEnd(asked, got)
-	case kindReset:
-		said := readReset(got.body.data)
-		got.body.release()
-		c.finish(asked, said.asError())
+	case frame.Reset:
+		reason, text := frame.ReadReset(got.Body.Data)
+		got.Body.Release()
+		c.finish(asked, (&ResetError{reason, text}).asError())
 	}
 }
 
-func (c *conn) takeData(asked *call, got frame) {
-	size := int64(len(got.body.data))
+func (c *conn) takeData(asked *call, got frame.Frame) {
+	size := int64(len(got.Body.Data))
 	if asked.window -= size; asked.window < 0 {
-		got.body.release()
-		c.drop(asked, ReasonOverrun)
-		c.finish(asked, &ResetError{ReasonOverrun, "it sent more than there was credit for"})
+		got.Body.Release()
+		c.drop(asked, frame.ReasonOverrun)
+		c.finish(asked, &ResetError{frame.ReasonOverrun, "it sent more than there was credit for"})
 		return
 	}
-	asked.pieces = append(asked.pieces, got.body)
-	if !asked.isStream || len(asked.messages) == 0 && got.has(flagMore) {
+	asked.pieces = append(asked.pieces, got.Body)
+	if !asked.isStream || len(asked.messages) == 0 && got.Has(frame.More) {
 		c.giveBack(asked, size)
 	} else {
 		asked.owed += size
 	}
-	if asked.what.Budget != nil {
-		if err := asked.what.Budget.Need(size); err != nil {
-			c.drop(asked, ReasonCanceled)
+	if asked.budget != nil {
+		if err := asked.budget.Need(size); err != nil {
+			c.drop(asked, frame.ReasonCanceled)
 			c.finish(asked, err)
 			return
 		}
 	}
-	if asked.isStream && got.has(flagMessage) && !got.has(flagMore) {
-		asked.messages = append(asked.messages, message{joined(asked.pieces), asked.owed})
+	if asked.isStream && got.Has(frame.Message) && !got.Has(frame.More) {
+		asked.messages = append(asked.messages, message{frame.Joined(asked.pieces), asked.owed})
 		asked.pieces, asked.owed = asked.pieces[:0], 0
 		notify(asked.wake)
 	}
 }
 
-func (c *conn) takeEnd(asked *call, got frame) {
-	end, data, err := readEnd(got.body.data)
+func (c *conn) takeEnd(asked *call, got frame.Frame) {
+	end, data, err := frame.ReadEnd(got.Body.Data)
 	if err != nil {
-		got.body.release()
-		c.finish(asked, &ResetError{ReasonBroken, err.Error()})
+		got.Body.Release()
+		c.finish(asked, &ResetError{frame.ReasonBroken, err.Error()})
 		return
 	}
-	end.Headers = asked.answer.Headers
-	asked.answer = Answer{End: end}
+	asked.answer = Answer{End: End{end, asked.answer.Headers}}
 	switch {
 	case asked.isStream:
-		if got.has(flagMessage) {
+		if got.Has(frame.Message) {
 			asked.messages = append(asked.messages, message{data: append([]byte(nil), data...)})
 		}
-		got.body.release()
+		got.Body.Release()
 	case len(asked.pieces) == 0:
-		asked.answer.Data, asked.answer.owner = data, got.body
+		asked.answer.Data, asked.answer.owner = data, got.Body
 	default: // it came in DATA
-		got.body.release()
-		asked.answer.Data = joined(asked.pieces)
+		got.Body.Release()
+		asked.answer.Data = frame.Joined(asked.pieces)
 		clear(asked.pieces)
 		asked.pieces = asked.pieces[:0]
 	}
@@ -378,15 +379,15 @@ func (c *conn) takeEnd(asked *call, got frame) {
 }
 
 // takeCredit lets a call, or the connection, send more; the lock is held.
-func (c *conn) takeCredit(got frame) error {
-	bytes, err := readCredit(got.body.data)
-	got.body.release()
+func (c *conn) takeCredit(got frame.Frame) error {
+	bytes, err := frame.ReadCredit(got.Body.Data)
+	got.Body.Release()
 	if err != nil {
 		return err
 	}
-	if got.id == 0 {
+	if got.ID == 0 {
 		c.queue.credit += bytes
-	} else if asked, waits := c.calls[got.id]; waits {
+	} else if asked, waits := c.calls[got.ID]; waits {
 		asked.credit += bytes
 		c.queue.add(asked)
 	}
@@ -399,8 +400,8 @@ func (c *conn) giveBack(asked *call, bytes int64) {
 	if bytes == 0 {
 		return
 	}
-	if c.consumed += bytes; c.consumed >= connCredit/2 {
-		c.queue.words = appendCredit(c.queue.words, 0, c.consumed)
+	if c.consumed += bytes; c.consumed >= frame.ConnCredit/2 {
+		c.queue.words = frame.AppendCredit(c.queue.words, 0, c.consumed)
 		c.window += c.consumed
 		c.consumed = 0
 		notify(c.wake)
@@ -408,8 +409,8 @@ func (c *conn) giveBack(asked *call, bytes int64) {
 	if asked == nil || asked.isOver {
 		return
 	}
-	if asked.consumed += bytes; asked.consumed >= callCredit/2 {
-		c.queue.words = appendCredit(c.queue.words, asked.id, asked.consumed)
+	if asked.consumed += bytes; asked.consumed >= frame.CallCredit/2 {
+		c.queue.words = frame.AppendCredit(c.queue.words, asked.id, asked.consumed)
 		asked.window += asked.consumed
 		asked.consumed = 0
 		notify(c.wake)
@@ -417,9 +418,9 @@ func (c *conn) giveBack(asked *call, bytes int64) {
 }
 
 // leave takes note that the server takes no calls any more; those that it has not taken never left. The lock is held.
-func (c *conn) leave(got frame) error {
-	last, _, err := readGoaway(got.body.data)
-	got.body.release()
+func (c *conn) leave(got frame.Frame) error {
+	last, _, err := frame.ReadGoaway(got.Body.Data)
+	got.Body.Release()
 	if err != nil {
 		return err
 	}
@@ -459,7 +460,7 @@ func (c *conn) beat(ticks <-chan time.Time, patience int, report func(isSilent b
 		}
 		if silent <= 1 { // else it has one to answer
 			c.lock.Lock()
-			c.queue.words = appendFrame(c.queue.words, kindPing, 0, 0, nil)
+			c.queue.words = frame.Append(c.queue.words, frame.Ping, 0, 0, nil)
 			c.lock.Unlock()
 			notify(c.wake)
 		}

@@ -3,6 +3,8 @@ package link
 import (
 	"errors"
 	"fmt"
+
+	"pipeline/gateway/internal/link/frame"
 )
 
 // Errors of a call that the server has not begun.
@@ -12,7 +14,7 @@ var (
 	// ErrNoMethod says that the server has no such method, or that it is of the other kind.
 	ErrNoMethod = errors.New("the server has no such method")
 	// ErrMetadata says that there is too much of it.
-	ErrMetadata = fmt.Errorf("the request's metadata has more than %d bytes", MaxMetadataBytes)
+	ErrMetadata = fmt.Errorf("the request's metadata has more than %d bytes", frame.MaxMetadataBytes)
 	// ErrTooLarge says that the server takes no message of this size.
 	ErrTooLarge = errors.New("the message is larger than the server takes")
 )
@@ -23,17 +25,7 @@ type LostError struct{ Why string }
 func (e *LostError) Error() string { return "the backend went away with the request: " + e.Why }
 
 // Reason says why a call was reset.
-type Reason byte
-
-// Reasons of a RESET.
-const (
-	ReasonCanceled Reason = 1 // the caller has left
-	ReasonRefused  Reason = 2 // it was not begun: safe to repeat
-	ReasonTooLarge Reason = 3 // a message is larger than the limit
-	ReasonOverrun  Reason = 4 // more was sent than there was credit for
-	ReasonBroken   Reason = 5 // anything else that is no call
-	ReasonNoMethod Reason = 6 // nothing of this number is there
-)
+type Reason = frame.Reason
 
 // ResetError says that the server has dropped a call.
 type ResetError struct {
@@ -48,11 +40,11 @@ func (e *ResetError) Error() string {
 // asError returns what a caller is told: what is safe to repeat was never there.
 func (e *ResetError) asError() error {
 	switch e.Reason {
-	case ReasonRefused:
+	case frame.ReasonRefused:
 		return ErrNeverLeft
-	case ReasonTooLarge:
+	case frame.ReasonTooLarge:
 		return ErrTooLarge
-	case ReasonNoMethod:
+	case frame.ReasonNoMethod:
 		return ErrNoMethod
 	}
 	return e

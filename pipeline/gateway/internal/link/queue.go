@@ -1,6 +1,10 @@
 package link
 
-import "time"
+import (
+	"time"
+
+	"pipeline/gateway/internal/link/frame"
+)
 
 // batchBytes are written in one go, or up to one frame more.
 const batchBytes = 128 << 10
@@ -56,7 +60,7 @@ func (q *queue) fill(batch []byte) []byte {
 // open adds the first frame of a call.
 func (q *queue) open(batch []byte, each *call, now time.Time) []byte {
 	each.isOpen = true
-	batch, each.message = appendOpen(batch, each.flags(), each.method, each.id, each.what, now, each.message)
+	batch, each.message = frame.AppendOpen(batch, each.flags(), each.method, each.id, &each.opened, now, each.message)
 	q.wrote(each)
 	return batch
 }
@@ -64,7 +68,7 @@ func (q *queue) open(batch []byte, each *call, now time.Time) []byte {
 // goOn adds the next frame of a call that is open. Without credit it waits until it gets some.
 func (q *queue) goOn(batch []byte, each *call) []byte {
 	piece := each.message
-	if most := min(payloadBytes, each.credit, q.credit); int64(len(piece)) > most {
+	if most := min(frame.MaxBytes, each.credit, q.credit); int64(len(piece)) > most {
 		if most <= 0 {
 			return batch
 		}
@@ -72,9 +76,9 @@ func (q *queue) goOn(batch []byte, each *call) []byte {
 	}
 	flags := each.flags()
 	if len(piece) < len(each.message) {
-		flags = flags&^flagEnd | flagMore
+		flags = flags&^frame.Last | frame.More
 	}
-	batch = appendFrame(batch, kindData, flags, each.id, piece)
+	batch = frame.Append(batch, frame.Data, flags, each.id, piece)
 	each.message = each.message[len(piece):]
 	each.credit -= int64(len(piece))
 	q.credit -= int64(len(piece))

@@ -21,7 +21,7 @@ func (c *Client) Open(ctx context.Context, what *Call) (*Stream, error) {
 	}
 	begun := &call{
 		wake: make(chan struct{}, 1), sent: make(chan struct{}, 1),
-		method: method, what: what, isStream: true,
+		method: method, opened: what.opened(), budget: what.Budget, isStream: true,
 	}
 	if err := conn.begin(begun); err != nil {
 		return nil, err
