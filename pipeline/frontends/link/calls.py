@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from pipeline.engine.offload import Offload
@@ -186,12 +186,7 @@ class _TaskCall(LinkCall):
         super().__init__(peer, number, timeout_ns, metadata)
         self._method = method
         self._task: asyncio.Task[None] | None = None
-        if timeout_ns < 0:
-            self.time_left = _no_time
-        else:
-            clock = peer.loop.time
-            deadline = clock() + timeout_ns / _NS_PER_S
-            self.time_left = lambda: deadline - clock()
+        self.time_left: Callable[[], float | None] = _clock(peer.loop, self.timeout_s)
 
     def cancel(self) -> None:
         """Cancel the coroutine."""
@@ -199,8 +194,12 @@ class _TaskCall(LinkCall):
             self._task.cancel()
 
 
-def _no_time() -> None:
-    return None
+def _clock(loop: asyncio.AbstractEventLoop, timeout_s: float | None) -> Callable[[], float | None]:
+    """Return what tells the seconds that are left of so many; None: the caller did not say."""
+    if timeout_s is None:
+        return lambda: None
+    deadline = loop.time() + timeout_s
+    return lambda: deadline - loop.time()
 
 
 class UnaryCall(_TaskCall):

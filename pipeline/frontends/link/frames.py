@@ -64,8 +64,8 @@ class BrokenError(Exception):
     """A peer sent something that is no frame, or that it may not send."""
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Limits of a side: what it takes."""
+class LinkLimits(msgspec.Struct, frozen=True):
+    """LinkLimits of a side: what it takes."""
 
     call_credit: int = CALL_CREDIT
     connection_credit: int = CONNECTION_CREDIT
@@ -82,14 +82,14 @@ class MethodEntry(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a side says first, in JSON.
+    """First word of a side, in JSON.
 
-    The server says which metadata it wants: `trace`: the caller's traceparent, `headers`: all.
+    A server says there which metadata it wants: `trace`: the caller's traceparent, `headers`: all.
     """
 
     version: int = VERSION
     secret: str = ""
-    limits: Limits = Limits()
+    limits: LinkLimits = LinkLimits()
     methods: Sequence[MethodEntry] = ()
     trace: bool = False
     headers: bool = False
@@ -269,8 +269,8 @@ class Sending:
     __slots__ = ("credit", "end", "is_queued", "number", "room", "size", "waiting")
 
     def __init__(self, number: int, credit: int) -> None:
-        self.number = number
-        self.credit = credit
+        self.number: int = number
+        self.credit: int = credit
         self.size: int = 0
         self.room: asyncio.Future[None] | None = None
         self.waiting: deque[memoryview] = deque()
@@ -422,7 +422,7 @@ class Outbox:
 
     @property
     def _can_go_on(self) -> bool:
-        """Whether the next in turn has something that the connection has credit for."""
+        """True if the next in turn has something that the connection has credit for."""
         return self.credit > 0 or not self._turns[0].needs_credit
 
     def _queue(self, sending: Sending) -> None:

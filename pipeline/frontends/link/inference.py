@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pipeline.engine.offload import Offload
@@ -43,7 +43,7 @@ _STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
 
 
 class Form(Protocol):
-    """How requests and answers are written."""
+    """Reader of requests and writer of answers, in one form."""
 
     def read(self, message: bytes, metadata: bytes) -> Any:
         """Return a Request. Raises PackageError."""
@@ -56,7 +56,7 @@ class Form(Protocol):
     def write(self, response: Response) -> bytes:
         """Return the bytes of an answer."""
 
-    async def write_large(self, response: LargeResponse) -> bytes:
+    def write_large(self, response: LargeResponse) -> Awaitable[bytes]:
         """Return the bytes of an answer of any size, or of the error that it was not written."""
 
     def write_error(self, error: PipelineError) -> bytes:
@@ -72,8 +72,8 @@ class ProtobufForm:
 
     def __init__(self, wire: PipelineWire) -> None:
         self._wire = wire
-        self.write_large = wire.write_large
-        self.write_error = wire.write_error
+        self.write_large: Callable[[LargeResponse], Awaitable[bytes]] = wire.write_large
+        self.write_error: Callable[[PipelineError], bytes] = wire.write_error
 
     def read(self, message: bytes, metadata: bytes) -> Any:
         """Return a Request. Raises PackageError."""
@@ -85,7 +85,7 @@ class ProtobufForm:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
         return await self._wire.read_large(pieces, timeout_s)
 
-    write = staticmethod(Response.SerializeToString)
+    write: Callable[[Response], bytes] = staticmethod(Response.SerializeToString)
 
 
 class JsonForm:
@@ -100,8 +100,8 @@ class JsonForm:
         self._offload = offload
         self._limits = limits
 
-    write = staticmethod(jsonpb.response_to_json)
-    write_error = staticmethod(error_body)
+    write: Callable[[Response], bytes] = staticmethod(jsonpb.response_to_json)
+    write_error: Callable[[PipelineError], bytes] = staticmethod(error_body)
 
     def read(self, message: bytes, metadata: bytes) -> Any:
         """Return the Request that a body is. Raises PackageError."""

@@ -19,7 +19,7 @@ from pipeline.frontends.link.frames import (
     BrokenError,
     Hello,
     Inbox,
-    Limits,
+    LinkLimits,
     MethodEntry,
     Outbox,
     Sending,
@@ -75,7 +75,7 @@ class LinkFrontend:
         secret: str = "",
     ) -> None:
         self.hello: Hello = Hello(
-            limits=Limits(calls=max_calls, message_bytes=max_message_bytes),
+            limits=LinkLimits(calls=max_calls, message_bytes=max_message_bytes),
             methods=[
                 MethodEntry(number, method.name, method.is_stream)
                 for number, method in enumerate(methods, start=1)

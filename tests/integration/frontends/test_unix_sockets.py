@@ -16,7 +16,7 @@ import grpc
 import pytest
 from begins import begin_of
 from garbage import collect
-from linked import ask_once
+from linked import ask_once, link_of
 
 from pipeline.errors import ErrorCode, InitError, OverloadedError
 from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT, GrpcFrontend, pipeline_service
@@ -52,7 +52,7 @@ def http_door(path: Path, text: str = "it") -> HttpFrontend:
 
 
 def link_door(path: Path, text: str = "it") -> LinkFrontend:
-    return LinkFrontend(begin_of(answers(text)), path)
+    return link_of(begin_of(answers(text)), path)
 
 
 async def ask_http(path: Path) -> str:

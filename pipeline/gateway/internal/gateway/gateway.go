@@ -16,7 +16,6 @@ import (
 	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/edge"
-	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/metrics"
 	"pipeline/gateway/internal/sockets"
 	"pipeline/gateway/internal/upstream"
@@ -105,7 +104,7 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 func connectTo(cfg config.Config) upstream.Connect {
 	return func(address config.Backend, security *config.BackendTLS) (upstream.Upstream, error) {
 		if address.IsLink {
-			return link.New(address.RPC, link.BeatsFor(cfg.StallTimeout)), nil
+			return upstream.NewLink(address.RPC, cfg.StallTimeout), nil
 		}
 		return upstream.NewGRPC(address, security)
 	}

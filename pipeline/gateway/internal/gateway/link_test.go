@@ -8,8 +8,8 @@ import (
 
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/gatewaytest"
-	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/link/frame"
+	"pipeline/gateway/internal/upstream"
 )
 
 func TestALinkThatIsNotReadHoldsNothingOfWhoHasLeft(t *testing.T) {
@@ -22,7 +22,7 @@ func TestALinkThatIsNotReadHoldsNothingOfWhoHasLeft(t *testing.T) {
 		g.post(t, body, "Grpc-Timeout", "1m").isRefusal(t, 504, 6000, "deadline")
 	}
 	gatewaytest.WaitUntil(t, "nothing is held", func() bool { return g.Budget.Held.Load() == 0 })
-	if calls, messages := g.Pool.Backends[0].Upstream.(*link.Link).Held(); calls != 0 || messages > 8 { // words to the server
+	if calls, messages := g.Pool.Backends[0].Upstream.(*upstream.Link).Held(); calls != 0 || messages > 8 { // words to the server
 		t.Errorf("%d calls, %d messages", calls, messages)
 	}
 }
@@ -37,7 +37,7 @@ func TestAnAnswerThatThereIsNoRoomForIsNotKept(t *testing.T) {
 	asked := peer.Asked()
 	go peer.Answer(asked.ID, gatewaytest.ResponseOf(strings.Repeat("x", 8<<20)))
 	gatewaytest.Soon(t, "an answer", answered).isRefusal(t, 503, 3004, "--max-buffered-bytes")
-	if got := peer.Hear(); got.Kind != frame.Cancel || got.ID != asked.ID {
+	if got := peer.Hear(); got.Kind != frame.Reset || got.ID != asked.ID {
 		t.Errorf("heard %+v", got)
 	}
 	go func() { answered <- g.post(t, gatewaytest.Pair) }()

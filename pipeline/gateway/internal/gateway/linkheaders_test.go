@@ -55,7 +55,7 @@ func TestHeadersThatALinkDoesNotTakeAreTheDoorsOrRefused(t *testing.T) {
 		g := start(t, nil, "--backend", address)
 		gatewaytest.HeadedPeer(t, server)
 		g.waitUntilServing(t, 1)
-		got := g.post(t, gatewaytest.Pair, "Cookie", strings.Repeat("c", frame.MostFieldBytes))
+		got := g.post(t, gatewaytest.Pair, "Cookie", strings.Repeat("c", frame.MaxMetadataBytes))
 		if test.isOver {
 			if got.status != http.StatusTeapot {
 				t.Errorf("%d %s", got.status, got.body)

@@ -13,7 +13,7 @@ import (
 
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/gatewaytest"
-	"pipeline/gateway/internal/link"
+	"pipeline/gateway/internal/upstream"
 )
 
 const (
@@ -105,7 +105,7 @@ func TestNothingIsLeftAfterAStorm(t *testing.T) {
 			t.Errorf("%d bytes are held", held)
 		}
 		for _, each := range g.Pool.Backends {
-			if linked, isLink := each.Upstream.(*link.Link); isLink {
+			if linked, isLink := each.Upstream.(*upstream.Link); isLink {
 				gatewaytest.WaitUntil(t, "nothing is queued", func() bool {
 					calls, messages := linked.Held()
 					return calls == 0 && messages == 0

@@ -3,7 +3,6 @@ package gatewaytest
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"net"
 	"path/filepath"
 	"strings"
@@ -21,10 +20,24 @@ import (
 func HeadedPeer(t *testing.T, server *LinkServer) *LinkPeer {
 	t.Helper()
 	peer := Soon(t, "a connection", server.Peers)
-	peer.wantsHeaders = true
-	peer.Say(frame.Ready, 0, []byte{frame.HeadedVersion, 1})
+	said := greeting()
+	said.Headers = true
+	peer.Meet(said, true)
 	return peer
 }
+
+// greeting is what a server says of itself.
+func greeting() frame.Greeting {
+	return frame.Greeting{
+		Version: frame.Version,
+		Limits:  frame.Limits{CallCredit: frame.CallCredit, ConnCredit: frame.ConnCredit},
+		Methods: []frame.Entry{{ID: 1, Name: "inference"}, {ID: 2, Name: LinkStream, IsStream: true}},
+		Trace:   true,
+	}
+}
+
+// LinkStream is a method with a stream of messages.
+const LinkStream = "/test.Service/Stream"
 
 // LinkServer is the server's end of links: a Unix socket.
 type LinkServer struct {
@@ -40,7 +53,7 @@ type LinkPeer struct {
 	Pieces map[uint64][]byte
 	IsMute bool // it answers no heartbeat
 
-	wantsHeaders bool // it has said so
+	opened map[uint64]frame.Frame // whose message has not arrived in whole
 }
 
 // LinkAsked is a request as the server sees it.
@@ -48,7 +61,9 @@ type LinkAsked struct {
 	ID      uint64
 	Timeout time.Duration // negative: none was given
 	Trace   string
+	Caller  string
 	Headers []string // names and values by turns
+	Data    []byte
 	Request *pipelinepb.Request
 }
 
@@ -71,7 +86,7 @@ func StartLinkServer(t *testing.T, path string) *LinkServer {
 				return
 			}
 			t.Cleanup(func() { _ = raw.Close() })
-			server.Peers <- &LinkPeer{T: t, Raw: raw, Source: bufio.NewReader(raw), Pieces: map[uint64][]byte{}}
+			server.Peers <- &LinkPeer{T: t, Raw: raw, Source: bufio.NewReader(raw), Pieces: map[uint64][]byte{}, opened: map[uint64]frame.Frame{}}
 		}
 	}()
 	return server
@@ -81,14 +96,22 @@ func StartLinkServer(t *testing.T, path string) *LinkServer {
 func (s *LinkServer) Peer(t *testing.T, isReady byte) *LinkPeer {
 	t.Helper()
 	peer := Soon(t, "a connection", s.Peers)
-	peer.Say(frame.Ready, 0, []byte{frame.Version, isReady})
+	peer.Meet(greeting(), isReady == 1)
 	return peer
 }
+
+// Meet says HELLO, and how the server is.
+func (p *LinkPeer) Meet(said frame.Greeting, isReady bool) {
+	p.Write(frame.AppendState(frame.AppendGreeting(nil, said), isReady, 0))
+}
+
+// State says how the server is.
+func (p *LinkPeer) State(isReady bool) { p.Write(frame.AppendState(nil, isReady, 0)) }
 
 // Serve answers every request of every connection.
 func (s *LinkServer) Serve(answer Answerer) {
 	for peer := range s.Peers {
-		peer.Say(frame.Ready, 0, []byte{frame.Version, 1})
+		peer.Meet(greeting(), true)
 		go peer.serve(answer)
 	}
 }
@@ -99,7 +122,7 @@ func (p *LinkPeer) serve(answer Answerer) {
 		if err != nil {
 			return
 		}
-		if got.Kind == frame.Ask {
+		if got.Kind == frame.Open {
 			asked := p.Parsed(got)
 			response, _ := answer(context.Background(), asked.Request)
 			p.Answer(asked.ID, response)
@@ -107,56 +130,97 @@ func (p *LinkPeer) serve(answer Answerer) {
 	}
 }
 
-// Message returns the next one that is no heartbeat, of all its pieces.
+// Message returns the next frame that says something: a call with all of its message, a message of a stream, a
+// RESET. For what is read credit is given back.
 func (p *LinkPeer) Message() (frame.Frame, error) {
 	for {
-		got, err := frame.Read(p.Source, frame.Ask, frame.Ping)
+		got, err := frame.Read(p.Source)
 		if err != nil {
 			return got, err
 		}
 		switch got.Kind {
 		case frame.Ping:
 			if !p.IsMute {
-				p.Say(frame.Pong, got.ID, nil)
+				p.Write(frame.Append(nil, frame.Pong, 0, got.ID, nil))
 			}
-		case frame.More:
-			p.Pieces[got.ID] = append(p.Pieces[got.ID], got.Body...)
-		case frame.Cancel:
+		case frame.Hello, frame.Pong, frame.Credit:
+		case frame.Reset:
 			delete(p.Pieces, got.ID)
+			delete(p.opened, got.ID)
 			return got, nil
+		case frame.Open:
+			if !got.Has(frame.More) {
+				return got, nil
+			}
+			p.opened[got.ID] = got
 		default:
-			got.Body = append(p.Pieces[got.ID], got.Body...)
+			if size := int64(len(got.Body.Data)); size > 0 {
+				p.Write(frame.AppendCredit(frame.AppendCredit(nil, 0, size), got.ID, size))
+			}
+			p.Pieces[got.ID] = append(p.Pieces[got.ID], got.Body.Data...)
+			if got.Has(frame.More) {
+				continue
+			}
+			if opened, isThere := p.opened[got.ID]; isThere {
+				opened.Flags = got.Flags
+				delete(p.opened, got.ID)
+				got = opened
+			} else {
+				got.Body.Data = got.Body.Data[:0]
+			}
+			got.Body.Data = append(got.Body.Data, p.Pieces[got.ID]...)
 			delete(p.Pieces, got.ID)
 			return got, nil
 		}
 	}
 }
 
-// Say sends a message. A peer that does not take it has its own tests to fail.
-func (p *LinkPeer) Say(kind byte, id uint64, body []byte) {
-	for len(body) > frame.MostPieceBytes {
-		_, _ = p.Raw.Write(append(frame.AppendHead(nil, frame.MostPieceBytes, frame.MoreBack, id), body[:frame.MostPieceBytes]...))
-		body = body[frame.MostPieceBytes:]
+// Write sends bytes. A gateway that does not take them has its own tests to fail.
+func (p *LinkPeer) Write(data []byte) { _, _ = p.Raw.Write(data) }
+
+// Say sends a message as DATA, in pieces for which nobody asks for credit.
+func (p *LinkPeer) Say(id uint64, message []byte) {
+	for len(message) > frame.MaxBytes {
+		p.Write(frame.Append(nil, frame.Data, frame.Message|frame.More, id, message[:frame.MaxBytes]))
+		message = message[frame.MaxBytes:]
 	}
-	_, _ = p.Raw.Write(append(frame.AppendHead(nil, len(body), kind, id), body...))
+	p.Write(frame.Append(nil, frame.Data, frame.Message, id, message))
 }
 
+// SayPiece sends a piece of a message of which more would follow.
+func (p *LinkPeer) SayPiece(id uint64, piece []byte) {
+	p.Write(frame.Append(nil, frame.Data, frame.Message|frame.More, id, piece))
+}
+
+var wentWell = frame.Ended{Status: 200}
+
+// Answer answers a call, and ends it.
 func (p *LinkPeer) Answer(id uint64, response *pipelinepb.Response) {
 	body, err := proto.Marshal(response)
 	if err != nil {
 		p.T.Error(err)
 	}
-	p.Say(frame.Answer, id, body)
+	p.AnswerBytes(id, body)
 }
 
-func (p *LinkPeer) Fail(id uint64, status uint16, code int32, text string) {
-	body := binary.BigEndian.AppendUint16(nil, status)
-	body = binary.BigEndian.AppendUint32(body, uint32(code))
-	retryAfter := uint16(0)
-	if failure.ErrNo(code) == failure.CodeOverloaded {
-		retryAfter = 7
+// AnswerBytes answers a call with bytes, and ends it.
+func (p *LinkPeer) AnswerBytes(id uint64, body []byte) {
+	if len(body) > frame.MaxBytes-frame.EndBytes {
+		p.Say(id, body)
+		body = nil
+	} else if body == nil {
+		body = []byte{}
 	}
-	p.Say(frame.Failure, id, append(binary.BigEndian.AppendUint16(body, retryAfter), text...))
+	p.Write(frame.AppendEnd(nil, id, wentWell, body))
+}
+
+// Fail ends a call with a failure.
+func (p *LinkPeer) Fail(id uint64, status uint16, code int32, text string) {
+	end := frame.Ended{Code: 13, Status: int(status), ErrNo: code, Text: text}
+	if failure.ErrNo(code) == failure.CodeOverloaded {
+		end.RetryAfter = 7
+	}
+	p.Write(frame.AppendEnd(nil, id, end, nil))
 }
 
 // Hear returns the next frame.
@@ -174,26 +238,25 @@ func (p *LinkPeer) Hear() frame.Frame {
 func (p *LinkPeer) Asked() LinkAsked {
 	p.T.Helper()
 	got := p.Hear()
-	if got.Kind != frame.Ask {
+	if got.Kind != frame.Open {
 		p.T.Fatalf("a frame of kind %d", got.Kind)
 	}
 	return p.Parsed(got)
 }
 
 func (p *LinkPeer) Parsed(got frame.Frame) LinkAsked {
-	message := frame.AskedBytes + int(binary.BigEndian.Uint16(got.Body[8:]))
-	asked := LinkAsked{
-		ID:      got.ID,
-		Timeout: time.Duration(binary.BigEndian.Uint64(got.Body)),
-		Trace:   string(got.Body[frame.AskedBytes:message]),
-		Request: &pipelinepb.Request{},
+	timeout, opened, data, err := frame.ReadOpen(got.Body.Data)
+	if err != nil {
+		p.T.Error(err)
 	}
-	if p.wantsHeaders {
-		start := message + 2
-		message = start + int(binary.BigEndian.Uint16(got.Body[message:]))
-		asked.Headers = strings.Split(strings.TrimSuffix(string(got.Body[start:message]), "\n"), "\n")
+	asked := LinkAsked{ID: got.ID, Timeout: timeout, Caller: opened.Caller, Data: data, Request: &pipelinepb.Request{}}
+	for name, value := range frame.Fields(opened.Metadata).All() {
+		asked.Headers = append(asked.Headers, name, value)
+		if name == "traceparent" {
+			asked.Trace = value
+		}
 	}
-	if err := proto.Unmarshal(got.Body[message:], asked.Request); err != nil {
+	if err := proto.Unmarshal(data, asked.Request); err != nil {
 		p.T.Error(err)
 	}
 	return asked
@@ -205,7 +268,7 @@ const StormBudget = 24 << 20
 // ServeBadly answers some requests of every connection, and others not, or not as it should.
 func (s *LinkServer) ServeBadly() {
 	for peer := range s.Peers {
-		peer.Say(frame.Ready, 0, []byte{frame.Version, 1})
+		peer.Meet(greeting(), true)
 		go peer.serveBadly()
 	}
 }
@@ -216,28 +279,28 @@ func (p *LinkPeer) serveBadly() {
 		if err != nil {
 			return
 		}
-		if got.Kind != frame.Ask {
+		if got.Kind != frame.Open {
 			continue
 		}
 		turn++
 		switch turn % 8 {
 		case 0: // in the middle of an answer
-			p.Say(frame.MoreBack, got.ID, make([]byte, frame.MostPieceBytes))
+			p.SayPiece(got.ID, make([]byte, frame.MaxBytes))
 			_ = p.Raw.Close()
 			return
 		case 1:
 			p.Fail(got.ID, 500, int32(failure.CodeUnknown), "broken")
 		case 2: // never
 		case 3: // never all of it
-			p.Say(frame.MoreBack, got.ID, make([]byte, frame.MostPieceBytes))
+			p.SayPiece(got.ID, make([]byte, frame.MaxBytes))
 		case 4:
 			p.Answer(got.ID, ResponseOf(strings.Repeat("x", StormBudget)))
 		case 5:
-			p.Answer(got.ID+1<<40, ResponseOf("nobody's"))
+			p.Answer(0, ResponseOf("nobody's"))
 			p.Answer(got.ID, ResponseOf(strings.Repeat("x", 1<<20)))
 			p.Answer(got.ID, ResponseOf("again"))
 		case 6:
-			p.Say(frame.Answer, got.ID, []byte("no protobuf"))
+			p.AnswerBytes(got.ID, []byte("no protobuf"))
 		default:
 			p.Answer(got.ID, ResponseOf("x"))
 		}

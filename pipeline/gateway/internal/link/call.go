@@ -54,6 +54,16 @@ func (a *Answer) Release() {
 	a.owner, a.Data = nil, nil
 }
 
+// Detach returns Data, which are the caller's from then on.
+func (a *Answer) Detach() []byte {
+	data := a.Data
+	if a.owner != nil {
+		a.owner.Detach()
+	}
+	a.owner, a.Data = nil, nil
+	return data
+}
+
 // call is one in flight; all of it is under the lock of its connection.
 type call struct {
 	id     uint64

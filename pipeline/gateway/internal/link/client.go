@@ -113,6 +113,22 @@ func (c *Client) InFlight() int {
 	return len(conn.calls)
 }
 
+// Held returns how many calls wait for an answer, and how many of these to be written.
+func (c *Client) Held() (calls, messages int) {
+	conn := c.current.Load()
+	if conn == nil {
+		return 0, 0
+	}
+	conn.lock.Lock()
+	defer conn.lock.Unlock()
+	for _, each := range conn.calls {
+		if each.in != nil {
+			messages++
+		}
+	}
+	return len(conn.calls), messages
+}
+
 // Watch keeps a connection, and reports the state of the server whenever it changes, until ctx ends.
 func (c *Client) Watch(ctx context.Context, report func(State)) {
 	wait := firstBackoff

@@ -1,0 +1,183 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/link"
+	"pipeline/gateway/internal/sockets"
+	"pipeline/gateway/pipelinepb"
+)
+
+const (
+	// linkInference is the method of a link for an HTTP edge, which reads the caller's time itself.
+	linkInference  = "inference"
+	traceKey       = "traceparent"
+	mostTraceBytes = 1 << 10 // of a traceparent; a real one has 55
+)
+
+// Link asks the server whose child the gateway is.
+type Link struct{ *link.Client }
+
+// NewLink prepares the link to a server at a place, which is given up after so long a silence.
+func NewLink(place sockets.Endpoint, stall time.Duration) *Link {
+	return &Link{link.New(link.Config{
+		Dial:  func(ctx context.Context) (net.Conn, error) { return sockets.DialerTo(place)(ctx, "") },
+		Stall: stall,
+	})}
+}
+
+// Unary returns the server's answer: see Upstream.
+func (l *Link) Unary(ctx context.Context, call *Call) ([]byte, error) {
+	asked, err := l.linked(call)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := l.Client.Unary(ctx, asked, call.Data)
+	if err != nil {
+		return nil, failureOfLink(err)
+	}
+	if err := failureOfEnd(&answer.End); err != nil {
+		answer.Release()
+		return nil, err
+	}
+	return answer.Detach(), nil
+}
+
+// Stream begins a call with parts.
+func (l *Link) Stream(ctx context.Context, call *Call) (Stream, error) {
+	asked, err := l.linked(call)
+	if err != nil {
+		return nil, err
+	}
+	begun, err := l.Open(ctx, asked)
+	if err != nil {
+		return nil, failureOfLink(err)
+	}
+	context.AfterFunc(ctx, begun.Close)
+	stream := &linkStream{begun}
+	return stream, stream.Send(call.Data, !call.HasMore)
+}
+
+// linked returns what a link is told of a call. Its error is a *failure.Error.
+func (l *Link) linked(call *Call) (*link.Call, error) {
+	asked := &link.Call{Method: call.Method, Caller: call.Caller}
+	if call.Method == pipelinepb.PipelineService_Inference_FullMethodName {
+		asked.Method = linkInference
+	}
+	if call.Limit.Text != "" {
+		started := call.Started
+		if started.IsZero() {
+			started = time.Now()
+		}
+		asked.Deadline = started.Add(call.Limit.After)
+	}
+	if call.Share != nil {
+		asked.Budget = call.Share
+	}
+	peer := l.Peer()
+	if peer == nil || call.Headers == nil {
+		return asked, nil
+	}
+	if peer.WantsHeaders {
+		asked.Metadata = make([]byte, 0, 1<<10)
+		for name, values := range call.Headers.All() {
+			name = strings.ToLower(name)
+			for _, value := range values {
+				asked.Metadata = link.AppendField(asked.Metadata, name, value)
+			}
+		}
+	} else if trace := call.Headers.Trace(); peer.WantsTrace && trace != "" && len(trace) <= mostTraceBytes {
+		asked.Metadata = link.AppendField(nil, traceKey, trace)
+	}
+	if size := len(asked.Metadata); size > link.MaxMetadataBytes {
+		text := fmt.Sprintf("the request's headers have %d bytes, and a link takes %d", size, link.MaxMetadataBytes)
+		return nil, &failure.Error{Status: http.StatusRequestHeaderFieldsTooLarge, ErrNo: failure.CodePackage, Text: text}
+	}
+	return asked, nil
+}
+
+// linkStream is a Stream over a link.
+type linkStream struct{ *link.Stream }
+
+// Send sends a part of the request.
+func (s *linkStream) Send(data []byte, isLast bool) error {
+	if data != nil {
+		if err := s.Stream.Send(data); err != nil && err != io.EOF { // of which Receive says why
+			return failureOfLink(err)
+		}
+	}
+	if isLast {
+		_ = s.CloseSend() // likewise
+	}
+	return nil
+}
+
+// Receive returns the next part of the answer.
+func (s *linkStream) Receive() ([]byte, error) {
+	data, err := s.Recv()
+	if err == nil {
+		return data, nil
+	}
+	if err == io.EOF {
+		if failed := failureOfEnd(s.End()); failed != nil {
+			return nil, failed
+		}
+		return nil, io.EOF
+	}
+	return nil, failureOfLink(err)
+}
+
+// failureOfEnd returns what a call ended with that did not go well.
+func failureOfEnd(end *link.End) error {
+	if end.Code == 0 && end.Status == http.StatusOK {
+		return nil
+	}
+	return &failure.Error{
+		Status: end.Status, ErrNo: failure.ErrNo(end.ErrNo), Text: end.Text, RetryAfter: end.RetryAfter, Code: codes.Code(end.Code),
+	}
+}
+
+// failureOfLink returns what a call ended with to which the server has said nothing: see Upstream.
+func failureOfLink(err error) error {
+	var lost *link.LostError
+	var reset *link.ResetError
+	switch {
+	case errors.Is(err, link.ErrNeverLeft):
+		return ErrNeverLeft
+	case errors.As(err, &lost):
+		return failure.Unavailable(err.Error())
+	case errors.As(err, &reset):
+		return failure.BrokenAnswer(err)
+	case errors.Is(err, link.ErrNoMethod):
+		return &failure.Error{Status: http.StatusNotImplemented, ErrNo: failure.CodeNotImplemented, Text: err.Error()}
+	case errors.Is(err, link.ErrTooLarge):
+		return &failure.Error{Status: http.StatusRequestEntityTooLarge, ErrNo: failure.CodePackage, Text: err.Error()}
+	}
+	return err
+}
+
+// Watch keeps a connection, and reports the health of the server whenever it changes, until ctx ends.
+func (l *Link) Watch(ctx context.Context, report func(Health)) {
+	l.Client.Watch(ctx, func(now link.State) { report(Health{stateOf[now.Phase], now.Reason}) })
+}
+
+var stateOf = map[link.Phase]State{link.Down: StateDown, link.Connected: StateConnected, link.Serving: StateServing}
+
+// WantsHeaders says whether the server is to be told all headers.
+func (l *Link) WantsHeaders() bool {
+	peer := l.Peer()
+	return peer != nil && peer.WantsHeaders
+}
+
+// Close has nothing to do: the connection ends with Watch.
+func (*Link) Close() {}
