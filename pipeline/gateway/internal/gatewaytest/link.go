@@ -306,3 +306,21 @@ func (p *LinkPeer) serveBadly() {
 		}
 	}
 }
+
+// RequestBytes is a Request with a text.
+func RequestBytes(text string) []byte {
+	data, err := proto.Marshal(RequestOf(text))
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// TextOf returns the text of a Response.
+func TextOf(data []byte) string {
+	response := &pipelinepb.Response{}
+	if err := proto.Unmarshal(data, response); err != nil {
+		return err.Error()
+	}
+	return response.Value[0]
+}
