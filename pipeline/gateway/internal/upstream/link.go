@@ -21,6 +21,7 @@ import (
 const (
 	// linkInference is the method of a link for an HTTP edge, which reads the caller's time itself.
 	linkInference  = "inference"
+	pathKey        = ":path"
 	traceKey       = "traceparent"
 	mostTraceBytes = 1 << 10 // of a traceparent; a real one has 55
 )
@@ -84,12 +85,14 @@ func (l *Link) linked(call *Call) (*link.Call, error) {
 	if call.Share != nil {
 		asked.Budget = call.Share
 	}
+	if call.Path != "" {
+		asked.Metadata = link.AppendField(make([]byte, 0, 64), pathKey, call.Path)
+	}
 	peer := l.Peer()
 	if peer == nil || call.Headers == nil {
 		return asked, nil
 	}
 	if peer.WantsHeaders {
-		asked.Metadata = make([]byte, 0, 1<<10)
 		for name, values := range call.Headers.All() {
 			name = strings.ToLower(name)
 			for _, value := range values {
@@ -97,7 +100,7 @@ func (l *Link) linked(call *Call) (*link.Call, error) {
 			}
 		}
 	} else if trace := call.Headers.Trace(); peer.WantsTrace && trace != "" && len(trace) <= mostTraceBytes {
-		asked.Metadata = link.AppendField(nil, traceKey, trace)
+		asked.Metadata = link.AppendField(asked.Metadata, traceKey, trace)
 	}
 	if size := len(asked.Metadata); size > link.MaxMetadataBytes {
 		text := fmt.Sprintf("the request's headers have %d bytes, and a link takes %d", size, link.MaxMetadataBytes)
@@ -173,10 +176,14 @@ func (l *Link) Watch(ctx context.Context, report func(Health)) {
 
 var stateOf = map[link.Phase]State{link.Down: StateDown, link.Connected: StateConnected, link.Serving: StateServing}
 
-// WantsHeaders says whether the server is to be told all headers.
-func (l *Link) WantsHeaders() bool {
+// Traits returns what the server says of itself.
+func (l *Link) Traits() Traits {
 	peer := l.Peer()
-	return peer != nil && peer.WantsHeaders
+	if peer == nil {
+		return Traits{IsLocal: true}
+	}
+	_, takesJSON := peer.Methods[JSON]
+	return Traits{IsLocal: true, WantsHeaders: peer.WantsHeaders, TakesJSON: takesJSON}
 }
 
 // Close has nothing to do: the connection ends with Watch.
