@@ -10,7 +10,6 @@ import (
 
 	"pipeline/gateway/internal/buffers"
 	"pipeline/gateway/internal/config"
-	"pipeline/gateway/internal/deadline"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/memory"
 	"pipeline/gateway/internal/upstream"
@@ -32,7 +31,11 @@ type balancer struct {
 // Inference asks one backend, and another one only if the call cannot have been seen. Its error is a
 // *failure.Error, a *fallback or errCallerLeft. What it is called with is in the context's *call.
 func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _ ...grpc.CallOption) (*pipelinepb.Response, error) {
-	asking := callOf(ctx)
+	return b.ask(ctx, callOf(ctx), request)
+}
+
+// ask is Inference for a call.
+func (b *balancer) ask(ctx context.Context, asking *call, request *pipelinepb.Request) (*pipelinepb.Response, error) {
 	if b.isTooLarge(request, asking) {
 		asking.fallback = &fallback{"size", tooLarge(b.cfg.MessageLimit())}
 		return nil, asking.fallback
@@ -45,18 +48,36 @@ func (b *balancer) Inference(ctx context.Context, request *pipelinepb.Request, _
 	if err := asking.exchange.share.Need(int64(len(data))); err != nil {
 		return nil, err
 	}
-	ctx, cancel := b.limited(ctx, asking.deadline)
-	defer cancel()
-	x := asking.exchange
-	call := &upstream.Call{
-		Method: pipelinepb.PipelineService_Inference_FullMethodName, Limit: asking.deadline, Started: x.started,
-		Caller: x.request.RemoteAddr, Headers: x, Data: data, Share: &x.share,
+	call := asking.to(pipelinepb.PipelineService_Inference_FullMethodName)
+	call.Data = data
+	answer, err := b.unary(ctx, asking, call)
+	if err != nil {
+		return nil, err
+	}
+	return asking.exchange.read(answer)
+}
+
+// to returns a call of a method, without its data.
+func (c *call) to(method string) *upstream.Call {
+	x := c.exchange
+	return &upstream.Call{
+		Method: method, Limit: c.deadline, Started: x.started, Caller: x.request.RemoteAddr, Headers: x, Share: &x.share,
+	}
+}
+
+// unary asks for as long as a backend has to answer. Its error is one of Inference's.
+func (b *balancer) unary(ctx context.Context, asking *call, call *upstream.Call) ([]byte, error) {
+	if asking.deadline.Text != "" {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, asking.deadline.With(b.cfg.Slack))
+		defer cancel()
 	}
 	answer, err := b.pool.Unary(ctx, call)
+	x := asking.exchange
 	x.backend = call.Asked
 	switch {
 	case err == nil:
-		return x.read(answer)
+		return answer, nil
 	case x.request.Context().Err() != nil:
 		return nil, errCallerLeft
 	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
@@ -94,12 +115,4 @@ func (b *balancer) isTooLarge(request *pipelinepb.Request, asking *call) bool {
 	limit := b.cfg.MaxMessageBytes
 	most := int64(len(asking.plain))*mostGrowth + int64(len(asking.exchange.request.URL.Path))
 	return most > limit && int64(proto.Size(request)) > limit
-}
-
-// limited bounds a call by its deadline and the time that the backend has to answer to it.
-func (b *balancer) limited(ctx context.Context, limit deadline.Deadline) (context.Context, context.CancelFunc) {
-	if limit.Text == "" {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, limit.With(b.cfg.Slack))
 }

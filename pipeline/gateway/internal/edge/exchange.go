@@ -83,7 +83,12 @@ func (x *exchange) begin(status int) {
 func (x *exchange) Write(data []byte) (written int, err error) {
 	x.begin(http.StatusOK)
 	x.share.Keep(memory.RequestBytes + int64(len(data))) // what it was made of is not needed any more
-	for piece := range slices.Chunk(data, x.pieceBytes(len(data))) {
+	if x.request.ProtoMajor == 1 {
+		written, err = x.ResponseWriter.Write(data)
+		x.sent += int64(written)
+		return written, err
+	}
+	for piece := range slices.Chunk(data, streamPieceBytes) {
 		x.mustTake(true)
 		n, err := x.ResponseWriter.Write(piece)
 		written += n
@@ -94,13 +99,6 @@ func (x *exchange) Write(data []byte) (written int, err error) {
 	}
 	x.mustTake(false)
 	return written, nil
-}
-
-func (x *exchange) pieceBytes(all int) int {
-	if x.request.ProtoMajor == 1 {
-		return max(all, 1)
-	}
-	return streamPieceBytes
 }
 
 // FlushError sends what is written; it is for http.ResponseController.
@@ -140,12 +138,13 @@ func (x *exchange) hasArrived() { _ = x.control().SetReadDeadline(time.Time{}) }
 
 // json answers with a JSON object.
 func (x *exchange) json(status int, body []byte) {
-	header := x.Header()
-	header.Set("Content-Type", JSONType)
-	header.Set("Content-Length", strconv.Itoa(len(body)))
+	x.Header()["Content-Type"] = jsonTypes
+	x.sayLength(len(body))
 	x.WriteHeader(status)
 	_, _ = x.Write(body) // to a caller that has left
 }
+
+func (x *exchange) sayLength(bytes int) { x.Header().Set("Content-Length", strconv.Itoa(bytes)) }
 
 // refuse answers a request whose body was read, or had none, with a refusal.
 func (x *exchange) refuse(answer *failure.Error) {

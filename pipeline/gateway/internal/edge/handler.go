@@ -35,6 +35,10 @@ type Handler struct {
 	web      *passthrough
 	standard deadline.Deadline // of a request that says none
 	Draining atomic.Bool
+
+	client    *balancer
+	marshaler *marshaler
+	routes    [routeNowhere + 1]*metrics.Route
 }
 
 // NewHandler puts the parts together. The pool is the caller's, to start and to close.
@@ -48,9 +52,15 @@ func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, st
 		Budget:   memory.NewBudget(cfg.MaxBufferedBytes),
 		web:      newPassthrough(backends, log),
 		standard: deadline.Standard(cfg.Timeout),
+
+		client:    &balancer{pool: backends, cfg: cfg},
+		marshaler: newMarshaler(cfg.MaxJSONBytes),
+	}
+	for each := range g.routes {
+		g.routes[each] = stats.Route(route(each).String())
 	}
 	g.mux = runtime.NewServeMux(
-		runtime.WithMarshalerOption(runtime.MIMEWildcard, newMarshaler(cfg.MaxJSONBytes)),
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, g.marshaler),
 		runtime.WithDisablePathLengthFallback(),
 		runtime.WithDisableHTTPMethodOverride(),
 		runtime.WithWriteContentLength(),
@@ -58,8 +68,7 @@ func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, st
 		runtime.WithRoutingErrorHandler(noteLostRoute),
 	)
 	stats.Watch(g.Budget.Held.Load)
-	client := &balancer{pool: backends, cfg: cfg}
-	return g, pipelinepb.RegisterPipelineServiceHandlerClient(context.Background(), g.mux, client)
+	return g, pipelinepb.RegisterPipelineServiceHandlerClient(context.Background(), g.mux, g.client)
 }
 
 // ServeHTTP answers one request.
@@ -98,7 +107,7 @@ func (g *Handler) answered(x *exchange) {
 		x.status = statusCallerLeft
 	}
 	took := time.Since(x.started)
-	g.stats.Answered(x.route.String(), x.status, x.sent, took)
+	g.routes[x.route].Answered(x.status, x.sent, took)
 	g.access.answered(x, took)
 }
 
@@ -146,7 +155,7 @@ func (g *Handler) metrics(x *exchange) {
 	}
 }
 
-// infer answers POST /<name>/<method>: it reads the body and lets the generated code ask a backend.
+// infer answers POST /<name>/<method>: it reads the body, and asks a backend: by the generated code, or directly.
 func (g *Handler) infer(x *exchange, name, method string) {
 	r := x.request
 	if r.Method != http.MethodPost {
@@ -163,13 +172,18 @@ func (g *Handler) infer(x *exchange, name, method string) {
 		g.leaveToFallback(x, &fallback{"timeout", badRequest("%s", text)})
 		return
 	}
-	if size := metadataBytes(r.Header, g.Pool.Candidates.Load().WantHeaders); size > MaxMetadataBytes && g.hasFallback() {
+	candidates := g.Pool.Candidates.Load()
+	if size := metadataBytes(r.Header, candidates.WantHeaders); size > MaxMetadataBytes && g.hasFallback() {
 		g.leaveToFallback(x, &fallback{"metadata", tooMuchMetadata(size)})
 		return
 	}
 	asked := &call{exchange: x, deadline: limit}
 	if err := g.read(asked); err != nil {
 		g.end(asked, err)
+		return
+	}
+	if candidates.AllLocal {
+		g.end(asked, g.direct(asked, name, method, candidates.AllTakeJSON))
 		return
 	}
 	g.mux.ServeHTTP(g.writerFor(x), asRequest(asked, name, method))

@@ -56,14 +56,21 @@ func outgoing(header http.Header) metadata.MD {
 	return told
 }
 
-// metadataBytes is the size of what a backend is told, as gRPC counts it; `isAll`: it is told all headers.
+// metadataBytes is the size of what a backend is told, as gRPC counts it, or a little more if that is small; `isAll`:
+// it is told all headers.
 func metadataBytes(header http.Header, isAll bool) int {
+	all := 0
+	for name, values := range header {
+		for _, value := range values {
+			all += len(name) + len(value) + metadataOverhead
+		}
+	}
+	if isAll || all <= MaxMetadataBytes { // most callers have few headers: what is told of them is less
+		return all
+	}
 	size := 0
 	for name, values := range header {
 		key, isForwarded := metadataKey(name)
-		if isAll {
-			key, isForwarded = name, true
-		}
 		if isForwarded {
 			for _, value := range values {
 				size += len(key) + len(value) + metadataOverhead

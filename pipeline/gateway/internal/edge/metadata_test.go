@@ -2,6 +2,7 @@ package edge
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/metadata"
@@ -44,6 +45,7 @@ func TestACallerCannotSayWhatIsTheGatewaysToSay(t *testing.T) {
 	if len(got) != 1 || len(got["authorization"]) != 1 || got["authorization"][0] != "Bearer own" {
 		t.Errorf("got %v", got)
 	}
+	header.Set("X-Unknown", strings.Repeat("x", MaxMetadataBytes)) // with less it is not looked at closely
 	if size := metadataBytes(header, false); size != len("authorization")+len("Bearer own")+metadataOverhead {
 		t.Errorf("%d bytes", size)
 	}

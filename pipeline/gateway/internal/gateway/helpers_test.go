@@ -45,10 +45,16 @@ func start(t *testing.T, change func(*config.Config), args ...string) *running {
 	if change != nil {
 		change(&cfg)
 	}
+	return startWith(t, cfg, connectTo(cfg))
+}
+
+// startWith runs a gateway whose upstreams are made by connect.
+func startWith(t *testing.T, cfg config.Config, connect upstream.Connect) *running {
+	t.Helper()
 	text := &gatewaytest.Lines{}
 	log := logging.New(text)
 	stats := metrics.New()
-	backends, err := upstream.NewPool(cfg, connectTo(cfg), log, stats)
+	backends, err := upstream.NewPool(cfg, connect, log, stats)
 	if err != nil {
 		t.Fatal(err)
 	}

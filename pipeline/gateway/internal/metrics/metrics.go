@@ -4,6 +4,7 @@ package metrics
 import (
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -83,11 +84,38 @@ func (s *Stats) Watch(held func() int64) {
 	}, func() float64 { return float64(held()) }))
 }
 
+// Route is what is counted of the exchanges of one route.
+type Route struct {
+	stats    *Stats
+	name     string
+	duration prometheus.Observer
+	statuses [600]atomic.Pointer[prometheus.Counter] // those that were answered with, as far as they are known
+}
+
+// Route returns that of a name.
+func (s *Stats) Route(name string) *Route {
+	return &Route{stats: s, name: name, duration: s.durations.WithLabelValues(name)}
+}
+
 // Answered counts an exchange that is over.
-func (s *Stats) Answered(route string, status int, sent int64, took time.Duration) {
-	s.requests.WithLabelValues(route, strconv.Itoa(status)).Inc()
-	s.durations.WithLabelValues(route).Observe(took.Seconds())
-	s.sent.Add(float64(sent))
+func (r *Route) Answered(status int, sent int64, took time.Duration) {
+	(*r.counter(status)).Inc()
+	r.duration.Observe(took.Seconds())
+	r.stats.sent.Add(float64(sent))
+}
+
+func (r *Route) counter(status int) *prometheus.Counter {
+	isUsual := status >= 0 && status < len(r.statuses)
+	if isUsual {
+		if known := r.statuses[status].Load(); known != nil {
+			return known
+		}
+	}
+	found := r.stats.requests.WithLabelValues(r.name, strconv.Itoa(status))
+	if isUsual {
+		r.statuses[status].Store(&found)
+	}
+	return &found
 }
 
 // Handler writes all metrics as text.

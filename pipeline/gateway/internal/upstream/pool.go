@@ -139,10 +139,10 @@ func (p *Pool) choose() *candidates {
 		}
 		if len(chosen.RPC) > 0 {
 			chosen.IsReady = wanted == StateServing
-			break
+			return &chosen
 		}
 	}
-	return &chosen
+	return &candidates{}
 }
 
 // AwaitKnown waits until something is known of every backend. Callers who come before, such as those
