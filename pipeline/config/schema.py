@@ -212,7 +212,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         bool, "True: worker_num processes, each with doors, graph and workers of its own."
     ] = False
     timeout_s: Annotated[Millis | None, "Deadline of a request, ms; <= 0: none."] = None
-    queue_size: Annotated[Size, "Requests that may wait to be worked on; more are refused."] = 1024
+    queue_size: Annotated[Size, "Requests that may wait to be worked on; more are refused."] = 4096
     max_message_bytes: Annotated[Limit, "Largest message, in and out, bytes."] = 256 * 2**20
     max_json_bytes: Annotated[
         Limit, "Largest JSON of a request or answer, and text of an answer's array, bytes."

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.errors import InitError
 
-BACKLOG = 2048
+BACKLOG = 4096
 UNIX = "unix:"
 """Begins the `host` of a frontend on a Unix socket; behind it comes the file's path."""
 

@@ -23,6 +23,7 @@ from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask
 from pipeline.system.event_loop import waited
+from pipeline.system.file_limit import raise_file_limit
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class Service(Runtime):
         """Open the frontends, initialise the Ops, report ready."""
         if self._replica is None:
             self._open_logs(self._graph.graph)
+        raise_file_limit()
         ingress_ready = await self._start_beside()
         if (
             self._config.switch_interval_s

@@ -111,7 +111,7 @@ class Case:
     dag_retry: int = 1
     channel_size: int = 0
     worker_num: int | None = None
-    queue_size: int = 1024
+    queue_size: int = 4096
     stops_s: float | None = None
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
     origin: str = ""

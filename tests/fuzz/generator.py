@@ -93,7 +93,7 @@ class _Generator:
             dag_retry=self.rng.choice((1, 1, 1, 2, 3)) if has.retries else 1,
             channel_size=self.rng.choice((0, 0, 1, 1, 2, 3)) if has.channel_size else 0,
             worker_num=self.rng.choice((None, None, None, 1, 2, 4)),
-            queue_size=self.rng.choice((1024, 1024, 1024, 1024, 1, 3)),
+            queue_size=self.rng.choice((4096, 4096, 4096, 4096, 1, 3)),
             own_edges=has.own_edges and self.chance(0.2),
             stops_s=self._stops_s(),
             origin=origin,

@@ -230,6 +230,21 @@ def test_a_request_whose_unpack_returned_nonsense_ends_at_once(returned):
     run_virtual(test())
 
 
+def test_none_of_4096_callers_who_each_wait_for_their_answer_is_refused_by_default():
+    async def main():
+        engine = Engine(chain("a"), {}, {"a": None})
+        async with engine:
+            asked = [engine.ask() for _ in range(4096)]
+            await settle()
+            assert engine.executor.inside + engine.executor.waiting == 4096
+            while engine.executor.inside:
+                engine.pools["a"].release(64)
+                await settle()
+            assert all(response.err_no == 0 for response in await asyncio.gather(*asked))
+
+    run_virtual(main())
+
+
 def test_worker_num_bounds_what_is_inside_and_queue_size_what_waits():
     async def main():
         engine = Engine(chain("a"), {"worker_num": 2, "queue_size": 3}, {"a": None})
