@@ -58,7 +58,9 @@ def v2(context: FrontendContext, options: None) -> None:
     config = context.config
     models = ModelRepository(context.models, config.statistics, context.offload, context.forwarding)
     context.routes.append(InferenceRoutes(models, context.offload, config.limits))
-    context.services.append(inference_service(models, context.offload, config.limits))
+    context.services.append(
+        inference_service(models, context.offload, config.limits, config.opentelemetry)
+    )
     context.lanes.append(
         InferLane(models, context.offload, config.limits, config.max_message_bytes)
     )

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PackageError, PipelineError
-from pipeline.frontends.v2.errors import V2Error
+from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.repository import FittedRequest, ModelRepository
+from pipeline.proto.inference_v2_pb2 import ModelInferRequest
 from pipeline.proto.slices import Limits, is_short
-from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters
+from pipeline.proto.v2.codec import (
+    InferRequest,
+    InferResponse,
+    Parameters,
+    request_from_message,
+)
 from pipeline.proto.v2.forms import Cut, InputsForm, OutputsForm, cut_json, layout
 from pipeline.proto.v2.json import binary_names, read_request
+from pipeline.proto.v2.message_forms import MessageInputs, MessageOutputs, cut_message
 from pipeline.proto.v2.raw import Array
 
-_MOST_FORMS = 128  # of a model that are known
-_MOST_BYTES = 2048  # of the JSON of one
+_MOST_FORMS = 128  # that are known
+_MOST_BYTES = 2048  # of the key of one
 _MOST_SEEN = 1024
 _MOST_LAYOUTS = 16  # of the answers to requests of one form
 
+_Inputs = TypeVar("_Inputs", InputsForm, MessageInputs)
 Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 
 
@@ -31,31 +40,55 @@ class UnknownFormError(Exception):
     """A request that is not for these ways: the usual ones find out what it is."""
 
 
-class RequestForm:
+def read_message(message: bytes, limits: Limits) -> InferRequest:
+    """Return the request in a message. Raises V2Error for what is none, and PackageError."""
+    try:
+        found = ModelInferRequest.FromString(message)
+    except DecodeError as error:
+        text = f"the message is no ModelInferRequest: {error}"
+        raise V2Error(V2Status.INVALID, text) from error
+    return request_from_message(found, limits)
+
+
+class Told(NamedTuple):
+    """Words of a caller beside a request, see `ModelRepository.infer`."""
+
+    timeout_s: float | None
+    traceparent: str
+    headers: Headers
+
+
+class RequestForm(Generic[_Inputs]):
     """Requests of one form, with all that was found out about them.
 
     Args:
         fitted: what the model is asked.
         request: one of them.
         inputs: reads their data; None: it is known of this request alone.
+        outputs_form: remembers how an answer looks.
     """
 
     def __init__(
-        self, fitted: FittedRequest, request: InferRequest, inputs: InputsForm | None = None
+        self,
+        fitted: FittedRequest,
+        request: InferRequest,
+        inputs: _Inputs | None,
+        outputs_form: Callable[[InferResponse, set[str]], Any],
     ) -> None:
         self.fitted: FittedRequest = fitted
-        self.inputs: InputsForm | None = inputs
+        self.inputs: _Inputs | None = inputs
         self.id: str = request.id
         self.parameters: Parameters = request.parameters
         self._asked = msgspec.structs.replace(request, inputs={})
         slots = fitted.interface.outputs or ()
         self._names = tuple(dict.fromkeys(fitted.wanted or [slot.name for slot in slots]))
-        self._layouts: dict[Any, OutputsForm] = {}
+        self._outputs_form = outputs_form
+        self._layouts: dict[Any, Any] = {}
 
-    def written(self, answer: Any, request_id: str) -> tuple[bytes, int | None] | None:
-        """Return what `write_response` makes of an engine's answer; None: nothing like it is known.
+    def written(self, answer: Any, request_id: str) -> Any:
+        """Return what the outputs' form writes for an engine's answer; None: no such is known.
 
-        It is known if an answer with the same arrays but for their elements was `learnt`.
+        It is known if an answer with the same arrays but for their elements was learnt.
         """
         if not self._layouts or type(answer) is not ChannelData or answer.error is not None:
             return None
@@ -90,7 +123,7 @@ class RequestForm:
         for value, array in zip(found[0], response.outputs.values(), strict=True):
             if value.dtype != array.dtype or value.size != array.size:
                 return
-        form = OutputsForm.of(response, self.binary(names))
+        form = self._outputs_form(response, self.binary(names))
         if form is not None:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
@@ -102,7 +135,7 @@ class InferCall(UnarySink):
 
     __slots__ = ("form", "id", "sink")
 
-    def __init__(self, form: RequestForm, request_id: str, sink: ResponseSink) -> None:
+    def __init__(self, form: RequestForm[Any], request_id: str, sink: ResponseSink) -> None:
         self.form = form
         self.id = request_id
         self.sink = sink
@@ -111,43 +144,34 @@ class InferCall(UnarySink):
         self.sink.end((self, answer))
 
 
-class RequestForms:
-    """The forms of the requests for one model that came last.
+class RequestForms(Generic[_Inputs]):
+    """The forms that came last, by what is the same in all requests of each.
 
     Args:
-        models: has the model.
-        name, version: as a caller gives them; the version may be "".
+        models: the models that are asked.
+        limits: of text in requests.
     """
 
-    def __init__(self, models: ModelRepository, name: str, version: str, limits: Limits) -> None:
+    def __init__(self, models: ModelRepository, limits: Limits) -> None:
         self._models = models
-        self._name = name
-        self._version = version
         self._limits = limits
-        self._known: dict[bytes, RequestForm] = {}
+        self._known: dict[bytes, RequestForm[_Inputs]] = {}
         self._seen: set[int] = set()
 
-    def begin(
+    def _begin(
         self,
-        body: bytes,
-        length: int | None,
-        timeout_s: float | None,
-        traceparent: str,
-        headers: Headers,
+        form: RequestForm[_Inputs],
+        request_id: str,
+        inputs: dict[str, Array],
+        told: Told,
         sink: ResponseSink,
     ) -> RequestHandle:
         """Begin a request; the sink is given the InferCall and what `Engine.begin` gives a sink.
 
-        Args:
-            body, length: see `read_request`; short.
-            timeout_s, traceparent, headers: see `ModelRepository.infer`.
-
-        Raises:
-            UnknownFormError: before anything was begun; whoever reads the request anew sees why.
-            OverloadedError: as `Engine.begin` does.
+        Raises UnknownFormError, before anything was begun, and what `Engine.begin` does.
         """
-        form, request_id, inputs = self._read(body, length)
         fitted = form.fitted
+        timeout_s, traceparent, headers = told
         try:
             raw, target = self._models.route(
                 fitted, inputs, request_id, form.parameters, traceparent, headers
@@ -157,54 +181,108 @@ class RequestForms:
         call = InferCall(form, request_id, sink)
         return fitted.entry.served.engine.begin(raw, fitted.left_of(timeout_s), target, call)
 
-    def _read(self, body: bytes, length: int | None) -> tuple[RequestForm, str, dict[str, Array]]:
-        text = body if length is None else body[:length]
-        if len(text) > self._limits.json_bytes:
-            raise UnknownFormError
-        cut = cut_json(text, length is None)
-        if cut is not None:
-            form = self._known.get(cut.key)
-            if form is not None and form.inputs is not None and self._is_current(form):
-                with contextlib.suppress(ValueError, PackageError):
-                    inputs = form.inputs.read(cut, body, len(text), self._limits)
-                    return form, form.id if cut.id is None else cut.id, inputs
-        return self._read_anew(body, text, length, cut)
+    def _find(self, key: bytes) -> RequestForm[_Inputs] | None:
+        """Return a form that is known, and still true of its model."""
+        form = self._known.get(key)
+        return form if form is not None and self._models.is_current(form.fitted) else None
 
-    def _is_current(self, form: RequestForm) -> bool:
-        return self._models.is_current(form.fitted)
-
-    def _read_anew(
-        self, body: bytes, text: bytes, length: int | None, cut: Cut | None
-    ) -> tuple[RequestForm, str, dict[str, Array]]:
-        """Read a request of no form that is known; the second of a form makes it known."""
+    def _fit(self, read: Callable[[], InferRequest]) -> tuple[InferRequest, FittedRequest]:
+        """Read a request of no form that is known. Raises UnknownFormError."""
         try:
-            request = read_request(
-                body,
-                length,
-                model_name=self._name,
-                model_version=self._version,
-                limits=self._limits,
-            )
+            request = read()
             fitted = self._models.fit(request)
         except (PipelineError, V2Error):
             raise UnknownFormError from None
         if not is_short(request.inputs):
             raise UnknownFormError
-        inputs = None
-        if cut is not None and len(cut.key) <= _MOST_BYTES and self._is_seen(cut.key):
-            inputs = InputsForm.of(cut, request)
-        form = RequestForm(fitted, request, inputs)
-        if inputs is not None and cut is not None:
-            if len(self._known) >= _MOST_FORMS:
-                self._known.clear()
-            self._known[cut.key] = form
-        return form, request.id, request.inputs
+        return request, fitted
 
     def _is_seen(self, key: bytes) -> bool:
-        """Return whether this has come before."""
+        """Return whether this has come before, so that it is worth being known."""
+        if len(key) > _MOST_BYTES:
+            return False
         if hash(key) in self._seen:
             return True
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen.add(hash(key))
         return False
+
+    def _keep(self, key: bytes, form: RequestForm[_Inputs]) -> None:
+        if len(self._known) >= _MOST_FORMS:
+            self._known.clear()
+        self._known[key] = form
+
+
+class BodyForms(RequestForms[InputsForm]):
+    """Forms of what is posted to one model.
+
+    Args:
+        name, version: of the model, as a caller gives them; the version may be "".
+    """
+
+    def __init__(self, models: ModelRepository, limits: Limits, name: str, version: str) -> None:
+        super().__init__(models, limits)
+        self._name = name
+        self._version = version
+
+    def begin(
+        self, body: bytes, length: int | None, told: Told, sink: ResponseSink
+    ) -> RequestHandle:
+        """Begin a request, see `_begin`; `body` and `length`: see `read_request`, but short."""
+        text = body if length is None else body[:length]
+        if len(text) > self._limits.json_bytes:
+            raise UnknownFormError
+        cut = cut_json(text, length is None)
+        form = None if cut is None else self._find(cut.key)
+        inputs = None
+        if cut is not None and form is not None and form.inputs is not None:
+            with contextlib.suppress(ValueError, PackageError):
+                inputs = form.inputs.read(cut, body, len(text), self._limits)
+        if cut is None or form is None or inputs is None:
+            return self._begin_anew(body, length, cut, told, sink)
+        return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
+
+    def _begin_anew(
+        self, body: bytes, length: int | None, cut: Cut | None, told: Told, sink: ResponseSink
+    ) -> RequestHandle:
+        """Begin a request of no form that is known; the second of a form makes it known."""
+        request, fitted = self._fit(
+            lambda: read_request(
+                body,
+                length,
+                model_name=self._name,
+                model_version=self._version,
+                limits=self._limits,
+            )
+        )
+        inputs = None
+        if cut is not None and self._is_seen(cut.key):
+            inputs = InputsForm.of(cut, request)
+        form = RequestForm(fitted, request, inputs, OutputsForm.of)
+        if inputs is not None and cut is not None:
+            self._keep(cut.key, form)
+        return self._begin(form, request.id, request.inputs, told, sink)
+
+
+class MessageForms(RequestForms[MessageInputs]):
+    """Forms of ModelInferRequests."""
+
+    def begin(self, message: bytes, told: Told, sink: ResponseSink) -> RequestHandle:
+        """Begin a request, see `_begin`, if its tensors are raw; it is short."""
+        cut = cut_message(message)
+        if cut is None:
+            raise UnknownFormError
+        form = self._find(cut.key)
+        inputs = None
+        if form is not None and form.inputs is not None:
+            with contextlib.suppress(ValueError, PackageError):
+                inputs = form.inputs.read(cut, message, self._limits)
+        if form is not None and inputs is not None:
+            return self._begin(form, cut.id, inputs, told, sink)
+        request, fitted = self._fit(lambda: read_message(message, self._limits))
+        found = MessageInputs.of(cut, request) if self._is_seen(cut.key) else None
+        form = RequestForm(fitted, request, found, MessageOutputs.of)
+        if found is not None:
+            self._keep(cut.key, form)
+        return self._begin(form, request.id, request.inputs, told, sink)

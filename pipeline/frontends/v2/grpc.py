@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+)
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,9 +20,12 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.engine.offload import Offload
+from pipeline.engine.request import AnswerFuture
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
+from pipeline.frontends.v2.forms import MessageForms, Told, UnknownFormError, read_message
+from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
@@ -26,7 +36,6 @@ from pipeline.proto.v2.codec import (
     InferRequest,
     InferResponse,
     large_request_from_message,
-    request_from_message,
     response_pieces,
 )
 
@@ -40,10 +49,16 @@ _LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
 def inference_service(
-    models: ModelRepository, offload: Offload | None = None, limits: Limits | None = None
+    models: ModelRepository,
+    offload: Offload | None = None,
+    limits: Limits | None = None,
+    takes_trace: bool = True,
 ) -> GrpcService:
-    """Return the service for a GrpcFrontend; `offload` reads and writes the large messages."""
-    calls = _Calls(models, offload or Offload(threads=0), limits or Limits())
+    """Return the service for a GrpcFrontend; `offload` reads and writes the large messages.
+
+    With `takes_trace` the engine is told the caller's traceparent.
+    """
+    calls = _Calls(models, offload or Offload(threads=0), limits or Limits(), takes_trace)
     methods: Mapping[str, Unary] = {
         "ServerLive": _unary(pb.ServerLiveRequest, calls.server_live),
         "ServerReady": _unary(pb.ServerReadyRequest, calls.server_ready),
@@ -65,8 +80,12 @@ def inference_service(
 class _Calls:
     """The methods, message in and message out. They raise V2Error and PipelineError."""
 
-    def __init__(self, models: ModelRepository, offload: Offload, limits: Limits) -> None:
+    def __init__(
+        self, models: ModelRepository, offload: Offload, limits: Limits, takes_trace: bool
+    ) -> None:
         self._models = models
+        self._forms = MessageForms(models, limits)
+        self._takes_trace = takes_trace
         self._offload = offload
         self._limits = limits
 
@@ -103,26 +122,54 @@ class _Calls:
 
     async def model_infer(self, message: bytes, call: GrpcCall) -> bytes:
         try:
+            with contextlib.suppress(UnknownFormError):
+                return await self._infer_known(message, call)
             return await self._infer(message, call, _written)
         except (V2Error, PipelineError) as error:
             raise _failure(error) from error
+
+    async def _infer_known(self, message: bytes, call: GrpcCall) -> bytes:
+        """Answer a short request; raises UnknownFormError before anything was begun."""
+        if len(message) > SHORT_BYTES:
+            raise UnknownFormError
+        future = AnswerFuture()
+        told = Told(call.time_left(), self._trace(call), call.headers)
+        try:
+            future.request = self._forms.begin(message, told, future)
+            asked, answer = await future
+            form = asked.form
+            written: bytes | None = form.written(answer, asked.id)
+            if written is not None:
+                return written
+            if is_short_answer(answer):
+                outputs = form.fitted.outputs(answer)
+            else:
+                read = partial(form.fitted.outputs, answer)
+                outputs, _ = await self._offload.run(read, call.time_left())
+        except (V2Error, PipelineError) as error:
+            raise _told(error, call) from error
+        response = form.response(asked.id, outputs)
+        form.learn(answer, response)
+        return await self._write(response, call, _written)
+
+    def _trace(self, call: GrpcCall) -> str:
+        return call.header("traceparent") if self._takes_trace else ""
 
     async def _infer(
         self, message: bytes, call: GrpcCall, write: Callable[[InferResponse], bytes]
     ) -> bytes:
         request, left_s = await self._read(message, call.time_left())
         del message
-        traceparent = call.header("traceparent")
+        trace = self._trace(call)
         try:
-            response = await self._models.infer(request, left_s, traceparent, call.headers)
+            response = await self._models.infer(request, left_s, trace, call.headers)
         except V2Error as error:
-            left_s = call.time_left()
-            is_over = left_s is not None and left_s < _CLOCKS_DIFFER_S
-            if error.kind is V2Status.UNAVAILABLE and is_over:
-                # What the caller's own library tells, if it is the first to look at the clock.
-                text = f"Deadline Exceeded: {error}"
-                raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
-            raise
+            raise _told(error, call) from error
+        return await self._write(response, call, write)
+
+    async def _write(
+        self, response: InferResponse, call: GrpcCall, write: Callable[[InferResponse], bytes]
+    ) -> bytes:
         if weight(response.outputs) <= SHORT_BYTES:
             return write(response)
         return (await self._offload.run(lambda: write(response), call.time_left()))[0]
@@ -131,7 +178,7 @@ class _Calls:
         self, message: bytes, left_s: float | None
     ) -> tuple[InferRequest, float | None]:
         if len(message) <= SHORT_BYTES:
-            return _read(message, self._limits), left_s
+            return read_message(message, self._limits), left_s
         read = partial(_read_large, [message], self._limits)
         del message
         return await self._offload.run(read, left_s)
@@ -184,8 +231,15 @@ class _Calls:
             return answer.SerializeToString()
 
 
-def _read(message: bytes, limits: Limits) -> InferRequest:
-    return request_from_message(_parsed(pb.ModelInferRequest, message), limits)
+def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError:
+    """Return the error of an inference, as its caller knows it."""
+    failure = v2_error(error)
+    left_s = call.time_left()
+    is_over = left_s is not None and left_s < _CLOCKS_DIFFER_S
+    if failure.kind is not V2Status.UNAVAILABLE or not is_over:
+        return failure
+    # What the caller's own library tells, if it is the first to look at the clock.
+    return GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, f"Deadline Exceeded: {failure}")
 
 
 def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:

@@ -17,7 +17,7 @@ from pipeline.frontends.http.routes import (
     WebResponse,
 )
 from pipeline.frontends.v2 import ModelRepository, V2Error
-from pipeline.frontends.v2.forms import InferCall, RequestForms, UnknownFormError
+from pipeline.frontends.v2.forms import BodyForms, InferCall, Told, UnknownFormError
 from pipeline.frontends.v2.http import BINARY, HEADER_LENGTH, accepted, failure, reply_of
 from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.proto.slices import Limits, is_short
@@ -45,7 +45,7 @@ class InferLane:
         self._models = models
         self._offload = offload
         self._limits = limits
-        self._forms: dict[tuple[str, str], RequestForms] = {}
+        self._forms: dict[tuple[str, str], BodyForms] = {}
 
     def endpoint(self, path: str, headers: Headers) -> InferEndpoint | None:
         """Return what answers `POST path`; None: it is left to the routes."""
@@ -68,12 +68,12 @@ class InferLane:
         length = None if told is None else int(told)
         return InferEndpoint(forms, length, left_s, headers, self._offload, self._limits)
 
-    def _forms_of(self, name: str, version: str) -> RequestForms:
+    def _forms_of(self, name: str, version: str) -> BodyForms:
         found = self._forms.get((name, version))
         if found is None:
             if len(self._forms) >= _MOST_MODELS:
                 self._forms.clear()
-            found = RequestForms(self._models, name, version, self._limits)
+            found = BodyForms(self._models, self._limits, name, version)
             self._forms[name, version] = found
         return found
 
@@ -83,7 +83,7 @@ class InferEndpoint:
 
     def __init__(
         self,
-        forms: RequestForms,
+        forms: BodyForms,
         length: int | None,
         left_s: float | None,
         headers: Headers,
@@ -93,8 +93,8 @@ class InferEndpoint:
         self._forms = forms
         self._length = length
         self._left_s = left_s
-        self._headers = headers
-        self._traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+        trace = headers.get(b"traceparent", b"").decode("latin-1")
+        self._told = Told(left_s, trace, headers.items)
         self._offload = offload
         self._limits = limits
 
@@ -103,9 +103,7 @@ class InferEndpoint:
         if self._length is not None and self._length > len(body):
             raise HandOverError
         try:
-            return self._forms.begin(
-                body, self._length, self._left_s, self._traceparent, self._headers.items, sink
-            )
+            return self._forms.begin(body, self._length, self._told, sink)
         except UnknownFormError:
             raise HandOverError from None
 
@@ -117,7 +115,7 @@ class InferEndpoint:
             raise ended
         call: InferCall = ended[0]
         answer = ended[1]
-        written = call.form.written(answer, call.id)
+        written: tuple[bytes, int | None] | None = call.form.written(answer, call.id)
         if written is not None:
             body, length = written
             if length is None:

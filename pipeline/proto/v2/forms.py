@@ -81,26 +81,42 @@ def _cut_lists(text: bytes, name: str | None) -> Cut | None:
     return Cut(_MARK.join(pieces), name, lists)
 
 
-class _Tensor(NamedTuple):
-    """One input: where it stands among the lists, or in the bytes behind the JSON."""
+class Tensor(NamedTuple):
+    """One input of a form."""
 
     name: str
     datatype: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     size: int
-    start: int
-    end: int
+
+    @classmethod
+    def of(cls, name: str, datatype: str, array: Array) -> Tensor:
+        """Return the input that `array` was read of."""
+        return cls(name, datatype, known_dtype(datatype), array.shape, array.size)
+
+    def read(self, body: bytes, start: int, end: int, limits: Limits) -> Array:
+        """Return the array of the bytes from `start` to `end`; it can be written to.
+
+        Raises ValueError or PackageError for bytes that are no such array.
+        """
+        dtype, size, shape = self.dtype, self.size, self.shape
+        if dtype is BYTES or dtype is _BOOL:
+            return raw_to_array(self.datatype, shape, memoryview(body)[start:end], limits)
+        if end - start != size * dtype.itemsize:
+            raise ValueError
+        flat = np.frombuffer(body, dtype, size, start).copy()
+        return flat if len(shape) == 1 else flat.reshape(shape)
 
 
 class InputsForm(msgspec.Struct, frozen=True):
     """Inputs of requests of one form.
 
-    `size` is that of the bytes behind the JSON; 0: the data are lists in it.
+    `ends`: where those of each end that stand behind the JSON; () for data that are lists in it.
     """
 
-    tensors: tuple[_Tensor, ...]
-    size: int
+    tensors: tuple[Tensor, ...]
+    ends: tuple[int, ...]
 
     @classmethod
     def of(cls, cut: Cut, request: InferRequest) -> InputsForm | None:
@@ -110,47 +126,40 @@ class InputsForm(msgspec.Struct, frozen=True):
         fields = _probed(cut)
         if fields is None or len(cut.lists) not in (0, len(request.inputs)):
             return None
-        tensors, at = [], 0
-        for index, (entry, array) in enumerate(
-            zip(fields["inputs"], request.inputs.values(), strict=True)
-        ):
+        tensors: list[Tensor] = []
+        ends: list[int] = []
+        for entry, array in zip(fields["inputs"], request.inputs.values(), strict=True):
             size = entry.get("parameters", {}).get("binary_data_size")
-            if cut.lists and (size is not None or entry.get("data") != [index]):
+            if cut.lists and (size is not None or entry.get("data") != [len(tensors)]):
                 return None
             if not array.size or not (cut.lists or size):
                 return None
-            start, end = (index, index) if cut.lists else (at, at + size)
-            tensors.append(
-                _Tensor(
-                    entry["name"], entry["datatype"], known_dtype(entry["datatype"]),
-                    array.shape, array.size, start, end,
-                )
-            )  # fmt: skip
-            at = end
-        return cls(tuple(tensors), 0 if cut.lists else at)
+            tensors.append(Tensor.of(entry["name"], entry["datatype"], array))
+            if not cut.lists:
+                ends.append(size + (ends[-1] if ends else 0))
+        return cls(tuple(tensors), tuple(ends))
 
     def read(self, cut: Cut, body: bytes, at: int, limits: Limits) -> dict[str, Array]:
         """Return the arrays of a body whose data begin at `at`; they can be written to.
 
         Raises ValueError or PackageError for data that are wrong: `read_request` says what is.
         """
-        if len(body) - at != self.size:
+        tensors, ends = self.tensors, self.ends
+        if not ends:
+            lists = zip(tensors, cut.lists, strict=True)
+            return {tensor.name: _of_list(tensor, text, limits) for tensor, text in lists}
+        if len(body) - at != ends[-1]:
             raise ValueError
-        if not self.size:
-            return {each.name: _of_list(each, cut.lists, limits) for each in self.tensors}
         arrays: dict[str, Array] = {}
-        for name, datatype, dtype, shape, size, start, end in self.tensors:
-            if dtype is BYTES or dtype is _BOOL:
-                raw = memoryview(body)[at + start : at + end]
-                arrays[name] = raw_to_array(datatype, shape, raw, limits)
-            else:
-                flat = np.frombuffer(body, dtype, size, at + start).copy()
-                arrays[name] = flat if len(shape) == 1 else flat.reshape(shape)
+        start = at
+        for tensor, end in zip(tensors, ends, strict=True):
+            arrays[tensor.name] = tensor.read(body, start, at + end, limits)
+            start = at + end
         return arrays
 
 
-def _of_list(tensor: _Tensor, lists: Sequence[bytes], limits: Limits) -> Array:
-    data = orjson.loads(lists[tensor.start])
+def _of_list(tensor: Tensor, text: bytes, limits: Limits) -> Array:
+    data = orjson.loads(text)
     array = list_to_array(tensor.datatype, tensor.shape, tensor.size, data)
     if array is None:
         return data_to_array(tensor.datatype, tensor.shape, data, limits)

@@ -1,0 +1,157 @@
+"""Forms of v2 messages: see `proto.v2.forms`, of protobuf instead of JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
+from pipeline.proto.pipeline.blocks import field_head
+from pipeline.proto.slices import Limits
+from pipeline.proto.v2.codec import InferRequest, InferResponse
+from pipeline.proto.v2.forms import Tensor
+from pipeline.proto.v2.raw import BYTES, Array, datatype_of
+
+
+def _tag(message: Any, field: str) -> int:
+    """Return the byte that a field with a length begins with."""
+    number: int = message.DESCRIPTOR.fields_by_name[field].number
+    return number << 3 | 2
+
+
+_ID = _tag(ModelInferRequest, "id")
+_RAW = _tag(ModelInferRequest, "raw_input_contents")
+_OTHERS = frozenset(
+    _tag(ModelInferRequest, field)
+    for field in ("model_name", "model_version", "parameters", "inputs", "outputs")
+)
+_ID_OF_ANSWER = ModelInferResponse.ID_FIELD_NUMBER
+_RAW_OF_ANSWER = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+
+
+class MessageCut(NamedTuple):
+    """A ModelInferRequest, cut at what differs: `key` is the rest.
+
+    `raws`: where each of its raw contents begins and ends.
+    """
+
+    key: bytes
+    id: str
+    raws: Sequence[tuple[int, int]]
+
+
+def cut_message(data: bytes) -> MessageCut | None:
+    """Cut a request; None if it is damaged, or its raw contents do not stand at its end."""
+    try:
+        return _cut(data)
+    except (IndexError, UnicodeDecodeError):
+        return None
+
+
+def _cut(data: bytes) -> MessageCut | None:
+    """Walk through the fields. Raises IndexError where the message ends in one."""
+    at, end, id_start, id_end, request_id = 0, len(data), 0, 0, ""
+    while data[at] != _RAW:
+        tag, start, stop = _field(data, at)
+        if tag == _ID:
+            if id_end:
+                return None
+            id_start, id_end, request_id = at, stop, data[start:stop].decode()
+        elif tag not in _OTHERS:
+            return None
+        at = stop
+    key = data[:id_start] + data[id_end:at]
+    raws = []
+    while at < end:
+        tag, start, at = _field(data, at)
+        if tag != _RAW:
+            return None
+        raws.append((start, at))
+    return MessageCut(key, request_id, raws) if at == end else None
+
+
+def _field(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return (tag, start, end) of a field with a length, whose tag is one byte."""
+    size, start = data[at + 1], at + 2
+    if size >= 0x80:
+        size &= 0x7F
+        for shift in (7, 14):
+            size |= (data[start] & 0x7F) << shift
+            start += 1
+            if data[start - 1] < 0x80:
+                break
+        else:
+            raise IndexError  # longer than anything here
+    return data[at], start, start + size
+
+
+class MessageInputs(msgspec.Struct, frozen=True):
+    """Inputs of requests of one form, all of them raw."""
+
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, cut: MessageCut, request: InferRequest) -> MessageInputs | None:
+        """Return the form of `request`, whose message was cut; None if it is not known."""
+        found = ModelInferRequest.FromString(cut.key)
+        if len(found.inputs) != len(cut.raws) or sys.byteorder != "little":
+            return None
+        tensors = []
+        for entry, (name, array) in zip(found.inputs, request.inputs.items(), strict=True):
+            if not array.size:
+                return None
+            tensors.append(Tensor.of(name, entry.datatype, array))
+        return cls(tuple(tensors))
+
+    def read(self, cut: MessageCut, data: bytes, limits: Limits) -> dict[str, Array]:
+        """Return the arrays; they can be written to.
+
+        Raises ValueError or PackageError for data that are wrong: `request_from_message` says what.
+        """
+        arrays: dict[str, Array] = {}
+        for tensor, (start, end) in zip(self.tensors, cut.raws, strict=True):
+            arrays[tensor.name] = tensor.read(data, start, end, limits)
+        return arrays
+
+
+class MessageOutputs(msgspec.Struct, frozen=True):
+    """Outputs of answers of one form: numbers of these dtypes and shapes.
+
+    `before`, `behind`: the fields before the id, and those behind it up to the raw contents;
+    `heads`: of each of these.
+    """
+
+    before: bytes
+    behind: bytes
+    heads: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, response: InferResponse, binary: Collection[str] = ()) -> MessageOutputs | None:
+        """Return the form of an answer; None if it has none that is known. All are raw."""
+        if not response.outputs or response.parameters:
+            return None
+        message, heads = ModelInferResponse(), []
+        for name, array in response.outputs.items():
+            if array.dtype == BYTES or not array.dtype.isnative or sys.byteorder != "little":
+                return None
+            datatype = datatype_of(array.dtype)
+            message.outputs.add(name=name, datatype=datatype, shape=array.shape)
+            heads.append(field_head(_RAW_OF_ANSWER, array.nbytes))
+        before = ModelInferResponse(
+            model_name=response.model_name, model_version=response.model_version
+        )
+        return cls(before.SerializeToString(), message.SerializeToString(), tuple(heads))
+
+    def write(self, request_id: str, values: Sequence[Any]) -> bytes:
+        """Return the message of an answer, of arrays or of numpy's numbers."""
+        parts = [self.before]
+        if request_id:
+            text = request_id.encode()
+            parts += (field_head(_ID_OF_ANSWER, len(text)), text)
+        parts.append(self.behind)
+        for head, value in zip(self.heads, values, strict=True):
+            parts += (head, value.tobytes())
+        return b"".join(parts)
