@@ -81,7 +81,7 @@ def _cut_lists(text: bytes, name: str | None) -> Cut | None:
     return Cut(_MARK.join(pieces), name, lists)
 
 
-class Tensor(NamedTuple):
+class InputForm(NamedTuple):
     """One input of a form."""
 
     name: str
@@ -91,7 +91,7 @@ class Tensor(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, name: str, datatype: str, array: Array) -> Tensor:
+    def of(cls, name: str, datatype: str, array: Array) -> InputForm:
         """Return the input that `array` was read of."""
         return cls(name, datatype, known_dtype(datatype), array.shape, array.size)
 
@@ -115,7 +115,7 @@ class InputsForm(msgspec.Struct, frozen=True):
     `ends`: where those of each end that stand behind the JSON; () for data that are lists in it.
     """
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[InputForm, ...]
     ends: tuple[int, ...]
 
     @classmethod
@@ -126,7 +126,7 @@ class InputsForm(msgspec.Struct, frozen=True):
         fields = _probed(cut)
         if fields is None or len(cut.lists) not in (0, len(request.inputs)):
             return None
-        tensors: list[Tensor] = []
+        tensors: list[InputForm] = []
         ends: list[int] = []
         for entry, array in zip(fields["inputs"], request.inputs.values(), strict=True):
             size = entry.get("parameters", {}).get("binary_data_size")
@@ -134,7 +134,7 @@ class InputsForm(msgspec.Struct, frozen=True):
                 return None
             if not array.size or not (cut.lists or size):
                 return None
-            tensors.append(Tensor.of(entry["name"], entry["datatype"], array))
+            tensors.append(InputForm.of(entry["name"], entry["datatype"], array))
             if not cut.lists:
                 ends.append(size + (ends[-1] if ends else 0))
         return cls(tuple(tensors), tuple(ends))
@@ -158,7 +158,7 @@ class InputsForm(msgspec.Struct, frozen=True):
         return arrays
 
 
-def _of_list(tensor: Tensor, text: bytes, limits: Limits) -> Array:
+def _of_list(tensor: InputForm, text: bytes, limits: Limits) -> Array:
     data = orjson.loads(text)
     array = list_to_array(tensor.datatype, tensor.shape, tensor.size, data)
     if array is None:

@@ -12,7 +12,7 @@ from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferRespons
 from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.slices import Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse
-from pipeline.proto.v2.forms import Tensor
+from pipeline.proto.v2.forms import InputForm
 from pipeline.proto.v2.raw import BYTES, Array, datatype_of
 
 
@@ -91,7 +91,7 @@ def _field(data: bytes, at: int) -> tuple[int, int, int]:
 class MessageInputs(msgspec.Struct, frozen=True):
     """Inputs of requests of one form, all of them raw."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[InputForm, ...]
 
     @classmethod
     def of(cls, cut: MessageCut, request: InferRequest) -> MessageInputs | None:
@@ -103,7 +103,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
         for entry, (name, array) in zip(found.inputs, request.inputs.items(), strict=True):
             if not array.size:
                 return None
-            tensors.append(Tensor.of(name, entry.datatype, array))
+            tensors.append(InputForm.of(name, entry.datatype, array))
         return cls(tuple(tensors))
 
     def read(self, cut: MessageCut, data: bytes, limits: Limits) -> dict[str, Array]:
