@@ -110,7 +110,15 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
     begin, takes_trace = context.models.begin, config.opentelemetry
     offload, forwarding = context.offload, context.forwarding
     methods = [
-        *inference_methods(begin, _wire(context), offload, config.limits, takes_trace, forwarding),
+        *inference_methods(
+            begin,
+            _wire(context),
+            offload,
+            config.limits,
+            takes_trace,
+            forwarding,
+            _is_own(context),
+        ),
         *service_methods(context.services, offload),
     ]
     linked = LinkFrontend(methods, paths.link, takes_trace, takes_headers=forwarding is not None)

@@ -22,11 +22,11 @@ from pipeline.frontends.link.frames import (
     MESSAGE,
     MORE,
     OVERRUN,
-    Sending,
     Window,
     end_of,
     fields,
 )
+from pipeline.frontends.link.outbox import Sending
 from pipeline.proto.inflate import emptied
 from pipeline.proto.slices import SHORT_BYTES
 

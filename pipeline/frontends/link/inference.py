@@ -24,6 +24,7 @@ from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error
 from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.plain import PlainResponse, plain_request_from_json
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import Limits
 
@@ -94,18 +95,22 @@ class JsonForm:
     Args:
         offload: where large messages are read and written.
         limits: of JSON.
+        is_plain: the engine takes a PlainRequest where a Request stands.
     """
 
-    def __init__(self, offload: Offload, limits: Limits) -> None:
+    def __init__(self, offload: Offload, limits: Limits, is_plain: bool = False) -> None:
         self._offload = offload
         self._limits = limits
+        self._from_json: Callable[[bytes, str, str], Any] = (
+            plain_request_from_json if is_plain else jsonpb.request_from_json
+        )
 
     write: Callable[[Response], bytes] = staticmethod(jsonpb.response_to_json)
     write_error: Callable[[PipelineError], bytes] = staticmethod(error_body)
 
     def read(self, message: bytes, metadata: bytes) -> Any:
         """Return the Request that a body is. Raises PackageError."""
-        return jsonpb.request_from_json(message, *_names_of(metadata))
+        return self._from_json(message, *_names_of(metadata))
 
     async def read_large(
         self, pieces: Sequence[bytes], metadata: bytes, timeout_s: float | None
@@ -220,7 +225,9 @@ class InferenceCall(UnarySink, LinkCall):
     def end(self, answer: Any) -> None:
         """Send the answer."""
         try:
-            if isinstance(answer, Response):
+            if type(answer) is PlainResponse:  # of JSON, as its request was
+                self._peer.answer(self._number, answer.to_json())
+            elif isinstance(answer, Response):
                 self._peer.answer(self._number, self._service.form.write(answer))
             elif isinstance(answer, LargeResponse):
                 self._work = self._peer.loop.create_task(self._write_large(answer))

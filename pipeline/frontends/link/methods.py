@@ -52,11 +52,13 @@ def inference_methods(
     limits: Limits,
     takes_trace: bool = False,
     forwarding: HeaderForwarding | None = None,
+    is_plain: bool = False,
 ) -> list[LinkMethod]:
     """Return the methods of an engine that answers a Request with a Response.
 
     With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
     reads and writes protobuf; long JSON is read and written by `offload`, within `limits`.
+    `is_plain`: `begin` takes a PlainRequest where a Request stands.
     """
 
     def method(name: str, form: Form, takes_timeout: bool = False) -> LinkMethod:
@@ -66,7 +68,7 @@ def inference_methods(
     protobuf = ProtobufForm(wire)
     return [
         method(INFERENCE, protobuf),
-        method(JSON, JsonForm(offload, limits)),
+        method(JSON, JsonForm(offload, limits, is_plain)),
         method(GRPC_INFERENCE, protobuf, takes_timeout=True),
     ]
 

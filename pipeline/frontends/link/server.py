@@ -21,11 +21,10 @@ from pipeline.frontends.link.frames import (
     Inbox,
     LinkLimits,
     MethodEntry,
-    Outbox,
-    Sending,
     Window,
 )
 from pipeline.frontends.link.methods import LinkMethod
+from pipeline.frontends.link.outbox import Outbox, Sending
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 
 _LOGGER = logging.getLogger(__name__)

@@ -53,10 +53,10 @@ from pipeline.frontends.link.frames import (
     PING,
     PONG,
     Hello,
-    Outbox,
     frame,
     reset,
 )
+from pipeline.frontends.link.outbox import Outbox
 from pipeline.frontends.link.server import Connection, LinkFrontend
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
