@@ -19,6 +19,8 @@ from pipeline.gateway.build import find_go
 ROOT = Path(__file__).resolve().parent.parent
 GATEWAY = ROOT / "pipeline" / "gateway"
 SERVICE = Path("pipeline/proto/pipeline_service.proto")
+V2 = Path("pipeline/proto/inference_v2.proto")
+V2_DESCRIPTORS = GATEWAY.relative_to(ROOT) / "internal" / "grpcedge" / "inference_v2.binpb"
 GO_MODULE = "pipeline/gateway"
 GO_PACKAGE = f"{GO_MODULE}/pipelinepb"
 GO_PLUGINS = (
@@ -74,7 +76,10 @@ def _without_bare_mappings(stub: str) -> str:
 
 
 def generate_go(out: Path) -> None:
-    """Write the gateway's `pipelinepb/*.go` under `out`/pipeline/gateway."""
+    """Write the gateway's `pipelinepb/*.go`, and what its reflection tells of the v2 protocol."""
+    described = out / V2_DESCRIPTORS
+    described.parent.mkdir(parents=True, exist_ok=True)
+    protoc([f"--descriptor_set_out={described}"], [V2])
     folder = out / GATEWAY.relative_to(ROOT)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as plugins:

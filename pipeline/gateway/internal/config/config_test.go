@@ -10,14 +10,14 @@ import (
 func TestFlagsHaveDefaults(t *testing.T) {
 	cfg := flagsOf(t, "--backend", "host:1")
 	want := Config{
-		Backends: cfg.Backends, Listen: ":8080", ListenFD: NoFD, MaxMessageBytes: 256 << 20,
+		Backends: cfg.Backends, HTTP: Socket{":8080", NoFD}, GRPC: Socket{"", NoFD}, MaxMessageBytes: 256 << 20,
 		Slack: 250 * time.Millisecond, Grace: 30 * time.Second, Patience: time.Minute,
 	}
 	if len(cfg.Backends) != 1 {
 		t.Fatalf("backends: %v", cfg.Backends)
 	}
 	cfg.Backends, want.Backends = nil, nil
-	if got := cfg; got.Listen != want.Listen || got.ListenFD != want.ListenFD ||
+	if got := cfg; got.HTTP != want.HTTP || got.GRPC != want.GRPC ||
 		got.MaxMessageBytes != want.MaxMessageBytes || got.Slack != want.Slack || got.Grace != want.Grace ||
 		got.Patience != want.Patience || got.Timeout != 0 || got.H2C || got.HasParent || got.GzipMinBytes != 0 {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -29,7 +29,7 @@ func TestFlagsAreRead(t *testing.T) {
 		"--max-message-bytes", "1000", "--timeout", "2s", "--slack", "1ms", "--grace", "5s", "--h2c",
 		"--gzip-min-bytes", "10", "--access-log-sample", "7", "--backend-metrics",
 		"--trusted-proxy", "10.0.0.1", "--trusted-proxy", "fd00::/8")
-	if len(cfg.Backends) != 2 || cfg.ListenFD != 3 || !cfg.HasParent || cfg.MaxMessageBytes != 1000 ||
+	if len(cfg.Backends) != 2 || cfg.HTTP.FD != 3 || !cfg.HasParent || cfg.MaxMessageBytes != 1000 ||
 		cfg.Timeout != 2*time.Second || cfg.Slack != time.Millisecond || cfg.Grace != 5*time.Second ||
 		!cfg.Trusts("10.0.0.1:5") || !cfg.Trusts("[::ffff:10.0.0.1]:5") || !cfg.Trusts("[fd00::1%eth0]:5") ||
 		cfg.Trusts("10.0.0.2:5") || cfg.Trusts("") ||

@@ -32,23 +32,23 @@ const (
 	pingFor          = 10 * time.Second
 )
 
-// Listen opens the listening socket, or takes the inherited one.
-func Listen(cfg config.Config) (net.Listener, error) {
-	if cfg.ListenFD == config.NoFD {
-		listener, err := net.Listen("tcp", cfg.Listen)
+// Listen opens a listening socket, or takes the inherited one. The flag is the one that asks for it.
+func Listen(flag string, socket config.Socket) (net.Listener, error) {
+	if socket.FD == config.NoFD {
+		listener, err := net.Listen("tcp", socket.Address)
 		if err != nil {
-			return nil, fmt.Errorf("--listen %s: %w: stop who uses the address, or choose another", cfg.Listen, err)
+			return nil, fmt.Errorf("--%s %s: %w: stop who uses the address, or choose another", flag, socket.Address, err)
 		}
 		return listener, nil
 	}
-	inherited := os.NewFile(uintptr(cfg.ListenFD), "listen-fd")
+	inherited := os.NewFile(uintptr(socket.FD), "listen-fd")
 	if inherited == nil {
-		return nil, fmt.Errorf("--listen-fd %d is no descriptor", cfg.ListenFD)
+		return nil, fmt.Errorf("--%s-fd %d is no descriptor", flag, socket.FD)
 	}
 	defer inherited.Close() // the listener has its own
 	listener, err := net.FileListener(inherited)
 	if err != nil {
-		return nil, fmt.Errorf("--listen-fd %d: %w: pass a listening socket", cfg.ListenFD, err)
+		return nil, fmt.Errorf("--%s-fd %d: %w: pass a listening socket", flag, socket.FD, err)
 	}
 	return listener, nil
 }

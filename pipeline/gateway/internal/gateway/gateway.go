@@ -3,31 +3,30 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
-	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/edge"
+	"pipeline/gateway/internal/grpcedge"
 	"pipeline/gateway/internal/metrics"
-	"pipeline/gateway/internal/sockets"
 	"pipeline/gateway/internal/upstream"
 	"pipeline/gateway/internal/version"
 )
 
+// services are those of a pipeline server, for gRPC's health and reflection.
+var services = []string{"baidu.paddle_serving.pipeline_serving.PipelineService", "inference.GRPCInferenceService"}
+
 const (
 	readyWord   = "ready\n"
-	orphanGrace = time.Second            // for requests in flight, when the parent is gone
-	lookForHim  = time.Second            // how often we look whether it is still our parent
-	firstWord   = time.Second            // for the backends to say how they are, before anybody is let in
-	lastWord    = 200 * time.Millisecond // for what callers sent before they could know that it stops
+	orphanGrace = time.Second // for requests in flight, when the parent is gone
+	lookForHim  = time.Second // how often we look whether it is still our parent
+	firstWord   = time.Second // for the backends to say how they are, before anybody is let in
 )
 
 // process is what the gateway needs of the process that it is.
@@ -55,10 +54,6 @@ type farewell struct {
 
 // Serve runs the gateway until it is told to stop. An error means that it could not serve.
 func Serve(cfg config.Config, log *slog.Logger, self process) error {
-	security, err := config.LoadServerTLS(cfg.TLS)
-	if err != nil {
-		return err
-	}
 	stats := metrics.New()
 	backends, err := upstream.NewPool(cfg, connectTo(cfg), log, stats)
 	if err != nil {
@@ -69,22 +64,22 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	if err != nil {
 		return err
 	}
-	listener, err := edge.Listen(cfg)
+	open, err := openPorts(cfg, log, handler, backends, stats)
 	if err != nil {
 		return err
 	}
-	server := edge.NewServer(cfg, handler, log)
-	server.TLSConfig = security
 	backends.Start()
 	sweeping, endSweeping := context.WithCancel(context.Background())
 	defer endSweeping()
 	go handler.Budget.Sweep(sweeping)
-	ended, guarded := make(chan error, 1), edge.NewGuard(listener, &cfg, stats)
+	ended := make(chan error, len(open))
 	go func() {
 		backends.AwaitKnown(firstWord)
-		ended <- serveOn(server, guarded)
+		for _, each := range open {
+			go func() { ended <- each.serve() }()
+		}
 	}()
-	log.Info(fmt.Sprintf("gateway %s listens on %s, %d backends", version.Version, listener.Addr(), len(backends.Backends)))
+	log.Info(fmt.Sprintf("gateway %s listens on %s, %d backends", version.Version, open.addresses(), len(backends.Backends)))
 	watching, endWatching := context.WithCancel(context.Background())
 	defer endWatching()
 	goodbye := make(chan farewell)
@@ -93,11 +88,41 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	case err := <-ended:
 		return err
 	case why := <-goodbye:
-		handler.Draining.Store(true)
 		log.Info("gateway stops: " + why.reason)
-		drain(server, guarded, why, goodbye, log)
+		open.drain(why, goodbye, log)
 		return nil
 	}
+}
+
+// openPorts listens for each protocol that is asked for.
+func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backends *upstream.Pool, stats *metrics.Stats) (ports, error) {
+	security, err := config.LoadServerTLS(cfg.TLS)
+	if err != nil {
+		return nil, err
+	}
+	var open ports
+	if cfg.HTTP.IsAsked() {
+		listener, err := edge.Listen("listen", cfg.HTTP)
+		if err != nil {
+			return nil, err
+		}
+		server := edge.NewServer(cfg, handler, log)
+		server.TLSConfig = security
+		open = append(open, &httpPort{edge.NewGuard(listener, &cfg, stats), server, handler})
+	}
+	if cfg.GRPC.IsAsked() {
+		listener, err := edge.Listen("grpc-listen", cfg.GRPC)
+		if err != nil {
+			return nil, err
+		}
+		server := grpcedge.New(grpcedge.Config{
+			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
+			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Observe: stats.AnsweredRPC,
+		}, backends)
+		backends.OnChange = server.SetReady
+		open = append(open, &grpcPort{listener, server})
+	}
+	return open, nil
 }
 
 // connectTo returns how to connect to backends.
@@ -108,21 +133,6 @@ func connectTo(cfg config.Config) upstream.Connect {
 		}
 		return upstream.NewGRPC(address, security)
 	}
-}
-
-// serveOn accepts connections until the server is shut down.
-func serveOn(server *http.Server, guarded *edge.Guard) error {
-	server.ConnState = guarded.Note
-	var err error
-	if server.TLSConfig != nil {
-		err = server.ServeTLS(guarded, "", "")
-	} else {
-		err = server.Serve(edge.ShapedListener{Listener: guarded})
-	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
 }
 
 // watch says goodbye when a signal comes, and when the parent goes.
@@ -174,35 +184,5 @@ func (p process) tellReady(serving <-chan struct{}, log *slog.Logger) {
 	<-serving
 	if _, err := io.WriteString(p.parent, readyWord); err != nil {
 		log.Warn(fmt.Sprintf("the parent cannot be told that the gateway is ready: %v", err))
-	}
-}
-
-// drain goes on for a while, stops accepting, and waits for the requests in flight. Another farewell ends the
-// waiting: a signal at once, the end of the parent after its grace.
-func drain(server *http.Server, guarded *edge.Guard, why farewell, goodbye <-chan farewell, log *slog.Logger) {
-	hurried, hurry := context.WithCancel(context.Background())
-	defer hurry()
-	waiting, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		select {
-		case next := <-goodbye:
-			hurry()
-			if next.isLast {
-				clock.Sleep(waiting, next.grace)
-			}
-			cancel()
-		case <-waiting.Done():
-		}
-	}()
-	clock.Sleep(hurried, why.delay)
-	sockets.TakeLast(guarded.Listener)
-	_ = guarded.Close() // it fails only if it is closed
-	guarded.AwaitIdle(hurried, min(lastWord, why.grace))
-	ctx, over := context.WithTimeout(waiting, why.grace)
-	defer over()
-	if err := server.Shutdown(ctx); err != nil {
-		log.Warn("requests were in flight when the time to stop was over: they are broken off")
-		_ = server.Close()
 	}
 }

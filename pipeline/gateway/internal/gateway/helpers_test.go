@@ -62,7 +62,7 @@ func startWith(t *testing.T, cfg config.Config, connect upstream.Connect) *runni
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := edge.Listen(cfg)
+	listener, err := edge.Listen("listen", cfg.HTTP)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -236,7 +236,7 @@ func TestASocketThatIsNoListenerIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = file.Close()
-	if _, err := edge.Listen(config.Config{ListenFD: number}); err == nil || !strings.Contains(err.Error(), "pass a listening socket") {
+	if _, err := edge.Listen("listen", config.Socket{FD: number}); err == nil || !strings.Contains(err.Error(), "pass a listening socket") {
 		t.Errorf("%v", err)
 	}
 }

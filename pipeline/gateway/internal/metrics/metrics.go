@@ -4,12 +4,14 @@ package metrics
 import (
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc/codes"
 
 	"pipeline/gateway/internal/version"
 )
@@ -30,6 +32,9 @@ type Stats struct {
 	RefusedConnections prometheus.Counter
 	Fallbacks          *prometheus.CounterVec
 	Retries            prometheus.Counter
+	rpcs               *prometheus.CounterVec
+	rpcDurations       *prometheus.HistogramVec
+	rpcHandles         sync.Map // of an rpcKey: a rpcHandle
 	Received           prometheus.Counter
 	sent               prometheus.Counter
 }
@@ -47,6 +52,12 @@ func New() *Stats {
 			Name: "request_duration_seconds", Help: "Time from a request's head to the end of its answer.",
 			Buckets: latencyBuckets,
 		}, []string{"route"}),
+		rpcs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "grpc_requests_total", Help: "Calls of gRPC by method and status.",
+		}, []string{"method", "code"}),
+		rpcDurations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "grpc_request_duration_seconds", Help: "Time from a call's head to its end.", Buckets: latencyBuckets,
+		}, []string{"method"}),
 		InFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "requests_in_flight", Help: "Requests that are not answered yet.",
 		}),
@@ -71,7 +82,7 @@ func New() *Stats {
 	info.Set(1)
 	ours := prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry)
 	ours.MustRegister(
-		s.Connections, s.RefusedConnections, s.requests, s.durations, s.InFlight, s.BackendUp, s.Fallbacks, s.Retries, s.Received, s.sent,
+		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.BackendUp, s.Fallbacks, s.Retries, s.Received, s.sent,
 		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return s
@@ -116,6 +127,29 @@ func (r *Route) counter(status int) *prometheus.Counter {
 		r.statuses[status].Store(&found)
 	}
 	return &found
+}
+
+type rpcKey struct {
+	method string
+	code   codes.Code
+}
+
+type rpcHandle struct {
+	calls prometheus.Counter
+	times prometheus.Observer
+}
+
+// AnsweredRPC counts a call of gRPC that is over. The method is one that there is, or "" for any other.
+func (s *Stats) AnsweredRPC(method string, code codes.Code, took time.Duration) {
+	key := rpcKey{method, code}
+	found, isThere := s.rpcHandles.Load(key)
+	if !isThere {
+		found = rpcHandle{s.rpcs.WithLabelValues(method, code.String()), s.rpcDurations.WithLabelValues(method)}
+		s.rpcHandles.Store(key, found)
+	}
+	handle := found.(rpcHandle)
+	handle.calls.Inc()
+	handle.times.Observe(took.Seconds())
 }
 
 // Handler writes all metrics as text.

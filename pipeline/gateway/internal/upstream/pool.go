@@ -12,6 +12,7 @@ import (
 
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/metrics"
 )
 
@@ -30,6 +31,7 @@ type Pool struct {
 	Candidates   atomic.Pointer[candidates]
 	Turns        turns
 	StopWatching context.CancelFunc
+	OnChange     func(isReady bool) // set before Start; told what IsReady says now, whenever a backend changes
 	Watchers     sync.WaitGroup
 }
 
@@ -41,7 +43,8 @@ type turns struct{ rpc, Web, Metrics atomic.Uint64 }
 // whose own answer then counts.
 type candidates struct {
 	RPC     []*Backend
-	Web     []*Backend // those of them whose HTTP port is known
+	Web     []*Backend     // those of them whose HTTP port is known
+	Links   []*link.Client // those of them that are reached by one
 	IsReady bool
 
 	WantHeaders bool // one of them is told all headers
@@ -98,7 +101,11 @@ func (p *Pool) Update(changed *Backend, now Health) {
 	defer p.lock.Unlock()
 	before := changed.health
 	changed.health = now
-	p.Candidates.Store(p.choose())
+	chosen := p.choose()
+	p.Candidates.Store(chosen)
+	if p.OnChange != nil {
+		p.OnChange(chosen.IsReady)
+	}
 	if now.State == StateServing && !p.hasServed {
 		p.hasServed = true
 		close(p.Serving)
@@ -135,6 +142,9 @@ func (p *Pool) choose() *candidates {
 			chosen.AllTakeJSON = chosen.AllTakeJSON && traits.TakesJSON
 			if each.Web != nil {
 				chosen.Web = append(chosen.Web, each)
+			}
+			if linked, isLink := each.Upstream.(*Link); isLink {
+				chosen.Links = append(chosen.Links, linked.Client)
 			}
 		}
 		if len(chosen.RPC) > 0 {
@@ -188,6 +198,16 @@ func (p *Pool) Stream(ctx context.Context, call *Call) (Stream, error) {
 		}
 		asked = append(asked, chosen)
 	}
+}
+
+// Links returns the links to ask for a call, beginning with the one whose turn it is.
+func (p *Pool) Links() []*link.Client {
+	links := p.Candidates.Load().Links
+	if len(links) < 2 {
+		return links
+	}
+	turn := int(p.Turns.rpc.Add(1) % uint64(len(links)))
+	return slices.Concat(links[turn:], links[:turn])
 }
 
 // next returns whose turn it is, and notes it. Its error is a *failure.Error.

@@ -1,0 +1,130 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"pipeline/gateway/internal/clock"
+	"pipeline/gateway/internal/edge"
+	"pipeline/gateway/internal/grpcedge"
+	"pipeline/gateway/internal/sockets"
+)
+
+// lastWord is the time for what callers sent before they could know that it stops.
+const lastWord = 200 * time.Millisecond
+
+// port takes requests in one protocol.
+type port interface {
+	net.Listener
+	// serve accepts connections until it is stopped.
+	serve() error
+	// drain says not ready from now on.
+	drain()
+	// finish accepts no more, and waits for the requests in flight until ctx ends. False: some were broken off. It
+	// gives callers a moment to send what they could not know to be too late, if nobody is in a hurry.
+	finish(ctx, hurried context.Context, grace time.Duration) bool
+}
+
+// httpPort is the one of HTTP; its handler knows whether it drains.
+type httpPort struct {
+	*edge.Guard
+	server *http.Server
+	notes  *edge.Handler
+}
+
+func (p *httpPort) serve() error { return serveOn(p.server, p.Guard) }
+
+// serveOn accepts connections until the server is shut down.
+func serveOn(server *http.Server, guarded *edge.Guard) error {
+	server.ConnState = guarded.Note
+	var err error
+	if server.TLSConfig != nil {
+		err = server.ServeTLS(guarded, "", "")
+	} else {
+		err = server.Serve(edge.ShapedListener{Listener: guarded})
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+func (p *httpPort) drain() { p.notes.Draining.Store(true) }
+
+func (p *httpPort) finish(ctx, hurried context.Context, grace time.Duration) bool {
+	sockets.TakeLast(p.Listener)
+	_ = p.Close() // it fails only if it is closed
+	p.AwaitIdle(hurried, min(lastWord, grace))
+	isClean := p.server.Shutdown(ctx) == nil
+	_ = p.server.Close()
+	return isClean
+}
+
+// grpcPort is the one of gRPC, which has a farewell of its own for what is on its way.
+type grpcPort struct {
+	net.Listener
+	server *grpcedge.Server
+}
+
+func (p *grpcPort) serve() error { return p.server.Serve(p.Listener) }
+
+func (p *grpcPort) drain() { p.server.Drain() }
+
+func (p *grpcPort) finish(ctx, _ context.Context, _ time.Duration) bool {
+	sockets.TakeLast(p.Listener)
+	return p.server.Stop(ctx)
+}
+
+// ports are all of them.
+type ports []port
+
+// addresses are for people.
+func (p ports) addresses() (text string) {
+	for _, each := range p {
+		if text != "" {
+			text += " and "
+		}
+		text += each.Addr().String()
+	}
+	return text
+}
+
+// drain goes on for a while, stops accepting, and waits for the requests in flight. Another farewell ends the
+// waiting: a signal at once, the end of the parent after its grace.
+func (p ports) drain(why farewell, goodbye <-chan farewell, log *slog.Logger) {
+	hurried, hurry := context.WithCancel(context.Background())
+	defer hurry()
+	waiting, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case next := <-goodbye:
+			hurry()
+			if next.isLast {
+				clock.Sleep(waiting, next.grace)
+			}
+			cancel()
+		case <-waiting.Done():
+		}
+	}()
+	for _, each := range p {
+		each.drain()
+	}
+	clock.Sleep(hurried, why.delay)
+	ctx, over := context.WithTimeout(waiting, why.grace)
+	defer over()
+	var finishing sync.WaitGroup
+	for _, each := range p {
+		finishing.Go(func() {
+			if !each.finish(ctx, hurried, why.grace) {
+				log.Warn("requests were in flight when the time to stop was over: they are broken off")
+			}
+		})
+	}
+	finishing.Wait()
+}

@@ -1,0 +1,235 @@
+package grpcedge
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"pipeline/gateway/internal/link"
+	"pipeline/gateway/internal/memory"
+)
+
+const (
+	traceKey     = "traceparent"
+	timeoutKey   = "pipeline-timeout" // when a server has to answer, beside the deadline of the call
+	authorityKey = ":authority"
+	typeKey      = "content-type"
+)
+
+// handle answers a call of any method.
+func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
+	started, method, known := time.Now(), "", ""
+	method, _ = grpc.MethodFromServerStream(stream)
+	defer func() { s.config.Observe(known, status.Code(err), time.Since(started)) }()
+	clients := s.upstreams.Links()
+	for _, client := range clients {
+		said := client.Peer()
+		if said == nil {
+			continue
+		}
+		kind, isKnown := said.Methods[method]
+		if !isKnown {
+			return status.Error(codes.Unimplemented, textNoMethod)
+		}
+		known = method
+		call, err := callOf(stream, method, said)
+		if err != nil {
+			return err
+		}
+		if kind.IsStream {
+			return s.stream(stream, clients, call)
+		}
+		return s.unary(stream, clients, call)
+	}
+	return closed(stream, textNobody)
+}
+
+// callOf returns what a server is told beside the messages.
+func callOf(stream grpc.ServerStream, method string, said *link.Peer) (*link.Call, error) {
+	ctx := stream.Context()
+	call := &link.Call{Method: method}
+	call.Deadline, _ = ctx.Deadline()
+	if from, ok := peer.FromContext(ctx); ok {
+		call.Caller = from.Addr.String()
+	}
+	told, _ := metadata.FromIncomingContext(ctx)
+	size := 0
+	for name, values := range told {
+		isTold := said.WantsHeaders && name != authorityKey && name != typeKey
+		isTold = isTold || name == timeoutKey || (name == traceKey && said.WantsTrace)
+		for _, value := range values {
+			if size += len(name) + len(value); isTold {
+				call.Metadata = link.AppendField(call.Metadata, name, value)
+			}
+		}
+	}
+	if size > mostMetadata {
+		return nil, status.Errorf(codes.ResourceExhausted, "received metadata size exceeds hard limit (%d vs. %d)", size, mostMetadata)
+	}
+	return call, nil
+}
+
+// unary answers one message with one.
+func (s *Server) unary(stream grpc.ServerStream, clients []*link.Client, call *link.Call) error {
+	var message asked
+	if err := stream.RecvMsg(&message); errors.Is(err, io.EOF) {
+		return status.Error(codes.Internal, textNothing)
+	} else if err != nil {
+		return err
+	}
+	defer message.free()
+	share := &memory.Share{Of: s.config.Budget}
+	defer share.End()
+	if err := share.Need(int64(len(message.data()))); err != nil {
+		return s.failure(stream, err)
+	}
+	call.Budget = share
+	err := link.ErrNeverLeft
+	for _, client := range clients {
+		var found link.Answer
+		if found, err = client.Unary(stream.Context(), call, message.data()); err == nil {
+			return s.answer(stream, &found)
+		}
+		if !errors.Is(err, link.ErrNeverLeft) {
+			break
+		}
+	}
+	return s.failure(stream, err)
+}
+
+// answer sends what a server has answered, and how its call ended.
+func (s *Server) answer(stream grpc.ServerStream, found *link.Answer) error {
+	end := found.End
+	if end.Code != 0 {
+		found.Release()
+		return endOf(stream, &end)
+	}
+	if size := len(found.Data); size > s.config.MaxMessageBytes {
+		found.Release()
+		return s.tooLarge("Sent", size)
+	}
+	sendTrailers(stream, end.Trailers)
+	return stream.SendMsg(&answer{mem.NewBuffer(&found.Data, releaser{found})})
+}
+
+// releaser frees an answer that is written. gRPC takes nothing of it.
+type releaser struct{ owner *link.Answer }
+
+func (r releaser) Get(int) *[]byte { panic("nothing is taken of an answer") }
+
+func (r releaser) Put(*[]byte) { r.owner.Release() }
+
+// stream answers messages with messages, as they come.
+func (s *Server) stream(stream grpc.ServerStream, clients []*link.Client, call *link.Call) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	var open *link.Stream
+	err := link.ErrNeverLeft
+	for _, client := range clients {
+		if open, err = client.Open(ctx, call); !errors.Is(err, link.ErrNeverLeft) {
+			break
+		}
+	}
+	if err != nil {
+		return s.failure(stream, err)
+	}
+	defer open.Close()
+	sending := &sending{open: open}
+	defer context.AfterFunc(s.stopping, sending.cut)()
+	var refusal atomic.Pointer[error] // of what the caller sends
+	go func() {
+		if err := s.passOn(stream, sending); err != nil {
+			refusal.Store(&err)
+			cancel()
+		}
+	}()
+	for {
+		data, err := open.Recv()
+		if refused := refusal.Load(); refused != nil {
+			return *refused
+		}
+		if errors.Is(err, io.EOF) {
+			if end := open.End(); end.Code != 0 || !sending.isCut() {
+				return endOf(stream, end)
+			}
+			return closed(stream, textStopped)
+		}
+		if err != nil {
+			return s.failure(stream, err)
+		}
+		if len(data) > s.config.MaxMessageBytes {
+			return s.tooLarge("Sent", len(data))
+		}
+		if err := stream.SendMsg(&answer{mem.SliceBuffer(data)}); err != nil {
+			return err
+		}
+	}
+}
+
+// passOn sends a server what the caller says, up to its end. Its error is what the caller is told.
+func (s *Server) passOn(stream grpc.ServerStream, sending *sending) error {
+	for {
+		var message asked
+		err := stream.RecvMsg(&message)
+		if errors.Is(err, io.EOF) {
+			sending.end()
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		isTaken := sending.send(message.data())
+		message.free()
+		if !isTaken {
+			return nil // Recv tells why
+		}
+	}
+}
+
+// sending is the caller's side of a stream. It ends once: with the caller's last word, or when the edge stops.
+type sending struct {
+	lock             sync.Mutex
+	open             *link.Stream
+	hasEnded, wasCut bool
+}
+
+// send passes a message on; false: the server takes no more.
+func (s *sending) send(data []byte) bool {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return !s.hasEnded && s.open.Send(data) == nil
+}
+
+// end tells the server that nothing follows.
+func (s *sending) end() {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if !s.hasEnded {
+		s.hasEnded = true
+		_ = s.open.CloseSend() // if it fails the call has ended, which Recv tells
+	}
+}
+
+// cut ends a stream of which the caller may have more to say.
+func (s *sending) cut() {
+	s.lock.Lock()
+	s.wasCut = !s.hasEnded
+	s.lock.Unlock()
+	s.end()
+}
+
+func (s *sending) isCut() bool {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.wasCut
+}

@@ -1,0 +1,121 @@
+package grpcedge
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"time"
+
+	"golang.org/x/net/netutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"pipeline/gateway/internal/link"
+	"pipeline/gateway/internal/memory"
+)
+
+const (
+	mostMetadata  = 64 << 10 // bytes, as the gRPC port inside a server has it: tokens are long
+	mostHeaders   = 1 << 20  // bytes; who sends more loses the connection
+	ioBytes       = 16 << 10 // of each connection's buffers
+	windowBytes   = 1 << 20  // of messages on their way, of a call and of a connection
+	streamWorkers = 64       // goroutines that are kept, whose stacks have grown; more come and go
+)
+
+// Upstreams says who can be asked.
+type Upstreams interface {
+	// Links returns those that can be reached, in the order in which a new call asks them.
+	Links() []*link.Client
+}
+
+// Config says how callers are served.
+type Config struct {
+	Services         []string      // full names of those that the servers have
+	MaxMessageBytes  int           // of a message, unpacked, both ways
+	MaxConnections   int           // more wait to be accepted
+	HandshakeTimeout time.Duration // for a new connection to say what it speaks
+	TLS              *tls.Config   // nil: none
+	Budget           *memory.Budget
+
+	// Observe is told of each call that is over; the method is "" if there is none of that name.
+	Observe func(method string, code codes.Code, took time.Duration)
+}
+
+// Server is the edge for gRPC.
+type Server struct {
+	config    Config
+	upstreams Upstreams
+	health    *healthService
+	server    *grpc.Server
+	stop      context.CancelFunc // of what never ends by itself
+	stopping  context.Context
+}
+
+// New returns an edge that is not ready.
+func New(config Config, upstreams Upstreams) *Server {
+	s := &Server{config: config, upstreams: upstreams}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.health = newHealth(s.stopping, config.Services)
+	options := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.UnknownServiceHandler(s.handle),
+		grpc.MaxRecvMsgSize(config.MaxMessageBytes),
+		grpc.MaxHeaderListSize(mostHeaders),
+		grpc.ConnectionTimeout(config.HandshakeTimeout),
+		// Fixed windows: else gRPC asks for the time of each way by a PING beside every message.
+		grpc.InitialWindowSize(windowBytes),
+		grpc.InitialConnWindowSize(windowBytes),
+		grpc.NumStreamWorkers(streamWorkers),
+		grpc.ReadBufferSize(ioBytes),
+		grpc.WriteBufferSize(ioBytes),
+		grpc.SharedWriteBuffer(true), // an idle connection holds none
+		grpc.StreamInterceptor(s.endReflection),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{PermitWithoutStream: true}),
+	}
+	if config.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(config.TLS)))
+	}
+	s.server = grpc.NewServer(options...)
+	healthpb.RegisterHealthServer(s.server, s.health)
+	addReflection(s.server, config.Services)
+	return s
+}
+
+// Serve takes connections until Stop.
+func (s *Server) Serve(listener net.Listener) error {
+	limited := netutil.LimitListener(listener, s.config.MaxConnections)
+	if err := s.server.Serve(limited); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
+}
+
+// SetReady tells all who ask for our health.
+func (s *Server) SetReady(isReady bool) { s.health.set(isReady) }
+
+// Drain says not ready from now on.
+func (s *Server) Drain() { s.health.Shutdown() }
+
+// Stop takes no more calls: callers are told to go elsewhere, what is in flight goes on until ctx ends. It reports
+// whether all of it ended well.
+func (s *Server) Stop(ctx context.Context) bool {
+	s.Drain()
+	s.stop()
+	done := make(chan struct{})
+	go func() {
+		s.server.GracefulStop()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		s.server.Stop()
+		<-done
+		return false
+	}
+}
