@@ -17,7 +17,7 @@ from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.frontends.registry import pipeline_frontends
-from pipeline.gateway.ingress import Gateway
+from pipeline.gateway.ingress import Gateway, taken_by_gateway
 from pipeline.op import ResponseOp, configure_op
 from pipeline.runtime.base import Exposure, Runtime
 from pipeline.runtime.model_services import ModelServices
@@ -176,12 +176,13 @@ class PipelineServer:
 
 
 def _exposure_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
-    """Return the side that callers see: our HTTP frontend, or the gateway before it."""
-    if config.http_server == "embedded":
+    """Return the side that callers see: our own frontends, or the gateway before them."""
+    taken = taken_by_gateway(config)
+    if not taken:
         return Exposure()
-    gateway = Gateway(config)
+    gateway = Gateway(config, taken)
     undo.callback(gateway.close)
-    frontends = functools.partial(pipeline_frontends, sockets=gateway.open())
+    frontends = functools.partial(pipeline_frontends, sockets=gateway.open(), taken=taken)
     return Exposure(frontends, ingress=gateway)
 
 

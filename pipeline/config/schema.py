@@ -200,10 +200,15 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     rpc_port: Annotated[Port, "gRPC port; 0: any free one; absent: http_port + 1."]
     http_port: Annotated[Port | None, "HTTP port; 0: any free one; absent: no HTTP."] = None
-    http_server: Annotated[
-        Literal["embedded", "gateway"],
-        "Who takes HTTP: embedded: the server; gateway: pipeline-gateway, for all copies of it.",
+    edge: Annotated[
+        Literal["embedded", "gateway", "auto"],
+        "Who takes HTTP and gRPC: embedded: the server; gateway: pipeline-gateway; auto: that, "
+        "if it is there.",
     ] = "embedded"
+    http_server: Annotated[
+        Literal["embedded", "gateway"] | None,
+        "Who takes HTTP, embedded or gateway; absent: as edge says.",
+    ] = None
     host: Annotated[str, 'Address that is listened on; "::": all, IPv6 and IPv4.'] = "::"
     worker_num: Annotated[
         Count | None, "Most requests worked on at once; absent: the server chooses."

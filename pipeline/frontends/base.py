@@ -62,8 +62,9 @@ class FrontendContext:
     `whole` asks all of its replicas how they stand, `record` what happens in the next seconds, see
     `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`:
     other processes listen there too; this one is `replica`. With `sockets` there is an ingress,
-    which asks frontends on Unix sockets in this folder. A frontend may add `routes` to the HTTP
-    port, `lanes` for those of its paths that are to be quick, and `services` to the gRPC port.
+    which has the ports that `taken` names and asks frontends on Unix sockets in this folder. A
+    frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
+    and `services` to the gRPC port.
     """
 
     name: str | None
@@ -77,6 +78,7 @@ class FrontendContext:
     is_shared: bool = False
     replica: int = 0
     sockets: Path | None = None
+    taken: frozenset[str] = frozenset()
     routes: list[Routes] = field(default_factory=list)
     services: list[GrpcService] = field(default_factory=list)
     lanes: list[LaneService] = field(default_factory=list)

@@ -29,24 +29,24 @@ from pipeline.frontends.wire import PipelineWire
 from pipeline.op import overrides
 
 _PARTS = ("v2", "metrics_routes", "dashboard")  # routes and services, in the order of their paths
-_LISTENERS = {"grpc": "gRPC", "http": "HTTP", "link": "HTTP", "metrics": "metrics"}
+_LISTENERS = {"grpc": "gRPC", "http": "HTTP", "link": "link", "metrics": "metrics"}
 
 
 def pipeline_frontends(
-    context: FrontendContext, sockets: Path | None = None
+    context: FrontendContext, sockets: Path | None = None, taken: frozenset[str] = frozenset()
 ) -> Mapping[str, Frontend]:
     """Return the frontends that the configuration asks for, by the names that the server shows.
 
-    With `sockets` there is an ingress, which takes HTTP and asks frontends on Unix sockets in this
-    folder: the link for the pipeline, HTTP for everything else.
+    With `sockets` there is an ingress, which has the ports that `taken` names ("HTTP", "gRPC") and
+    asks frontends on Unix sockets in this folder: the link, and HTTP for what is not for that.
 
     Raises:
         ConfigError: `frontends` names one of ours, or one that nobody knows.
     """
     others = context.config.frontends
-    if taken := others.keys() & {*_PARTS, *_LISTENERS, *_LISTENERS.values()}:
-        raise ConfigError(f"frontends: {min(taken)} is the server's own: it has other keys")
-    context = replace(context, sockets=sockets)
+    if ours := others.keys() & {*_PARTS, *_LISTENERS, *_LISTENERS.values()}:
+        raise ConfigError(f"frontends: {min(ours)} is the server's own: it has other keys")
+    context = replace(context, sockets=sockets, taken=taken)
     asked = {**dict.fromkeys(_PARTS), **others, **dict.fromkeys(_LISTENERS)}
     made = {name: find("frontends", name)(context, options) for name, options in asked.items()}
     shown = _LISTENERS | {name: name for name in others}
@@ -81,9 +81,9 @@ def dashboard(context: FrontendContext, options: None) -> None:
 
 
 def grpc(context: FrontendContext, options: None) -> Frontend | None:
-    """Return the gRPC port, with `rpc_port`."""
+    """Return the gRPC port, with `rpc_port` and no ingress before it."""
     config = context.config
-    if config.rpc_port is None:
+    if config.rpc_port is None or "gRPC" in context.taken:
         return None
     ours = pipeline_service(
         context.models.begin, config.opentelemetry, _wire(context), context.forwarding
@@ -96,15 +96,15 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
 def http(context: FrontendContext, options: None) -> Frontend | None:
     """Return the HTTP port, with `http_port` and no ingress before it."""
     config = context.config
-    if config.http_port is None or context.sockets is not None:
+    if config.http_port is None or "HTTP" in context.taken:
         return None
     return _http(context, config.host, config.http_port)
 
 
 def link(context: FrontendContext, options: None) -> Frontend | None:
-    """Return what the ingress asks, with `http_port` and one before it: the link, and HTTP."""
+    """Return what the ingress asks, if there is one: the link, and HTTP."""
     config = context.config
-    if config.http_port is None or context.sockets is None:
+    if context.sockets is None:
         return None
     paths = socket_paths(context.sockets, context.replica)
     begin, takes_trace = context.models.begin, config.opentelemetry

@@ -35,6 +35,15 @@ def find_binary() -> Path:
     return path
 
 
+def has_binary() -> bool:
+    """Return whether there is one that may be executed."""
+    try:
+        find_binary()
+    except InitError:
+        return False
+    return True
+
+
 def cannot_run(path: Path, error: OSError) -> InitError:
     """Return the error for a binary that the system refuses to run."""
     why = _NOT_FOR_US.get(error.errno or 0)

@@ -5,22 +5,37 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import InitError
 from pipeline.frontends.link.server import socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
-from pipeline.gateway.binary import cannot_run, find_binary
+from pipeline.gateway.binary import cannot_run, find_binary, has_binary
 from pipeline.runtime.base import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
 
-_KEY = "http_server: gateway"
+_FLAGS = {"HTTP": "--listen-fd", "gRPC": "--grpc-listen-fd"}  # of inherited sockets
 _EXTRA_GRACE_S = 1.0  # for answers that are on their way out when the grace period is over
 _STALL_TIMEOUT_S = 2.0  # for a replica to answer a heartbeat; its requests then go to others
 _LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL keeps it, too
 _END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
+
+
+def taken_by_gateway(config: ServiceConfig) -> frozenset[str]:
+    """Return which of "HTTP" and "gRPC" the gateway takes; none: the server takes them itself."""
+    edge: str = config.edge
+    if edge == "auto":
+        edge = "gateway" if has_binary() else "embedded"
+    wanted = {
+        "gRPC": (config.rpc_port, edge),
+        "HTTP": (config.http_port, config.http_server or edge),
+    }
+    return frozenset(
+        name for name, (port, taker) in wanted.items() if port is not None and taker == "gateway"
+    )
 
 
 class Gateway(Ingress):
@@ -30,16 +45,17 @@ class Gateway(Ingress):
     again. It ends when this process does, however that happens.
 
     Args:
-        config: with an `http_port`, and `http_server: gateway`.
+        config: with a port for each of these.
+        takes: what it listens for: "HTTP", "gRPC" or both, see `taken_by_gateway`.
     """
 
-    takes_http = True
-
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, takes: frozenset[str]) -> None:
+        self.takes: frozenset[str] = takes
         self._config = config
         self._binary = Path()
-        self._folder = TempDir(f"{_KEY}: the sockets between it and the server")
-        self._listener: socket.socket | None = None
+        self._key = f"edge: {config.edge}" if config.http_server is None else "http_server: gateway"
+        self._folder = TempDir(f"{self._key}: the sockets between it and the server")
+        self._listeners: dict[str, socket.socket] = {}
         self._place: SidecarSupervisor | None = None
         self._is_grace_cancelled = False
 
@@ -52,13 +68,14 @@ class Gateway(Ingress):
         try:
             self._binary = find_binary()
         except InitError as error:
-            raise InitError(f"{_KEY}: {error}") from error
+            raise InitError(f"{self._key}: {error}") from error
         folder = self._folder.make()
         last = max(0, self._config.replicas - 1)
         for path in socket_paths(folder, last):
-            check_unix_path(str(path), _KEY)
+            check_unix_path(str(path), self._key)
         if "," in str(folder):  # it stands between the sockets of a --backend
-            raise InitError(f"{_KEY}: there is a comma in {folder}. Set TMPDIR to another folder.")
+            text = f"{self._key}: there is a comma in {folder}. Set TMPDIR to another folder."
+            raise InitError(text)
         return folder
 
     def start(self) -> asyncio.Future[None]:
@@ -67,13 +84,18 @@ class Gateway(Ingress):
         Raises:
             InitError: the port is in use; from what is returned: it does not start.
         """
-        host = self._config.host
-        self._listener = bind(
-            host, self._config.http_port or 0, "http_port", self._config.reuse_port
-        )
-        self.port: int | None = port_of(self._listener)
-        where = address_of(host, self.port)
-        failure = f"{_KEY}: it does not start"
+        config = self._config
+        for name, port, key in (
+            ("gRPC", config.rpc_port, "rpc_port"),
+            ("HTTP", config.http_port, "http_port"),
+        ):
+            if name in self.takes:
+                self._listeners[name] = bind(config.host, port or 0, key, config.reuse_port)
+        self.ports: Mapping[str, int] = {
+            name: port_of(listener) for name, listener in self._listeners.items()
+        }
+        where = ", ".join(address_of(config.host, port) for port in self.ports.values())
+        failure = f"{self._key}: it does not start"
         self._place = SidecarSupervisor(
             SidecarSpec(self._run, "gateway", "its process", where, failure)
         )
@@ -81,8 +103,7 @@ class Gateway(Ingress):
 
     def drain(self) -> None:
         """Have it say not ready, serve on for the `drain_delay`, and close its socket then."""
-        if self._listener is not None:
-            self._listener.close()  # the process has it too
+        self._close_listeners()  # the process has them too
         if self._place is not None:
             self._place.end()
 
@@ -102,20 +123,25 @@ class Gateway(Ingress):
 
     def close(self) -> None:
         """Remove the folder."""
-        if self._listener is not None:
-            self._listener.close()
+        self._close_listeners()
         self._folder.remove()
 
+    def _close_listeners(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+
     def _run(self, life: socket.socket) -> subprocess.Popen[bytes]:
-        assert self._listener is not None
-        listener = self._listener.fileno()
+        listeners = {name: listener.fileno() for name, listener in self._listeners.items()}
+        told = [word for name in listeners for word in (_FLAGS[name], str(listeners[name]))]
+        if "HTTP" not in listeners:
+            told += ["--listen", ""]
         try:
             return subprocess.Popen(
-                [self._binary, "--parent", "--listen-fd", str(listener), *self._arguments()],
+                [self._binary, "--parent", *told, *self._arguments()],
                 stdin=life.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(listener,),
+                pass_fds=tuple(listeners.values()),
                 start_new_session=True,  # Ctrl-C is for the server, whose callers still need it
             )
         except OSError as error:

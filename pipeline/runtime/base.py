@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.engine.engine import Engine
@@ -27,15 +28,16 @@ STRAGGLERS_S = 0.2  # for requests of callers that could not know yet that front
 
 
 class Ingress:
-    """No ingress, and the base of one: a process that takes HTTP requests and asks the frontends.
+    """No ingress, and the base of one: a process that takes requests and asks the frontends.
 
     Attributes:
-        takes_http: False: there is nothing before the frontends.
-        port: where it listens, after `start`.
+        takes: names of the ports that are its own, of "HTTP" and "gRPC"; there it stands before
+            the frontends.
+        ports: where it listens, by these names, after `start`.
     """
 
-    takes_http = False
-    port: int | None = None
+    takes: frozenset[str] = frozenset()
+    ports: Mapping[str, int] = MappingProxyType({})
 
     def start(self) -> asyncio.Future[None]:
         """Take requests; done when they are answered. InitError says why they are not."""

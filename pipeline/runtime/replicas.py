@@ -1,9 +1,9 @@
 """Replicas: a server as several processes, each with frontends, graph and workers of its own.
 
 All of them listen on the same ports (SO_REUSEPORT): the system shares the connections out. Where
-there is an ingress it takes HTTP, and shares the requests out. This process only supervises: it
-starts the replicas, replaces one that ends, tells all of them whether the whole is ready, and
-writes the log files.
+there is an ingress it takes the requests of its ports, and shares them out. This process only
+supervises: it starts the replicas, replaces one that ends, tells all of them whether the whole is
+ready, and writes the log files.
 """
 
 from __future__ import annotations
@@ -149,12 +149,11 @@ class Replicas(Runtime):
 
     @property
     def rpc_port(self) -> int | None:
-        return self._config.rpc_port
+        return self._exposure.ingress.ports.get("gRPC", self._config.rpc_port)
 
     @property
     def http_port(self) -> int | None:
-        ingress = self._exposure.ingress
-        return ingress.port if ingress.takes_http else self._config.http_port
+        return self._exposure.ingress.ports.get("HTTP", self._config.http_port)
 
     @property
     def engine(self) -> Engine:
@@ -185,8 +184,10 @@ class Replicas(Runtime):
         """Reserve the ports; return the configuration with those that the replicas listen on."""
         config = self._config
         rpc_port, http_port, dag = config.rpc_port, config.http_port, config.dag
-        rpc_port = self._reserve(rpc_port, "rpc_port")
-        if http_port is not None and not self._exposure.ingress.takes_http:  # else that binds it
+        bound_elsewhere = self._exposure.ingress.takes
+        if "gRPC" not in bound_elsewhere:
+            rpc_port = self._reserve(rpc_port, "rpc_port")
+        if http_port is not None and "HTTP" not in bound_elsewhere:
             http_port = self._reserve(http_port, "http_port")
         if dag.enable_prometheus:
             port = self._reserve(dag.prometheus_port, "dag.prometheus_port")

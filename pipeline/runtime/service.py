@@ -98,8 +98,7 @@ class Service(Runtime):
 
     def _ports(self) -> Mapping[str, int]:
         """Return the ports as callers see them, by the frontends' names."""
-        ports, port = self._frontends.ports, self._exposure.ingress.port
-        return ports if port is None else {**ports, "HTTP": port}
+        return {**self._frontends.ports, **self._exposure.ingress.ports}
 
     def fork(self) -> None:
         """Let each kind of workers fork what it needs, see `Runtime`."""

@@ -14,10 +14,13 @@ class Edge(enum.Enum):
     """Who terminates gRPC."""
 
     EMBEDDED = "embedded"
+    GATEWAY = "gateway"
 
     def settings(self, request: pytest.FixtureRequest) -> dict[str, Any]:
         """The server's configuration for it."""
-        return {}
+        if self is Edge.GATEWAY:
+            request.getfixturevalue("gateway_binary")
+        return {"edge": self.value}
 
 
 def edges() -> list[Any]:

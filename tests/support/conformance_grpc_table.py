@@ -90,9 +90,15 @@ _LARGE = "x" * 1_000_000
 _FITS = LIMIT - 100
 _NUMBERS = [float(number) for number in range(200_000)]
 _GZIP, _DEFLATE = grpc.Compression.Gzip, grpc.Compression.Deflate
-_IN_TOO_LARGE = rf"SERVER: Received message larger than max \(\d+ vs\. {LIMIT}\)"
+# gRPC's own words, in C and in Go, which unpacks no more of a message than has to be.
+_IN_TOO_LARGE = (
+    rf"SERVER: Received message larger than max \(\d+ vs\. {LIMIT}\)"
+    rf"|grpc: received message (after decompression )?larger than max (\(\d+ vs\. )?{LIMIT}\)?"
+)
+_TOO_MUCH_METADATA = r"received metadata size exceeds hard limit \((value length )?\d+ vs\. 65536\)"
 _OUT_TOO_LARGE = rf"SERVER: Sent message larger than max \(\d+ vs\. {LIMIT}\)"
 _LATE = r"\(data_id=\d+ log_id=0\) the request's deadline passed before it was answered\."
+_NO_METHOD = 'Method not found!|malformed method name: "/"'
 _PACKAGE = {ERR_NO: "8000"}
 _UNKNOWN = "Request for unknown model: '{}' is not found"
 
@@ -217,6 +223,16 @@ PIPELINE_CASES = (
 )
 
 LIMIT_CASES = (
+    *(
+        Case(
+            f"{size} bytes of metadata",
+            INFERENCE,
+            metadata=[("authorization", "x" * size)],
+            status=Status.RESOURCE_EXHAUSTED,
+            text=_TOO_MUCH_METADATA,
+        )
+        for size in (70_000, 200_000)
+    ),
     Case(
         "a message above the limit",
         INFERENCE,
@@ -252,7 +268,7 @@ LIMIT_CASES = (
 )
 
 METHOD_CASES = tuple(
-    Case(f"no such method, {path}", path, status=Status.UNIMPLEMENTED, text="Method not found!")
+    Case(f"no such method, {path}", path, status=Status.UNIMPLEMENTED, text=_NO_METHOD)
     for path in ("/a/b", "/", "/a/b/c", f"/{SERVICE}/other", f"/{SERVICE}/", _v2("Nope"))
 )
 

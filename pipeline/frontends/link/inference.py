@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import grpc
+
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
 from pipeline.errors import (
@@ -33,6 +35,7 @@ _LOGGER = logging.getLogger(__name__)
 PATH = ":path"
 """Metadata of a call in JSON: the path that was posted to."""
 
+_INTERNAL = grpc.StatusCode.INTERNAL
 _NO_PATH = ("", "")
 _MAX_PATHS = 1024  # that are kept, as they came
 _TIMEOUT = TIMEOUT.encode()
@@ -232,7 +235,7 @@ class InferenceCall(UnarySink, LinkCall):
             elif isinstance(answer, LargeResponse):
                 self._work = self._peer.loop.create_task(self._write_large(answer))
             else:
-                self._peer.fail(self._number, end_of_error(no_response(answer), 500))
+                self._peer.fail(self._number, end_of_error(no_response(answer), 500, _INTERNAL))
         except Exception as error:
             self._fail(error)
 

@@ -1,40 +1,85 @@
-"""`http_server`: who takes HTTP."""
+"""`edge`, and `http_server` before it: who takes HTTP and gRPC."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
+from pipeline.gateway.ingress import taken_by_gateway
+
+BOTH, HTTP, GRPC, NONE = ({"HTTP", "gRPC"}, {"HTTP"}, {"gRPC"}, set())
+PORTS = {"http_port": 0, "rpc_port": 0}
 
 
-def test_the_server_takes_http_itself_unless_told_otherwise():
-    assert load_config(yml_dict={"http_port": 0}).http_server == "embedded"
+@pytest.fixture(params=[True, False], ids=["binary", "no binary"])
+def has_binary(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    binary = tmp_path / "gateway"
+    if request.param:
+        binary.touch(0o755)
+    monkeypatch.setenv("PIPELINE_GATEWAY_BINARY", str(binary))
+    return request.param
 
 
+def taken(**config: object) -> set[str]:
+    return set(taken_by_gateway(load_config(yml_dict=config)))
+
+
+@pytest.mark.usefixtures("has_binary")
+def test_the_server_takes_all_itself_unless_told_otherwise():
+    assert taken(**PORTS) == NONE
+    assert taken(**PORTS, edge="embedded") == NONE
+
+
+@pytest.mark.usefixtures("has_binary")
 @pytest.mark.parametrize("word", ["gateway", "Gateway"])
-def test_the_gateway_may_take_it(word):
-    assert load_config(yml_dict={"http_port": 0, "http_server": word}).http_server == "gateway"
+def test_the_gateway_takes_what_there_is_a_port_for(word):
+    assert taken(**PORTS, edge=word) == BOTH
+    assert taken(http_port=0, edge=word) == BOTH
+    assert taken(rpc_port=0, edge=word) == GRPC
 
 
-def test_other_words_are_refused():
-    with pytest.raises(ConfigError, match="http_server: expected embedded or gateway, found"):
-        load_config(yml_dict={"http_port": 0, "http_server": "nginx"})
+def test_auto_is_the_gateway_where_there_is_one(has_binary):
+    assert taken(**PORTS, edge="auto") == (BOTH if has_binary else NONE)
+    assert taken(rpc_port=0, edge="auto") == (GRPC if has_binary else NONE)
+
+
+@pytest.mark.usefixtures("has_binary")
+def test_the_older_word_is_about_http_alone():
+    assert taken(**PORTS, http_server="gateway") == HTTP
+    assert taken(**PORTS, http_server="embedded") == NONE
+
+
+@pytest.mark.usefixtures("has_binary")
+def test_beside_edge_the_older_word_still_is():
+    assert taken(**PORTS, edge="gateway", http_server="embedded") == GRPC
+    assert taken(**PORTS, edge="embedded", http_server="gateway") == HTTP
+    assert taken(**PORTS, edge="gateway", http_server="gateway") == BOTH
+
+
+@pytest.mark.parametrize("key", ["edge", "http_server"])
+def test_other_words_are_refused(key):
+    with pytest.raises(ConfigError, match=f"{key}: expected embedded.* gateway.*, found"):
+        load_config(yml_dict={**PORTS, key: "nginx"})
 
 
 @pytest.mark.parametrize("more", [{}, {"http_port": None}])
-def test_the_gateway_needs_a_port(more):
+def test_the_gateway_for_http_alone_needs_its_port(more):
     with pytest.raises(ConfigError, match=r"http_server: the gateway listens on http_port, .* set"):
         load_config(yml_dict={"rpc_port": 0, "http_server": "gateway", **more})
 
 
-def test_without_any_port_that_is_said_once():
+@pytest.mark.parametrize("key", ["edge", "http_server"])
+def test_without_any_port_that_is_said_once(key):
     with pytest.raises(ConfigError) as caught:
-        load_config(yml_dict={"http_server": "gateway"})
+        load_config(yml_dict={key: "gateway"})
     assert str(caught.value).count("\n") == 0
 
 
-def test_a_port_that_is_wrong_is_not_called_absent():
+@pytest.mark.parametrize("key", ["edge", "http_server"])
+def test_a_port_that_is_wrong_is_not_called_absent(key):
     with pytest.raises(ConfigError) as caught:
-        load_config(yml_dict={"http_port": 80, "http_server": "gateway"})
+        load_config(yml_dict={"http_port": 80, key: "gateway"})
     assert "absent" not in str(caught.value)
