@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import NamedTuple, Protocol
 
-import grpc
-
 from pipeline.engine.offload import Offload
 from pipeline.errors import ClosedError, PipelineError, TooLargeError, UserCodeError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, Stream, Unary, grpc_error, trailing
@@ -71,16 +69,14 @@ class Peer(Protocol):
         """End a stream that went well, behind its answers."""
 
 
-def end_of_error(
-    error: PipelineError, status: int, grpc_status: grpc.StatusCode | None = None
-) -> bytes:
+def end_of_error(error: PipelineError, status: int, grpc_status: int | None = None) -> bytes:
     """Return an END for an error of ours, with the HTTP port's status and the gRPC port's.
 
     With `grpc_status` that is another one than its kind has there.
     """
     failure = grpc_error(error)
     trailers = fields(trailing(failure.err_no, failure.retry_after_s))
-    code: int = (grpc_status or failure.status).value[0]
+    code: int = grpc_status or failure.status.value[0]
     retry_after_s = failure.retry_after_s or 0
     return end_of(code, status, error.code, retry_after_s, str(error), trailers)
 

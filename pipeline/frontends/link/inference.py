@@ -7,8 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import grpc
-
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
 from pipeline.errors import (
@@ -35,7 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 PATH = ":path"
 """Metadata of a call in JSON: the path that was posted to."""
 
-_INTERNAL = grpc.StatusCode.INTERNAL
+_INTERNAL = 13  # of gRPC
 _NO_PATH = ("", "")
 _MAX_PATHS = 1024  # that are kept, as they came
 _TIMEOUT = TIMEOUT.encode()
