@@ -84,20 +84,21 @@ class BrpcConnection:
         """
         self._last_id = meta.correlation_id = self._last_id + 1
         frame = pack(meta, body)
-        self._answer = None
         self.is_usable = False  # unless it turns out that another request can follow
         self._send(frame, deadline)
-        while self._answer is None:
+        while (answer := self._answer) is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 self.is_usable = True
                 raise OutOfTimeError
             self._limit_wait(min(left_s, _LONGEST_WAIT_S))
             self._receive()
+        self._answer = None  # an idle connection keeps none
         self.is_usable = True
-        return self._answer
+        return answer
 
     def _limit_wait(self, wait_s: float) -> None:
+        """Have a receive wait no longer; unlike poll, this keeps the GIL."""
         if wait_s != self._wait_s:
             self._wait_s = wait_s
             limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 is no limit

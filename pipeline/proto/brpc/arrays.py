@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from pipeline.proto.brpc.general_model import LAYOUTS, BrpcElemType, value_pieces
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
-from pipeline.proto.pipeline.blocks import field_head, read_varint, varint_block
+from pipeline.proto.pipeline.blocks import field_head, read_varint, varint, varint_block
 from pipeline.proto.slices import SHORT_BYTES
 
 Array = npt.NDArray[Any]
@@ -36,6 +36,7 @@ _VARINTS = (BrpcElemType.INT64, BrpcElemType.INT32)
 _CONTENT = "tensor_content"
 _NUMBERS = {field.name: field.number for field in Tensor.DESCRIPTOR.fields}
 _OUTPUTS_TAG = _TENSOR_TAG = 0x0A  # field 1 of Response and of ModelOutput, each a message
+_LOG_ID_TAG = bytes([Request.LOG_ID_FIELD_NUMBER << 3])
 _TYPES = {_NUMBERS[name] << 3 | 2: kind for kind, (_, name) in LAYOUTS.items() if kind in (1, 3)}
 _AROUND = frozenset({"elem_type", "shape", "name", "alias_name"})
 
@@ -89,14 +90,16 @@ def request_bytes(tensors: Iterable[Pieces], fetch: Sequence[str], log_id: int) 
 
     Raises ValueError: it has 2 GiB or more, which protobuf does not read.
     """
-    pieces = [piece for tensor in tensors for piece in tensor]
+    pieces: list[bytes | memoryview] = []
+    for tensor in tensors:
+        pieces += tensor
     pieces.append(_fetch_fields(tuple(fetch)))
     if log_id:
-        pieces.append(Request(log_id=log_id).SerializeToString())
-    size = sum(map(len, pieces))
-    if size > _MAX_BYTES:
-        raise ValueError(f"{size} bytes; 2 GiB and more are no message of protobuf")
-    return b"".join(pieces)
+        pieces += (_LOG_ID_TAG, varint(log_id))
+    message = b"".join(pieces)
+    if len(message) > _MAX_BYTES:
+        raise ValueError(f"{len(message)} bytes; 2 GiB and more are no message of protobuf")
+    return message
 
 
 def tensor_field(

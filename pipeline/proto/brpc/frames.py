@@ -232,10 +232,12 @@ class FrameReader:
         """Return the frame that `data` are, as nearly always; None: they are something else."""
         if len(data) < HEADER_BYTES:
             return None
-        size, meta_size = self._read_header(data, 0)
-        if len(data) != HEADER_BYTES + size:
+        magic, size, meta_size = _HEADER.unpack_from(data)
+        if magic != MAGIC or not meta_size <= size == len(data) - HEADER_BYTES <= self._max_bytes:
             return None
-        return _read_frame(data[HEADER_BYTES:], meta_size)
+        body_at = HEADER_BYTES + meta_size
+        meta = _read_meta(bytes(data[HEADER_BYTES:body_at]))
+        return None if meta.attachment_size else BrpcFrame(meta, bytes(data[body_at:]), b"")
 
     def _cut(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
         """Return the whole frames of `data`; what is left over is kept."""
@@ -277,12 +279,16 @@ def _not_baidu_std(start: bytes) -> FrameError:
     return FrameError(f"no baidu_std: a frame begins with {MAGIC!r}, but this with {start!r}")
 
 
-def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFrame:
-    """Return the frame whose meta, body and attachment are `data`."""
+def _read_meta(data: bytes) -> RpcMeta:
     try:
-        meta = RpcMeta.FromString(bytes(data[:meta_size]))
+        return RpcMeta.FromString(data)
     except DecodeError as error:
         raise FrameError("the meta of a frame is no RpcMeta") from error
+
+
+def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFrame:
+    """Return the frame whose meta, body and attachment are `data`."""
+    meta = _read_meta(bytes(data[:meta_size]))
     attached = meta.attachment_size
     if not attached:
         return BrpcFrame(meta, _body(data[meta_size:]), b"")
