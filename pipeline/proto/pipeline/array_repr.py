@@ -23,6 +23,7 @@ TENSORS_INSTEAD = "ask for tensors, or give the last Op set_pack_tensor_format(T
 _LINE_WIDTH = 75
 _PREFIX = "array("
 _MAX_ROW = 8  # elements that `_plain_row` looks at
+_SURELY_SHORT = len("0.12345678")
 _DEFAULT_OPTIONS: dict[str, Any] = {
     "precision": 8,
     "suppress": False,
@@ -51,17 +52,19 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
 
     Raises TooLargeError for more text than `limits` lets pass.
 
-    That is for other dtypes, no elements or no dimension, NaN and infinities, numbers of a size
+    That is for other dtypes, no elements, NaN and infinities, unusual scalars, numbers of a size
     at which numpy's choice of the format is a matter of rounding, and changed print options.
     """
     name = _DTYPE_NAMES.get(array.dtype)
-    if name is None or not array.ndim or not array.size or not _options_are_default():
+    if name is None or not array.size or not _options_are_default():
         return None
     checked = limits if array.size > SLICE else None
     if checked is not None:
         checked.check_json(array.size * len("0, "), TENSORS_INSTEAD)
-    body = _plain_row(array) if array.size <= _MAX_ROW and array.dtype.kind == "f" else None
+    body = _plain_row(array) if array.size <= _MAX_ROW else None
     if body is None:
+        if not array.ndim:
+            return None
         form = _form_of(array.reshape(-1))
         if form is None:
             return None
@@ -78,26 +81,40 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
 
 
 def _plain_row(array: Array) -> str | None:
-    """Return a row of few usual numbers, as most answers are, with its brackets; None: it is none.
+    """Return few usual numbers in a row, or one alone, with their brackets; None: it is none.
 
-    It is what `_Points` and `_layout` make of it, in a fraction of their calls.
+    It is what `_Points` and `_layout` make of them, in a fraction of their calls.
     """
-    flat, depth = array.reshape(-1), array.ndim
-    numbers = flat.tolist()
-    low, high = min(map(abs, numbers)), max(map(abs, numbers))
-    is_usual = _suit_points(low, high) and math.isfinite(sum(numbers))
-    if not is_usual or array.size != array.shape[-1]:
+    depth, flat = array.ndim, array.reshape(-1)
+    if flat.dtype.kind != "f" or (depth and flat.size != array.shape[-1]):
         return None
-    parts = wholes, fractions = _at_points(flat)
-    left, right = max(map(len, wholes)), max(map(len, fractions))
-    words = _padded(parts, left, right)
-    fits = len(words) * (left + 1 + right + 2) <= _LINE_WIDTH - 2 * depth - len(_PREFIX)
+    numbers = flat.tolist()
+    if not math.isfinite(sum(numbers)):  # first: nothing is known of a NaN's order
+        return None
+    low, high = min(numbers), max(numbers)
+    if not _suit_points(low, high):
+        sizes = [abs(number) for number in numbers if number]
+        if not sizes or not _suit_points(min(sizes), max(sizes)):
+            return None
+    words = _at_points(flat, numbers)
+    if len(words) > 1:
+        words = _padded(words, *_sides(words))
+    fits = len(words) * (len(words[0]) + 2) <= _LINE_WIDTH - 2 * depth - len(_PREFIX)
     return f"{'[' * depth}{', '.join(words)}{']' * depth}" if fits else None
 
 
+_plain_options: Any = None  # the latest ones that were the default, to know them again
+
+
 def _options_are_default() -> bool:
+    global _plain_options
     options = np.get_printoptions()
-    return options.get("legacy") in _SAME_TEXT and _DEFAULT_OPTIONS.items() <= options.items()
+    if options == _plain_options:
+        return True
+    if options.get("legacy") in _SAME_TEXT and _DEFAULT_OPTIONS.items() <= options.items():
+        _plain_options = options
+        return True
+    return False
 
 
 class _Form:
@@ -132,33 +149,48 @@ class _Points(_Form):
         super().__init__(flat)
         self._left = self._right = 0
         for part in sliced(flat):
-            self._latest = wholes, fractions = _at_points(part)
-            self._left = max(self._left, *map(len, wholes))
-            self._right = max(self._right, *map(len, fractions))
-        self.width = self._left + 1 + self._right
+            self._latest = _at_points(part, part.tolist())
+            left, right = _sides(self._latest)
+            self._left, self._right = max(self._left, left), max(self._right, right)
+        self.width = self._left + self._right
 
     def words(self, start: int, end: int) -> list[str]:
-        # What is one slice was just measured.
-        parts = self._latest if self.flat.size <= SLICE else _at_points(self.flat[start:end])
-        return _padded(parts, self._left, self._right)
+        texts = self._latest  # what is one slice was just measured
+        if self.flat.size > SLICE:
+            part = self.flat[start:end]
+            texts = _at_points(part, part.tolist())
+        return _padded(texts, self._left, self._right)
 
 
-def _padded(parts: tuple[list[str], list[str]], left: int, right: int) -> list[str]:
-    """Return what stands before the points and behind them as words of one width."""
-    return [f"{a.rjust(left)}.{b.ljust(right)}" for a, b in zip(*parts, strict=True)]
+def _sides(texts: list[str]) -> tuple[int, int]:
+    """Return the most that stands before a point, and from a point on."""
+    left, width = texts[0].find("."), max(map(len, texts))
+    lefts = [text.find(".") for text in texts]
+    if lefts.count(left) == len(lefts):  # as probabilities
+        return left, width - left
+    return max(lefts), max(map(int.__sub__, map(len, texts), lefts))
 
 
-def _at_points(part: Array) -> tuple[list[str], list[str]]:
-    """Return what stands before the points, and behind them."""
-    wholes: list[str] = []
-    fractions: list[str] = []
-    for number, text in zip(part.tolist(), _shortest(part), strict=True):
-        whole, _, fraction = text.partition(".")
-        if len(fraction) > 8:  # round what the number is, not what its digits say
-            whole, _, fraction = f"{number:.8f}".partition(".")
-        wholes.append(whole)
-        fractions.append(fraction.rstrip("0"))
-    return wholes, fractions
+def _padded(texts: list[str], left: int, right: int) -> list[str]:
+    """Return texts with their points below each other, as words of one width."""
+    width = left + right
+    if left == 1:
+        return [text.ljust(width) for text in texts]
+    return [(" " * (left - text.find(".")) + text).ljust(width) for text in texts]
+
+
+def _at_points(part: Array, numbers: list[float]) -> list[str]:
+    """Return the texts of numbers that suit points: no zeros at the end, nor anything beyond the
+    eighth digit behind the point. What is rounded is the number, not its digits."""
+    if part.itemsize > 4:  # so many digits are exact: the shorter ones only get zeros
+        return [text.rstrip("0") for text in ("%.8f " * len(numbers) % (*numbers,)).split()]
+    texts = _shortest(part)
+    if max(map(len, texts)) > _SURELY_SHORT:
+        texts = [
+            text if len(text) - text.index(".") <= 9 else f"{number:.8f}".rstrip("0")
+            for number, text in zip(numbers, texts, strict=True)
+        ]
+    return [text[:-1] if text.endswith(".0") else text for text in texts]
 
 
 class _Exponents(_Form):

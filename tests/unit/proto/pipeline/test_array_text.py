@@ -19,6 +19,11 @@ from pipeline.proto.pipeline.array_repr import quick_repr
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 REALS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+QUICK_DTYPES = [
+    *(np.float64, np.float32, np.bool_),
+    *(np.int64, np.int32, np.int16, np.int8, np.uint8),
+]
+TINY = st.integers(-2000, 2000)
 # Texts whose end survives a "<U" array, which drops NULs there.
 TEXTS = st.text(max_size=4).filter(lambda text: not text.endswith("\0"))
 
@@ -60,6 +65,53 @@ def float_arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 @settings(deadline=None, max_examples=500)
 @given(st.one_of(exact_arrays(), float_arrays(), hnp.arrays(hnp.complex_number_dtypes(), SHAPES)))
 def test_an_array_is_written_as_numpy_prints_it(array: np.ndarray[Any, Any]):
+    assert numpy_to_text(array) == numpys_own(array)
+
+
+@st.composite
+def arrays_of_the_quick_dtypes(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    """Every value of the dtypes that have a quick text: NaN, infinities, denormals, signed zeros;
+    numbers beside powers of ten, where formats change, and with few digits, or a tie to round."""
+    dtype = np.dtype(draw(st.sampled_from(QUICK_DTYPES)))
+    if dtype.kind != "f":
+        return draw(hnp.arrays(dtype, SHAPES))
+    width = dtype.itemsize * 8
+    borders = st.builds(
+        lambda power, steps: float(power) * (1.0 + steps * float(np.finfo(dtype).eps)),
+        st.sampled_from([1e-4, 1e-3, 1.0, 10.0, 1e6, 1e8, 1e16]),
+        st.integers(-2, 2),
+    )
+    few_digits = st.builds(lambda whole, places: whole / 10**places, TINY, st.integers(0, 9))
+    ties = st.builds(lambda whole, places: whole / 2**places, TINY, st.integers(0, 12))
+    special = st.sampled_from([0.0, -0.0, float(np.finfo(dtype).tiny), 5e-324, 1e-45])
+    kinds = [st.floats(width=width), borders, few_digits, ties, special]
+    elements = draw(st.sampled_from([*kinds, st.one_of(kinds)]))
+    with np.errstate(over="ignore", under="ignore"):
+        return draw(hnp.arrays(np.float64, SHAPES, elements=elements)).astype(dtype)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(arrays_of_the_quick_dtypes())
+def test_every_value_is_written_as_numpy_prints_it(array: np.ndarray[Any, Any]):
+    assert numpy_to_text(array) == numpys_own(array)
+    quick = quick_repr(array)
+    assert quick is None or quick == numpys_own(array)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 9, 999, 1000, 1001, 70_000])
+@pytest.mark.parametrize("dtype", QUICK_DTYPES)
+def test_arrays_on_either_side_of_a_limit_are_written_whole(size: int, dtype: type):
+    array = (np.arange(size) % 97 / 4).astype(dtype)
+    assert numpy_to_text(array) == numpys_own(array)
+
+
+@pytest.mark.parametrize("number", [2.5, 0.1, 1.0, 0.0, 1e-7, 1e9, np.nan, -np.inf, 123456.789])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_number_is_written_as_numpy_prints_it(
+    number: float, shape: tuple[int, ...], dtype: type
+):
+    array = np.full(shape, number, dtype)
     assert numpy_to_text(array) == numpys_own(array)
 
 
