@@ -19,7 +19,8 @@ from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.methods import inference_methods, service_methods
-from pipeline.frontends.link.server import LinkFrontend, socket_paths
+from pipeline.frontends.link.places import find_secret, socket_paths
+from pipeline.frontends.link.server import LinkFrontend
 from pipeline.frontends.listen import UNIX
 from pipeline.frontends.v2 import ModelRepository
 from pipeline.frontends.v2.grpc import inference_service
@@ -121,7 +122,13 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         ),
         *service_methods(context.services, offload),
     ]
-    linked = LinkFrontend(methods, paths.link, takes_trace, takes_headers=forwarding is not None)
+    linked = LinkFrontend(
+        methods,
+        paths.link,
+        takes_trace,
+        takes_headers=forwarding is not None,
+        secret=find_secret(context.sockets),
+    )
     return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import InitError
-from pipeline.frontends.link.server import socket_paths
+from pipeline.frontends.link.places import make_secret, socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
 from pipeline.gateway.binary import cannot_run, find_binary, has_binary
 from pipeline.runtime.base import Ingress
@@ -76,6 +76,7 @@ class Gateway(Ingress):
         if "," in str(folder):  # it stands between the sockets of a --backend
             text = f"{self._key}: there is a comma in {folder}. Set TMPDIR to another folder."
             raise InitError(text)
+        make_secret(folder)
         return folder
 
     def start(self) -> asyncio.Future[None]:

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from pipeline.errors import ClosedError, PipelineError
 from pipeline.frontends.link import frames
@@ -34,18 +34,6 @@ _MAX_CALLS = 16384  # in flight on a connection; of what is one too many nothing
 _WHOLE = frames.MESSAGE | frames.LAST
 _CHECK_INTERVAL_S = 5.0  # in which a gateway says something
 _MAX_SILENT_CHECKS = 3  # in a row that find nothing: it is gone
-
-
-class SocketPaths(NamedTuple):
-    """The paths at which one process of a server listens for its ingress."""
-
-    link: Path
-    http: Path
-
-
-def socket_paths(folder: Path, replica: int) -> SocketPaths:
-    """Return those of the replica of this number, 0 for a server without replicas."""
-    return SocketPaths(folder / f"{replica}.link", folder / f"{replica}.http")
 
 
 class LinkFrontend:

@@ -26,8 +26,8 @@ var errClosed = errors.New("the gateway closes it")
 // Config says how a server is reached.
 type Config struct {
 	Dial   func(context.Context) (net.Conn, error)
-	Secret string        // that the server asks for; "": none
-	Stall  time.Duration // a server that says nothing for so long is given up, and gets nothing new after half of it
+	Secret func() (string, error) // that the server asks for, looked up for each connection; nil: none
+	Stall  time.Duration          // a server that says nothing for so long is given up, and gets nothing new after half of it
 
 	ticks func() (ticks <-chan time.Time, stop func()) // of tests
 }
@@ -154,12 +154,19 @@ func (c *Client) Watch(ctx context.Context, report func(State)) {
 
 // follow connects, and reads until the connection is gone. It says why.
 func (c *Client) follow(ctx context.Context, report func(State)) error {
+	secret := ""
+	if c.config.Secret != nil {
+		var err error
+		if secret, err = c.config.Secret(); err != nil {
+			return err
+		}
+	}
 	raw, err := c.config.Dial(ctx)
 	if err != nil {
 		return err
 	}
 	conn := newConn(raw)
-	conn.queue.words = frame.AppendHello(nil, c.config.Secret)
+	conn.queue.words = frame.AppendHello(nil, secret)
 	notify(conn.wake)
 	defer context.AfterFunc(ctx, func() { conn.close(errClosed) })()
 	pulse := &pulse{limit: c.config.Stall, report: report}

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -32,9 +35,19 @@ type Link struct{ *link.Client }
 // NewLink prepares the link to a server at a place, which is given up after so long a silence.
 func NewLink(place sockets.Endpoint, stall time.Duration) *Link {
 	return &Link{link.New(link.Config{
-		Dial:  func(ctx context.Context) (net.Conn, error) { return sockets.DialerTo(place)(ctx, "") },
-		Stall: stall,
+		Dial:   func(ctx context.Context) (net.Conn, error) { return sockets.DialerTo(place)(ctx, "") },
+		Secret: func() (string, error) { return secretBeside(place.Address) },
+		Stall:  stall,
 	})}
+}
+
+// secretBeside returns the secret of the links in a socket's folder; "" if there is none.
+func secretBeside(socket string) (string, error) {
+	secret, err := os.ReadFile(filepath.Join(filepath.Dir(socket), "secret"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(secret), err
 }
 
 // Unary returns the server's answer: see Upstream.

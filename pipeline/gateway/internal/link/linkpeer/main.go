@@ -49,7 +49,7 @@ func main() {
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},
-		Secret: secret,
+		Secret: func() (string, error) { return secret, nil },
 		Stall:  time.Minute,
 	})
 	states := make(chan link.State, 64)
