@@ -62,8 +62,8 @@ def server():
 
 @pytest.fixture(scope="module")
 def gateway(gateway_binary):
-    """A server whose HTTP port is our gateway's, which asks it over their link."""
-    with asking_server(http_server="gateway") as running:
+    """A server whose ports are our gateway's, which asks it over their link."""
+    with asking_server(edge="gateway") as running:
         yield running
 
 
@@ -108,8 +108,8 @@ def left_to_the_door(gateway):
     return sum(map(int, counted))
 
 
-def test_by_grpc(server):
-    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+def test_by_grpc(door):
+    with grpc.insecure_channel(f"127.0.0.1:{door.rpc_port}") as channel:
         call = channel.unary_unary(METHOD, Request.SerializeToString, Response.FromString)
         metadata = (("x-user", "anna"), ("other", "1"))
         answer = call(Request(key=["x"], value=["1"]), timeout=20, metadata=metadata)
@@ -126,7 +126,7 @@ def test_by_v2_over_http(door):
     assert said == SAID | {"headers": {"x-user": "anna"}, "seconds": 60}
 
 
-def test_by_v2_over_grpc(server):
+def test_by_v2_over_grpc(door):
     message = pb.ModelInferRequest(model_name="svc", id="one")
     message.parameters["sequence_id"].int64_param = 7
     message.parameters["sequence_end"].bool_param = True
@@ -134,7 +134,7 @@ def test_by_v2_over_grpc(server):
     message.parameters["colour"].string_param = "red"
     x = message.inputs.add(name="x", datatype="BYTES", shape=[1])
     x.contents.bytes_contents.append(b"1")
-    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{door.rpc_port}") as channel:
         call = channel.unary_unary(
             INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
         )
