@@ -68,6 +68,8 @@ class Op:
         auto_batching_timeout: ms that the first request of a batch waits for company.
         local_service_handler: accepted for scripts that pass one.
         jump_to_ops: see `check_jumping`.
+        fuse: False: its methods run on the Op's own threads only, never on those of the Op
+            before it.
 
     A value given here wins over config.yml, config.yml over the default.
     """
@@ -112,6 +114,7 @@ class Op:
         auto_batching_timeout: float | None = None,
         local_service_handler: Any = None,
         jump_to_ops: Op | Iterable[Op] | None = [],
+        fuse: bool | None = None,
     ) -> None:
         self.name: str = f"Op{next(_numbers)}" if name is None else name
         self.pipeline_given: Mapping[str, object] = {
@@ -125,6 +128,7 @@ class Op:
             "batch_size": batch_size,
             "auto_batching_timeout": auto_batching_timeout,
             "local_service_handler": local_service_handler,
+            "fuse": fuse,
         }
         self.pipeline_consumers: weakref.WeakSet[Op] = weakref.WeakSet()
         self._input_ops: list[Op] = []

@@ -176,6 +176,8 @@ class Setting:
 
     def _canonical(self, value: object) -> object:
         """Return words of a set as it spells them; they are read in any case: FP16, Info."""
+        if value is False and "off" in self._choices:  # so YAML reads it
+            return "off"
         if not isinstance(value, str):
             return value
         if isinstance(self.rule, OneOf):

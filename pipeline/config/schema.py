@@ -113,6 +113,10 @@ class DagConfig(Struct, frozen=True, kw_only=True):
         Alias("channel_recv_frist_arrive"),
         "An Op with several inputs starts with the first that arrives.",
     ] = False
+    fuse: Annotated[
+        Literal["auto", "off"],
+        "auto: quick Ops that follow each other run in one go; off: each on its own thread.",
+    ] = "auto"
     tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
     forward_headers: Annotated[
         Pattern, 'Names of headers that the context of a request has, as a pattern; "": none.'
@@ -164,6 +168,9 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         str | None, OneOf("workers"), "thread or process; absent: as dag.is_thread_op says."
     ] = None
     worker_options: Annotated[Options, OptionsOf("workers", "workers")] = {}
+    fuse: Annotated[
+        bool, "False: the Op always runs on its own thread, as what is bound to a thread needs."
+    ] = True
     channel_recv_first_arrive: Annotated[
         bool | None, "Of several inputs take the first that arrives; absent: as under dag."
     ] = None

@@ -28,7 +28,7 @@ class Item(msgspec.Struct, eq=False):
     request was answered, cancelled or started again. `ready_at` is on the loop's clock, which may
     be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed` the inputs are
     for `process` itself. `lap` is the Op's for the request: it differs as soon as a jump back has
-    the Op run again.
+    the Op run again. `entered` are the Ops that read the same and that it stands for, too.
     """
 
     request: RequestState
@@ -40,10 +40,17 @@ class Item(msgspec.Struct, eq=False):
     ready_ns: int = 0
     is_feed: bool = False
     lap: int = 0
+    entered: tuple[OpDispatcher, ...] = ()
 
     @property
     def is_over(self) -> bool:
         return self.generation != self.request.generation
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether its request is for this Op alone."""
+        target = self.request.target
+        return target is not None and target.op is not None
 
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for it any more; may be asked in any thread."""
@@ -173,11 +180,21 @@ class Room:
         return bool(kept)
 
 
+Receiver = tuple["OpDispatcher", "tuple[OpDispatcher, ...]"]
+"""An Op that gets an answer, and those that read the same and are entered with it."""
+
+
+def alone(nodes: Iterable[OpDispatcher]) -> tuple[Receiver, ...]:
+    """Return receivers of which each is entered by itself."""
+    return tuple((node, ()) for node in nodes)
+
+
 class Links(msgspec.Struct, eq=False):
     """Neighbours of an Op: those that its answers lead to.
 
     Attributes:
         successors: those that read its answers.
+        receivers: to whom they are handed: each with the others that are entered there with it.
         below: all that its answers lead to.
         targets: of its jumps.
         runs_again: what runs again after it jumped back.
@@ -187,6 +204,7 @@ class Links(msgspec.Struct, eq=False):
     """
 
     successors: tuple[OpDispatcher, ...] = ()
+    receivers: tuple[Receiver, ...] = ()
     below: frozenset[OpDispatcher] = frozenset()
     targets: tuple[OpDispatcher, ...] = ()
     runs_again: frozenset[OpDispatcher] = frozenset()
@@ -201,6 +219,7 @@ def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]])
     for op, node in reversed(nodes.items()):
         links = node.links
         links.successors = tuple(nodes[successor] for successor in successors_of(op))
+        links.receivers = alone(links.successors)
         further = (after.links.below for after in links.successors)
         links.below = frozenset(links.successors).union(*further)
         links.opens_payloads = bool(domains - {LOCAL, node.workers.memory_domain})
@@ -256,6 +275,11 @@ def first_error(inputs: dict[str, Any]) -> PipelineError | None:
                 return part
             passed_over = passed_over or part
     return passed_over
+
+
+def own_dict(payload: Any) -> Any:
+    """Return a dict that its reader may change unnoticed by others; the values are shared."""
+    return dict(payload) if isinstance(payload, dict) else payload
 
 
 def _is_answer(part: Any) -> bool:

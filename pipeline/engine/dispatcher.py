@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Links, Room, first_error
+from pipeline.engine.fusing import Pace
 from pipeline.engine.journal import EngineObservers, Outcome
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.base import Batch, Load, Scheduler
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.state import OpState
+from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
+from pipeline.engine.worker_watch import WorkerWatch
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
     from pipeline.engine.executor import Executor
-
-_STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
-_STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
-_MIN_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
 
 
 class OpDispatcher:
@@ -56,27 +55,36 @@ class OpDispatcher:
             config, options and options(**config.scheduler_options)
         )
         self.workers: Workers = make_workers(op, self)
-        self.load: Load = Load()
+        most = max_batch_size_of(op)
+        # Samples that one execution may get: before the model is loaded, and after.
+        limits = (most if declares(op) else 0, announced_batch(most, config.batch_size))
+        self.load: Load = Load(rows_limits=limits)
+        self.pace: Pace = Pace()
         self.links: Links = Links()
         self.room: Room = Room(channel_size)
         self.spans: SpanRecorder = SpanRecorder(index, observers)
         self.watch: WorkerWatch = WorkerWatch(
-            self.workers, self.load, config.timeout_s, loop, self._give_up
+            self.workers, self.load, self._is_awaited, config.timeout_s, loop, self._give_up
         )
         self.is_dirty: bool = False
         self._router = router
         self._loop = loop
         self._cut_timer: Any = None
-        most = max_batch_size_of(op)
-        # Samples that one execution may get: before the model is loaded, and after.
-        self._max_rows = (most if declares(op) else 0, announced_batch(most, config.batch_size))
 
     # In ---------------------------------------------------------------------------------
 
     def enqueue(
-        self, request: RequestState, slot: str, part: Any, stand_in: str | None = None
+        self,
+        request: RequestState,
+        slot: str,
+        part: Any,
+        stand_in: str | None = None,
+        entered: tuple[OpDispatcher, ...] = (),
     ) -> None:
-        """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it."""
+        """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it.
+
+        `entered`: others that read it, and do so in one go with this Op.
+        """
         if self.channel.is_join or stand_in is not None:
             inputs = self.channel.join(request, slot, part, stand_in)
             if inputs is None:
@@ -89,7 +97,7 @@ class OpDispatcher:
         if error is not None:
             self._router.route(self, request, error, jumped=False)
             return
-        self._add(request, inputs)
+        self._add(request, inputs, entered=entered)
 
     def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
         """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
@@ -99,7 +107,13 @@ class OpDispatcher:
         }
         self._add(request, inputs, target.raw_inputs)
 
-    def _add(self, request: RequestState, inputs: dict[str, Any], is_feed: bool = False) -> None:
+    def _add(
+        self,
+        request: RequestState,
+        inputs: dict[str, Any],
+        is_feed: bool = False,
+        entered: tuple[OpDispatcher, ...] = (),
+    ) -> None:
         now, spans = self._loop.time(), self.spans
         if request.spans is not None:
             spans.is_wanted = True
@@ -107,7 +121,9 @@ class OpDispatcher:
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
         lap = 0 if request.laps is None else request.laps.get(self, 0)
-        item = Item(request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap)
+        item = Item(
+            request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap, entered
+        )
         self.scheduler.add(item, now)
         if not self.is_dirty:
             self._router.mark_dirty(self)
@@ -121,7 +137,7 @@ class OpDispatcher:
     def drop(self, request: RequestState) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
         self._discard(request)
-        if self.load.running:
+        if self._is_awaited():
             if request.generation == RequestState.OVER:
                 self.workers.forget(request.data_id)
             self.watch.abandoned()
@@ -178,7 +194,7 @@ class OpDispatcher:
         scheduler, load, room, runs = self.scheduler, self.load, self.room, []
         now = self._loop.time()
         load.workers = self.workers.count
-        load.max_rows = self._max_rows[self.workers.note is not None]
+        load.max_rows = load.rows_limits[self.workers.note is not None]
         while True:
             if room.size:
                 load.max_items, load.is_full = room.places(), self.is_full
@@ -186,7 +202,7 @@ class OpDispatcher:
             if not isinstance(batch, Batch):
                 left = len(scheduler)
                 break
-            runs.append(self._count(BatchRun(batch.items, batch.worker)))
+            runs.append(self.count(BatchRun(batch.items, batch.worker)))
             if room.size:
                 self._places_freed()
             left = len(scheduler)
@@ -197,7 +213,8 @@ class OpDispatcher:
                 self._cut_timer.cancel()
             self._cut_timer = self._loop.call_at(batch, self._router.mark_dirty, self)
         if runs:
-            self._submit(runs)
+            fusing = self._router.fusing
+            self._submit(fusing.begin(self, runs) if self.pace.is_fusable else runs)
         if not left:
             return False
         if (outage := self.workers.outage) is not None:
@@ -206,14 +223,15 @@ class OpDispatcher:
                 self._places_freed()
         return True
 
-    def _count(self, run: BatchRun) -> BatchRun:
+    def count(self, run: BatchRun) -> BatchRun:
+        """Take note of a batch that goes to the workers, or is there already."""
         self.load.running += 1
         self.load.items += len(run.items)
         if self.room.size:
             self.room.promise(run.items)
         return run
 
-    def _submit(self, runs: list[BatchRun]) -> None:
+    def _submit(self, runs: Sequence[BatchRun | Walk]) -> None:
         self.workers.submit(runs)
         if self.watch.timeout_s is not None:
             self.watch.submitted()
@@ -224,11 +242,20 @@ class OpDispatcher:
 
     # Out --------------------------------------------------------------------------------
 
-    def done(self, worker: Worker, job: BatchRun) -> None:
+    def _is_awaited(self) -> bool:
+        """Return whether anything runs here, or may come in a walk."""
+        return self.load.running > 0 or self._router.fusing.is_visited(self)
+
+    def done(self, worker: Worker, job: BatchRun | Walk) -> None:
+        if isinstance(job, Walk):
+            self._router.fusing.done(worker, job)
+            return
         if job.is_superseded:
             return
         self.load.served((job.end_ns - job.start_ns) / 1e9)
-        self._release(job)
+        if self.pace.is_fusable:
+            self._router.fusing.took(self, job)
+        self.release(job)
         if self.spans.is_wanted:
             self.spans.batch(worker, job)
         for item, outcome in zip(job.items, job.outcomes, strict=False):
@@ -237,9 +264,11 @@ class OpDispatcher:
         if not self.is_dirty and len(self.scheduler):
             self._router.mark_dirty(self)
 
-    def lost(self, job: BatchRun, error: PipelineError) -> None:
+    def lost(self, job: BatchRun | Walk, error: PipelineError) -> None:
         """Start the job over as configured; else its requests end with `error`."""
-        if not job.is_superseded:
+        if isinstance(job, Walk):
+            self._router.fusing.lost(job, error)
+        elif not job.is_superseded:
             job.is_superseded = True
             self._start_over(job, error)
 
@@ -251,6 +280,10 @@ class OpDispatcher:
 
     def _give_up(self, worker: Worker, run: BatchRun) -> None:
         """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
+        fusing = self._router.fusing
+        if not fusing.part(run):
+            return
+        fusing.hung(self)
         run.is_superseded = True
         if not (self.workers.keeps_progress and run.is_prepared):  # nothing to go on with
             self.workers.replace(worker, None)
@@ -264,14 +297,14 @@ class OpDispatcher:
             if not is_replaced:  # but there are others
                 self._submit([resumed])
             return
-        self._release(run)
+        self.release(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
         self._fail(run.items, error, Outcome.OTHER)
         self._router.mark_dirty(self)
 
     def _start_over(self, job: BatchRun, error: PipelineError) -> None:
-        self._release(job)
-        runs = [self._count(run) for run in job.again(error, self.op.pipeline_config.retry)]
+        self.release(job)
+        runs = [self.count(run) for run in job.again(error, self.op.pipeline_config.retry)]
         if runs:
             self.spans.unfinished([item for item in job.items if item.is_over], Outcome.OTHER)
             self._submit(runs)
@@ -280,7 +313,7 @@ class OpDispatcher:
             self._fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._router.mark_dirty(self)
 
-    def _release(self, run: BatchRun) -> None:
+    def release(self, run: BatchRun) -> None:
         """Take note that a batch is no longer at the workers."""
         self.load.running -= 1
         self.load.items -= len(run.items)
@@ -302,81 +335,4 @@ class OpDispatcher:
             return
         if request.laps is None or item.lap == request.laps.get(self, 0):
             self._router.route(self, request, outcome, jumped)
-        if item.generation != request.generation:  # answered, or started anew
-            return
-        request.live -= 1
-        if not request.live:
-            self._router.fail_unreachable(request)
-
-
-class WorkerWatch:
-    """Gives up workers whose call is over its timeout, or whose work nobody awaits.
-
-    Args:
-        timeout_s: of a call of `process`; None: none.
-        give_up: called on the loop with a worker that hangs, and the batch that it has.
-    """
-
-    def __init__(
-        self,
-        workers: Workers,
-        load: Load,
-        timeout_s: float | None,
-        loop: Loop,
-        give_up: Callable[[Worker, BatchRun], None],
-    ) -> None:
-        self.timeout_s: float | None = timeout_s
-        self._workers = workers
-        self._load = load
-        self._loop = loop
-        self._give_up = give_up
-        self._timer: Any = None
-
-    def submitted(self) -> None:
-        """Take note that batches were handed to the workers."""
-        if self.timeout_s is not None and self._timer is None:
-            self._look_in(self.timeout_s)
-
-    def abandoned(self) -> None:
-        """Take note that nobody waits any more for some of what runs."""
-        if self._load.running and self._timer is None:
-            self._look_in(_STUCK_AFTER_S)
-
-    def close(self) -> None:
-        """Cancel the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look_in(self, seconds: float) -> None:
-        self.close()
-        self._timer = self._loop.call_at(self._loop.time() + seconds, self._look)
-
-    def _look(self) -> None:
-        """Look at every busy worker.
-
-        A call that starts after this check cannot be over its timeout before the next one, so
-        looking again at the earliest possible time keeps timeouts exactly.
-        """
-        self._timer = None
-        now = self._loop.time()
-        next_due = [now + self.timeout_s] if self.timeout_s is not None else []
-        for worker in self._workers.busy():
-            run = worker.job
-            due = self._due(worker, run) if isinstance(run, BatchRun) else None
-            if due is None or not isinstance(run, BatchRun):
-                continue
-            if due <= now:
-                self._give_up(worker, run)
-            else:
-                next_due.append(due)
-        if next_due and self._load.running:
-            self._look_in(max(_MIN_WATCH_S, min(next_due) - now))
-
-    def _due(self, worker: Worker, run: BatchRun) -> float | None:
-        """Return when `worker` has to be given up, if its batch goes on; None: never."""
-        began, called = worker.job_started, worker.call_started
-        if began is not None and all(item.is_over for item in run.items):
-            return began + max(_STUCK_AFTER_S, self._load.service_s * _STUCK_FACTOR)
-        if called is None or self.timeout_s is None:
-            return None
-        return called + self.timeout_s
+        self._router.gone(item)

@@ -99,6 +99,7 @@ class Engine:
             self.workers_changed,
             observers,
             config.dag.channel_size,
+            config.dag.fuse == "auto",
         )
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
@@ -203,6 +204,7 @@ class Engine:
             except TimeoutError:
                 self.answer_all_closed()
         nodes = self.executor.nodes.values()
+        self.executor.fusing.close()
         for node in nodes:
             node.close()
         pools = [*(node.workers for node in nodes), self._unpacker.workers, self._packer.workers]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.channel import PassedOver, link
+from pipeline.engine.channel import Item, PassedOver, Receiver, alone, link, own_dict
 from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.fusing import Fusing
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
+from pipeline.engine.walk import Step
 from pipeline.engine.worker_api import Loop, WorkersFactory
 from pipeline.errors import GraphError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op
@@ -77,9 +79,12 @@ class Executor:
         complete: takes the answer of a request, or the error in its place.
         workers_changed: told when an Op lost a worker, or got one back.
         channel_size: requests that may be ready at an Op before producers are held back; 0 = any.
+        fuses: whether quick Ops run in one go; with bounded channels they do not.
 
     Attributes:
         nodes: the dispatchers of the Ops, in the order of the graph.
+        entries: those of them that read the request, and `last` the one whose answer is its.
+        receivers: to whom a request is handed; see `Links.receivers`.
         joins: those of them that read several Ops.
     """
 
@@ -93,6 +98,7 @@ class Executor:
         workers_changed: Callable[[], None],
         observers: EngineObservers,
         channel_size: int = 0,
+        fuses: bool = False,
     ) -> None:
         self.mark_dirty: Callable[[OpDispatcher], None] = cycle.mark_dirty
         self.workers_changed: Callable[[], None] = workers_changed
@@ -104,14 +110,18 @@ class Executor:
         }
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
-        self._entries = tuple(self.nodes[op] for op in graph.successors(graph.request_op))
-        self._last = self.nodes[graph.last_op]
+        self.entries: tuple[OpDispatcher, ...] = tuple(
+            self.nodes[op] for op in graph.successors(graph.request_op)
+        )
+        self.receivers: tuple[Receiver, ...] = alone(self.entries)
+        self.last: OpDispatcher = self.nodes[graph.last_op]
+        self.fusing: Fusing = Fusing(self, loop, self._clock_ns, fuses and not channel_size)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
 
     def is_full(self) -> bool:
         """Return whether one of the first Ops takes no more requests."""
-        return any(node.is_full for node in self._entries)
+        return any(node.is_full for node in self.entries)
 
     # In -------------------------------------------------------------------------------------
 
@@ -121,10 +131,8 @@ class Executor:
         target = request.target
         if target is not None and target.op is not None:
             self.nodes[target.op].enqueue_direct(request, target)
-        elif len(self._entries) == 1:
-            self._entries[0].enqueue(request, EXECUTOR_NAME, payload)
         else:
-            self.send(request, self._entries, EXECUTOR_NAME, payload)
+            self.send(request, self.receivers, EXECUTOR_NAME, payload)
 
     def start_over(self, request: RequestState, payload: Any) -> None:
         """Start a request anew; what is left of its first start counts no more."""
@@ -150,36 +158,60 @@ class Executor:
             return  # a jump stood in for it
         elif jumped and not isinstance(answer, PipelineError):
             self._jump(source, request, answer)
-        elif source is self._last:
+        elif source is self.last:
             self._complete(request, answer)
         else:
-            if source.links.is_target:
+            links = source.links
+            if links.is_target:
                 request.settled |= {source}
-            readers = source.links.successors
-            if len(readers) == 1:
-                readers[0].enqueue(request, source.name, answer)
-            else:
-                self.send(request, readers, source.name, answer)
+            is_error = isinstance(answer, PipelineError)
+            receivers = alone(links.successors) if is_error else links.receivers
+            self.send(request, receivers, source.name, answer)
+
+    def leave(self, step: Step, item: Item, answer: Any) -> None:
+        """Pass on the answer of a step of a walk to those who are not in it."""
+        if item.is_alone or step.node is self.last:
+            self._complete(item.request, answer)
+        else:
+            receivers = step.others if isinstance(answer, PipelineError) else step.outside
+            self.send(item.request, receivers, step.name, answer)
 
     def send(
         self,
         request: RequestState,
-        readers: Sequence[OpDispatcher],
+        receivers: Sequence[Receiver],
         producer: str,
         answer: Any,
         stand_in: str | None = None,
     ) -> None:
-        """Hand `answer` to all readers. Each gets a dict of its own; the values are shared."""
+        """Hand `answer` to all of them. Each gets a dict of its own; the values are shared."""
+        if len(receivers) == 1:
+            ((reader, entered),) = receivers
+            reader.enqueue(request, producer, answer, stand_in, entered)
+            return
         generation = request.generation
-        if self._is_shared and len(readers) > 1 and isinstance(answer, dict):
-            answer = _serialized_once(readers, answer)
-        for place, reader in enumerate(readers):
+        if self._is_shared and isinstance(answer, dict):
+            answer = _serialized_once(receivers, answer)
+        for place, (reader, entered) in enumerate(receivers):
             if request.generation == generation:  # neither over nor started anew
                 own = own_dict(answer) if place else answer
-                reader.enqueue(request, producer, own, stand_in)
+                reader.enqueue(request, producer, own, stand_in, entered)
+
+    def gone(self, item: Item) -> None:
+        """Take note that an Op, or a walk, is done with a request, unless it is over."""
+        request = item.request
+        if item.generation != request.generation:  # answered, or started anew
+            return
+        request.live -= 1
+        if not request.live:
+            self.fail_unreachable(request)
+
+    def fail(self, request: RequestState, error: PipelineError) -> None:
+        """End a request with `error`."""
+        self._complete(request, error)
 
     def _jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
-        if self._last in source.links.targets:
+        if self.last in source.links.targets:
             self._complete(request, answer)
             return
         generation, settled, links = request.generation, request.settled, source.links
@@ -190,7 +222,8 @@ class Executor:
             node.begin_lap(request)
         for target in targets:
             if request.generation == generation:
-                self.send(request, target.links.successors, target.name, answer, source.name)
+                readers = alone(target.links.successors)
+                self.send(request, readers, target.name, answer, source.name)
         is_heard_of = source in links.targets or source in links.runs_again
         if request.generation == generation and not is_heard_of:
             names = ", ".join(repr(target.name) for target in links.targets)
@@ -198,7 +231,7 @@ class Executor:
                 f"the request got lost in the graph: Op {source.name!r} jumped to {names}, past an "
                 "Op whose answer a later Op waits for. Check jump_to_ops."
             )
-            self.send(request, links.successors, source.name, error)
+            self.send(request, alone(links.successors), source.name, error)
 
     def fail_unreachable(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
@@ -213,17 +246,12 @@ class Executor:
         )
 
 
-def _serialized_once(readers: Sequence[OpDispatcher], answer: dict[str, Any]) -> Any:
+def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> Any:
     """Return one Payload for several readers of one domain: what is large is copied only once."""
-    domain = readers[0].workers.memory_domain
-    if any(reader.workers.memory_domain is not domain for reader in readers):
+    domain = receivers[0][0].workers.memory_domain
+    if any(reader.workers.memory_domain is not domain for reader, _ in receivers):
         return answer
     try:
         return domain.serialize(answer)
     except PipelineError as error:
         return error
-
-
-def own_dict(payload: Any) -> Any:
-    """Return a dict that its reader may change unnoticed by others; the values are shared."""
-    return dict(payload) if isinstance(payload, dict) else payload

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.registry import did_you_mean, find
-from pipeline.engine.executor import own_dict
+from pipeline.engine.channel import own_dict
 from pipeline.engine.journal import Outcome
 from pipeline.engine.request import RequestState
 from pipeline.errors import (

@@ -18,12 +18,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import cast
+from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp, run_init_op
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
+from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
@@ -34,28 +35,28 @@ _LOGGER = logging.getLogger(__name__)
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
+_EXCHANGE = threading.Lock()  # held while two workers exchange their threads
 
 
 class ThreadWorker:
-    """One thread. The loop reads `job` and `call_started`; only the thread writes them."""
+    """One copy of the Op, and the thread that works with it; another one may borrow it meanwhile.
+
+    The loop reads `job` and `call_started`; only the thread that runs the copy writes them.
+    """
 
     def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
         self.pool: ThreadWorkers = pool
         self.op: BoundOp | None = op
         self.number: int = number
-        self.inbox: SimpleQueue[Job | None] = SimpleQueue()
-        self.addressed: deque[Job] = deque()  # for this worker alone, which is busy
-        self.job: Job | None = None
+        self.addressed: deque[Job | Walk] = deque()  # for this worker alone, which is busy
+        self.job: Job | Walk | None = None
         self.call_started: float | None = None
         self.is_stuck: bool = False
         self.began_ns: int = 0
         self.took_ns: int = 0
-        self.thread: threading.Thread = threading.Thread(
-            target=pool.context.copy().run,
-            args=(self._run,),
-            name=f"pipeline-{pool.name}-{number}",
-            daemon=True,
-        )
+        # What its Op sets in it, such as numpy's print options, no other Op sees.
+        self.context: contextvars.Context = pool.context.copy()
+        self.thread: WorkerThread = WorkerThread(self)
 
     @property
     def job_started(self) -> float | None:
@@ -71,27 +72,58 @@ class ThreadWorker:
     def call_ends(self) -> None:
         self.call_started = None
 
-    def _run(self) -> None:
-        if self.op is None and not self.pool.initialise(self):
+    def perform(self, run: Job, clock_ns: Callable[[], int]) -> None:
+        """Run a job, in whatever thread."""
+        assert self.op is not None, "only workers that have one are idle"
+        self.began_ns = clock_ns()
+        self.job = run
+        self.context.run(run.run, self.op, self, clock_ns)
+        self.took_ns = clock_ns() - self.began_ns
+
+
+class WorkerThread(threading.Thread):
+    """One thread: waits at its inbox for the jobs of its worker.
+
+    On a walk it runs the copies of other workers, too. If it takes too long there, it becomes the
+    thread of the worker that it is busy with, and that one's takes its place; see `part`.
+    """
+
+    def __init__(self, worker: ThreadWorker) -> None:
+        name = f"pipeline-{worker.pool.name}-{worker.number}"
+        super().__init__(name=name, daemon=True)
+        self.worker: ThreadWorker = worker
+        self.inbox: SimpleQueue[Job | Walk | None] = SimpleQueue()
+
+    def run(self) -> None:
+        worker = self.worker
+        if worker.op is None and not worker.context.run(worker.pool.initialise, worker):
             return
-        assert self.op is not None, "initialise gives the first worker its Op"
-        op, pool, backlog, clock_ns = self.op, self.pool, self.pool.backlog, time.monotonic_ns
-        addressed = self.addressed
-        job = self.job or self.inbox.get()
+        clock_ns = time.monotonic_ns
+        job = worker.job or self.inbox.get()
+        worker = self.worker  # it may be another one by now
         while job is not None:
-            self.began_ns = began = clock_ns()
-            self.job = job
-            job.run(op, self, clock_ns)
-            self.took_ns = clock_ns() - began
-            self.job = None
-            has_more = (addressed or backlog) and not self.is_stuck
-            following = pool.next_job(self) if has_more else None
+            if isinstance(job, Walk):
+                worker.job = job
+                if job.go(worker, clock_ns):
+                    worker.took_ns = clock_ns() - job.began_ns
+                else:
+                    with _EXCHANGE:  # who took the walk may be at it still
+                        worker = self.worker
+                    job = worker.job
+                    assert job is not None, "it is what has just run"
+            else:
+                worker.perform(job, clock_ns)
+            worker.job = None
+            pool = worker.pool
+            has_more = (worker.addressed or pool.backlog) and not worker.is_stuck
+            following = pool.next_job(worker) if has_more else None
             if following is not None:
-                pool.post(pool.on_done_busy, self, job)
+                pool.post(pool.on_done_busy, worker, job)
                 job = following
             else:
-                pool.post(pool.on_done_idle, self, job)
+                pool.post(pool.on_done_idle, worker, job)
                 job = self.inbox.get()
+                worker = self.worker
 
 
 class LoopInbox:
@@ -182,7 +214,7 @@ class ThreadWorkers:
         self._owner = owner
         self._workers: list[ThreadWorker] = []
         self._idle: list[ThreadWorker] = []
-        self.backlog: deque[Job] = deque()
+        self.backlog: deque[Job | Walk] = deque()
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
         self._stuck: list[ThreadWorker] = []
@@ -269,67 +301,121 @@ class ThreadWorkers:
             self._idle.append(self._workers[0])
             self._initialised.set_result(bound)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[Job | Walk]) -> None:
         for job in jobs:
             self._submit(job)
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: Job | Walk) -> None:
         if job.worker is not None and self._address(job, job.worker):
             return
         is_somebody_up = len(self._idle) < len(self._workers)
-        if not self._idle or (is_somebody_up and self._usual_ns < _QUICK_NS):
+        if is_somebody_up and self._usual_ns < _QUICK_NS:
             self.backlog.append(job)
             if self._idle and self._rescue is None:
                 self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
-        else:
-            self._idle.pop().inbox.put(job)
+            return
+        try:
+            self._idle.pop().thread.inbox.put(job)
+        except IndexError:
+            self.backlog.append(job)
+            self._employ_idle()  # somebody may have become idle in between
 
-    def _address(self, job: Job, number: int) -> bool:
+    def _address(self, job: Job | Walk, number: int) -> bool:
         """Give a job to the worker with this number; False: there is none now, any will do."""
         worker = next((worker for worker in self._workers if worker.number == number), None)
         if worker is None:
             return False
-        if worker in self._idle:
-            self._idle.remove(worker)
-            worker.inbox.put(job)
-        else:
-            worker.addressed.append(job)
+        worker.addressed.append(job)
+        if self._take_idle(worker):
+            self.make_idle(worker)
         return True
 
     def _wake_for_backlog(self) -> None:
         """Wake others, as the worker that was to take the backlog is slower than usual."""
         self._rescue = None
-        while self._idle and (job := self.next_job(self._idle[-1])) is not None:
-            self._idle.pop().inbox.put(job)
+        self._employ_idle()
 
-    def next_job(self, worker: ThreadWorker) -> Job | None:
+    def next_job(self, worker: ThreadWorker) -> Job | Walk | None:
         """Return a job for `worker`, if there is one. Called by the workers, too."""
         try:
             return worker.addressed.popleft() if worker.addressed else self.backlog.popleft()
         except IndexError:
             return None
 
-    def on_done_busy(self, worker: ThreadWorker, job: Job) -> None:
+    def on_done_busy(self, worker: ThreadWorker, job: Job | Walk) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         self._owner.done(worker, job)
 
-    def on_done_idle(self, worker: ThreadWorker, job: Job) -> None:
+    def on_done_idle(self, worker: ThreadWorker, job: Job | Walk) -> None:
         """`worker` is done with `job` and found no other."""
         if worker.is_stuck:
             self._on_recovered(worker)
-        elif self.backlog or worker.addressed:  # it may have grown since the worker looked
-            self._employ(worker)
         else:
-            self._idle.append(worker)
+            self.make_idle(worker)
         self.on_done_busy(worker, job)
 
-    def _employ(self, worker: ThreadWorker) -> None:
-        job = self.next_job(worker)
-        if job is None:
+    # Idle workers: any thread takes them and gives them back. Who takes one has it alone; who
+    # adds a job, or a worker, looks for the other afterwards, so that both never wait.
+
+    def make_idle(self, worker: ThreadWorker) -> None:
+        """Have a worker take what waits for it, or be idle. In any thread, as the next ones."""
+        while True:
+            if worker.addressed or self.backlog:
+                job = self.next_job(worker)
+                if job is not None:
+                    worker.thread.inbox.put(job)
+                    return
             self._idle.append(worker)
-        else:
-            worker.inbox.put(job)
+            if not (worker.addressed or self.backlog) or not self._take_idle(worker):
+                return
+
+    def _employ_idle(self) -> None:
+        """Wake as many idle workers as there are jobs for."""
+        while self.backlog:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                return
+            self.make_idle(worker)
+
+    def _take_idle(self, worker: ThreadWorker) -> bool:
+        """Take this worker, if it is idle."""
+        try:
+            self._idle.remove(worker)
+        except ValueError:
+            return False
+        return True
+
+    def borrow(self) -> ThreadWorker | None:
+        if self.backlog:  # it has waited longer
+            return None
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, worker: ThreadWorker) -> None:
+        worker.job = None
+        self.make_idle(worker)
+
+    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
+        with _EXCHANGE:
+            try:
+                place, worker, run = walk.held.pop()
+            except IndexError:
+                return None
+            walker = walk.finished[0][1] if place else worker
+            if place:
+                walker.thread, worker.thread = worker.thread, walker.thread
+                walker.thread.worker, worker.thread.worker = walker, worker
+                walker.job = None
+        if place:
+            self.make_idle(walker)
+        return place, worker, run
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        return [worker.op.state for worker in self._workers if worker.op is not None]
 
     def busy(self) -> Iterable[Worker]:
         return [worker for worker in self._workers if worker.job is not None]
@@ -373,7 +459,7 @@ class ThreadWorkers:
 
     def _on_recovered(self, worker: ThreadWorker) -> None:
         """Fill the place of a worker that was given up and came back after all, if it is free."""
-        worker.inbox.put(None)
+        worker.thread.inbox.put(None)
         self._stuck.remove(worker)
         if not self._is_stopped and len(self._workers) < self._wanted and worker.op is not None:
             self._add(worker.op.replacement(), worker.op.worker)
@@ -384,7 +470,7 @@ class ThreadWorkers:
         self._workers.append(worker)
         worker.start(job)
         if job is None:
-            self._employ(worker)
+            self.make_idle(worker)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
@@ -392,7 +478,7 @@ class ThreadWorkers:
             self._rescue.cancel()
         everybody = [*self._workers, *self._stuck]
         for worker in everybody:
-            worker.inbox.put(None)
+            worker.thread.inbox.put(None)
         threads = [worker.thread for worker in everybody]
         deadline = time.monotonic() + timeout_s
 

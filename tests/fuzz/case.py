@@ -114,6 +114,7 @@ class Case:
     queue_size: int = 4096
     stops_s: float | None = None
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
+    fuse: str = "off"  # "on": all that may be is fused; "switching": now and then
     origin: str = ""
 
     @property

@@ -97,10 +97,10 @@ class Outlook:
         """Every request is told once, and every turn that it had."""
         self.check_counts(executor.state().accepted)
         for index, node in enumerate(executor.executor.nodes.values()):
-            begun = node.scheduler._added
+            begun = node.scheduler._added + getattr(node.workers, "lent_items", 0)
             if begun != self.spans[index]:
                 self.complain(
-                    f"turns begun but not told: {begun} and {self.turns[index]} at {node.name}"
+                    f"turns begun but not told: {begun} and {self.spans[index]} at {node.name}"
                 )
 
     def check_counts(self, accepted: int) -> None:

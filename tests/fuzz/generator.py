@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec, Shape
 from fuzz.model import bound_s, ring_of
 
+FUSED = ("off", "on", "on", "switching", "switching")
 _MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
 
 
@@ -36,6 +37,7 @@ class Features:
     alone: bool = True
     own_edges: bool = True
     retries: bool = True
+    fusing: bool = True
     stops: bool = True
     scale: str = "virtual"  # or "real": fewer of everything, and times that a busy machine keeps
 
@@ -96,6 +98,7 @@ class _Generator:
             queue_size=self.rng.choice((4096, 4096, 4096, 4096, 1, 3)),
             own_edges=has.own_edges and self.chance(0.2),
             stops_s=self._stops_s(),
+            fuse=random.Random(origin).choice(FUSED) if has.fusing else "off",
             origin=origin,
         )
         count = self.rng.randint(1, self.scale.requests)

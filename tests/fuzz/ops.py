@@ -357,7 +357,11 @@ def config(case: Case) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "rpc_port": 0,
         "queue_size": case.queue_size,
-        "dag": {"retry": case.dag_retry, "channel_size": case.channel_size},
+        "dag": {
+            "retry": case.dag_retry,
+            "channel_size": case.channel_size,
+            "fuse": "off" if case.fuse == "off" else "auto",
+        },
         "op": {op.name: _op_config(op) for op in case.ops},
     }
     if case.worker_num is not None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import grpc
 
-from fuzz import generator, ops
+from fuzz import generator, ops, pacing
 from fuzz.case import REQUEST, Case, RequestSpec
 from fuzz.checker import GONE, Ending, Outlook, check_endings
 from fuzz.generator import Features
@@ -255,6 +255,7 @@ async def _run(engine: RealEngine) -> None:
     case, outlook = engine.case, engine.outlook
     async with engine.server, _lag_watched(engine), _channel(engine):
         engine.executor, engine.http_port = engine.server.executor, engine.server.http_port
+        pacing.pace(engine.executor, case)
         asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
         if case.stops_s is not None:
             await _stop_amidst(engine, case.stops_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 from doubles import VirtualLoop
 
-from fuzz import ops
+from fuzz import ops, pacing
 from fuzz.case import REQUEST, Case, RequestSpec
 from fuzz.checker import Ending, Outlook, check_endings
 from fuzz.model import bound_s
@@ -26,6 +26,7 @@ from pipeline.engine.pack_jobs import PackRunner
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.state import WorkersState
+from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Owner
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import configure_op
@@ -52,6 +53,15 @@ class VirtualWorker:
         self.call_started: float | None = None
         self.is_given_up = False
         self.timer: asyncio.TimerHandle | None = None
+        self.is_lent = False
+
+    def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
+        """Run a batch in the strand that is at work."""
+        self.job = run
+        self.job_started = clock_ns() / 1e9
+        if self.is_lent:
+            self.pool.lent_items += len(run.items)
+        run.run(self.op, self, clock_ns)
 
     def call_begins(self) -> None:
         self.call_started = self.pool.loop.time()
@@ -61,7 +71,10 @@ class VirtualWorker:
 
 
 class VirtualWorkers:
-    """The workers of one Op, as threads or as processes behave; see `workers.base.Workers`."""
+    """The workers of one Op, as threads or as processes behave; see `workers.base.Workers`.
+
+    `lent_items`: requests that were worked on by those that were lent.
+    """
 
     note = None
 
@@ -80,6 +93,7 @@ class VirtualWorkers:
         self._workers: list[VirtualWorker] = []
         self._stuck: list[VirtualWorker] = []
         self._queue: list[Any] = []
+        self.lent_items = 0
         self._replaced = 0
         self._is_stopped = False
 
@@ -145,7 +159,7 @@ class VirtualWorkers:
 
     def _feed(self) -> None:
         for worker in self._workers:
-            if worker.job is None and self._queue:
+            if worker.job is None and not worker.is_lent and self._queue:
                 self._begin(worker, self._queue.pop(0))
 
     def _begin(self, worker: VirtualWorker, job: Any) -> None:
@@ -161,12 +175,17 @@ class VirtualWorkers:
         run = worker.run
         worker.strand = self._engine.strands.take()
         clock_ns = self._engine.clock_ns
-        worker.strand.begin(lambda: run.run(worker.op, worker, clock_ns))
+        if isinstance(run, Walk):
+            worker.strand.begin(lambda: run.go(worker, clock_ns))
+        else:
+            worker.strand.begin(lambda: run.run(worker.op, worker, clock_ns))
         self.loop.call_soon(self._go_on, worker, job)
 
     def _go_on(self, worker: VirtualWorker, job: Any) -> None:
-        if worker.job is not job or worker.strand is None:  # killed meanwhile
+        is_walking = isinstance(worker.run, Walk) and worker.run is job
+        if (worker.job is not job and not is_walking) or worker.strand is None:  # killed meanwhile
             return
+        worker.timer = None
         if worker.job_started is None:
             worker.job_started = self.loop.time()
         wish = worker.strand.step()
@@ -228,6 +247,44 @@ class VirtualWorkers:
         for worker in [*self._stuck, *self._workers]:
             if worker.strand is not None and not self.is_process:
                 self.loop.call_soon(self._go_on, worker, worker.job)
+
+
+class VirtualThreads(VirtualWorkers):
+    """Workers that lend. Strands run only while the loop waits, so whoever borrows is alone."""
+
+    def borrow(self) -> VirtualWorker | None:
+        idle = [worker for worker in self._workers if worker.job is None and not worker.is_lent]
+        if self._queue or not idle:
+            return None
+        idle[-1].is_lent = True
+        return idle[-1]
+
+    def give_back(self, worker: VirtualWorker) -> None:
+        worker.is_lent = False
+        worker.job = worker.job_started = worker.call_started = None
+        self.loop.call_soon(self._feed)
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        return [worker.op.state for worker in self._workers]
+
+    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
+        if not walk.held:
+            return None
+        place, stepping, run = walk.held.pop()
+        walker = walk.finished[0][1] if place else stepping
+        walker.run = None
+        stepping.job = stepping.run = run
+        stepping.is_lent = False
+        stepping.strand, stepping.timer = walker.strand, walker.timer
+        if stepping.timer is not None:
+            when = stepping.timer.when()
+            stepping.timer.cancel()
+            stepping.timer = self.loop.call_at(when, stepping.pool._go_on, stepping, run)
+        if place:
+            walker.job = walker.strand = walker.timer = None
+            walker.job_started = walker.call_started = None
+            self._feed()
+        return place, stepping, run
 
 
 def _sent(job: BatchRun) -> BatchRun:
@@ -294,7 +351,9 @@ class VirtualEngine:
             count = op.pipeline_config.concurrency
             if op.name == REQUEST:
                 count = max(count, _EDGE_WORKERS)
-            pool = VirtualWorkers(self, op, owner, count)
+            is_process = op.pipeline_config.workers == "process"
+            kind = VirtualWorkers if is_process else VirtualThreads
+            pool = kind(self, op, owner, count)
             self.pools.append(pool)
             return pool
 
@@ -357,6 +416,7 @@ async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) ->
     outlook, most_s = engine.outlook, bound_s(case)
     loop.set_exception_handler(lambda _, context: outlook.complain(f"the loop: {context}"))
     await engine.executor.start()
+    pacing.pace(engine.executor, case)
     asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
     done, late = (
         await asyncio.wait(asked, timeout=_OVER_S + 2 * most_s) if asked else (set(), set())

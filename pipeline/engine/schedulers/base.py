@@ -41,6 +41,7 @@ class Load(msgspec.Struct, eq=False):
         items: requests in these batches.
         service_s: running mean of the time that a batch takes.
         max_rows: samples that one execution may get; 0: any number.
+        rows_limits: what that is before the model is loaded, and after.
         max_items: requests that may begin now, for there is room behind for their answers.
         is_full: no more requests come until some have begun.
     """
@@ -50,6 +51,7 @@ class Load(msgspec.Struct, eq=False):
     items: int = 0
     service_s: float = 0.0
     max_rows: int = 0
+    rows_limits: tuple[int, int] = (0, 0)
     max_items: int = sys.maxsize
     is_full: bool = False
 

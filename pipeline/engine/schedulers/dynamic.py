@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.channel import Item
@@ -20,7 +21,12 @@ class FullScheduler(ReadyQueue):
 
     Without a timeout nobody waits: an idle worker takes what is ready. With one, the first
     request of a batch waits for a full one that long at most.
+
+    Attributes:
+        lets_pass: whether requests may run in a walk without having been here.
     """
+
+    lets_pass: ClassVar[bool] = True
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         super().__init__()
@@ -56,6 +62,8 @@ class FullScheduler(ReadyQueue):
 
 class AdaptiveScheduler(FullScheduler):
     """Waits only for the batch that keeps up with the arrivals."""
+
+    lets_pass: ClassVar[bool] = True
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         super().__init__(config)

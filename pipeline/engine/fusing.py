@@ -1,0 +1,385 @@
+"""Fusing: has quick Ops that follow each other run in one go; see `walk`.
+
+Which Ops are quick is seen by how long they take, so groups form, come apart and form again. On the
+event loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item, Receiver, alone, own_dict
+from pipeline.engine.walk import Lender, Step, Walk, WalkPlan
+from pipeline.engine.worker_api import Loop, Worker
+from pipeline.errors import PipelineError, described
+from pipeline.op import runs_process
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.executor import Executor
+
+_LOGGER = logging.getLogger(__name__)
+
+_QUICK_NS, _SLOW_NS = (
+    100_000,
+    1_000_000,
+)  # a request's mean below which an Op is quick, and above which not
+_MOST_NS = 10_000_000  # as which a request counts at most: a single hiccup parts no group
+_SEEN = 16  # runs in the running mean, and before anything follows from it
+_STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
+_MOST_STEPS = 64
+_BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
+
+
+class Pace(msgspec.Struct, eq=False):
+    """The time that a request takes at one Op, and what follows from it.
+
+    Attributes:
+        is_fusable: whether the Op may be in a group at all.
+        is_quick: whether it is quick enough.
+        mean_ns: running mean of what a request takes, of `runs` runs.
+        plan: of the walks that begin at the Op, if `is_planned`; None: none do.
+        entered: the Ops that are entered with it.
+    """
+
+    is_fusable: bool = False
+    is_quick: bool = False
+    is_planned: bool = False
+    runs: int = 0
+    mean_ns: float = 0.0
+    plan: WalkPlan | None = None
+    entered: tuple[OpDispatcher, ...] = ()
+
+    def took(self, ns: float) -> bool:
+        """Take down what a request took in a run; return whether `is_quick` has changed."""
+        runs = self.runs = self.runs + 1
+        self.mean_ns = mean = self.mean_ns + (min(ns, _MOST_NS) - self.mean_ns) / min(runs, _SEEN)
+        if self.is_quick:
+            self.is_quick = mean <= _SLOW_NS
+            return not self.is_quick
+        self.is_quick = runs >= _SEEN and mean < _QUICK_NS
+        return self.is_quick
+
+    def hung(self) -> bool:
+        """Take down that it took far too long; return whether `is_quick` has changed."""
+        was_quick, self.is_quick = self.is_quick, False
+        self.mean_ns = _MOST_NS
+        return was_quick
+
+
+class Fusing:
+    """Groups of Ops, and the walks through them that are under way.
+
+    Args:
+        is_on: whether Ops are fused at all.
+    """
+
+    def __init__(
+        self, executor: Executor, loop: Loop, clock_ns: Callable[[], int], is_on: bool
+    ) -> None:
+        self._executor = executor
+        self._loop = loop
+        self._clock_ns = clock_ns
+        self._nodes: tuple[OpDispatcher, ...] = tuple(executor.nodes.values())
+        self._plans: list[WalkPlan] = []
+        self._under_way: dict[Walk, None] = {}
+        self._timer: Any = None
+        self._is_due = False
+        for node in self._nodes if is_on else ():
+            node.pace.is_fusable = _obstacle(node, self._nodes) is None
+
+    # Groups -------------------------------------------------------------------------------------
+
+    def took(self, node: OpDispatcher, run: BatchRun) -> None:
+        """Take down how long an Op took."""
+        if node.pace.took((run.end_ns - run.start_ns) / len(run.items)):
+            self._changed()
+
+    def hung(self, node: OpDispatcher) -> None:
+        """Take down that an Op hangs: it goes by itself for now."""
+        if node.pace.hung():
+            self._changed()
+
+    def _changed(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._regroup)
+
+    def _regroup(self) -> None:
+        """Form the groups anew. Walks that are under way, or queued, go on as they were planned."""
+        self._is_due = False
+        self._plans = [plan for plan in self._plans if plan.walks]
+        for node in self._nodes:
+            pace = node.pace
+            if _goes(node) and _is_bound(node):
+                pace.is_fusable = False
+            pace.plan, pace.is_planned, pace.entered = None, False, ()
+        for node in self._nodes:
+            node.links.receivers = self._receivers(node.links.successors)
+        self._executor.receivers = self._receivers(self._executor.entries)
+
+    def _receivers(self, readers: Sequence[OpDispatcher]) -> tuple[Receiver, ...]:
+        """Return whom to hand an answer for `readers`: of those that go together only the first."""
+        single = [node for node in readers if _goes(node) and not node.channel.is_join]
+        if len(single) < 2:
+            return alone(readers)
+        first = min(single, key=_place)
+        others = [node for node in single if node is not first and _goes_along(first, node)]
+        first.pace.entered = entered = tuple(sorted(others, key=_place))
+        return tuple(
+            (node, entered if node is first else ()) for node in readers if node not in entered
+        )
+
+    def _plan(self, leader: OpDispatcher) -> WalkPlan | None:
+        """Return how walks go that begin at `leader`; None: they do not."""
+        pace = leader.pace
+        if not pace.is_planned:
+            pace.plan, pace.is_planned = self._planned(leader), True
+        return pace.plan
+
+    def _planned(self, leader: OpDispatcher) -> WalkPlan | None:
+        if not _goes(leader):
+            return None
+        entered = leader.pace.entered
+        inside = [leader]
+        names = {leader.name}
+        for node in self._nodes[_place(leader) + 1 :]:
+            reads_inside = names.issuperset(node.channel.producers)
+            is_next = reads_inside and _goes(node) and _goes_along(leader, node)
+            if (is_next or node in entered) and len(inside) < _MOST_STEPS:
+                inside.append(node)
+                names.add(node.name)
+        entered = tuple(node for node in entered if node in inside)
+        if len(inside) == 1 or entered != leader.pace.entered:
+            return None
+        places = {node: place for place, node in enumerate(inside)}
+        plan = WalkPlan(
+            tuple(self._step(node, places) for node in inside),
+            tuple(places[node] for node in entered),
+            leader.pace.entered,
+            frozenset(inside),
+        )
+        self._plans.append(plan)
+        return plan
+
+    def _step(self, node: OpDispatcher, places: dict[OpDispatcher, int]) -> Step:
+        readers = node.links.successors
+        outside: list[Receiver] = []
+        for first, entered in node.links.receivers:
+            rest = [each for each in (first, *entered) if each not in places]
+            outside += [(first, entered)] if len(rest) == 1 + len(entered) else alone(rest)
+        is_last = self._executor.last is node
+        assert isinstance(node.workers, Lender), "an Op whose workers lend none goes by itself"
+        return Step(
+            node,
+            node.name,
+            node.workers,
+            node.op.pipeline_config.batch_size,
+            node.channel.producers,
+            tuple(
+                (places[reader], order > 0)
+                for order, reader in enumerate(readers)
+                if reader in places
+            ),
+            is_read_outside=is_last or bool(outside),
+            keeps_own=bool(outside) and readers[0] in places,
+            outside=tuple(outside),
+            others=alone(reader for reader in readers if reader not in places),
+        )
+
+    # Walks --------------------------------------------------------------------------------------
+
+    def begin(self, leader: OpDispatcher, runs: Sequence[BatchRun]) -> Sequence[Any]:
+        """Return the jobs for batches that leave: walks, or as they are."""
+        plan = self._plan(leader)
+        entered = () if plan is None else plan.entered
+        for run in runs:
+            for item in run.items:
+                if item.entered and item.entered is not entered:
+                    self.enter_apart(item)
+        if plan is None:
+            return runs
+        walks = []
+        for run in runs:
+            run.is_step = True
+            walks.append(Walk(plan, run))
+        plan.walks += len(walks)
+        self._under_way.update(dict.fromkeys(walks))
+        for step in plan.steps:
+            if step.node.watch.timeout_s is not None:
+                step.node.watch.submitted()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
+        return walks
+
+    def enter_apart(self, item: Item) -> None:
+        """Hand what an item reads to the Ops that it stands for, too, each by itself."""
+        nodes, item.entered = item.entered, ()
+        ((slot, part),) = item.inputs.items()
+        for node in nodes:
+            if not item.is_over:
+                node.enqueue(item.request, slot, own_dict(part))
+
+    def done(self, worker: Worker, walk: Walk) -> None:
+        """Take note of what a walk has done; what it has not goes the usual way."""
+        leader, lead = walk.plan.steps[0].node, walk.lead
+        self._end(walk)
+        if walk.finished:
+            leader.load.served((walk.finished[-1][2].end_ns - walk.began_ns) / 1e9)
+        leader.release(lead)
+        self._settle(walk, ())
+        if not leader.is_dirty and len(leader.scheduler):
+            self._executor.mark_dirty(leader)
+
+    def lost(self, walk: Walk, error: PipelineError) -> None:
+        """Take note that no worker will take a walk."""
+        self._end(walk)
+        walk.lead.is_step = False
+        for item in walk.lead.items:
+            if item.entered:
+                self.enter_apart(item)
+        walk.plan.steps[0].node.lost(walk.lead, error)
+
+    def part(self, run: BatchRun) -> bool:
+        """Make a step of a walk, which goes on too long, a batch like any other; the rest goes on.
+
+        Returns whether it is one; else it has ended meanwhile.
+        """
+        if run.is_step:
+            for walk in self._under_way:
+                if walk.held and walk.held[0][2] is run:
+                    self._part(walk)
+                    break
+        return not run.is_step
+
+    def is_visited(self, node: OpDispatcher) -> bool:
+        """Return whether any walk under way may come, or be, at an Op."""
+        return any(plan.walks and node in plan.nodes for plan in self._plans)
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Look for steps that last too long."""
+        self._timer = None
+        now_ns = self._clock_ns()
+        for walk in list(self._under_way):
+            if walk.began_ns and now_ns - walk.step_ns >= _STEP_S * 1e9:
+                self._part(walk)
+        if self._under_way and self._timer is None:
+            self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
+
+    def _part(self, walk: Walk) -> None:
+        leader = walk.plan.steps[0].node
+        assert isinstance(leader.workers, Lender), "it has lent workers"
+        found = leader.workers.part(walk)
+        if found is None:
+            return
+        place, _, run = found
+        self._end(walk)
+        run.is_step = False
+        if place:
+            node = walk.plan.steps[place].node
+            leader.release(walk.lead)
+            node.count(run)
+        self._settle(walk, [item.request for item in run.items])
+        self._executor.mark_dirty(leader)
+
+    def _end(self, walk: Walk) -> None:
+        walk.plan.walks -= 1
+        del self._under_way[walk]
+
+    def _settle(self, walk: Walk, kept: Sequence[Any]) -> None:
+        """Tell what was done, and pass on what came of it; a run still has those in `kept`."""
+        items = walk.lead.items
+        is_wanted = walk.plan.steps[0].node.spans.is_wanted
+        for step, worker, run in walk.finished:
+            node = step.node
+            self.took(node, run)
+            if is_wanted:
+                node.spans.is_wanted = True
+                node.spans.batch(worker, run)
+        if walk.failure is not None:
+            self._fail(walk.failure, items)
+        for step, index, answer in walk.outs:
+            if not items[index].is_over:
+                self._executor.leave(step, items[index], answer)
+        for step, index, inputs in walk.left():
+            item = items[index]
+            for slot, part in inputs.items():
+                if not item.is_over:
+                    step.node.enqueue(item.request, slot, part)
+        for item in items:
+            if item.request not in kept:
+                self._executor.gone(item)
+
+    def _fail(self, failure: BaseException, items: Iterable[Item]) -> None:
+        what = f"a request could not be passed from Op to Op: {described(failure)}"
+        _LOGGER.error("%s", what, exc_info=failure)
+        for item in items:
+            if not item.is_over:
+                self._executor.fail(item.request, PipelineError(what))
+
+
+# Who may --------------------------------------------------------------------------------------
+
+
+def _place(node: OpDispatcher) -> int:
+    return node.spans.index
+
+
+def _goes(node: OpDispatcher) -> bool:
+    """Return whether an Op is in a group now."""
+    return node.pace.is_quick and node.pace.is_fusable
+
+
+def _goes_along(leader: OpDispatcher, node: OpDispatcher) -> bool:
+    """Return whether an Op takes batches as the leader cuts them."""
+    config, leading = node.op.pipeline_config, leader.op.pipeline_config
+    if config.batch_size == 1 or not runs_process(node.op):
+        return True
+    return (
+        _batching(config) == _batching(leading) and node.load.rows_limits == leader.load.rows_limits
+    )
+
+
+def _batching(config: Any) -> tuple[Any, ...]:
+    options = dict(config.scheduler_options)
+    return config.batch_size, config.batching, config.auto_batching_timeout_s, options
+
+
+def _obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
+    """Return why an Op is never in a group; None: it may be."""
+    config = node.op.pipeline_config
+    if not config.fuse:
+        return "fuse is false"
+    if not isinstance(node.workers, Lender):
+        return f"its workers are no threads ({config.workers})"
+    if not vars(type(node.scheduler)).get("lets_pass", False):  # not one that is derived from ours
+        return f"its scheduler, {config.batching}, has to see each request"
+    if config.channel_recv_first_arrive and node.channel.is_join:
+        return "it takes the first of several that arrives"
+    if node.links.targets or node.links.is_target:
+        return "it jumps, or is jumped to"
+    if any(node in other.links.runs_again for other in nodes):
+        return "it runs again after a jump back"
+    return None
+
+
+def _is_bound(node: OpDispatcher) -> bool:
+    """Return whether an Op has what only the thread may use that made it."""
+    assert isinstance(node.workers, Lender), "others are not asked"
+    return any(
+        isinstance(value, _BOUND_TO_A_THREAD)
+        for state in (vars(node.op), *node.workers.states())
+        for value in list(state.values())
+    )

@@ -1,0 +1,270 @@
+"""Walk: a batch on its way through several Ops in one go, where each takes less than a hop.
+
+Plain code for whoever runs the Ops: it knows neither threads nor the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+from msgspec import field
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item, Receiver, first_error, own_dict
+from pipeline.engine.worker_api import Worker
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+
+_LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
+
+
+class Stepper(Worker, Protocol):
+    """A worker whose Op can be run by another worker's thread."""
+
+    def perform(self, run: BatchRun, clock_ns: Callable[[], int]) -> None:
+        """Run a batch with this worker's own copy of the Op, as its own thread would."""
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """Workers that lend those that are idle, in any thread."""
+
+    def borrow(self) -> Stepper | None:
+        """Return a worker that is idle, and is nobody else's until it is given back."""
+
+    def give_back(self, worker: Any) -> None:
+        """Let a borrowed worker be idle again, or take what waits for it."""
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        """Return the attributes of each worker's copy of the Op."""
+
+    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
+        """Take a walk of one of these workers from it, on the loop.
+
+        The step that runs becomes a job of the worker that was borrowed for it, and the walker is
+        idle. Returns (place of the step, its worker, its run); None if no step runs just now.
+        """
+
+
+class Step(msgspec.Struct, frozen=True, eq=False):
+    """One Op of a walk.
+
+    Attributes:
+        node: the Op's dispatcher.
+        lender: its workers.
+        size: requests in one run of it, at most.
+        producers: those that it reads, by name.
+        readers: the steps that read its answer, and whether they get a dict of their own.
+        is_read_outside: whether anybody else reads it, or it is the request's answer.
+        keeps_own: whether these get a dict of their own.
+        outside: these others, see `Links.receivers`.
+        others: the same, each by itself: so errors go.
+    """
+
+    node: OpDispatcher
+    name: str
+    lender: Lender
+    size: int = 1
+    producers: tuple[str, ...] = ()
+    readers: tuple[tuple[int, bool], ...] = ()
+    is_read_outside: bool = False
+    keeps_own: bool = False
+    outside: tuple[Receiver, ...] = ()
+    others: tuple[Receiver, ...] = ()
+
+
+class WalkPlan(msgspec.Struct, eq=False):
+    """A way through several Ops. It does not change; `walks` counts those that are under way.
+
+    Attributes:
+        steps: in an order in which each comes after all that it reads; the first one leads.
+        entries: the places of those that read what the first one reads, and are entered with it.
+        entered: their dispatchers.
+        nodes: the dispatchers of all steps.
+    """
+
+    steps: tuple[Step, ...]
+    entries: tuple[int, ...] = ()
+    entered: tuple[OpDispatcher, ...] = ()
+    nodes: frozenset[OpDispatcher] = frozenset()
+    walks: int = 0
+
+
+class Walk(msgspec.Struct, eq=False):
+    """A batch of the plan's first Op, and what comes of it behind that Op.
+
+    Whoever runs it borrows an idle worker for each step, and stops where there is none, or when
+    it takes long: the rest goes the usual way. While a step runs `held` has (place of the step,
+    worker, run): who takes that out makes it a job of that worker like any other, and nothing
+    more is done here.
+
+    Attributes:
+        lead: the batch.
+        began_ns: when it began; 0 before.
+        failure: of ours, on data of any type: what is told to the requests.
+        step_ns: when the step began that runs.
+        finished: (step, worker, run) of each run that came to its end.
+        outs: (step, place of the item, answer) of the answers that somebody else reads.
+        ready: for each step the items that it has not taken, with their places in the batch.
+        parts: what came for a step that reads several, by (step, place of the item).
+    """
+
+    plan: WalkPlan
+    lead: BatchRun
+    failure: BaseException | None = None
+    began_ns: int = 0
+    step_ns: int = 0
+    held: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
+    finished: list[tuple[Step, Any, BatchRun]] = field(default_factory=list)
+    outs: list[tuple[Step, int, Any]] = field(default_factory=list)
+    ready: list[list[tuple[int, Item]]] = field(default_factory=list)
+    parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def worker(self) -> int | None:
+        """The number of the worker that has to run it, as of any job."""
+        return self.lead.worker
+
+    def go(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
+        """Run all steps, or those that can be run in one go.
+
+        Returns whether it is at its end; else the step that ran has become its worker's own.
+        """
+        try:
+            return self._go(walker, clock_ns)
+        except BaseException as error:  # whoever runs it must survive it
+            self.failure = error
+            return True
+
+    def _go(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
+        plan, lead = self.plan, self.lead
+        self.ready = [[] for _ in plan.steps]
+        if plan.entries:
+            self._enter()
+        self.began_ns = self.step_ns = clock_ns()
+        if not self._perform(0, walker, lead, clock_ns):
+            return False
+        self._take_answers(0, range(len(lead.items)), lead)
+        for place, waiting in enumerate(self.ready):
+            if not waiting:
+                continue
+            self.step_ns = now_ns = clock_ns()
+            if now_ns - self.began_ns > _LONGEST_NS:
+                break
+            lender = plan.steps[place].lender
+            worker = lender.borrow()
+            if worker is None:
+                break
+            try:
+                if not self._step(place, waiting, worker, clock_ns):
+                    return False
+            except BaseException:
+                lender.give_back(worker)
+                raise
+            lender.give_back(worker)
+        return True
+
+    def _enter(self) -> None:
+        """Give the further entries their copies, before anybody can change the original."""
+        for place in self.plan.entries:
+            for index, item in enumerate(self.lead.items):
+                if item.entered:
+                    ((slot, part),) = item.inputs.items()
+                    self._take(place, index, slot, own_dict(part), item.ready_ns)
+
+    def _step(
+        self,
+        place: int,
+        waiting: list[tuple[int, Item]],
+        worker: Stepper,
+        clock_ns: Callable[[], int],
+    ) -> bool:
+        size = self.plan.steps[place].size
+        while waiting:
+            taken = waiting[:size]
+            del waiting[:size]
+            items = [entry for entry in taken if not entry[1].is_over]
+            if items:
+                run = BatchRun([item for _, item in items], is_step=True)
+                if not self._perform(place, worker, run, clock_ns):
+                    return False
+                self._take_answers(place, [index for index, _ in items], run)
+        return True
+
+    def _perform(
+        self, place: int, worker: Stepper, run: BatchRun, clock_ns: Callable[[], int]
+    ) -> bool:
+        held = self.held
+        held.append((place, worker, run))
+        worker.perform(run, clock_ns)
+        try:
+            held.pop()
+        except IndexError:
+            return False
+        self.finished.append((self.plan.steps[place], worker, run))
+        return True
+
+    def _take_answers(self, place: int, indexes: Any, run: BatchRun) -> None:
+        for index, outcome in zip(indexes, run.outcomes, strict=True):
+            if outcome is not None:
+                self._answer(place, index, outcome, run.end_ns)
+
+    def _answer(self, place: int, index: int, answer: Any, ready_ns: int) -> None:
+        """Pass on the answer of a step to those that read it."""
+        step = self.plan.steps[place]
+        if place == 0 and self.lead.items[index].is_alone:
+            self.outs.append((step, index, answer))
+            return
+        if step.is_read_outside:
+            out = own_dict(answer) if step.keeps_own else answer
+            self.outs.append((step, index, out))
+        for reader, is_own in step.readers:
+            part = own_dict(answer) if is_own else answer
+            self._take(reader, index, step.name, part, ready_ns)
+
+    def _take(self, place: int, index: int, slot: str, part: Any, ready_ns: int) -> None:
+        """Take what a step reads; an error takes the place of its answer."""
+        step = self.plan.steps[place]
+        error = None
+        if len(step.producers) == 1:
+            inputs = {slot: part}
+            if isinstance(part, PipelineError):
+                error = part
+        else:
+            parts = self.parts.setdefault((place, index), {})
+            parts[slot] = part
+            if len(parts) < len(step.producers):
+                return
+            del self.parts[place, index]
+            inputs = {producer: parts[producer] for producer in step.producers}
+            error = first_error(inputs)
+        if error is not None:
+            self._answer(place, index, error, ready_ns)
+            return
+        lead = self.lead.items[index]
+        item = Item(
+            lead.request,
+            lead.generation,
+            lead.data_id,
+            lead.log_id,
+            inputs,
+            lead.ready_at,
+            ready_ns,
+        )
+        self.ready[place].append((index, item))
+
+    def left(self) -> list[tuple[Step, int, dict[str, Any]]]:
+        """Return what nothing was done with: (step, place of the item, what came for it)."""
+        steps = self.plan.steps
+        waiting = [
+            (steps[place], index, item.inputs)
+            for place, entries in enumerate(self.ready)
+            for index, item in entries
+        ]
+        return waiting + [
+            (steps[place], index, parts) for (place, index), parts in self.parts.items()
+        ]

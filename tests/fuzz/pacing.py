@@ -1,0 +1,46 @@
+"""Which Ops count as quick: a case says it, as no Op of a case is at work often enough to tell."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from fuzz.case import Case
+from pipeline.engine.fusing import Pace
+
+_CHANGES = 0.15  # of the runs
+
+
+class Always(Pace, eq=False):
+    """The pace of an Op that is quick, whatever happens."""
+
+    def took(self, ns: float) -> bool:
+        return False
+
+    def hung(self) -> bool:
+        return False
+
+
+class Switching(Pace, eq=False):
+    """The pace of an Op that is quick or slow, as a generator of random numbers has it."""
+
+    rng: Any = None
+
+    def took(self, ns: float) -> bool:
+        is_other: bool = self.rng.random() < _CHANGES
+        self.is_quick ^= is_other
+        return is_other
+
+
+def pace(engine: Any, case: Case) -> None:
+    """Set the pace of all Ops of an engine that has just started."""
+    if case.fuse == "off":
+        return
+    rng = random.Random(case.origin)
+    for node in engine.executor.nodes.values():
+        is_fusable = node.pace.is_fusable
+        if case.fuse == "on":
+            node.pace = Always(is_fusable, is_quick=True)
+        else:
+            node.pace = Switching(is_fusable, is_quick=rng.random() < 0.7, rng=rng)
+    engine.executor.fusing._regroup()
