@@ -112,6 +112,17 @@ class Fusing:
             self._is_due = True
             self._loop.call_soon(self._regroup)
 
+    def groups(self) -> list[tuple[str, ...]]:
+        """Return the names of the Ops that run in one go, by groups, in the order of the graph."""
+        found: list[tuple[str, ...]] = []
+        seen: set[OpDispatcher] = set()
+        for node in self._nodes:
+            plan = None if node in seen else self._plan(node)
+            if plan is not None:
+                seen |= plan.nodes
+                found.append(tuple(step.name for step in plan.steps))
+        return found
+
     def _regroup(self) -> None:
         """Form the groups anew. Walks that are under way, or queued, go on as they were planned."""
         self._is_due = False

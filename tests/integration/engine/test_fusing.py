@@ -1,0 +1,498 @@
+"""Quick Ops in one go, on real threads; every interleaving is forced by events and barriers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sqlite3
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from doubles import wait_until
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.engine.request import RequestTarget
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.workers import thread as threads
+
+PATIENCE_S = 20.0
+TIMED_OUT = 6000
+
+
+class Calls(Op):
+    """Passes `x` on; what happens on the way is up to `act`, which the test sets."""
+
+    act = staticmethod(lambda op, x: None)
+
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        x = next(iter(input_dicts.values()))["x"]
+        self.act(self, x)
+        return {"x": x}
+
+
+class Processes(Calls):
+    def process(self, feed_batch):
+        self.act(self, feed_batch[0]["x"])
+        return feed_batch[0]
+
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        return {"x": next(iter(input_dicts.values()))["x"]}
+
+
+def chain(*kinds, **acts):
+    read = RequestOp()
+    for name, kind in zip("abcdef", kinds, strict=False):
+        op = kind(name=name, input_ops=[read])
+        if name in acts:
+            op.act = acts[name]
+        read = op
+    return read
+
+
+@contextlib.asynccontextmanager
+async def serving(last_op, is_fused=True, expected=None, **config):
+    """A server whose Ops count as quick; `expected`: its groups."""
+    server = PipelineServer("fused")
+    server.set_response_op(ResponseOp(input_ops=[last_op]))
+    server.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1", **config})
+    async with server:
+        executor = server.executor.executor
+        for node in executor.nodes.values():
+            node.pace.is_quick = is_fused
+        executor.fusing._regroup()
+        if expected is not None:
+            assert executor.fusing.groups() == expected
+        yield server
+
+
+async def ask(server, x="1", timeout_s=None, target=None):
+    raw = Request(key=["x"], value=[x])
+    return await server.executor.handle(raw, timeout_s, target)
+
+
+async def until(condition):
+    await asyncio.to_thread(wait_until, condition)
+
+
+def state_of(server, name):
+    return next(op for op in server.executor.state().ops if op.name == name)
+
+
+def value_of(answer):
+    assert answer.err_no == 0, answer.err_msg
+    return dict(zip(answer.key, answer.value, strict=True))["x"]
+
+
+def test_a_chain_runs_on_one_thread():
+    seen = []
+
+    def act(op, x):
+        seen.append((op.name, threading.current_thread().name))
+
+    async def main():
+        last = chain(Calls, Processes, Calls, a=act, b=act, c=act)
+        async with serving(last, expected=[("a", "b", "c")]) as server:
+            assert value_of(await ask(server)) == "1"
+
+    asyncio.run(main())
+    assert seen == [(name, "pipeline-a-0") for name in "abc"]
+
+
+def test_apart_each_op_runs_on_its_own():
+    seen = []
+
+    def act(op, x):
+        seen.append(threading.current_thread().name)
+
+    async def main():
+        last = chain(Calls, Calls, a=act, b=act)
+        async with serving(last, is_fused=False, expected=[]) as server:
+            await ask(server)
+
+    asyncio.run(main())
+    assert seen == ["pipeline-a-0", "pipeline-b-0"]
+
+
+def test_an_op_that_says_so_keeps_its_own_thread():
+    seen = []
+
+    def act(op, x):
+        seen.append(threading.current_thread().name)
+
+    class Stays(Calls):
+        def __init__(self, **given):
+            super().__init__(fuse=False, **given)
+
+    async def main():
+        last = chain(Calls, Stays, Calls, Calls, a=act, b=act, c=act, d=act)
+        config = {"op": {"d": {"fuse": False}}}
+        async with serving(last, expected=[], **config) as server:
+            await ask(server)
+
+    asyncio.run(main())
+    assert seen == [f"pipeline-{name}-0" for name in "abcd"]
+
+
+def test_an_op_with_a_database_connection_of_its_thread_goes_on_working():
+    class Reads(Calls):
+        def init_op(self):
+            self.db = sqlite3.connect(":memory:")
+
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            x = next(iter(input_dicts.values()))["x"]
+            return {"x": str(self.db.execute("select ?", [x]).fetchone()[0])}
+
+    async def main():
+        last = chain(Calls, Reads, Calls, Calls)
+        async with serving(last, expected=[("c", "d")]) as server:
+            for _ in range(3):
+                assert value_of(await ask(server)) == "1"
+
+    asyncio.run(main())
+
+
+def test_what_an_op_sets_in_its_context_no_other_sees():
+    variable = contextvars.ContextVar("variable", default="none")
+    seen = []
+
+    def sets(op, x):
+        seen.append((op.name, variable.get(), repr(np.array([1 / 3]))))
+        variable.set(op.name)
+        np.set_printoptions(precision={"a": 2, "b": 3}[op.name])
+
+    async def main():
+        async with serving(chain(Calls, Calls, a=sets, b=sets)) as server:
+            await ask(server)
+            await ask(server)
+
+    asyncio.run(main())
+    usual = repr(np.array([1 / 3]))
+    assert seen == [
+        ("a", "none", usual),
+        ("b", "none", usual),
+        ("a", "a", "array([0.33])"),
+        ("b", "b", "array([0.333])"),
+    ]
+
+
+def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_request():
+    class Keeps(Op):
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            self.x = next(iter(input_dicts.values()))["x"]
+            return {"x": "nobody's"}
+
+        def postprocess(self, input_dicts, fetch_data, data_id=0, log_id=0):
+            return {"x": self.x}
+
+    async def main():
+        config = {"op": {name: {"concurrency": 2, "batch_size": 4} for name in "abc"}}
+        async with serving(chain(Keeps, Keeps, Keeps), **config) as server:
+            answers = await asyncio.gather(*(ask(server, str(number)) for number in range(200)))
+            assert [value_of(answer) for answer in answers] == [str(n) for n in range(200)]
+
+    asyncio.run(main())
+
+
+def test_slow_ops_side_by_side_run_at_the_same_time():
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def act(op, x):
+        both.wait()
+
+    async def main():
+        read = RequestOp()
+        a, b = (Calls(name=name, input_ops=[read]) for name in "ab")
+        a.act = b.act = act
+        join = Join(name="c", input_ops=[a, b])
+        async with serving(join, expected=[("a", "b", "c")]) as server:
+            assert value_of(await ask(server)) == "1|1"
+
+    asyncio.run(main())
+
+
+class Join(Op):
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        return {"x": "|".join(part["x"] for part in input_dicts.values())}
+
+
+class Hangs:
+    """For the first call with "hang", until `release` is set."""
+
+    def __init__(self):
+        self.release = threading.Event()
+        self.began = threading.Event()
+        self.calls = Counter()
+
+    def __call__(self, op, x):
+        self.calls[op.name, x] += 1
+        if x.startswith("hang"):
+            self.began.set()
+            assert self.release.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", [Calls, Processes])
+def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
+    hangs = Hangs()
+
+    async def main():
+        config = {"op": {"b": {"concurrency": 2}}}
+        async with serving(chain(Calls, kind, Calls, b=hangs, c=hangs), **config) as server:
+            lost = asyncio.create_task(ask(server, "hang"))
+            await until(hangs.began.is_set)
+            for number in range(20):
+                assert value_of(await ask(server, str(number))) == str(number)
+            assert not lost.done()
+            assert state_of(server, "a").workers.busy == 0  # its worker is free
+            assert state_of(server, "b").running == 1
+            hangs.release.set()
+            assert value_of(await lost) == "hang"
+            assert state_of(server, "b").workers.stuck == 0
+            assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
+
+    asyncio.run(main())
+    assert hangs.calls["c", "hang"] == 1
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_call_that_hangs_ends_by_its_timeout_and_is_tried_again(attempts):
+    release, calls = threading.Event(), []
+
+    def act(op, x):
+        calls.append(x)
+        if len(calls) == 1:
+            assert release.wait(PATIENCE_S)
+
+    async def main():
+        config = {"op": {"b": {"timeout": 100, "retry": attempts}}}
+        async with serving(chain(Calls, Processes, Calls, b=act), **config) as server:
+            answer = await ask(server)
+            if attempts == 2:
+                assert value_of(answer) == "1"
+            else:
+                assert answer.err_no == TIMED_OUT
+                assert "exceeded retry count" in answer.err_msg
+            assert state_of(server, "b").workers.stuck == 1
+            assert state_of(server, "a").workers.stuck == 0
+            assert value_of(await ask(server, "2")) == "2"
+            release.set()
+            await until(lambda: state_of(server, "b").workers.stuck == 0)
+
+    asyncio.run(main())
+
+
+def test_the_leader_itself_may_hang():
+    release, calls = threading.Event(), []
+
+    def act(op, x):
+        calls.append(x)
+        if len(calls) == 1:
+            assert release.wait(PATIENCE_S)
+
+    async def main():
+        config = {"op": {"a": {"timeout": 100, "retry": 2}}}
+        async with serving(chain(Processes, Calls, a=act), **config) as server:
+            assert value_of(await ask(server)) == "1"
+            assert state_of(server, "a").workers.stuck == 1
+            release.set()
+
+    asyncio.run(main())
+
+
+def test_an_op_all_of_whose_workers_hang_says_so_and_the_one_before_it_works(monkeypatch):
+    monkeypatch.setattr(threads, "_MAX_STUCK", 2)
+    hangs = Hangs()
+
+    async def main():
+        config = {"op": {"b": {"timeout": 50}}}
+        async with serving(chain(Calls, Processes, Calls, b=hangs), **config) as server:
+            nodes = server.executor.executor.nodes
+            for number in range(3):
+                for node in nodes.values():
+                    node.pace.is_quick = True
+                server.executor.executor.fusing._regroup()
+                assert (await ask(server, f"hang{number}")).err_no == TIMED_OUT
+            answer = await ask(server)
+            assert answer.err_no == TIMED_OUT
+            assert "all workers hang" in answer.err_msg
+            a = next(op for op in nodes if op.name == "a")
+            target = RequestTarget(op=a, payload={"r": {"x": "1"}}, wants_response=False)
+            assert (await ask(server, target=target)).payload == {"x": "1"}
+            assert state_of(server, "a").workers.stuck == 0
+            hangs.release.set()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+@pytest.mark.parametrize("kind", [Calls, Processes])
+def test_user_code_that_raises_fails_its_request_only(kind, error):
+    def act(op, x):
+        if x == "bad":
+            raise error
+
+    async def main():
+        async with serving(chain(Calls, kind, Calls, b=act)) as server:
+            answers = await asyncio.gather(*(ask(server, x) for x in ["bad", *"123456"]))
+            assert answers[0].err_no
+            assert type(error).__name__ in answers[0].err_msg
+            assert [value_of(answer) for answer in answers[1:]] == list("123456")
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_cancelled_in_the_middle_goes_no_further():
+    hangs, later = Hangs(), []
+
+    async def main():
+        last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
+        async with serving(last) as server:
+            task = asyncio.create_task(ask(server, "hang"))
+            await until(hangs.began.is_set)
+            task.cancel()
+            await asyncio.wait([task])
+            hangs.release.set()
+            assert value_of(await ask(server)) == "1"
+
+    asyncio.run(main())
+    assert later == ["1"]
+
+
+def test_a_deadline_that_passes_in_the_middle_is_kept():
+    hangs, later = Hangs(), []
+
+    async def main():
+        last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
+        async with serving(last) as server:
+            assert (await ask(server, "hang", 0.05)).err_no == TIMED_OUT
+            # Nobody awaits it: its worker is given up, and another one goes on.
+            assert value_of(await ask(server, "1", PATIENCE_S)) == "1"
+            hangs.release.set()
+
+    asyncio.run(main())
+    assert later == ["1"]
+
+
+def test_a_server_that_stops_does_not_wait_for_what_hangs():
+    hangs = Hangs()
+
+    async def main():
+        async with serving(chain(Calls, Calls, b=hangs), stop_grace_period=50) as server:
+            tasks = [asyncio.create_task(ask(server, "hang")) for _ in range(5)]
+            await until(hangs.began.is_set)
+            asyncio.get_running_loop().call_later(0.2, hangs.release.set)
+            await server.__aexit__()
+            answers = await asyncio.gather(*tasks)
+            assert all("dag closed" in answer.err_msg for answer in answers)
+
+    asyncio.run(main())
+
+
+def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
+    hangs = Hangs()
+
+    async def main():
+        async with serving(chain(Calls, Calls, Calls, b=hangs)) as server:
+            walking = asyncio.create_task(ask(server, "hang"))
+            await until(hangs.began.is_set)
+            op = next(op for op in server.executor.executor.nodes if op.name == "b")
+            target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
+            alone = asyncio.create_task(ask(server, target=target))
+            await asyncio.sleep(0)
+            hangs.release.set()
+            assert (await alone).payload == {"x": "2"}
+            assert value_of(await walking) == "hang"
+
+    asyncio.run(main())
+
+
+def test_a_request_for_the_first_op_alone_goes_no_further():
+    later = []
+
+    async def main():
+        last = chain(Calls, Calls, b=lambda op, x: later.append(x))
+        async with serving(last) as server:
+            op = next(op for op in server.executor.executor.nodes if op.name == "a")
+            target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
+            assert (await ask(server, target=target)).payload == {"x": "2"}
+
+    asyncio.run(main())
+    assert later == []
+
+
+@pytest.mark.parametrize("concurrency", [(4, 1, 2), (1, 4, 1), (3, 3, 3)])
+def test_a_copy_of_an_op_is_never_in_two_threads(concurrency):
+    inside, clashes = Counter(), []
+
+    def act(op, x):
+        inside[id(op)] += 1
+        if inside[id(op)] != 1:
+            clashes.append(op.name)
+        threading.Event().wait(0.0005)  # others run meanwhile
+        inside[id(op)] -= 1
+
+    async def main():
+        config = {
+            "op": {name: {"concurrency": n} for name, n in zip("abc", concurrency, strict=True)}
+        }
+        async with serving(chain(Calls, Calls, Calls, a=act, b=act, c=act), **config) as server:
+            answers = await asyncio.gather(*(ask(server, str(number)) for number in range(300)))
+            assert [value_of(answer) for answer in answers] == [str(n) for n in range(300)]
+            assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
+
+    asyncio.run(main())
+    assert clashes == []
+
+
+def test_the_dicts_of_two_readers_are_two():
+    class Changes(Calls):
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            ((_, got),) = input_dicts.items()
+            got["x"] += self.name
+            return got
+
+    async def main():
+        read = RequestOp()
+        top = Calls(name="top", input_ops=[read])
+        a, b, c = (Changes(name=name, input_ops=[top]) for name in "abc")
+        join = Join(name="join", input_ops=[a, b, c, top])
+        async with serving(join, expected=[("top", "a", "b", "c", "join")]) as server:
+            assert value_of(await ask(server)) == "1a|1b|1c|1"
+        async with serving(join, is_fused=False) as server:
+            assert value_of(await ask(server)) == "1a|1b|1c|1"
+
+    asyncio.run(main())
+
+
+def counted(server):
+    """Of each model its counts in Triton's schema, without times."""
+    server.executor._observers.journal.flush()
+    found = {}
+    for sink in server.executor._observers.journal.sinks:
+        for model in getattr(sink, "models", ()):
+            found[model.name] = (
+                model.success_count,
+                tuple(model.fail_counts),
+                model.inference_count,
+                model.execution_count,
+            )
+    return found
+
+
+def test_the_statistics_are_those_of_ops_that_run_apart():
+    def act(op, x):
+        if x == "7":
+            raise ValueError(x)
+
+    async def main(is_fused):
+        last = chain(Calls, Processes, Calls, b=act)
+        async with serving(last, is_fused=is_fused) as server:
+            for number in range(20):
+                await ask(server, str(number))
+            return counted(server)
+
+    fused, apart = asyncio.run(main(True)), asyncio.run(main(False))
+    assert fused == apart
+    assert fused

@@ -1,0 +1,241 @@
+"""Which Ops run in one go, and when: on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from dataclasses import replace
+
+import pytest
+from doubles import VirtualLoop
+from fuzz import virtual
+from fuzz.case import REQUEST, Case, OpSpec, RequestSpec
+from fuzz.strands import Strands
+
+from pipeline.engine import fusing
+from pipeline.engine.fusing import Pace
+
+QUICK_NS, SLOW_NS = 20_000, 5_000_000
+
+
+def times(pace, ns, runs):
+    """How often it has changed in so many runs."""
+    return sum(pace.took(ns) for _ in range(runs))
+
+
+# Pace -------------------------------------------------------------------------------------------
+
+
+def test_an_op_is_quick_after_a_few_runs_that_were():
+    pace = Pace(is_fusable=True)
+    assert times(pace, QUICK_NS, 15) == 0
+    assert not pace.is_quick
+    assert pace.took(QUICK_NS)
+    assert pace.is_quick
+
+
+def test_the_first_run_which_is_slow_as_a_rule_does_not_count_for_more_than_others():
+    pace = Pace(is_fusable=True)
+    pace.took(1_000_000)
+    times(pace, QUICK_NS, 16)
+    assert pace.is_quick
+
+
+def test_one_hiccup_parts_no_group():
+    pace = Pace(is_fusable=True)
+    times(pace, QUICK_NS, 20)
+    assert not pace.took(10**12)
+    assert pace.is_quick
+
+
+def test_an_op_in_between_stays_what_it_is():
+    pace = Pace(is_fusable=True)
+    assert times(pace, 500_000, 1000) == 0
+    assert not pace.is_quick
+    times(pace, QUICK_NS, 100)
+    assert times(pace, 500_000, 1000) == 0
+    assert pace.is_quick
+
+
+def test_an_op_that_becomes_slow_is_found_soon_and_may_come_back():
+    pace = Pace(is_fusable=True)
+    times(pace, QUICK_NS, 20)
+    assert times(pace, SLOW_NS, 10) == 1
+    assert not pace.is_quick
+    assert times(pace, QUICK_NS, 100) == 1
+    assert pace.is_quick
+
+
+def test_an_op_that_hangs_is_not_quick_for_a_while():
+    pace = Pace(is_fusable=True)
+    times(pace, QUICK_NS, 20)
+    assert pace.hung()
+    assert not pace.hung()
+    assert times(pace, QUICK_NS, 50) == 0
+
+
+# Groups -----------------------------------------------------------------------------------------
+
+
+def run(case, body):
+    """Run `body(engine)` on a started engine of the case; returns what it returns."""
+    strands = Strands()
+
+    async def main():
+        engine = virtual.VirtualEngine(case, strands, asyncio.get_running_loop())
+        await engine.executor.start()
+        try:
+            return await body(engine)
+        finally:
+            await engine.executor.stop(0.0)
+            strands.close()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main())
+
+
+def groups_of(ops, prepare=lambda engine: None, slow=(), **case):
+    """The groups if all Ops are quick but `slow`."""
+
+    async def body(engine):
+        prepare(engine)
+        executor = engine.executor.executor
+        for node in executor.nodes.values():
+            node.pace.is_quick = node.name not in slow
+        executor.fusing._regroup()
+        return executor.fusing.groups()
+
+    return run(Case(tuple(ops), (), **{"fuse": "on", **case}), body)
+
+
+def chain(*names, **each):
+    read = (REQUEST, *names)
+    return [
+        OpSpec(name, (before,), **each.get(name, {}))
+        for before, name in zip(read, names, strict=False)
+    ]
+
+
+def test_a_chain_of_quick_ops_is_a_group():
+    assert groups_of(chain("a", "b", "c")) == [("a", "b", "c")]
+
+
+def test_an_op_that_is_slow_goes_by_itself():
+    assert groups_of(chain("a", "b", "c", "d", "e"), slow="c") == [("a", "b"), ("d", "e")]
+    assert groups_of(chain("a", "b", "c"), slow="b") == []
+
+
+def test_a_diamond_is_a_group():
+    ops = [OpSpec("a", (REQUEST,)), OpSpec("b", (REQUEST,)), OpSpec("c", ("b", "a"))]
+    assert [set(group) for group in groups_of(ops)] == [{"a", "b", "c"}]
+    assert groups_of(ops, slow="b") == []
+
+
+def test_what_stands_side_by_side_behind_a_slow_op_is_a_group():
+    ops = [
+        OpSpec("slow", (REQUEST,)),
+        OpSpec("a", ("slow",)),
+        OpSpec("b", ("slow",)),
+        OpSpec("join", ("a", "b", "slow")),
+        OpSpec("end", ("join",)),
+    ]
+    assert groups_of(ops, slow=("slow",)) == [("a", "b"), ("join", "end")]
+
+
+def test_an_op_in_processes_goes_by_itself():
+    assert groups_of(chain("a", "b", "c", b={"workers": "process"})) == []
+
+
+def test_an_op_that_merges_requests_begins_a_group_of_its_own():
+    assert groups_of(chain("a", "b", "c", b={"batch_size": 4})) == [("b", "c")]
+
+
+def test_an_op_without_process_goes_along_with_any_batches():
+    settings = {"batch_size": 4, "has_process": False}
+    assert groups_of(chain("a", "b", b=settings)) == [("a", "b")]
+    assert groups_of(chain("b", "a", b=settings)) == [("b", "a")]
+
+
+def test_ops_that_merge_alike_are_a_group():
+    alike = {"batch_size": 4, "batching_s": 0.005}
+    assert groups_of(chain("a", "b", a=alike, b=alike)) == [("a", "b")]
+    for other in ({"batch_size": 8}, {"batching_s": None}, {"adaptive": True}):
+        assert groups_of(chain("a", "b", a=alike, b={**alike, **other})) == []
+
+
+def test_a_join_that_takes_what_comes_first_goes_by_itself():
+    ops = [
+        *chain("a", "b"),
+        OpSpec("c", ("a",)),
+        OpSpec("join", ("b", "c"), first_arrival=True),
+        OpSpec("end", ("join",)),
+    ]
+    assert groups_of(ops) == [("a", "b", "c")]
+
+
+def test_ops_that_jump_or_are_jumped_to_go_by_themselves():
+    ops = chain("a", "b", "c", "d", "e", "f", b={"jumps_to": ("d",)})
+    assert groups_of(ops) == [("e", "f")]
+
+
+def test_what_a_jump_back_repeats_goes_by_itself():
+    ops = chain("before", "then", "a", "b", "c", c={"jumps_to": ("a",)})
+    assert groups_of(ops) == [("before", "then")]
+
+
+def test_bounded_channels_and_off_fuse_nothing():
+    assert groups_of(chain("a", "b"), channel_size=2) == []
+    assert groups_of(chain("a", "b"), fuse="off") == []
+
+
+@pytest.mark.parametrize("bound", [lambda: sqlite3.connect(":memory:"), threading.local])
+def test_an_op_with_what_only_its_thread_may_use_goes_by_itself(bound):
+    def prepare(engine):
+        engine.by_name["b"].held = bound()
+
+    assert groups_of(chain("a", "b", "c", "d"), prepare) == [("c", "d")]
+
+
+def test_a_group_has_an_end():
+    names = [f"op{number}" for number in range(100)]
+    assert list(map(len, groups_of(chain(*names)))) == [64, 36]
+
+
+# In time ----------------------------------------------------------------------------------------
+
+
+def test_a_group_forms_comes_apart_and_forms_again():
+    slow = range(100, 200)
+    delay = {"b": (0.006, 0.0, 0.0)}
+    requests = tuple(
+        RequestSpec(number, at_s=number * 0.1, delays_s=delay if number in slow else {})
+        for number in range(1, 301)
+    )
+    case = Case(tuple(chain("a", "b", "c")), requests, fuse="on")
+
+    async def body(engine):
+        seen = {}
+        fuses = engine.executor.executor.fusing
+        for spec in requests:
+            ending = await engine.ask(replace(spec, at_s=0.0))
+            assert ending.kind == "answer"
+            seen[spec.number] = fuses.groups()
+        return seen
+
+    seen = run(case, body)
+    whole = [("a", "b", "c")]
+    assert seen[10] == []
+    assert seen[99] == whole
+    assert seen[199] == []
+    assert seen[300] == whole
+
+
+def test_the_names_of_what_can_go_wrong_are_told():
+    case = Case(tuple(chain("a", "b", b={"workers": "process"})), (), fuse="on")
+
+    async def body(engine):
+        nodes = tuple(engine.executor.executor.nodes.values())
+        return [fusing._obstacle(node, nodes) for node in nodes]
+
+    assert run(case, body) == [None, "its workers are no threads (process)"]
