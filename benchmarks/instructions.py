@@ -18,11 +18,13 @@ from benchmarks import NotMeasuredError
 from benchmarks.ask import ask_grpc, ask_http
 from benchmarks.catalog import Case, Transport
 from benchmarks.process import Service, running
+from benchmarks.services.common import SLOWED
 
 _START_LIMIT_S = 600.0  # under valgrind
 _WARM_UP = 300  # requests: what is done once is done, and which Ops are quick is known
 _ROUNDS = 2  # a busy machine wakes threads that would not be woken otherwise
 _SIDE_BY_SIDE = 2  # counts, as many as there are cores
+_TIMES_SLOWER = "50"  # without it no Op would look quick
 _VALGRIND = (
     "valgrind",
     "--tool=callgrind",
@@ -56,7 +58,10 @@ def count(case: Case, requests: int) -> float:
     One client asks, for more of them make batches as the machine's load has it.
     """
     with running(
-        *case.command, root=case.root, environment=case.environment, under=_VALGRIND
+        *case.command,
+        root=case.root,
+        environment={**case.environment, SLOWED: _TIMES_SLOWER},
+        under=_VALGRIND,
     ) as service:
         ask = _grpc_client if case.transport is Transport.GRPC else _http_client
         ask(case, service, _WARM_UP)
