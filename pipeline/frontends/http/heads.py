@@ -13,15 +13,17 @@ from typing import NamedTuple
 
 import httptools
 
-from pipeline.frontends.http.routes import LaneEndpoint, LaneService
+from pipeline.frontends.http.routes import Headers, LaneEndpoint, LaneService
 from pipeline.proto.slices import SHORT_BYTES
 
 _MAX_KNOWN = 512  # heads
 _MAX_KNOWN_BYTES = 2048  # of each
 _MAX_BYTES = 8192  # of one that is read at all
-_START = b"POST /"
-_PATH = re.compile(rb"(?:/[A-Za-z0-9_.~-]+)+")
-_LENGTH = re.compile(rb"[0-9]{1,9}")
+# Each line ends in CRLF, and none goes on with the one before; nothing in the path is encoded.
+_SOUND = re.compile(
+    rb"POST ((?:/[A-Za-z0-9_.~-]++)++) HTTP/1\.1\r\n(?:[!-9;-~]++:[^\r\n]*+\r\n)*+\r\n"
+)
+_MAX_DIGITS = 9
 # Headers that say how the connection goes on or what the body is, and those that browsers send.
 _UNUSUAL = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"te",
@@ -58,16 +60,16 @@ class HeadMemory:
         return self._known.get(data) or self._read(data)
 
     def _read(self, data: bytes) -> Head | None:
-        request = _Request(data)
-        if request.length is None:
+        found = _SOUND.fullmatch(data) if len(data) <= _MAX_BYTES else None
+        if found is None or (headers := _headers_of(data)) is None:
             return None
-        path, headers = request.path.decode("ascii"), dict(request.headers)
+        path = found[1].decode("ascii")
         for service in self._services:
             if (endpoint := service.endpoint(path, headers)) is not None:
                 break
         else:
             return None
-        head = Head(endpoint, request.length)
+        head = Head(endpoint, int(headers[b"content-length"]))
         if len(data) <= _MAX_KNOWN_BYTES and _STEADY.issuperset(headers):
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()  # who sends ever new ones may not make it grow
@@ -75,60 +77,43 @@ class HeadMemory:
         return head
 
 
+def _headers_of(data: bytes) -> Headers | None:
+    """Return the headers of a plain request, as httptools reads them; None: one is unusual."""
+    request = _Request()
+    parser = httptools.HttpRequestParser(request)
+    try:
+        parser.feed_data(data)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        return None
+    headers = request.headers
+    length = headers.get(b"content-length", b"")
+    is_plain = (
+        request.is_complete
+        and len(headers) == request.count  # none is there twice
+        and _UNUSUAL.isdisjoint(headers)
+        and headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+        and parser.should_keep_alive()
+        and not parser.should_upgrade()
+        and length.isdigit()
+        and len(length) <= _MAX_DIGITS
+        and int(length) <= SHORT_BYTES
+    )
+    return headers if is_plain else None
+
+
 class _Request:
-    """A head as httptools reads it; `length` is that of the body, None if it is no plain POST."""
+    """Headers of a request, as httptools tells them."""
 
-    def __init__(self, data: bytes) -> None:
-        self.path = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.length: int | None = None
-        self._is_complete = False
-        if _is_sound(data) and self._parse(data):
-            said = dict(self.headers)
-            length = said.get(b"content-length", b"")
-            if (
-                len(said) == len(self.headers)  # none is there twice
-                and _UNUSUAL.isdisjoint(said)
-                and said.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-                and _PATH.fullmatch(self.path)
-                and _LENGTH.fullmatch(length)
-                and int(length) <= SHORT_BYTES
-            ):
-                self.length = int(length)
+    __slots__ = ("count", "headers", "is_complete")
 
-    def _parse(self, data: bytes) -> bool:
-        parser = httptools.HttpRequestParser(self)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return False
-        return bool(
-            self._is_complete
-            and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
-            and parser.should_keep_alive()
-            and not parser.should_upgrade()
-        )
-
-    # What httptools calls
-
-    def on_url(self, url: bytes) -> None:
-        self.path += url
+    def __init__(self) -> None:
+        self.headers: Headers = {}
+        self.count = 0
+        self.is_complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self.headers[name.lower()] = value
+        self.count += 1
 
     def on_headers_complete(self) -> None:
-        self._is_complete = True
-
-
-def _is_sound(data: bytes) -> bool:
-    """Return whether each line of a head ends in CRLF, and none goes on with the one before."""
-    lines = data.count(b"\r\n")
-    return (
-        len(data) <= _MAX_BYTES
-        and data.startswith(_START)
-        and data.count(b"\r") == lines == data.count(b"\n")
-        and b"\r\n " not in data
-        and b"\r\n\t" not in data
-    )
+        self.is_complete = True

@@ -48,6 +48,12 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         take_over: makes the HttpConnection that the unusual is left to.
     """
 
+    __slots__ = (
+        "_at", "_data", "_due", "_endpoint", "_heads", "_is_busy", "_is_full", "_is_held",
+        "_is_last", "_listener", "_loop", "_needed", "_request", "_take_over", "_timer",
+        "transport",
+    )  # fmt: skip
+
     transport: asyncio.Transport
 
     def __init__(
@@ -143,7 +149,13 @@ class LaneConnection(UnarySink, asyncio.Protocol):
     def end(self, answer: Any) -> None:
         """Write the answer of the request."""
         endpoint, self._endpoint, self._request = self._endpoint, None, None
-        reply = self._reply(endpoint, answer)
+        reply: LaneReply
+        try:
+            assert endpoint is not None, "a request ends once"
+            reply = endpoint.reply(answer)
+        except Exception as error:  # a bug of ours: that caller is told
+            _LOGGER.exception("a request failed", exc_info=error)
+            reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
         if type(reply) is bytes and not (self._is_last or self._listener.is_draining):
             self.transport.write(b"%b%d\r\n\r\n%b" % (self._listener.ok_head(), len(reply), reply))
         elif isinstance(reply, bytes | WebResponse):
@@ -156,14 +168,6 @@ class LaneConnection(UnarySink, asyncio.Protocol):
             self._loop.call_soon(self._go_on)
         else:
             self._is_busy = False
-
-    def _reply(self, endpoint: LaneEndpoint | None, answer: Any) -> LaneReply:
-        try:
-            assert endpoint is not None, "a request ends once"
-            return endpoint.reply(answer)
-        except Exception as error:  # a bug of ours: that caller is told
-            _LOGGER.exception("a request failed", exc_info=error)
-            return WebResponse(500, error_body(UserCodeError("internal error of the server")))
 
     def _write(self, reply: WebResponse) -> None:
         """Write an answer, and hang up if it is the last: unless more was asked before it."""
