@@ -141,11 +141,11 @@ _FLOATS = array_question(_RANDOM.random(250_000, dtype=np.float32))
 _HTTP, _GRPC, _LOOP = Transport.HTTP, Transport.GRPC, Transport.LOOP
 
 
-def _echo(name: str, *arguments: str, **more: Any) -> Case:
+def echo_case(name: str, *arguments: str, **more: Any) -> Case:
     return Case(name, ("echo", *arguments), _HTTP, _ECHO, "/echo/prediction", **more)
 
 
-def _chain5(name: str, *arguments: str, **more: Any) -> Case:
+def chain5_case(name: str, *arguments: str, **more: Any) -> Case:
     return Case(name, ("chain5", *arguments), _HTTP, _ECHO, "/chain5/prediction", **more)
 
 
@@ -178,8 +178,8 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("bare uvicorn echo", ("bare_uvicorn",), _HTTP, _ECHO, is_counted=True),
         Case("mosec echo", ("mosec_echo",), _HTTP, _ECHO),
         Case("mosec four stages", ("mosec_four",), _HTTP, _DIAMOND),
-        _echo("E echo, HTTP", **_COUNTED),
-        _chain5("E5 chain, HTTP", **_COUNTED),
+        echo_case("E echo, HTTP", **_COUNTED),
+        chain5_case("E5 chain, HTTP", **_COUNTED),
         _diamond("D diamond, HTTP", **_COUNTED),
         _many("chain of 50, HTTP", "chain", "50", **_COUNTED),
         _many("50 side by side, HTTP", "wide", "50", **_COUNTED),
@@ -203,10 +203,10 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     ),
     "process": (
         Case("mosec, four processes", ("mosec_four",), _HTTP, _DIAMOND),
-        _echo("E, threads"),
-        _echo("Ep, processes", PROCESSES),
-        _chain5("E5, threads"),
-        _chain5("E5p, processes", PROCESSES),
+        echo_case("E, threads"),
+        echo_case("Ep, processes", PROCESSES),
+        chain5_case("E5, threads"),
+        chain5_case("E5p, processes", PROCESSES),
         _diamond("D, threads"),
         _diamond("Dp, processes", PROCESSES),
     ),
@@ -221,19 +221,19 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         _v2("E echo, v2 gRPC, gateway", _GRPC, _V2_ECHO, "echo", GATEWAY),
     ),
     "gateway": (
-        _echo("E, embedded door"),
-        _echo("E, gateway as its child", GATEWAY),
+        echo_case("E, embedded door"),
+        echo_case("E, gateway as its child", GATEWAY),
     ),
     "watched": (
-        _echo("E, nothing recorded", BLIND, clients=(MANY,), **_COUNTED),
-        _echo("E, statistics", clients=(MANY,), **_COUNTED),
-        _echo("E, all on", WATCHED, clients=(MANY,), **_COUNTED),
-        _echo("E, all on, and profiles", PROFILED, clients=(MANY,), **_COUNTED),
+        echo_case("E, nothing recorded", BLIND, clients=(MANY,), **_COUNTED),
+        echo_case("E, statistics", clients=(MANY,), **_COUNTED),
+        echo_case("E, all on", WATCHED, clients=(MANY,), **_COUNTED),
+        echo_case("E, all on, and profiles", PROFILED, clients=(MANY,), **_COUNTED),
     ),
     "crowd": (
         Case("bare uvicorn, a crowd", ("bare_uvicorn",), _HTTP, _ECHO, **_CROWD),
-        _echo("E, a crowd", **_CROWD),
-        _echo("E, a crowd, gateway as its child", GATEWAY, **_CROWD),
+        echo_case("E, a crowd", **_CROWD),
+        echo_case("E, a crowd, gateway as its child", GATEWAY, **_CROWD),
     ),
     "remote": tuple(
         Case(
@@ -269,7 +269,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "malloc": tuple(
         make(f"{name}, {allocator}", *arguments, clients=(MANY,), environment=variables)
         for make, name, arguments in (
-            (_echo, "E", ()),
+            (echo_case, "E", ()),
             (_diamond, "D", ()),
             (_diamond, "Dp", (PROCESSES,)),
             (_imdb, "I", ()),

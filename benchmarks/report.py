@@ -115,11 +115,11 @@ def _number(value: float | str, form: str) -> str:
 def _verdicts(results: Results, targets: Iterable[Target]) -> str:
     rows = []
     for target in targets:
-        ratios = _ratios(results, target)
-        if ratios:
-            found = statistics.median(ratios)
+        by_round = ratios(results, target)
+        if by_round:
+            found = statistics.median(by_round)
             verdict = _verdict(results, target, found)
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            spread = f"{min(by_round):.2f} to {max(by_round):.2f}"
             rows.append((*_described(target), f"{found:.2f}", spread, verdict))
     header = ("what", "against", "target", "found", "rounds", "verdict")
     return table(header, rows) if rows else ""
@@ -150,7 +150,7 @@ def _ceiling(results: Results, target: Target) -> float | None:
     """What `found` is for the case that no service outdoes."""
     if target.ceiling is None:
         return None
-    bare = _ratios(results, dataclasses.replace(target, case=target.ceiling))
+    bare = ratios(results, dataclasses.replace(target, case=target.ceiling))
     return statistics.median(bare) if bare else None
 
 
@@ -160,7 +160,7 @@ def _is_reached(target: Target, found: float) -> bool:
     return target.at_most is None or found <= target.at_most
 
 
-def _ratios(results: Results, target: Target) -> list[float]:
+def ratios(results: Results, target: Target) -> list[float]:
     """The figure over its base, for each round; empty where one side was not measured.
 
     With hops it is the figure less its base, for each of them.
