@@ -167,6 +167,10 @@ def _v2(name: str, transport: Transport, question: V2Question, *command: str) ->
     return Case(name, command, transport, question, path, is_counted=is_ours)
 
 
+def v2_echo_case(name: str) -> Case:
+    return _v2(name, _HTTP, _V2_ECHO, "echo")
+
+
 _COUNTED: dict[str, Any] = {"is_counted": True}
 _CROWD: dict[str, Any] = {"clients": (CROWD,)}
 _ALLOCATORS: dict[str, dict[str, str]] = {"malloc": {}}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ask import Question
-from benchmarks.catalog import MANY, Case, Target, Transport, chain5_case, echo_case
+from benchmarks.catalog import MANY, Case, Target, Transport, chain5_case, echo_case, v2_echo_case
 from benchmarks.instructions import count_all
 from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, Results, measure
@@ -66,6 +66,8 @@ def _costs() -> Iterator[Cost]:
         text, tensors = (_array(f"{size} as {form}", size, form) for form in ("text", "tensors"))
         yield Cost(f"an answer of {size} float32 as text", text, echo)
         yield Cost(f"an answer of {size} float32 as a tensor, JSON", tensors, echo)
+    raw = v2_echo_case("v2")
+    yield Cost("16 float32 there and back by v2, raw, in place of a pair", raw, echo)
     yield Cost("the gateway as child, HTTP", echo_case("gateway", GATEWAY), echo)
     grpc = Case("gRPC", echo.command, Transport.GRPC, echo.question, **counted)
     yield Cost("gRPC in place of HTTP", grpc, echo)
