@@ -118,7 +118,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
             config.limits,
             takes_trace,
             forwarding,
-            _is_own(context),
+            _takes_plain(context),
         ),
         *service_methods(context.services, offload),
     ]
@@ -151,6 +151,12 @@ def _is_own(context: FrontendContext) -> bool:
     return not any(overrides(op, "unpack_request_package") for op in readers)
 
 
+def _takes_plain(context: FrontendContext) -> bool:
+    """Return whether requests in JSON may be a PlainRequest: filters see whole messages."""
+    filters = [served.config.filters for served in context.models.graphs()]
+    return _is_own(context) and not any(filters)
+
+
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
     return HttpFrontend(
@@ -165,8 +171,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         offload=context.offload,
         limits=config.limits,
         hosts=Hosts(config.allowed_hosts),
-        is_plain=_is_own(context)
-        and not any(served.config.filters for served in context.models.graphs()),
+        is_plain=_takes_plain(context),
         lanes=context.lanes,
     )
 

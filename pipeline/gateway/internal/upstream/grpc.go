@@ -3,7 +3,6 @@ package upstream
 import (
 	"context"
 	"fmt"
-	"io"
 	"math"
 	"time"
 
@@ -34,6 +33,7 @@ type grpcConn struct {
 	conn *grpc.ClientConn
 }
 
+// NewGRPC prepares the connection to a server. It does not connect before Watch.
 func NewGRPC(address config.Backend, security *config.BackendTLS) (*grpcConn, error) {
 	options := append(dialOptions(address.RPC), securityOptions(address, security)...)
 	conn, err := grpc.NewClient("passthrough:///"+address.RPC.Address, options...)
@@ -53,75 +53,15 @@ func (c *grpcConn) Unary(ctx context.Context, call *Call) ([]byte, error) {
 	if err == nil {
 		return answer, nil
 	}
-	return nil, failureOfCall(ctx, err, &seenBy, trailer)
-}
-
-// failureOfCall returns what a call ended with: see Upstream.
-func failureOfCall(ctx context.Context, err error, seenBy *peer.Peer, trailer metadata.MD) error {
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return nil, ctx.Err()
 	case seenBy.Addr == nil && status.Code(err) == codes.Unavailable:
-		return ErrNeverLeft
+		return nil, ErrNeverLeft
 	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(ErrNoKey)) == 0:
-		return context.DeadlineExceeded // the backend's gRPC has a clock, too
+		return nil, context.DeadlineExceeded // the backend's gRPC has a clock, too
 	}
-	return failureOf(err, trailer)
-}
-
-// Stream begins a call whose request or answer comes in parts.
-func (c *grpcConn) Stream(ctx context.Context, call *Call) (Stream, error) {
-	both := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
-	begun := &grpcStream{ctx: ctx}
-	var err error
-	begun.stream, err = c.conn.NewStream(call.outgoing(ctx), both, call.Method, grpc.ForceCodecV2(rawCodec{}), grpc.Peer(&begun.seenBy))
-	if err == nil {
-		err = begun.Send(call.Data, !call.HasMore)
-	}
-	if err != nil {
-		return nil, begun.failure(err)
-	}
-	return begun, nil
-}
-
-// grpcStream is a Stream over gRPC.
-type grpcStream struct {
-	ctx    context.Context
-	stream grpc.ClientStream
-	seenBy peer.Peer
-}
-
-// Send sends a part of the request.
-func (s *grpcStream) Send(data []byte, isLast bool) error {
-	if data != nil {
-		if err := s.stream.SendMsg(data); err != nil {
-			return err
-		}
-	}
-	if isLast {
-		return s.stream.CloseSend()
-	}
-	return nil
-}
-
-// Receive returns the next part of the answer.
-func (s *grpcStream) Receive() ([]byte, error) {
-	var data []byte
-	if err := s.stream.RecvMsg(&data); err != nil {
-		return nil, s.failure(err)
-	}
-	return data, nil
-}
-
-func (s *grpcStream) failure(err error) error {
-	if err == io.EOF {
-		return err
-	}
-	var trailer metadata.MD
-	if s.stream != nil {
-		trailer = s.stream.Trailer()
-	}
-	return failureOfCall(s.ctx, err, &s.seenBy, trailer)
+	return nil, failureOf(err, trailer)
 }
 
 // rawCodec passes messages as they are: whoever asks has encoded them.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -67,21 +66,6 @@ func (l *Link) Unary(ctx context.Context, call *Call) ([]byte, error) {
 	return answer.Detach(), nil
 }
 
-// Stream begins a call with parts.
-func (l *Link) Stream(ctx context.Context, call *Call) (Stream, error) {
-	asked, err := l.linked(call)
-	if err != nil {
-		return nil, err
-	}
-	begun, err := l.Open(ctx, asked)
-	if err != nil {
-		return nil, failureOfLink(err)
-	}
-	context.AfterFunc(ctx, begun.Close)
-	stream := &linkStream{begun}
-	return stream, stream.Send(call.Data, !call.HasMore)
-}
-
 // linked returns what a link is told of a call. Its error is a *failure.Error.
 func (l *Link) linked(call *Call) (*link.Call, error) {
 	asked := &link.Call{Method: call.Method, Caller: call.Caller}
@@ -120,37 +104,6 @@ func (l *Link) linked(call *Call) (*link.Call, error) {
 		return nil, &failure.Error{Status: http.StatusRequestHeaderFieldsTooLarge, ErrNo: failure.CodePackage, Text: text}
 	}
 	return asked, nil
-}
-
-// linkStream is a Stream over a link.
-type linkStream struct{ *link.Stream }
-
-// Send sends a part of the request.
-func (s *linkStream) Send(data []byte, isLast bool) error {
-	if data != nil {
-		if err := s.Stream.Send(data); err != nil && err != io.EOF { // of which Receive says why
-			return failureOfLink(err)
-		}
-	}
-	if isLast {
-		_ = s.CloseSend() // likewise
-	}
-	return nil
-}
-
-// Receive returns the next part of the answer.
-func (s *linkStream) Receive() ([]byte, error) {
-	data, err := s.Recv()
-	if err == nil {
-		return data, nil
-	}
-	if err == io.EOF {
-		if failed := failureOfEnd(s.End()); failed != nil {
-			return nil, failed
-		}
-		return nil, io.EOF
-	}
-	return nil, failureOfLink(err)
 }
 
 // failureOfEnd returns what a call ended with that did not go well.

@@ -184,22 +184,6 @@ func (p *Pool) Unary(ctx context.Context, call *Call) ([]byte, error) {
 	}
 }
 
-// Stream begins a call with parts at one backend, as Unary does.
-func (p *Pool) Stream(ctx context.Context, call *Call) (Stream, error) {
-	var asked []*Backend
-	for {
-		chosen, err := p.next(call, asked)
-		if err != nil {
-			return nil, err
-		}
-		begun, err := chosen.Stream(ctx, call)
-		if !errors.Is(err, ErrNeverLeft) || ctx.Err() != nil {
-			return begun, err
-		}
-		asked = append(asked, chosen)
-	}
-}
-
 // Links returns the links to ask for a call, beginning with the one whose turn it is.
 func (p *Pool) Links() []*link.Client {
 	links := p.Candidates.Load().Links

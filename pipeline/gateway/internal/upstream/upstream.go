@@ -42,19 +42,10 @@ type Call struct {
 	Started time.Time         // when the request came, from which that is counted
 	Caller  string            // the address of who asks
 	Headers Headers           // nil: nobody's, and there are none
-	Data    []byte            // the request, or the first part of it
-	HasMore bool              // other parts follow: only for Stream
+	Data    []byte            // the request
 	Share   *memory.Share     // where its bytes are counted; nil: nowhere
 
 	Asked string // the name of the backend that was asked last, as the pool notes it
-}
-
-// Stream is a call with parts, of one request and one answer or many. It ends with its context.
-type Stream interface {
-	// Send sends a part of the request; nil is none. The data is read until Send returns.
-	Send(data []byte, isLast bool) error
-	// Receive returns the next part of the answer, at its end io.EOF, or the errors of Upstream.Unary.
-	Receive() ([]byte, error)
 }
 
 // Traits are what edges do differently from server to server.
@@ -69,8 +60,6 @@ type Upstream interface {
 	// Unary returns the answer in the method's own form, in a buffer that may be released. Its error is a *failure.Error,
 	// ErrNeverLeft, or one of package context: that of ctx, or that the server saw the end of the time first.
 	Unary(ctx context.Context, call *Call) ([]byte, error)
-	// Stream begins a call with parts. Its error is one of Unary's.
-	Stream(ctx context.Context, call *Call) (Stream, error)
 	// Watch keeps the connection and reports the health of the server whenever it changes, until ctx ends.
 	Watch(ctx context.Context, report func(Health))
 	// Traits returns what is known of the server. They change with the connection, before that is reported.
