@@ -235,29 +235,40 @@ func (p *LinkPeer) Hear() frame.Frame {
 }
 
 // Asked returns the next request.
-func (p *LinkPeer) Asked() LinkAsked {
+func (p *LinkPeer) Asked() LinkAsked { return p.asRequest(p.AskedBytes()) }
+
+// AskedBytes returns the next request, whose message may be anything.
+func (p *LinkPeer) AskedBytes() LinkAsked {
 	p.T.Helper()
 	got := p.Hear()
 	if got.Kind != frame.Open {
 		p.T.Fatalf("a frame of kind %d", got.Kind)
 	}
-	return p.Parsed(got)
+	return p.opening(got)
 }
 
-func (p *LinkPeer) Parsed(got frame.Frame) LinkAsked {
+// Parsed returns the request of an OPEN.
+func (p *LinkPeer) Parsed(got frame.Frame) LinkAsked { return p.asRequest(p.opening(got)) }
+
+func (p *LinkPeer) asRequest(asked LinkAsked) LinkAsked {
+	asked.Request = &pipelinepb.Request{}
+	if err := proto.Unmarshal(asked.Data, asked.Request); err != nil {
+		p.T.Error(err)
+	}
+	return asked
+}
+
+func (p *LinkPeer) opening(got frame.Frame) LinkAsked {
 	timeout, opened, data, err := frame.ReadOpen(got.Body.Data)
 	if err != nil {
 		p.T.Error(err)
 	}
-	asked := LinkAsked{ID: got.ID, Timeout: timeout, Caller: opened.Caller, Data: data, Request: &pipelinepb.Request{}}
+	asked := LinkAsked{ID: got.ID, Timeout: timeout, Caller: opened.Caller, Data: data}
 	for name, value := range frame.Fields(opened.Metadata).All() {
 		asked.Headers = append(asked.Headers, name, value)
 		if name == "traceparent" {
 			asked.Trace = value
 		}
-	}
-	if err := proto.Unmarshal(data, asked.Request); err != nil {
-		p.T.Error(err)
 	}
 	return asked
 }
