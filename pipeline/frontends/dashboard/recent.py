@@ -124,10 +124,12 @@ class SlowRequestLog:
             del kept[MAX_SLOW:]
 
     def _keep_failed(self, requests: Rows) -> None:
-        is_failed, is_callers = requests["outcome"] > 0, np.isin(requests["outcome"], BY_CALLERS)
+        failed = requests.take(np.flatnonzero(requests["outcome"] > 0))
+        if not len(failed):  # as nearly always
+            return
+        is_callers = np.isin(failed["outcome"], BY_CALLERS)
         for kept, which in ((self._failures, ~is_callers), (self._callers, is_callers)):
-            failed = np.flatnonzero(is_failed & which)[-MAX_FAILED:]
-            for row in _dicts(requests.take(failed)):
+            for row in _dicts(failed[which][-MAX_FAILED:]):
                 kept.append(_Kept(row, *self._errors.get(row["data_id"], (0, ""))))
 
     def _forget(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -11,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
-from pipeline.errors import PackageError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.repository import FittedRequest, ModelRepository
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest
@@ -237,8 +236,7 @@ class BodyForms(RequestForms[InputsForm]):
         form = None if cut is None else self._find(cut.key)
         inputs = None
         if cut is not None and form is not None and form.inputs is not None:
-            with contextlib.suppress(ValueError, PackageError):
-                inputs = form.inputs.read(cut, body, len(text), self._limits)
+            inputs = form.inputs.read(cut, body, len(text), self._limits)
         if cut is None or form is None or inputs is None:
             return self._begin_anew(body, length, cut, told, sink)
         return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
@@ -276,8 +274,7 @@ class MessageForms(RequestForms[MessageInputs]):
         form = self._find(cut.key)
         inputs = None
         if form is not None and form.inputs is not None:
-            with contextlib.suppress(ValueError, PackageError):
-                inputs = form.inputs.read(cut, message, self._limits)
+            inputs = form.inputs.read(cut, message, self._limits)
         if form is not None and inputs is not None:
             return self._begin(form, cut.id, inputs, told, sink)
         request, fitted = self._fit(lambda: read_message(message, self._limits))

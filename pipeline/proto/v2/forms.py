@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from pipeline.errors import PackageError
 from pipeline.proto.slices import SLICE, Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.json import output_fields, response_fields
@@ -139,23 +140,26 @@ class InputsForm(msgspec.Struct, frozen=True):
                 ends.append(size + (ends[-1] if ends else 0))
         return cls(tuple(tensors), tuple(ends))
 
-    def read(self, cut: Cut, body: bytes, at: int, limits: Limits) -> dict[str, Array]:
+    def read(self, cut: Cut, body: bytes, at: int, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays of a body whose data begin at `at`; they can be written to.
 
-        Raises ValueError or PackageError for data that are wrong: `read_request` says what is.
+        None for data that are wrong: `read_request` says what is.
         """
         tensors, ends = self.tensors, self.ends
-        if not ends:
-            lists = zip(tensors, cut.lists, strict=True)
-            return {tensor.name: _of_list(tensor, text, limits) for tensor, text in lists}
-        if len(body) - at != ends[-1]:
-            raise ValueError
-        arrays: dict[str, Array] = {}
-        start = at
-        for tensor, end in zip(tensors, ends, strict=True):
-            arrays[tensor.name] = tensor.read(body, start, at + end, limits)
-            start = at + end
-        return arrays
+        try:
+            if not ends:
+                lists = zip(tensors, cut.lists, strict=True)
+                return {tensor.name: _of_list(tensor, text, limits) for tensor, text in lists}
+            if len(body) - at != ends[-1]:
+                return None
+            arrays: dict[str, Array] = {}
+            start = at
+            for tensor, end in zip(tensors, ends, strict=True):
+                arrays[tensor.name] = tensor.read(body, start, at + end, limits)
+                start = at + end
+            return arrays
+        except (ValueError, PackageError):
+            return None
 
 
 def _of_list(tensor: InputForm, text: bytes, limits: Limits) -> Array:

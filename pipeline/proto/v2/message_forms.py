@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pipeline.errors import PackageError
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.slices import Limits
@@ -106,14 +107,17 @@ class MessageInputs(msgspec.Struct, frozen=True):
             tensors.append(InputForm.of(name, entry.datatype, array))
         return cls(tuple(tensors))
 
-    def read(self, cut: MessageCut, data: bytes, limits: Limits) -> dict[str, Array]:
+    def read(self, cut: MessageCut, data: bytes, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays; they can be written to.
 
-        Raises ValueError or PackageError for data that are wrong: `request_from_message` says what.
+        None for data that are wrong: `request_from_message` says what is.
         """
         arrays: dict[str, Array] = {}
-        for tensor, (start, end) in zip(self.tensors, cut.raws, strict=True):
-            arrays[tensor.name] = tensor.read(data, start, end, limits)
+        try:
+            for tensor, (start, end) in zip(self.tensors, cut.raws, strict=True):
+                arrays[tensor.name] = tensor.read(data, start, end, limits)
+        except (ValueError, PackageError):
+            return None
         return arrays
 
 
