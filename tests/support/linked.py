@@ -31,6 +31,7 @@ from pipeline.frontends.link.frames import (
     frame,
 )
 from pipeline.frontends.link.methods import inference_methods, service_methods
+from pipeline.frontends.link.places import find_secret
 from pipeline.frontends.link.server import LinkFrontend
 from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -41,7 +42,7 @@ Said = tuple[int, int, bytes]
 
 SUCCESS = ENDED.pack(0, 200, 0, 0, 0, 0)
 OURS = frames.hello(frames.Hello())
-"""A gateway's first frame."""
+"""A gateway's first frame, where there is no secret."""
 
 INFERENCE, JSON, GRPC_INFERENCE = 1, 2, 3
 """Numbers of the methods; those of services follow."""
@@ -189,7 +190,7 @@ async def linked(path: Path) -> AsyncIterator[Linked]:
     """A connection on which both sides have said HELLO, and the server how it is."""
     gateway = Linked(*await asyncio.open_unix_connection(str(path), limit=2**30))
     try:
-        gateway.say(OURS)
+        gateway.say(frames.hello(frames.Hello(secret=find_secret(path.parent))))
         assert (await gateway.hear())[0] == HELLO
         assert (await gateway.hear())[0] == STATE
         yield gateway
