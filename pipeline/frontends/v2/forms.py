@@ -26,7 +26,7 @@ from pipeline.proto.v2.json import binary_names, read_request
 from pipeline.proto.v2.message_forms import MessageInputs, MessageOutputs, cut_message
 from pipeline.proto.v2.raw import Array
 
-_MOST_FORMS = 128  # that are known
+_MOST_FORMS = 256  # that are known
 _MOST_BYTES = 2048  # of the key of one
 _MOST_SEEN = 1024
 _MOST_LAYOUTS = 16  # of the answers to requests of one form

@@ -23,7 +23,8 @@ from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.proto.slices import Limits, is_short
 from pipeline.proto.v2.codec import InferResponse
 
-_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
+# A version is written in one way here, lest forms are kept for each way to write it.
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([1-9][0-9]{0,17}))?/infer")
 _LENGTH = re.compile(rb"[1-9][0-9]{0,8}")
 _MOST_MODELS = 1024  # whose forms are known
 

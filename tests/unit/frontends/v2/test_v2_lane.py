@@ -173,10 +173,6 @@ def test_the_third_of_a_form_is_not_read_anew(body_of, monkeypatch):
             with pytest.raises(AssertionError, match="read anew"):
                 await both.by_lane(*sent(body_of([number, 2, 3])))
 
-    def sent(body):
-        data, length = body
-        return data, PATH, {} if length is None else {LENGTH: b"%d" % length}
-
     with_both(test, double())
 
 
@@ -257,7 +253,8 @@ def test_unusual_headers_are_left_to_the_routes(headers):
 @pytest.mark.parametrize(
     "path",
     ["/v2/models/nope/infer", "/v2/models/svc", "/v2/models/svc/ready", "/v2/models/svc/infer/",
-     "/v2/models/svc/versions/x/infer", "/svc/prediction", "/v2/models//infer"],
+     "/v2/models/svc/versions/x/infer", "/svc/prediction", "/v2/models//infer",
+     "/v2/models/svc/versions/01/infer", "/v2/models/svc/versions/0/infer"],
 )  # fmt: skip
 def test_other_paths_are_left_to_the_routes(path):
     async def test(both):
@@ -286,6 +283,28 @@ def test_an_unloaded_model_is_asked_no_more():
         assert await both.same(*binary_body([5])) is None
 
     with_both(test, double())
+
+
+@BODIES
+def test_ever_new_forms_do_not_make_it_grow(body_of):
+    async def test(both):
+        for number in range(1500):
+            for _ in range(2 if number % 3 else 1):
+                await both.by_lane(*sent(body_of([1], parameters={"mine": number})))
+        (known,) = both.lane._forms.values()
+        assert 0 < len(known._known) <= forms._MOST_FORMS
+        assert len(known._seen) <= forms._MOST_SEEN
+        body = body_of([1], parameters={"mine": "x" * 5000})
+        for _ in range(4):
+            assert await both.same(*body)
+        assert all(len(key) < 5000 for key in known._known)
+
+    with_both(test, double())
+
+
+def sent(body):
+    data, length = body
+    return data, PATH, {} if length is None else {LENGTH: b"%d" % length}
 
 
 def test_a_full_server_says_so_and_when_to_come_back():
