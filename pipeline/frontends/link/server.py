@@ -229,9 +229,11 @@ class Connection(asyncio.Protocol):
             if not self._door.knows(said.secret):
                 raise BrokenError("its secret is wrong")
         except BrokenError as error:
+            _LOGGER.warning("a gateway's connection is closed: %s", error)
+            self._inbox.use(_pass_over, _pass_over)
             self.transport.write(frames.goaway(0, str(error)))
-            self.transport.close()
-            raise
+            self.transport.close()  # when that is sent
+            return
         self._has_met = True
         self._outbox.credit = said.limits.connection_credit
         self._outbox.call_credit = said.limits.call_credit
@@ -377,3 +379,7 @@ class Connection(asyncio.Protocol):
         self.calls.clear()
         self._outbox.empty()
         self.transport.close()
+
+
+def _pass_over(*_: object) -> None:
+    """Take what a peer still says that is not listened to."""

@@ -113,6 +113,17 @@ func (c *Client) InFlight() int {
 	return len(conn.calls)
 }
 
+// AtServer returns how many calls are in flight there, of all its gateways, as it said last: see STATE.
+func (c *Client) AtServer() int {
+	conn := c.current.Load()
+	if conn == nil {
+		return 0
+	}
+	conn.lock.Lock()
+	defer conn.lock.Unlock()
+	return conn.inFlight
+}
+
 // Held returns how many calls wait for an answer, and how many of these to be written.
 func (c *Client) Held() (calls, messages int) {
 	conn := c.current.Load()

@@ -281,6 +281,8 @@ func TestALinkKnowsHowTheServerIs(t *testing.T) {
 	if got := gatewaytest.Soon(t, "a report", client.reports); got.Phase != Serving {
 		t.Errorf("got %+v", got)
 	}
+	peer.Write(frame.AppendState(nil, true, 7))
+	gatewaytest.WaitUntil(t, "it is known how many calls there are", func() bool { return client.AtServer() == 7 })
 	_ = peer.Raw.Close()
 	if got := gatewaytest.Soon(t, "a report", client.reports); got != (State{Down, "EOF"}) {
 		t.Errorf("got %+v", got)
