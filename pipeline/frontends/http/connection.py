@@ -139,6 +139,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
+        before = self.cycle
         stop: Exception | None = None
         try:
             self.parser.feed_data(data)
@@ -148,7 +149,10 @@ class HttpConnection(HttpToolsProtocol):
             self._parser_stopped(stop, data)
         cycle = self.cycle
         if cycle is None or cycle.scope is not self.scope:
-            self._count_head(len(data))
+            if cycle is before:
+                self._count_head(len(data))
+            else:  # it began behind a request in the same packet
+                self._head_bytes = 0
         elif not cycle.more_body:  # a whole request: from here on it is we who take time
             self._head_bytes = 0
             if self._timer is not None:
