@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
 from pipeline.errors import (
+    ClosedError,
     DeadlineError,
     OverloadedError,
-    PackageError,
     PipelineError,
     TooLargeError,
     UserCodeError,
@@ -39,8 +39,9 @@ _MAX_PATHS = 1024  # that are kept, as they came
 _TIMEOUT = TIMEOUT.encode()
 _STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
     (OverloadedError, 503),
+    (ClosedError, 503),
     (TooLargeError, 413),
-    (PackageError, 400),
+    (PipelineError, 400),  # of reading a request: all others are answers
 )
 
 

@@ -12,7 +12,7 @@ import (
 // Schemes of backends on Unix sockets, by what the first socket speaks.
 const (
 	unixScheme = "unix:" // gRPC
-	LinkScheme = "link:" // see linkframe.go
+	LinkScheme = "link:" // see internal/link
 )
 
 // Backend is one --backend.

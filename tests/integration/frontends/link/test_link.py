@@ -33,7 +33,7 @@ from linked import (
 )
 
 from pipeline.engine.request import RequestTarget
-from pipeline.errors import ErrorCode, InitError, OverloadedError
+from pipeline.errors import ClosedError, ErrorCode, InitError, OverloadedError, PayloadTypeError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.grpc.server import GrpcService
 from pipeline.frontends.link import frames
@@ -260,6 +260,14 @@ async def is_wrong(*_: Any) -> Any:
     return {}
 
 
+async def is_closed(*_: Any) -> Any:
+    raise ClosedError("no more")
+
+
+async def is_misfit(*_: Any) -> Any:
+    raise PayloadTypeError("not that")
+
+
 async def is_broken(*_: Any) -> Any:
     raise ZeroDivisionError
 
@@ -276,9 +284,11 @@ async def is_broken(*_: Any) -> Any:
                 "pack_response_package returned dict, not a Response",
             ),
         ),
+        (is_closed, (503, ErrorCode.CLOSED_ERROR, "no more")),
+        (is_misfit, (400, ErrorCode.TYPE_ERROR, "not that")),
         (is_broken, (500, ErrorCode.UNKNOW, "internal error of the server")),
     ],
-    ids=["overloaded", "no response", "a bug"],
+    ids=["overloaded", "no response", "closed", "misfit", "a bug"],
 )
 def test_a_failure_is_what_the_http_door_would_say(talk, caplog, handle, refusal):
     async def test(gateway):
