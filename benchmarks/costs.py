@@ -44,7 +44,7 @@ def _array(name: str, *arguments: str) -> Case:
     )  # fmt: skip
 
 
-def _costs() -> Iterator[Cost]:
+def costs() -> Iterator[Cost]:
     counted: dict[str, Any] = {"is_counted": True}
     echo = echo_case("echo", **counted)
     yield Cost("a request through one Op, HTTP, `key` and `value`", echo)
@@ -86,28 +86,28 @@ def main() -> int:
     if missing := missing_tools():
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 2
-    costs = [*_costs()]
-    cases = [*{cost.case.name: cost.case for cost in costs}.values()]
-    cases += [cost.less for cost in costs if cost.less is not None and cost.less not in cases]
+    rows = [*costs()]
+    cases = [*{cost.case.name: cost.case for cost in rows}.values()]
+    cases += [cost.less for cost in rows if cost.less is not None and cost.less not in cases]
     results = measure([cases], Plan((1, MANY), arguments.seconds, arguments.repeats), _say)
     if not arguments.no_instructions:
         counted = [case for case in cases if case.is_counted]
         results.instructions.update(count_all(counted, arguments.requests, _say))
-    report = _report(costs, results)
+    report = _report(rows, results)
     print(report)
     if arguments.write:
         write(report, _PAGE, _BEGIN)
     return 0
 
 
-def _report(costs: list[Cost], results: Results) -> str:
+def _report(wanted: list[Cost], results: Results) -> str:
     header = ("what", "CPU us", "lone caller, us", "instructions")
-    rows = [(cost.what, *_cells(cost, results)) for cost in costs]
+    rows = [(cost.what, *cells(cost, results)) for cost in wanted]
     notes = [f"- {name}: not measured: {why}" for name, why in results.not_measured.items()]
     return "\n\n".join([f"{machine()}.", table(header, rows), *notes]) + "\n"
 
 
-def _cells(cost: Cost, results: Results) -> Iterator[str]:
+def cells(cost: Cost, results: Results) -> Iterator[str]:
     figures = (("server_ms", MANY, 1e3, ",.1f"), ("p50_us", 1, 1, ",.0f"))
     for figure, clients, unit, form in (*figures, ("instructions", 1, 1, ",.0f")):
         base: str | float = 0.0 if cost.less is None else cost.less.name
