@@ -11,9 +11,8 @@ from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
 from pipeline.engine import fusing, walk
 
-PROCESSES, UNFUSED, APART = "processes", "unfused", "apart"
-"""Arguments of a service: process workers in all Ops; each Op on a thread of its own; each Op in a
-process of its own."""
+PROCESSES, UNFUSED = "processes", "unfused"
+"""Arguments of a service: process workers in all Ops; each Op on a thread of its own."""
 
 GATEWAY = "gateway"
 """The argument of a service that has its ports served by the gateway."""
@@ -34,7 +33,6 @@ _ALL_SINKS: dict[str, Any] = {
 _MEANS: dict[str, list[dict[str, Any]]] = {  # what config.yml has, besides, for an argument
     PROCESSES: [{"dag": {"is_thread_op": False}}],
     UNFUSED: [{"dag": {"fuse": "off"}}],
-    APART: [{"dag": {"is_thread_op": False, "fuse_processes": "off"}}],
     GATEWAY: [{"edge": "gateway"}],
     BLIND: [{"statistics": False}],
     WATCHED: [_ALL_SINKS],
