@@ -122,7 +122,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Observe: stats.AnsweredRPC,
 		}, backends)
 		backends.OnChange = server.SetReady
-		open = append(open, &grpcPort{listener, server})
+		open = append(open, &grpcPort{listener, server, backends.Reached})
 	}
 	return open, nil
 }

@@ -15,6 +15,10 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/edge"
@@ -348,5 +352,28 @@ func TestConnectionsThatNobodyHasTakenAreServed(t *testing.T) {
 		if got, err := io.ReadAll(each); err != nil || string(got) != "hello" {
 			t.Fatalf("%q, %v", got, err)
 		}
+	}
+}
+
+func TestCallersOfGRPCWaitForAServerThatStarts(t *testing.T) {
+	path := t.TempDir() + "/0.link"
+	c := startChild(t, "--grpc-listen", "127.0.0.1:0", "--backend", "link:"+path)
+	gatewaytest.WaitUntil(t, "it knows that nobody is there", func() bool {
+		return strings.Contains(c.log.String(), "gets no requests") && strings.Contains(c.log.String(), " listens on ")
+	})
+	_, text, _ := strings.Cut(c.log.String(), " and ")
+	address, _, _ := strings.Cut(text, ",")
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ended := make(chan codes.Code, 1)
+	go func() {
+		ended <- status.Code(conn.Invoke(t.Context(), "/a.B/C", &pipelinepb.Request{}, &pipelinepb.Response{}, grpc.WaitForReady(true)))
+	}()
+	gatewaytest.StartLinkServer(t, path).Peer(t, 0)
+	if code := gatewaytest.Soon(t, "an answer", ended); code != codes.Unimplemented {
+		t.Errorf("%v: somebody was told that nobody is there", code)
 	}
 }

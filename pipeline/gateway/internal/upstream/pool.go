@@ -27,6 +27,8 @@ type Pool struct {
 	Serving      chan struct{} // closed as soon as the first backend serves
 	hasServed    bool
 	Known        chan struct{} // closed as soon as something is known of every backend
+	Reached      chan struct{} // closed as soon as the first backend is connected
+	wasReached   bool
 	unknown      int
 	Candidates   atomic.Pointer[candidates]
 	Turns        turns
@@ -58,7 +60,7 @@ func NewPool(cfg config.Config, connect Connect, log *slog.Logger, stats *metric
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{log: log, stats: stats, Serving: make(chan struct{}), Known: make(chan struct{})}
+	p := &Pool{log: log, stats: stats, Serving: make(chan struct{}), Known: make(chan struct{}), Reached: make(chan struct{})}
 	for _, address := range cfg.Backends {
 		each, err := newBackend(address, security, connect)
 		if err != nil {
@@ -105,6 +107,10 @@ func (p *Pool) Update(changed *Backend, now Health) {
 	p.Candidates.Store(chosen)
 	if p.OnChange != nil {
 		p.OnChange(chosen.IsReady)
+	}
+	if now.State != StateDown && !p.wasReached {
+		p.wasReached = true
+		close(p.Reached)
 	}
 	if now.State == StateServing && !p.hasServed {
 		p.hasServed = true
