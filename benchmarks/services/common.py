@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
-from pipeline.engine import fusing, walk
+from pipeline.engine import fusing, pace, walk
 
 PROCESSES, UNFUSED = "processes", "unfused"
 """Arguments of a service: process workers in all Ops; each Op on a thread of its own."""
@@ -76,8 +76,8 @@ def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) ->
 
 def _bear_with(times: float) -> None:
     """Have Ops count as quick that take so many times longer."""
-    fusing._QUICK_NS = int(fusing._QUICK_NS * times)
-    fusing._SLOW_NS = int(fusing._SLOW_NS * times)
-    fusing._MOST_NS = int(fusing._MOST_NS * times)
+    pace._QUICK_NS = int(pace._QUICK_NS * times)
+    pace._SLOW_NS = int(pace._SLOW_NS * times)
+    pace._MOST_NS = int(pace._MOST_NS * times)
     fusing._STEP_S *= times
     walk._LONGEST_NS = int(walk._LONGEST_NS * times)

@@ -16,6 +16,7 @@ from msgspec import field
 from pipeline.data import ChannelData, RequestContext, context_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
+from pipeline.engine.op_state import keep_changes, restore
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import log_raised, product_error, stage_error, stage_failure
 from pipeline.errors import (
@@ -30,8 +31,6 @@ from pipeline.errors import (
 )
 from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
-
-_UNSET = object()
 
 _EXCEEDED = "exceeded retry count"
 _ADVICE = (
@@ -85,10 +84,37 @@ class BatchRun(Batch, eq=False):
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run all stages, or those that are left. Raises nothing."""
         try:
-            self._run(op, watch, clock_ns)
+            if op.is_plain and len(self.items) == 1 and self.calls is None:
+                self._run_one(op, clock_ns)
+            else:
+                self._run(op, watch, clock_ns)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0)
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
+            self.end_ns = clock_ns()
+
+    def _run_one(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
+        """Run the stages of a lone item at an Op without `process`: what `_run` does, quicker."""
+        item = self.items[0]
+        self.start_ns = clock_ns()
+        self.outcomes = [None]
+        if not item.is_over:
+            if op.asking:
+                self.contexts = [context_of(item, item.info, item.is_cancelled)]
+                op.context = self.contexts[0]
+            try:
+                self.prepared[0] = (
+                    item.inputs
+                    if item.is_feed
+                    else op.preprocess(item.inputs, item.data_id, item.log_id)[0]
+                )
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                self.outcomes[0] = stage_error(error, op, "preprocess", item.log_id)
+        self.calls = []
+        self.preprocess_end_ns = self.process_end_ns = clock_ns()
+        if not self.is_superseded:  # else another worker has it
+            if self.prepared:
+                self._postprocess(op)
             self.end_ns = clock_ns()
 
     def _run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
@@ -207,7 +233,7 @@ class BatchRun(Batch, eq=False):
             if skip:
                 self.skipping.add(index)
         if keeps_state:
-            _keep_changes(before, self.states, op.state)
+            keep_changes(before, self.states, op.state)
 
     # Process ----------------------------------------------------------------------------
 
@@ -322,7 +348,7 @@ class BatchRun(Batch, eq=False):
                 self.outcomes[index] = data
                 continue
             if index in self.states:
-                _restore(op.state, self.states[index])
+                restore(op.state, self.states[index])
             if self.contexts:
                 op.context = self.contexts[index]
             try:
@@ -369,28 +395,3 @@ class BatchRun(Batch, eq=False):
                 for outcome in self.outcomes
             ]
             return False
-
-
-def _keep_changes(
-    before: dict[str, Any], states: dict[int, dict[str, Any]], after: dict[str, Any]
-) -> None:
-    """Leave of each state, in place, the attributes that any item has changed.
-
-    Also those that an item found as it wanted them: another one may have changed them since, be
-    it one that failed then.
-    """
-    changed = set()
-    for state in (*states.values(), after):
-        changed |= {name for name, value in state.items() if before.get(name, _UNSET) is not value}
-        before = state
-    for index, state in states.items():
-        states[index] = {name: state.get(name, _UNSET) for name in changed}
-
-
-def _restore(state: dict[str, Any], kept: dict[str, Any]) -> None:
-    """Set the attributes as they were; those that were not there are not there again."""
-    for name, value in kept.items():
-        if value is _UNSET:
-            state.pop(name, None)
-        else:
-            state[name] = value

@@ -68,6 +68,7 @@ class OpFacts:
         most_rows: that one call of `process` gets; 0: any number.
         most_fed_rows: those that are fed to it where `preprocess` is skipped.
         asking: the names of the hooks that ask for the context of their requests.
+        is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it.
     """
 
     def __init__(self, op: Op) -> None:
@@ -81,6 +82,9 @@ class OpFacts:
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()
         self.asking: frozenset[str] = asking(op)
+        self.is_plain: bool = not (
+            self.runs_process or self.has_model or self.most_rows or self.jumps
+        )
 
 
 class BoundOp(OpFacts):

@@ -9,8 +9,8 @@ from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Links, Room, first_error
-from pipeline.engine.fusing import Pace
 from pipeline.engine.journal import EngineObservers, Outcome
+from pipeline.engine.pace import Pace
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.base import Batch, Load, Scheduler

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, Receiver, alone, own_dict
 from pipeline.engine.walk import Lender, Step, Walk, WalkPlan
@@ -27,51 +25,9 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_QUICK_NS, _SLOW_NS = (
-    100_000,
-    1_000_000,
-)  # a request's mean below which an Op is quick, and above which not
-_MOST_NS = 10_000_000  # as which a request counts at most: a single hiccup parts no group
-_SEEN = 16  # runs in the running mean, and before anything follows from it
 _STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
 _MOST_STEPS = 64
 _BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
-
-
-class Pace(msgspec.Struct, eq=False):
-    """The time that a request takes at one Op, and what follows from it.
-
-    Attributes:
-        is_fusable: whether the Op may be in a group at all.
-        is_quick: whether it is quick enough.
-        mean_ns: running mean of what a request takes, of `runs` runs.
-        plan: of the walks that begin at the Op, if `is_planned`; None: none do.
-        entered: the Ops that are entered with it.
-    """
-
-    is_fusable: bool = False
-    is_quick: bool = False
-    is_planned: bool = False
-    runs: int = 0
-    mean_ns: float = 0.0
-    plan: WalkPlan | None = None
-    entered: tuple[OpDispatcher, ...] = ()
-
-    def took(self, ns: float) -> bool:
-        """Take down what a request took in a run; return whether `is_quick` has changed."""
-        runs = self.runs = self.runs + 1
-        self.mean_ns = mean = self.mean_ns + (min(ns, _MOST_NS) - self.mean_ns) / min(runs, _SEEN)
-        if self.is_quick:
-            self.is_quick = mean <= _SLOW_NS
-            return not self.is_quick
-        self.is_quick = runs >= _SEEN and mean < _QUICK_NS
-        return self.is_quick
-
-    def hung(self) -> bool:
-        """Take down that it took far too long; return whether `is_quick` has changed."""
-        was_quick, self.is_quick = self.is_quick, False
-        self.mean_ns = _MOST_NS
-        return was_quick
 
 
 class Fusing:
@@ -313,12 +269,20 @@ class Fusing:
         """Tell what was done, and pass on what came of it; a run still has those in `kept`."""
         items = walk.lead.items
         is_wanted = walk.plan.steps[0].node.spans.is_wanted
-        for step, worker, run in walk.finished:
-            node = step.node
-            self.took(node, run)
+        received_ns = self._clock_ns() if is_wanted else 0
+        steps = walk.plan.steps
+        for place, worker, run in walk.finished:
+            node = steps[place].node
+            took = (run.end_ns - run.start_ns) / len(run.items)
+            if node.pace.took(took):
+                self._changed()
             if is_wanted:
-                node.spans.is_wanted = True
-                node.spans.batch(worker, run)
+                spans = node.spans
+                spans.is_wanted = True
+                if len(run.items) == 1 and not run.executions and not run.rows:
+                    spans.one(worker, run, received_ns)
+                else:
+                    spans.batch(worker, run, received_ns)
         if walk.failure is not None:
             self._fail(walk.failure, items)
         for step, index, answer in walk.outs:

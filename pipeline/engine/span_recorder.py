@@ -36,9 +36,9 @@ class SpanRecorder:
         self.clock_ns: Callable[[], int] = observers.clock_ns
         self._batches = 0
 
-    def batch(self, worker: Worker, run: BatchRun) -> None:
-        """Take down the spans of a batch that a worker is done with."""
-        result_received_ns = self.clock_ns()
+    def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
+        """Take down the spans of a batch that a worker is done with, now or at that time."""
+        result_received_ns = result_received_ns or self.clock_ns()
         journal, rows, missed = self.journal, run.rows, []
         for indexes, times in executions(run):
             self._batches += 1
@@ -72,6 +72,39 @@ class SpanRecorder:
             self.unfinished(missed, Outcome.OTHER)
         if journal is not None:
             journal.flush_if_long()
+
+    def one(self, worker: Worker, run: BatchRun, result_received_ns: int) -> None:
+        """Take down the span of a batch of one that had one call of `process` or none."""
+        item, outcome = run.items[0], run.outcomes[0]
+        if outcome is None:
+            self.unfinished(run.items, Outcome.OTHER)
+            return
+        self._batches += 1
+        request, is_failed = item.request, isinstance(outcome, PipelineError)
+        start_ns, preprocess_end_ns = run.start_ns, run.preprocess_end_ns
+        process_end_ns, end_ns = run.process_end_ns, run.end_ns
+        span = pack_span(
+            self.index,
+            worker.number,
+            self._batches,
+            item.data_id,
+            request.rows,
+            outcome_of(outcome) if is_failed else _OK,
+            item.ready_ns,
+            start_ns,
+            preprocess_end_ns,
+            process_end_ns,
+            end_ns,
+            result_received_ns,
+        )
+        if self.journal is not None:
+            self.journal.spans.append(span)
+        if request.spans is not None:
+            request.spans.append(span)
+        if not is_failed and item.generation == request.generation:
+            request.input_ns += preprocess_end_ns - start_ns
+            request.infer_ns += process_end_ns - preprocess_end_ns
+            request.output_ns += end_ns - process_end_ns
 
     def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down spans that came to nothing: as their request ended, or else as `outcome`."""

@@ -25,7 +25,7 @@ _LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
 class Stepper(Worker, Protocol):
     """A worker whose Op can be run by another worker's thread."""
 
-    def perform(self, run: BatchRun, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: BatchRun, now_ns: int, clock_ns: Callable[[], int]) -> None:
         """Run a batch with this worker's own copy of the Op, as its own thread would."""
 
 
@@ -107,7 +107,7 @@ class Walk(msgspec.Struct, eq=False):
         began_ns: when it began; 0 before.
         failure: of ours, on data of any type: what is told to the requests.
         step_ns: when the step began that runs.
-        finished: (step, worker, run) of each run that came to its end.
+        finished: (place of the step, worker, run) of each run that came to its end.
         outs: (step, place of the item, answer) of the answers that somebody else reads.
         ready: for each step the items that it has not taken, with their places in the batch.
         parts: what came for a step that reads several, by (step, place of the item).
@@ -119,7 +119,7 @@ class Walk(msgspec.Struct, eq=False):
     began_ns: int = 0
     step_ns: int = 0
     held: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
-    finished: list[tuple[Step, Any, BatchRun]] = field(default_factory=list)
+    finished: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
     outs: list[tuple[Step, int, Any]] = field(default_factory=list)
     ready: list[list[tuple[int, Item]]] = field(default_factory=list)
     parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
@@ -148,7 +148,9 @@ class Walk(msgspec.Struct, eq=False):
         self.began_ns = self.step_ns = clock_ns()
         if not self._perform(0, walker, lead, clock_ns):
             return False
-        self._take_answers(0, range(len(lead.items)), lead)
+        for index, outcome in enumerate(lead.outcomes):
+            if outcome is not None:
+                self._answer(0, index, outcome, lead.end_ns)
         for place, waiting in enumerate(self.ready):
             if not waiting:
                 continue
@@ -183,16 +185,21 @@ class Walk(msgspec.Struct, eq=False):
         worker: Stepper,
         clock_ns: Callable[[], int],
     ) -> bool:
+        """Run one Op for all that waits for it; return whether the worker is still lent to us."""
         size = self.plan.steps[place].size
         while waiting:
             taken = waiting[:size]
             del waiting[:size]
             items = [entry for entry in taken if not entry[1].is_over]
-            if items:
-                run = BatchRun([item for _, item in items], is_step=True)
-                if not self._perform(place, worker, run, clock_ns):
-                    return False
-                self._take_answers(place, [index for index, _ in items], run)
+            if not items:
+                continue
+            run = BatchRun([item for _, item in items], is_step=True)
+            if not self._perform(place, worker, run, clock_ns):
+                return False
+            for (index, _), outcome in zip(items, run.outcomes, strict=True):
+                if outcome is not None:
+                    self._answer(place, index, outcome, run.end_ns)
+            self.step_ns = run.end_ns
         return True
 
     def _perform(
@@ -200,18 +207,13 @@ class Walk(msgspec.Struct, eq=False):
     ) -> bool:
         held = self.held
         held.append((place, worker, run))
-        worker.perform(run, clock_ns)
+        worker.perform(run, self.step_ns, clock_ns)
         try:
             held.pop()
         except IndexError:
             return False
-        self.finished.append((self.plan.steps[place], worker, run))
+        self.finished.append((place, worker, run))
         return True
-
-    def _take_answers(self, place: int, indexes: Any, run: BatchRun) -> None:
-        for index, outcome in zip(indexes, run.outcomes, strict=True):
-            if outcome is not None:
-                self._answer(place, index, outcome, run.end_ns)
 
     def _answer(self, place: int, index: int, answer: Any, ready_ns: int) -> None:
         """Pass on the answer of a step to those that read it."""
@@ -228,33 +230,24 @@ class Walk(msgspec.Struct, eq=False):
 
     def _take(self, place: int, index: int, slot: str, part: Any, ready_ns: int) -> None:
         """Take what a step reads; an error takes the place of its answer."""
-        step = self.plan.steps[place]
-        error = None
-        if len(step.producers) == 1:
+        producers = self.plan.steps[place].producers
+        if len(producers) == 1:
             inputs = {slot: part}
-            if isinstance(part, PipelineError):
-                error = part
+            error = part if isinstance(part, PipelineError) else None
         else:
             parts = self.parts.setdefault((place, index), {})
             parts[slot] = part
-            if len(parts) < len(step.producers):
+            if len(parts) < len(producers):
                 return
             del self.parts[place, index]
-            inputs = {producer: parts[producer] for producer in step.producers}
+            inputs = {producer: parts[producer] for producer in producers}
             error = first_error(inputs)
         if error is not None:
             self._answer(place, index, error, ready_ns)
             return
         lead = self.lead.items[index]
-        item = Item(
-            lead.request,
-            lead.generation,
-            lead.data_id,
-            lead.log_id,
-            inputs,
-            lead.ready_at,
-            ready_ns,
-        )
+        request, generation, ready_at = lead.request, lead.generation, lead.ready_at
+        item = Item(request, generation, lead.data_id, lead.log_id, inputs, ready_at, ready_ns)
         self.ready[place].append((index, item))
 
     def left(self) -> list[tuple[Step, int, dict[str, Any]]]:

@@ -72,13 +72,12 @@ class ThreadWorker:
     def call_ends(self) -> None:
         self.call_started = None
 
-    def perform(self, run: Job, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: Job, now_ns: int, clock_ns: Callable[[], int]) -> None:
         """Run a job, in whatever thread."""
         assert self.op is not None, "only workers that have one are idle"
-        self.began_ns = clock_ns()
+        self.began_ns = now_ns
         self.job = run
         self.context.run(run.run, self.op, self, clock_ns)
-        self.took_ns = clock_ns() - self.began_ns
 
 
 class WorkerThread(threading.Thread):
@@ -104,15 +103,15 @@ class WorkerThread(threading.Thread):
         while job is not None:
             if isinstance(job, Walk):
                 worker.job = job
-                if job.go(worker, clock_ns):
-                    worker.took_ns = clock_ns() - job.began_ns
-                else:
+                worker.began_ns = clock_ns()
+                if not job.go(worker, clock_ns):
                     with _EXCHANGE:  # who took the walk may be at it still
                         worker = self.worker
                     job = worker.job
                     assert job is not None, "it is what has just run"
             else:
-                worker.perform(job, clock_ns)
+                worker.perform(job, clock_ns(), clock_ns)
+            worker.took_ns = clock_ns() - worker.began_ns
             worker.job = None
             pool = worker.pool
             has_more = (worker.addressed or pool.backlog) and not worker.is_stuck

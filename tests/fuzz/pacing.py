@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from fuzz.case import Case
-from pipeline.engine.fusing import Pace
+from pipeline.engine.pace import Pace
 
 _CHANGES = 0.15  # of the runs
 

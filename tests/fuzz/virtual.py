@@ -55,10 +55,10 @@ class VirtualWorker:
         self.timer: asyncio.TimerHandle | None = None
         self.is_lent = False
 
-    def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: Any, now_ns: int, clock_ns: Callable[[], int]) -> None:
         """Run a batch in the strand that is at work."""
         self.job = run
-        self.job_started = clock_ns() / 1e9
+        self.job_started = now_ns / 1e9
         if self.is_lent:
             self.pool.lent_items += len(run.items)
         run.run(self.op, self, clock_ns)

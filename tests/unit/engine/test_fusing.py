@@ -14,7 +14,7 @@ from fuzz.case import REQUEST, Case, OpSpec, RequestSpec
 from fuzz.strands import Strands
 
 from pipeline.engine import fusing
-from pipeline.engine.fusing import Pace
+from pipeline.engine.pace import Pace
 
 QUICK_NS, SLOW_NS = 20_000, 5_000_000
 
