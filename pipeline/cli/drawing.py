@@ -59,6 +59,8 @@ def _settings(config: OpConfig) -> Iterator[str]:
         yield f"timeout {_ms(config.timeout_s)}"
     if config.retry > 1:
         yield f"{config.retry} attempts"
+    if not config.fuse:
+        yield "fuse off"
     local = config.local_service_conf
     if config.server_endpoints:
         yield f"{config.client_type or 'brpc'} {', '.join(config.server_endpoints)}"

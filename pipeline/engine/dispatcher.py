@@ -173,7 +173,7 @@ class OpDispatcher:
         """Return whether a full batch waits here that no worker has taken."""
         return len(self.scheduler) >= self.op.pipeline_config.batch_size
 
-    def state(self) -> OpState:
+    def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
         return OpState(
             name=self.name,
@@ -181,6 +181,7 @@ class OpDispatcher:
             queued=len(self.scheduler),
             running=self.load.items,
             workers=self.workers.state(),
+            group=group,
         )
 
     # Batches ----------------------------------------------------------------------------

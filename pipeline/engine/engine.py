@@ -171,13 +171,14 @@ class Engine:
 
     def state(self) -> EngineState:
         """Return how it stands right now."""
+        groups = self.executor.fusing.groups()
         return EngineState(
             is_ready=self.is_ready,
             inside=self.inside,
             waiting=self.waiting,
             accepted=self._admission.accepted,
             rejected=self._admission.rejected,
-            ops=[node.state() for node in self.executor.nodes.values()],
+            ops=[node.state(groups.get(node.name, ())) for node in self.executor.nodes.values()],
         )
 
     def note(self, op: Op) -> ModelMetadata | None:

@@ -68,15 +68,14 @@ class Fusing:
             self._is_due = True
             self._loop.call_soon(self._regroup)
 
-    def groups(self) -> list[tuple[str, ...]]:
-        """Return the names of the Ops that run in one go, by groups, in the order of the graph."""
-        found: list[tuple[str, ...]] = []
-        seen: set[OpDispatcher] = set()
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Return, for each Op that does not go by itself, the names of those that it goes with."""
+        found: dict[str, tuple[str, ...]] = {}
         for node in self._nodes:
-            plan = None if node in seen else self._plan(node)
+            plan = None if node.name in found else self._plan(node)
             if plan is not None:
-                seen |= plan.nodes
-                found.append(tuple(step.name for step in plan.steps))
+                group = tuple(step.name for step in plan.steps)
+                found |= {name: group for name in group if name not in found}
         return found
 
     def _regroup(self) -> None:

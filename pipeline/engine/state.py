@@ -21,13 +21,18 @@ class WorkersState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpState(msgspec.Struct, frozen=True, array_like=True):
-    """One Op: requests that wait for parts (`joining`), are ready (`queued`), are worked on."""
+    """One Op: requests that wait for parts (`joining`), are ready (`queued`), are worked on.
+
+    `group` names the Ops that run in one go now, this one among them; empty: it goes by itself.
+    What they work on counts as running at the first of them.
+    """
 
     name: str
     joining: int
     queued: int
     running: int
     workers: WorkersState
+    group: tuple[str, ...] = ()
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):

@@ -80,6 +80,7 @@ def _op(name: str, states: Sequence[OpState], counters: dict[str, Any]) -> dict[
             "kind": workers[0].kind if workers else "",
             **_sums(workers, "wanted", "up", "busy", "stuck", "restarts"),
         },
+        "group": next((list(state.group) for state in states if state.group), []),
         "counters": counters,
     }
 

@@ -158,8 +158,10 @@ function table(now, pipeline, ops) {
     const row = rows.get(op.name);
     fillRow(row, ops[index], most, op.running, op.queued);
     say(row.joining, digits(op.joining));
-    say(row.workers, workers(op.workers));
-    row.workers.title = `${op.workers.wanted} configured, ${op.workers.up} up, ${op.workers.stuck} stuck`;
+    const group = op.group ?? [];
+    say(row.workers, workers(op.workers) + (group.length ? ", fused" : ""));
+    row.workers.title = `${op.workers.wanted} configured, ${op.workers.up} up, ${op.workers.stuck} stuck`
+      + (group.length ? `; in one go: ${group.join(", ")}` : "");
   }
 }
 
