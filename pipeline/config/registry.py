@@ -41,7 +41,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
     "workers": {
         "thread": "pipeline.workers.thread:ThreadKind",
-        "process": "pipeline.workers.process.pool:ProcessKind",
+        "process": "pipeline.workers.process.kind:ProcessKind",
     },
     "schedulers": {
         "full": "pipeline.engine.schedulers.dynamic:FullScheduler",

@@ -117,6 +117,11 @@ class DagConfig(Struct, frozen=True, kw_only=True):
         Literal["auto", "off"],
         "auto: quick Ops that follow each other run in one go; off: each on its own thread.",
     ] = "auto"
+    fuse_processes: Annotated[
+        Literal["auto", "off"],
+        "auto: quick Ops in processes that follow each other run in one go, in processes that have "
+        "all of them.",
+    ] = "off"
     tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
     forward_headers: Annotated[
         Pattern, 'Names of headers that the context of a request has, as a pattern; "": none.'

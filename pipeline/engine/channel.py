@@ -42,6 +42,18 @@ class Item(msgspec.Struct, eq=False):
     lap: int = 0
     entered: tuple[OpDispatcher, ...] = ()
 
+    def following(self, inputs: dict[str, Any], ready_ns: int) -> Item:
+        """Return the same request at a later Op of a walk."""
+        return Item(
+            self.request,
+            self.generation,
+            self.data_id,
+            self.log_id,
+            inputs,
+            self.ready_at,
+            ready_ns,
+        )
+
     @property
     def is_over(self) -> bool:
         return self.generation != self.request.generation

@@ -100,6 +100,7 @@ class Engine:
             observers,
             config.dag.channel_size,
             config.dag.fuse == "auto",
+            config.dag.fuse_processes == "auto",
         )
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full

@@ -80,6 +80,7 @@ class Executor:
         workers_changed: told when an Op lost a worker, or got one back.
         channel_size: requests that may be ready at an Op before producers are held back; 0 = any.
         fuses: whether quick Ops run in one go; with bounded channels they do not.
+        hosts: whether those in processes do.
 
     Attributes:
         nodes: the dispatchers of the Ops, in the order of the graph.
@@ -99,6 +100,7 @@ class Executor:
         observers: EngineObservers,
         channel_size: int = 0,
         fuses: bool = False,
+        hosts: bool = False,
     ) -> None:
         self.mark_dirty: Callable[[OpDispatcher], None] = cycle.mark_dirty
         self.workers_changed: Callable[[], None] = workers_changed
@@ -115,7 +117,10 @@ class Executor:
         )
         self.receivers: tuple[Receiver, ...] = alone(self.entries)
         self.last: OpDispatcher = self.nodes[graph.last_op]
-        self.fusing: Fusing = Fusing(self, loop, self._clock_ns, fuses and not channel_size)
+        is_free = not channel_size
+        self.fusing: Fusing = Fusing(
+            self, loop, self._clock_ns, is_free and fuses, is_free and hosts
+        )
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
 

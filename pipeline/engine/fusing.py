@@ -7,17 +7,16 @@ event loop only.
 from __future__ import annotations
 
 import logging
-import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, Receiver, alone, own_dict
-from pipeline.engine.walk import Lender, Step, Walk, WalkPlan
+from pipeline.engine.fusable import goes, goes_along, is_bound, obstacle, place_of
+from pipeline.engine.hosting import HostedGroups, is_hosted, takes, with_one_exit
+from pipeline.engine.walk import Host, Lender, Step, Walk, WalkPlan
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
-from pipeline.op import runs_process
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
@@ -27,18 +26,23 @@ _LOGGER = logging.getLogger(__name__)
 
 _STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
 _MOST_STEPS = 64
-_BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
 
 
 class Fusing:
     """Groups of Ops, and the walks through them that are under way.
 
     Args:
-        is_on: whether Ops are fused at all.
+        is_on: whether Ops in threads are fused at all.
+        hosts: whether Ops in processes are.
     """
 
     def __init__(
-        self, executor: Executor, loop: Loop, clock_ns: Callable[[], int], is_on: bool
+        self,
+        executor: Executor,
+        loop: Loop,
+        clock_ns: Callable[[], int],
+        is_on: bool,
+        hosts: bool = False,
     ) -> None:
         self._executor = executor
         self._loop = loop
@@ -48,22 +52,25 @@ class Fusing:
         self._under_way: dict[Walk, None] = {}
         self._timer: Any = None
         self._is_due = False
-        for node in self._nodes if is_on else ():
-            node.pace.is_fusable = _obstacle(node, self._nodes) is None
+        self.hosted: HostedGroups = HostedGroups(self, loop)
+        for node in self._nodes:
+            if hosts if is_hosted(node) else is_on:
+                node.pace.is_fusable = obstacle(node, self._nodes) is None
 
     # Groups -------------------------------------------------------------------------------------
 
     def took(self, node: OpDispatcher, run: BatchRun) -> None:
         """Take down how long an Op took."""
         if node.pace.took((run.end_ns - run.start_ns) / len(run.items)):
-            self._changed()
+            self.changed()
 
     def hung(self, node: OpDispatcher) -> None:
         """Take down that an Op hangs: it goes by itself for now."""
         if node.pace.hung():
-            self._changed()
+            self.changed()
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """Have the groups formed anew."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._regroup)
@@ -84,21 +91,22 @@ class Fusing:
         self._plans = [plan for plan in self._plans if plan.walks]
         for node in self._nodes:
             pace = node.pace
-            if _goes(node) and _is_bound(node):
+            if goes(node) and not is_hosted(node) and is_bound(node):
                 pace.is_fusable = False
             pace.plan, pace.is_planned, pace.entered = None, False, ()
         for node in self._nodes:
             node.links.receivers = self._receivers(node.links.successors)
         self._executor.receivers = self._receivers(self._executor.entries)
+        self.hosted.regroup(self._nodes)
 
     def _receivers(self, readers: Sequence[OpDispatcher]) -> tuple[Receiver, ...]:
         """Return whom to hand an answer for `readers`: of those that go together only the first."""
-        single = [node for node in readers if _goes(node) and not node.channel.is_join]
+        single = [node for node in readers if goes(node) and not node.channel.is_join]
         if len(single) < 2:
             return alone(readers)
-        first = min(single, key=_place)
-        others = [node for node in single if node is not first and _goes_along(first, node)]
-        first.pace.entered = entered = tuple(sorted(others, key=_place))
+        first = min(single, key=place_of)
+        others = [node for node in single if node is not first and goes_along(first, node)]
+        first.pace.entered = entered = tuple(sorted(others, key=place_of))
         return tuple(
             (node, entered if node is first else ()) for node in readers if node not in entered
         )
@@ -107,21 +115,24 @@ class Fusing:
         """Return how walks go that begin at `leader`; None: they do not."""
         pace = leader.pace
         if not pace.is_planned:
-            pace.plan, pace.is_planned = self._planned(leader), True
+            pace.plan, pace.is_planned = self.planned(leader), True
         return pace.plan
 
-    def _planned(self, leader: OpDispatcher) -> WalkPlan | None:
-        if not _goes(leader):
+    def planned(self, leader: OpDispatcher) -> WalkPlan | None:
+        """Return the plan of a group that begins at `leader`, made anew; None: there is none."""
+        if not goes(leader):
             return None
         entered = leader.pace.entered
         inside = [leader]
         names = {leader.name}
-        for node in self._nodes[_place(leader) + 1 :]:
+        for node in self._nodes[place_of(leader) + 1 :]:
             reads_inside = names.issuperset(node.channel.producers)
-            is_next = reads_inside and _goes(node) and _goes_along(leader, node)
+            is_next = reads_inside and goes(node) and goes_along(leader, node)
             if (is_next or node in entered) and len(inside) < _MOST_STEPS:
                 inside.append(node)
                 names.add(node.name)
+        if is_hosted(leader):
+            inside = with_one_exit(inside, self._executor.last)
         entered = tuple(node for node in entered if node in inside)
         if len(inside) == 1 or entered != leader.pace.entered:
             return None
@@ -142,11 +153,10 @@ class Fusing:
             rest = [each for each in (first, *entered) if each not in places]
             outside += [(first, entered)] if len(rest) == 1 + len(entered) else alone(rest)
         is_last = self._executor.last is node
-        assert isinstance(node.workers, Lender), "an Op whose workers lend none goes by itself"
         return Step(
             node,
             node.name,
-            node.workers,
+            cast(Lender, node.workers),  # nobody asks those that have a host
             node.op.pipeline_config.batch_size,
             node.channel.producers,
             tuple(
@@ -170,7 +180,11 @@ class Fusing:
             for item in run.items:
                 if item.entered and item.entered is not entered:
                     self.enter_apart(item)
-        if plan is None:
+        if plan is None or (plan.host is not None and not takes(plan.host, plan, runs)):
+            for run in runs:
+                for item in run.items:
+                    if item.entered:
+                        self.enter_apart(item)
             return runs
         walks = []
         for run in runs:
@@ -183,6 +197,9 @@ class Fusing:
                 step.node.watch.submitted()
         if self._timer is None:
             self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
+        if plan.host is not None:
+            plan.host.walk(walks)
+            return ()
         return walks
 
     def enter_apart(self, item: Item) -> None:
@@ -199,19 +216,24 @@ class Fusing:
         self._end(walk)
         if walk.finished:
             leader.load.served((walk.finished[-1][2].end_ns - walk.began_ns) / 1e9)
-        leader.release(lead)
+        node, run = walk.moved or (leader, lead)
+        node.release(run)
         self._settle(walk, ())
-        if not leader.is_dirty and len(leader.scheduler):
-            self._executor.mark_dirty(leader)
+        if not node.is_dirty and len(node.scheduler):
+            self._executor.mark_dirty(node)
 
     def lost(self, walk: Walk, error: PipelineError) -> None:
         """Take note that no worker will take a walk."""
+        self.undo(walk)
+        walk.plan.steps[0].node.lost(walk.lead, error)
+
+    def undo(self, walk: Walk) -> None:
+        """Make a walk that has not begun a batch of its first Op, as any other."""
         self._end(walk)
         walk.lead.is_step = False
         for item in walk.lead.items:
             if item.entered:
                 self.enter_apart(item)
-        walk.plan.steps[0].node.lost(walk.lead, error)
 
     def part(self, run: BatchRun) -> bool:
         """Make a step of a walk, which goes on too long, a batch like any other; the rest goes on.
@@ -230,7 +252,8 @@ class Fusing:
         return any(plan.walks and node in plan.nodes for plan in self._plans)
 
     def close(self) -> None:
-        """Cancel the timer."""
+        """Cancel the timers."""
+        self.hosted.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -239,26 +262,40 @@ class Fusing:
         self._timer = None
         now_ns = self._clock_ns()
         for walk in list(self._under_way):
-            if walk.began_ns and now_ns - walk.step_ns >= _STEP_S * 1e9:
+            if walk.plan.host is not None:
+                self._move_if_slow(walk, walk.plan.host)
+            elif walk.began_ns and now_ns - walk.step_ns >= _STEP_S * 1e9:
                 self._part(walk)
         if self._under_way and self._timer is None:
             self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
 
     def _part(self, walk: Walk) -> None:
         leader = walk.plan.steps[0].node
-        assert isinstance(leader.workers, Lender), "it has lent workers"
-        found = leader.workers.part(walk)
+        found = (walk.plan.host or cast(Lender, leader.workers)).part(walk)
         if found is None:
             return
         place, _, run = found
         self._end(walk)
         run.is_step = False
-        if place:
-            node = walk.plan.steps[place].node
-            leader.release(walk.lead)
-            node.count(run)
+        self._count_as(walk, place, run)
         self._settle(walk, [item.request for item in run.items])
         self._executor.mark_dirty(leader)
+
+    def _move_if_slow(self, walk: Walk, host: Host) -> None:
+        """Let the first Op go on with others, while a later one takes its time."""
+        found = None if walk.moved is not None else host.slow_step(walk, _STEP_S)
+        if found is not None:
+            place, _, run = found
+            self._count_as(walk, place, run)
+            self._executor.mark_dirty(walk.plan.steps[0].node)
+
+    def _count_as(self, walk: Walk, place: int, run: BatchRun) -> None:
+        """Count a walk as a run of the step that it is at."""
+        node, counted = walk.moved or (walk.plan.steps[0].node, walk.lead)
+        if counted is not run:
+            node.release(counted)
+            walk.moved = walk.plan.steps[place].node, run
+            walk.moved[0].count(run)
 
     def _end(self, walk: Walk) -> None:
         walk.plan.walks -= 1
@@ -274,7 +311,7 @@ class Fusing:
             node = steps[place].node
             took = (run.end_ns - run.start_ns) / len(run.items)
             if node.pace.took(took):
-                self._changed()
+                self.changed()
             if is_wanted:
                 spans = node.spans
                 spans.is_wanted = True
@@ -302,58 +339,3 @@ class Fusing:
         for item in items:
             if not item.is_over:
                 self._executor.fail(item.request, PipelineError(what))
-
-
-# Who may --------------------------------------------------------------------------------------
-
-
-def _place(node: OpDispatcher) -> int:
-    return node.spans.index
-
-
-def _goes(node: OpDispatcher) -> bool:
-    """Return whether an Op is in a group now."""
-    return node.pace.is_quick and node.pace.is_fusable
-
-
-def _goes_along(leader: OpDispatcher, node: OpDispatcher) -> bool:
-    """Return whether an Op takes batches as the leader cuts them."""
-    config, leading = node.op.pipeline_config, leader.op.pipeline_config
-    if config.batch_size == 1 or not runs_process(node.op):
-        return True
-    return (
-        _batching(config) == _batching(leading) and node.load.rows_limits == leader.load.rows_limits
-    )
-
-
-def _batching(config: Any) -> tuple[Any, ...]:
-    options = dict(config.scheduler_options)
-    return config.batch_size, config.batching, config.auto_batching_timeout_s, options
-
-
-def _obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
-    """Return why an Op is never in a group; None: it may be."""
-    config = node.op.pipeline_config
-    if not config.fuse:
-        return "fuse is false"
-    if not isinstance(node.workers, Lender):
-        return f"its workers are no threads ({config.workers})"
-    if not vars(type(node.scheduler)).get("lets_pass", False):  # not one that is derived from ours
-        return f"its scheduler, {config.batching}, has to see each request"
-    if config.channel_recv_first_arrive and node.channel.is_join:
-        return "it takes the first of several that arrives"
-    if node.links.targets or node.links.is_target:
-        return "it jumps, or is jumped to"
-    if any(node in other.links.runs_again for other in nodes):
-        return "it runs again after a jump back"
-    return None
-
-
-def _is_bound(node: OpDispatcher) -> bool:
-    """Return whether an Op has what only the thread may use that made it."""
-    assert isinstance(node.workers, Lender), "others are not asked"
-    return any(
-        isinstance(value, _BOUND_TO_A_THREAD)
-        for state in (vars(node.op), *node.workers.states())
-        for value in list(state.values())
-    )

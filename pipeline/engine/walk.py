@@ -5,7 +5,7 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
@@ -50,6 +50,56 @@ class Lender(Protocol):
         """
 
 
+class WalkOwner(Protocol):
+    """Listener to a host, beside the owner of its leader's workers, which is told what is done."""
+
+    def returned(self, walk: Walk) -> None:
+        """Take back a walk that was not begun."""
+
+    def crashed(self, walk: Walk, error: PipelineError) -> None:
+        """Take note that the process ended in the step of `walk` that is held."""
+
+    def host_changed(self) -> None:
+        """`is_up` or `has_failed` of a host is not what it was."""
+
+
+class Host(Protocol):
+    """Processes that run the walks of one group, with copies of all its Ops.
+
+    Attributes:
+        has_failed: whether they could not be started.
+    """
+
+    has_failed: bool
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether it takes walks."""
+
+    def walk(self, walks: Sequence[Walk]) -> None:
+        """Run walks of one item each; those that are not begun soon are returned."""
+
+    def slow_step(self, walk: Walk, limit_s: float) -> tuple[int, Any, BatchRun] | None:
+        """Return (place, worker, run) of the step, behind the first, that has lasted so long."""
+
+    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
+        """Take a walk from it, as `Lender.part` does; what the step does comes to nothing."""
+
+    def recall(self) -> None:
+        """Return what is not begun."""
+
+    def retire(self) -> None:
+        """End when what is begun is done."""
+
+
+@runtime_checkable
+class Hosting(Protocol):
+    """Workers in processes, which walks of theirs need processes of their own for."""
+
+    def host(self, plan: WalkPlan, owner: WalkOwner) -> Host:
+        """Start the processes of a group that these workers' Op leads."""
+
+
 class Step(msgspec.Struct, frozen=True, eq=False):
     """One Op of a walk.
 
@@ -85,6 +135,8 @@ class WalkPlan(msgspec.Struct, eq=False):
         entries: the places of those that read what the first one reads, and are entered with it.
         entered: their dispatchers.
         nodes: the dispatchers of all steps.
+        host: what runs its walks, if not the workers of the first step.
+        own: makes the copy that a further reader of the same answer gets.
     """
 
     steps: tuple[Step, ...]
@@ -92,6 +144,8 @@ class WalkPlan(msgspec.Struct, eq=False):
     entered: tuple[OpDispatcher, ...] = ()
     nodes: frozenset[OpDispatcher] = frozenset()
     walks: int = 0
+    host: Host | None = None
+    own: Callable[[Any], Any] = own_dict
 
 
 class Walk(msgspec.Struct, eq=False):
@@ -109,6 +163,7 @@ class Walk(msgspec.Struct, eq=False):
         step_ns: when the step began that runs.
         finished: (place of the step, worker, run) of each run that came to its end.
         outs: (step, place of the item, answer) of the answers that somebody else reads.
+        moved: the Op, and its run, that it counts as, if no longer as one of the first Op.
         ready: for each step the items that it has not taken, with their places in the batch.
         parts: what came for a step that reads several, by (step, place of the item).
     """
@@ -121,6 +176,7 @@ class Walk(msgspec.Struct, eq=False):
     held: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
     finished: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
     outs: list[tuple[Step, int, Any]] = field(default_factory=list)
+    moved: tuple[OpDispatcher, BatchRun] | None = None
     ready: list[list[tuple[int, Item]]] = field(default_factory=list)
     parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
 
@@ -176,7 +232,7 @@ class Walk(msgspec.Struct, eq=False):
             for index, item in enumerate(self.lead.items):
                 if item.entered:
                     ((slot, part),) = item.inputs.items()
-                    self._take(place, index, slot, own_dict(part), item.ready_ns)
+                    self._take(place, index, slot, self.plan.own(part), item.ready_ns)
 
     def _step(
         self,
@@ -222,10 +278,10 @@ class Walk(msgspec.Struct, eq=False):
             self.outs.append((step, index, answer))
             return
         if step.is_read_outside:
-            out = own_dict(answer) if step.keeps_own else answer
+            out = self.plan.own(answer) if step.keeps_own else answer
             self.outs.append((step, index, out))
         for reader, is_own in step.readers:
-            part = own_dict(answer) if is_own else answer
+            part = self.plan.own(answer) if is_own else answer
             self._take(reader, index, step.name, part, ready_ns)
 
     def _take(self, place: int, index: int, slot: str, part: Any, ready_ns: int) -> None:
@@ -245,9 +301,7 @@ class Walk(msgspec.Struct, eq=False):
         if error is not None:
             self._answer(place, index, error, ready_ns)
             return
-        lead = self.lead.items[index]
-        request, generation, ready_at = lead.request, lead.generation, lead.ready_at
-        item = Item(request, generation, lead.data_id, lead.log_id, inputs, ready_at, ready_ns)
+        item = self.lead.items[index].following(inputs, ready_ns)
         self.ready[place].append((index, item))
 
     def left(self) -> list[tuple[Step, int, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from doubles import RecordingOwner, run_virtual, settle
 
 from pipeline import Op
 from pipeline.engine.batch_run import BatchRun
-from pipeline.workers.process.main import StatusPage
+from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.pool import ProcessContext, ProcessWorkers
 from pipeline.workers.process.wire import (
     ErrorFields,

@@ -288,7 +288,7 @@ def test_nothing_is_unpickled_but_what_our_own_processes_send():
 
 
 # Where the worker kinds are made, and where a stage of an Op has the same name.
-NAMES_KINDS = {"workers.thread", "workers.process.pool", "tracing.spans"}
+NAMES_KINDS = {"workers.thread", "workers.process.kind", "tracing.spans"}
 KINDS = {"thread", "process"}
 
 

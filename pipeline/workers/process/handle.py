@@ -20,8 +20,9 @@ from pipeline.errors import (
 )
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
-from pipeline.workers.process.main import StatusPage
+from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.wire import (
+    ErrorFields,
     Init,
     ItemOutcome,
     Jobs,
@@ -75,6 +76,7 @@ class ProcessWorker:
         cause: why it ended, if the system does not know better.
         hung_at: the run that it was killed for, which another worker may have by now.
         finished: jobs that it has reported on.
+        status: how it stands.
 
     Raises:
         InitError: there is no file descriptor left for it.
@@ -94,8 +96,9 @@ class ProcessWorker:
         self.cause: str = ""
         self.hung_at: BatchRun | None = None
         self.finished: int = 0
-        self._op_name = op.name
-        self._asks_context = bool(asking(op))
+        group = pool.group
+        self._op_name = group[-1].name if group else op.name
+        self._asks_context = any(asking(member) for member in group or (op,))
         self._pool = pool
         self._memory = processes.memory
         self._on_record = processes.on_record
@@ -104,7 +107,7 @@ class ProcessWorker:
         self._head_since = 0.0
         self._region = processes.memory.open_region()
         try:
-            self._status = StatusPage(processes.memory.arena.view(self._region))
+            self.status: StatusPage = StatusPage(processes.memory.arena.view(self._region))
             self.child: Child = processes.zygotes.start(
                 processes.entry_points[op], slot.number, self._changed
             )
@@ -114,7 +117,8 @@ class ProcessWorker:
         # Once it closes its socket it is about to end; that it has ended is told separately.
         exiting = functools.partial(pool.on_exiting, self)
         self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, exiting)
-        self._link.send(framed(Init(self._region, processes.memory.own_region)))
+        init = Init(self._region, processes.memory.own_region, pool.steps(), pool.entries)
+        self._link.send(framed(init))
 
     # How it stands ------------------------------------------------------------------------
 
@@ -126,17 +130,17 @@ class ProcessWorker:
     @property
     def running(self) -> BatchRun | None:
         """Return what it works on, or did when it ended."""
-        sent = self.sent.get(self._status.job)
+        sent = self.sent.get(self.status.job)
         return sent.run if sent is not None else None
 
     @property
     def job_started(self) -> float | None:
-        return self._status.job_started if self._status.job in self.sent else None
+        return self.status.job_started if self.status.job in self.sent else None
 
     @property
     def call_started(self) -> float | None:
-        if self._status.job in self.sent:
-            return self._status.call_started
+        if self.status.job in self.sent:
+            return self.status.call_started
         return self._head_since + _PICK_UP_TIMEOUT_S if self.sent else None
 
     # What it is told ----------------------------------------------------------------------
@@ -175,9 +179,12 @@ class ProcessWorker:
             )
         inputs = {n: self._serialized(n, part, payloads) for n, part in item.inputs.items()}
         info = item.info if self._asks_context else None
-        return WireItem(
+        wire = WireItem(
             item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed, info
         )
+        if self._pool.entries:
+            wire.is_entered = bool(item.entered)
+        return wire
 
     def _serialized(
         self, maker: str, part: Any, payloads: list[SharedPayload]
@@ -205,7 +212,7 @@ class ProcessWorker:
 
     def revoke(self) -> list[BatchRun]:
         """Take back what it has not begun; it will skip that."""
-        begun = self._status.revoke(self._last_number)
+        begun = self.status.revoke(self._last_number)
         return [self.sent.pop(number).run for number in list(self.sent) if number > begun]
 
     def disconnect(self) -> None:
@@ -245,12 +252,19 @@ class ProcessWorker:
 
     def _take_result(self, result: Result) -> None:
         outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks
+        left = {
+            step.place: {slot: self._taken(part) for slot, part in step.inputs.items()}
+            for step in result.left
+        }
         sent = self.sent.pop(result.number, None)
         if sent is None:
             return
         self.finished += 1
         self._head_since = self._pool.loop.time()
         run = sent.run
+        if self._pool.group:
+            self._pool.walked(self, run, result.steps, outcomes, left)
+            return
         for index, outcome in zip(sent.indexes, outcomes, strict=True):
             run.outcomes[index] = outcome
         run.jumped = result.jumped
@@ -266,8 +280,7 @@ class ProcessWorker:
     def _taken(self, outcome: ItemOutcome) -> SharedPayload | PipelineError | None:
         if outcome.payload is not None:
             return self._memory.payload(outcome.payload, self._op_name)
-        error = outcome.error
-        return error_from_fields(error.name, error.code, error.text) if error is not None else None
+        return error_of(outcome.error)
 
     def _changed(self, child: Child) -> None:
         if child.state != "ended":
@@ -275,6 +288,11 @@ class ProcessWorker:
             return
         self._pool.on_ended(self)  # reads the status page: before the region is closed
         self._memory.close_region(self._region)
+
+
+def error_of(fields: ErrorFields | None) -> PipelineError | None:
+    """Return the error that came over the wire, if any did."""
+    return None if fields is None else error_from_fields(fields.name, fields.code, fields.text)
 
 
 def _spread(found: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 import socket
 import time
@@ -28,10 +29,13 @@ from pipeline.errors import (
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import metadata_of
 from pipeline.system.event_loop import LoopThread
+from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.walker import Walker, WalkingOp
 from pipeline.workers.process.wire import (
     ErrorFields,
     Init,
     ItemOutcome,
+    LeftStep,
     Result,
     WireItem,
     WireJob,
@@ -49,75 +53,6 @@ _MIN_QUICK_JOBS = 100  # ... and only after so many: behind a slow one they woul
 _STAGES = ("init_op", "preprocess", "process", "postprocess")
 
 
-class StatusPage:
-    """State of a worker that the server can read at any time: a few numbers in shared memory.
-
-    The worker writes, the server reads: also when the worker hangs, is stopped, or is dead. The
-    other way round it is for `revoked`: the server wants back what the worker has not begun.
-    """
-
-    def __init__(self, region: memoryview) -> None:
-        self._cells = region[:40].cast("d")
-
-    @property
-    def job(self) -> int:
-        """Number of the job that it works on; 0 for none."""
-        return int(self._cells[0])
-
-    @property
-    def job_started(self) -> float | None:
-        """`time.monotonic` of when it took the job up."""
-        return self._cells[1] or None
-
-    @property
-    def call_started(self) -> float | None:
-        """`time.monotonic` of the running call of `process`."""
-        return self._cells[2] or None
-
-    def revoke(self, job: int) -> int:
-        """Call back all jobs up to this one that were not begun.
-
-        Returns the highest number of a job that the worker began, or saw to be revoked.
-
-        Each side writes before it reads: a job that both take for the other's does not exist.
-        One that the worker sees revoked and the server sees begun does; the worker reports it.
-        """
-        self._cells[4] = job
-        return int(self._cells[3])
-
-    def begins(self, job: int) -> bool:
-        """Take note that a job begins; return False if it was revoked."""
-        self._cells[1] = time.monotonic()
-        self._cells[0] = self._cells[3] = job
-        return job > self._cells[4]
-
-    def ends(self) -> None:
-        self._cells[0] = self._cells[1] = self._cells[2] = 0.0
-
-    def call_begins(self) -> None:
-        self._cells[2] = time.monotonic()
-
-    def call_ends(self) -> None:
-        self._cells[2] = 0.0
-
-
-class ForgottenRequests:
-    """The requests that nobody waits for any more, of late: a page of shared memory.
-
-    The server writes, its workers read, where a hook asks. Each request has its own cell, which
-    it shares with every 512th: in the time that one of them is worked on as few others begin.
-    """
-
-    def __init__(self, region: memoryview) -> None:
-        self._cells = region[:4096].cast("q")
-
-    def add(self, data_id: int) -> None:
-        self._cells[data_id % len(self._cells)] = data_id + 1
-
-    def has(self, data_id: int) -> bool:
-        return self._cells[data_id % len(self._cells)] == data_id + 1
-
-
 class OpenedItem(msgspec.Struct, eq=False):
     """Item of a BatchRun in a worker process; `failure` if its inputs could not be opened."""
 
@@ -131,9 +66,26 @@ class OpenedItem(msgspec.Struct, eq=False):
     failure: PayloadTypeError | None = None
     info: RequestInfo = NO_INFO
     forgotten: ForgottenRequests | None = None
+    ready_ns: int = 0
+    entered: bool = False
+    is_alone: bool = False
 
     def is_cancelled(self) -> bool:
         return self.forgotten is not None and self.forgotten.has(self.data_id)
+
+    def following(self, inputs: dict[str, Any], ready_ns: int) -> OpenedItem:
+        """Return the same request at a later Op of a walk; it is over if nobody waits for it."""
+        return OpenedItem(
+            self.data_id,
+            self.log_id,
+            inputs,
+            self.deadline,
+            self.trace,
+            is_over=self.is_cancelled(),
+            info=self.info,
+            forgotten=self.forgotten,
+            ready_ns=ready_ns,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,12 +93,14 @@ class WorkerMain:
     """The main function of an Op's worker processes; picklable if its parts are.
 
     `begin` is told how to send log records to the server, `set_up` gives the Op its predictor.
+    `ops` are all of its kind, of which a process that hosts a group has several.
     """
 
     op: Op
     arena: Arena
     begin: Callable[[SendRecord], None]
     set_up: Callable[[Op, int], None]
+    ops: tuple[Op, ...] = ()
 
     def __call__(self, sock: socket.socket, number: int) -> None:
         sock.setblocking(True)
@@ -156,16 +110,27 @@ class WorkerMain:
             self.begin(link.send_record)
             with contextlib.ExitStack() as stack:
                 try:
-                    bound = self._initialise(number, stack)
+                    walker = self._walker(number, stack, init) if init.steps else None
+                    bound = walker.first if walker else self._initialise(self.op, number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
                     where = "".join(traceback.format_exception(error))
                     link.send(WorkerReport(failure=utf8_text(f"{described(error)}\n{where}")))
                     return
                 link.send(WorkerReport(is_ready=True, note=metadata_of(predictor_of(bound.op))))
-                _Worker(link, bound, self.arena, init).run()
+                _Worker(link, bound, self.arena, init, walker).run()
 
-    def _initialise(self, number: int, stack: contextlib.ExitStack) -> BoundOp:
-        op = self.op
+    def _walker(self, number: int, stack: contextlib.ExitStack, init: Init) -> Walker:
+        """Initialise every Op of a group, each in a context of its own."""
+        status = StatusPage(self.arena.view(init.region))
+        members = []
+        for place, step in enumerate(init.steps):
+            context = contextvars.copy_context()
+            op = self.ops[step.op]
+            bound = context.run(self._initialise, op, number, stack)
+            members.append(WalkingOp(bound, context, place, status))
+        return Walker(members, init)
+
+    def _initialise(self, op: Op, number: int, stack: contextlib.ExitStack) -> BoundOp:
         op.concurrency_idx = number
         loop = None
         if any(inspect.iscoroutinefunction(getattr(op, name)) for name in _STAGES):
@@ -180,10 +145,18 @@ class WorkerMain:
 class _Worker:
     """Takes jobs from the link, runs them, sends back what became of them."""
 
-    def __init__(self, link: WorkerLink, op: BoundOp, arena: Arena, init: Init) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        op: BoundOp,
+        arena: Arena,
+        init: Init,
+        walker: Walker | None = None,
+    ) -> None:
         region = init.region
         self._link = link
         self._op = op
+        self._walker = walker
         self._arena = arena
         self._memory = RegionAllocator(arena.view(region), region)
         self._status = StatusPage(arena.view(region))
@@ -202,7 +175,7 @@ class _Worker:
             if not self._status.begins(job.number):
                 self._skipped.append(job.number)
                 continue
-            result = self._work_on(job)
+            result = self._work_on(job) if self._walker is None else self._walk(job, self._walker)
             if not self._results:
                 self._held_since = result.start_ns
             self._results.append(result)
@@ -238,7 +211,7 @@ class _Worker:
         run = BatchRun([self._open(item) for item in job.items])
         run.run(self._op, self._status, time.monotonic_ns)
         outcomes = [
-            self._outcome(item.failure or outcome)
+            self._outcome(item.failure or outcome, self._op.name)
             for item, outcome in zip(run.items, run.outcomes, strict=True)
         ]
         return Result(
@@ -254,6 +227,30 @@ class _Worker:
             run.execution_ends_ns,
         )
 
+    def _walk(self, job: WireJob, walker: Walker) -> Result:
+        """Run it through all Ops of the group, as far as that can be done in one go."""
+        (item,) = job.items
+        opened = self._open(item)
+        opened.forgotten, opened.entered = self._forgotten, item.is_entered
+        walk = walker.go(opened)
+        name = walker.last.name
+        left = [
+            LeftStep(place, {slot: self._outcome(part, slot) for slot, part in inputs.items()})
+            for place, inputs in walk.left
+        ]
+        outcomes = [self._outcome(answer, name) for answer in walk.answers]
+        return Result(
+            job.number,
+            outcomes,
+            False,
+            walk.start_ns,
+            walk.start_ns,
+            walk.end_ns,
+            walk.end_ns,
+            steps=walk.steps,
+            left=left,
+        )
+
     def _open(self, item: WireItem) -> OpenedItem:
         data_id, log_id = item.data_id, item.log_id
         try:
@@ -266,10 +263,10 @@ class _Worker:
             opened.info, opened.forgotten = item.info, self._forgotten
         return opened
 
-    def _outcome(self, outcome: Any) -> ItemOutcome:
+    def _outcome(self, outcome: Any, maker: str) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):
             try:
                 return ItemOutcome(serialize(outcome, self._memory, self._arena))
             except (PayloadTypeError, OverloadedError) as error:
-                outcome = type(error)(f"[{self._op.name}] {error}")
+                outcome = type(error)(f"[{maker}] {error}")
         return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)))

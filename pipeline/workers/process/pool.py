@@ -16,56 +16,20 @@ from typing import Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Owner, Worker, WorkerContext
+from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import ProcessContext, ProcessWorker
-from pipeline.workers.process.main import ForgottenRequests, WorkerMain
+from pipeline.workers.process.pages import ForgottenRequests
+from pipeline.workers.process.wire import StepResult, WireStep
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
-from pipeline.workers.shm.arena import Arena
-from pipeline.workers.shm.server_memory import ServerMemory
-from pipeline.workers.zygote.controller import Zygotes
 
 _LOGGER = logging.getLogger(__name__)
 
 _RESCUE_S = 0.002  # for jobs that were sent ahead to a worker which then takes its time
 _DISCONNECT_TIMEOUT_S = 1.0  # for a worker to end that closed its socket, or failed to start
 _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
-
-
-class ProcessKind:
-    """Processes that zygotes fork, with a shared memory for payloads; see `WorkerKind`."""
-
-    def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
-        self._ops = ops
-        self._context = context
-
-    def fork(self) -> None:
-        context, dag = self._context, self._context.config.dag
-        arena = Arena(dag.shared_memory_mib * 2**20)
-        entry_points = [
-            WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops
-        ]
-        try:
-            zygotes = Zygotes(entry_points, dag.start_method, pass_fds=(arena.fd,))
-        except BaseException:
-            arena.close()
-            raise
-        self.memory: ServerMemory = ServerMemory(arena, dag.trust_workers)
-        numbers = {op: number for number, op in enumerate(self._ops)}
-        self._processes = ProcessContext(zygotes, self.memory, numbers, context.on_record)
-
-    def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
-        self._loop, self._schedule = loop, schedule
-        self._processes.zygotes.attach(loop)
-
-    def workers(self, op: Op, count: int, owner: Owner) -> ProcessWorkers:
-        return ProcessWorkers(op, count, self._loop, self._processes, owner, self._schedule)
-
-    async def close(self) -> None:
-        await self._processes.zygotes.close(KILLED_S)
-        self.memory.close()
 
 
 class ProcessWorkers:
@@ -75,7 +39,14 @@ class ProcessWorkers:
 
     Args:
         schedule: called when a worker's report is taken in: what it made ready can go on at once.
+
+    Attributes:
+        group: the Ops of which each process has a copy, if its jobs are walks through them.
+        entries: see `WalkPlan`.
     """
+
+    group: tuple[Op, ...] = ()
+    entries: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -140,6 +111,21 @@ class ProcessWorkers:
 
     def busy(self) -> Iterable[Worker]:
         return [worker for worker in self._alive if worker.sent and not worker.is_leaving]
+
+    def steps(self) -> list[WireStep]:
+        """Return what a process is told of its group."""
+        return []
+
+    def walked(
+        self,
+        worker: ProcessWorker,
+        lead: BatchRun,
+        steps: Sequence[StepResult],
+        outcomes: Sequence[Any],
+        left: dict[int, dict[str, Any]],
+    ) -> None:
+        """Take note of what a walk came to."""
+        raise NotImplementedError
 
     async def start(self) -> None:
         for slot in self._slots:
@@ -215,7 +201,11 @@ class ProcessWorkers:
             self._is_addressed = True
             worker = next((other for other in self._up if other.number == run.worker), worker)
         if not worker.give(run):
-            self.loop.call_soon(self._owner.done, worker, run)
+            self.loop.call_soon(self._unsent, worker, run)
+
+    def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
+        """Take note that a run was over, or failed, before it was sent."""
+        self._owner.done(worker, run)
 
     def feed(self) -> None:
         """Hand out what waits for a worker, one job at a time to each."""
@@ -236,7 +226,7 @@ class ProcessWorkers:
         if not all(worker.sent for worker in self._up):
             for worker in self._up:
                 if worker.is_slow(now, _RESCUE_S):
-                    self._backlog.extendleft(reversed(worker.revoke()))
+                    self._give_back(worker.revoke())
         self.feed()
 
     def on_reported(self) -> None:
@@ -246,8 +236,11 @@ class ProcessWorkers:
 
     def on_returned(self, runs: list[BatchRun]) -> None:
         """Take back runs that a worker has not begun, and will not."""
-        self._backlog.extendleft(reversed(runs))
+        self._give_back(runs)
         self.feed()
+
+    def _give_back(self, runs: Sequence[BatchRun]) -> None:
+        self._backlog.extendleft(reversed(runs))
 
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
         """Take note that a worker is done with a run."""
@@ -261,7 +254,7 @@ class ProcessWorkers:
         given = [sent.run for sent in worker.sent.values()]
         runs = [run for run in given if run is not running and not run.is_superseded]
         worker.sent.clear()
-        self._backlog.extendleft(reversed(runs))
+        self._give_back(runs)
 
     # Supervision ----------------------------------------------------------------------------
 
@@ -355,9 +348,13 @@ class ProcessWorkers:
             self._fail_start(worker.failure or f"its worker process {slot.last_cause}")
             return
         if running is not None:
-            error = running.died(self.name, worker.number, slot.last_cause)
-            self._owner.lost(running, error)
+            self._died(worker, running)
         self._start_anew(slot, worker.child.pid, worker.failure)
+
+    def _died(self, worker: ProcessWorker, running: BatchRun) -> None:
+        """Tell the owner that a process ended while it worked on `running`."""
+        error = running.died(self.name, worker.number, worker.slot.last_cause)
+        self._owner.lost(running, error)
 
     def _start_anew(self, slot: RestartSlot, pid: int | None, failure: str) -> None:
         _LOGGER.log(

@@ -34,6 +34,7 @@ class WireItem(msgspec.Struct, array_like=True):
 
     With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
     which all processes of a machine share. `info` is there if a hook of the Op asks for it.
+    `is_entered`: the further entries of a walk read it, too.
     """
 
     data_id: int
@@ -43,6 +44,7 @@ class WireItem(msgspec.Struct, array_like=True):
     trace: str = ""
     is_feed: bool = False
     info: RequestInfo | None = None
+    is_entered: bool = False
 
 
 class WireJob(msgspec.Struct, array_like=True):
@@ -52,11 +54,25 @@ class WireJob(msgspec.Struct, array_like=True):
     items: list[WireItem]
 
 
+class WireStep(msgspec.Struct, array_like=True):
+    """One Op of a group, by its number; see `walk.Step`."""
+
+    op: int
+    name: str
+    producers: tuple[str, ...]
+    readers: tuple[tuple[int, bool], ...]
+
+
 class Init(msgspec.Struct, array_like=True):
-    """The first frame to a worker: the region of the arena that it writes to, and the server's."""
+    """The first frame to a worker: the region of the arena that it writes to, and the server's.
+
+    `steps` and `entries` are there if its jobs are walks of a group; see `walk.WalkPlan`.
+    """
 
     region: int
     server_region: int = 0
+    steps: list[WireStep] = []
+    entries: tuple[int, ...] = ()
 
 
 class Jobs(msgspec.Struct, array_like=True):
@@ -81,8 +97,30 @@ class ItemOutcome(msgspec.Struct, array_like=True):
     error: ErrorFields | None = None
 
 
+class StepResult(msgspec.Struct, array_like=True):
+    """What became of one step of a walk; `rows` is -1 where there are none to tell."""
+
+    place: int
+    start_ns: int
+    preprocess_end_ns: int
+    process_end_ns: int
+    end_ns: int
+    rows: int = -1
+    error: ErrorFields | None = None
+
+
+class LeftStep(msgspec.Struct, array_like=True):
+    """What came for a step that was not taken."""
+
+    place: int
+    inputs: dict[str, ItemOutcome]
+
+
 class Result(msgspec.Struct, array_like=True):
-    """Outcome of a job, item by item; see `BatchRun`."""
+    """Outcome of a job, item by item; see `BatchRun`.
+
+    Of a walk the outcome is that of its last step, if it got there.
+    """
 
     number: int
     outcomes: list[ItemOutcome]
@@ -94,6 +132,8 @@ class Result(msgspec.Struct, array_like=True):
     rows: list[int] = []
     executions: list[int] = []
     execution_ends_ns: list[int] = []
+    steps: list[StepResult] = []
+    left: list[LeftStep] = []
 
 
 class WorkerReport(msgspec.Struct, array_like=True):

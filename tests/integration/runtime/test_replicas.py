@@ -234,7 +234,7 @@ def test_workers_that_cannot_be_prepared_in_a_copy_are_an_error_that_says_why(mo
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no arena today")
 
-    monkeypatch.setattr("pipeline.workers.process.pool.Arena", refuse)  # the copies inherit it
+    monkeypatch.setattr("pipeline.workers.process.kind.Arena", refuse)  # the copies inherit it
     server = server_for(who(), op={"who": {"workers": "process"}}, **TWO)
     with pytest.raises(InitError, match=r"(?s)Traceback.*no arena today"):
         server.start()

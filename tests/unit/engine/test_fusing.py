@@ -13,7 +13,7 @@ from fuzz import virtual
 from fuzz.case import REQUEST, Case, OpSpec, RequestSpec
 from fuzz.strands import Strands
 
-from pipeline.engine import fusing
+from pipeline.engine import fusable
 from pipeline.engine.pace import Pace
 
 QUICK_NS, SLOW_NS = 20_000, 5_000_000
@@ -236,6 +236,6 @@ def test_the_names_of_what_can_go_wrong_are_told():
 
     async def body(engine):
         nodes = tuple(engine.executor.executor.nodes.values())
-        return [fusing._obstacle(node, nodes) for node in nodes]
+        return [fusable.obstacle(node, nodes) for node in nodes]
 
-    assert run(case, body) == [None, "its workers are no threads (process)"]
+    assert run(case, body) == [None, "its workers (process) run no Op but their own"]

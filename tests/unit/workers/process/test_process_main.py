@@ -18,7 +18,8 @@ from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError, error_from_fields
 from pipeline.op import configure_op
 from pipeline.system.deadline import call_deadline
-from pipeline.workers.process.main import StatusPage, WorkerMain
+from pipeline.workers.process.main import WorkerMain
+from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.wire import (
     Init,
     Jobs,

@@ -1,0 +1,74 @@
+"""Which Ops may run in one go, and which of them now do."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.hosting import go_along_in_process, is_hosted
+from pipeline.engine.walk import Hosting, Lender
+from pipeline.op import runs_process
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+
+_BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
+
+
+def place_of(node: OpDispatcher) -> int:
+    """Return the place of an Op in the graph."""
+    return node.spans.index
+
+
+def goes(node: OpDispatcher) -> bool:
+    """Return whether an Op is in a group now."""
+    return node.pace.is_quick and node.pace.is_fusable
+
+
+def goes_along(leader: OpDispatcher, node: OpDispatcher) -> bool:
+    """Return whether an Op takes batches as the leader cuts them."""
+    if is_hosted(leader) or is_hosted(node):
+        return go_along_in_process(leader, node)
+    config, leading = node.op.pipeline_config, leader.op.pipeline_config
+    if config.batch_size == 1 or not runs_process(node.op):
+        return True
+    return (
+        _batching(config) == _batching(leading) and node.load.rows_limits == leader.load.rows_limits
+    )
+
+
+def _batching(config: Any) -> tuple[Any, ...]:
+    options = dict(config.scheduler_options)
+    return config.batch_size, config.batching, config.auto_batching_timeout_s, options
+
+
+def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
+    """Return why an Op is never in a group; None: it may be."""
+    config = node.op.pipeline_config
+    if not config.fuse:
+        return "fuse is false"
+    if not isinstance(node.workers, Lender | Hosting):
+        return f"its workers ({config.workers}) run no Op but their own"
+    if is_hosted(node) and config.batch_size > 1:
+        return "it runs batches in processes"
+    if not vars(type(node.scheduler)).get("lets_pass", False):  # not one that is derived from ours
+        return f"its scheduler, {config.batching}, has to see each request"
+    if config.channel_recv_first_arrive and node.channel.is_join:
+        return "it takes the first of several that arrives"
+    if node.links.targets or node.links.is_target:
+        return "it jumps, or is jumped to"
+    if any(node in other.links.runs_again for other in nodes):
+        return "it runs again after a jump back"
+    return None
+
+
+def is_bound(node: OpDispatcher) -> bool:
+    """Return whether an Op has what only the thread may use that made it."""
+    assert isinstance(node.workers, Lender), "others are not asked"
+    return any(
+        isinstance(value, _BOUND_TO_A_THREAD)
+        for state in (vars(node.op), *node.workers.states())
+        for value in list(state.values())
+    )

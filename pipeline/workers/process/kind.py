@@ -1,0 +1,51 @@
+"""The kind of workers that are processes: what all of a server's have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pipeline.engine.worker_api import Owner, WorkerContext
+from pipeline.op import Op
+from pipeline.workers.process.group import MemberWorkers
+from pipeline.workers.process.handle import ProcessContext
+from pipeline.workers.process.main import WorkerMain
+from pipeline.workers.restart_policy import KILLED_S
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.server_memory import ServerMemory
+from pipeline.workers.zygote.controller import Zygotes
+
+
+class ProcessKind:
+    """Processes that zygotes fork, with a shared memory for payloads; see `WorkerKind`."""
+
+    def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
+        self._ops = ops
+        self._context = context
+
+    def fork(self) -> None:
+        context, dag = self._context, self._context.config.dag
+        arena = Arena(dag.shared_memory_mib * 2**20)
+        entry_points = [
+            WorkerMain(op, arena, context.keep_logs, context.set_up, tuple(self._ops))
+            for op in self._ops
+        ]
+        try:
+            zygotes = Zygotes(entry_points, dag.start_method, pass_fds=(arena.fd,))
+        except BaseException:
+            arena.close()
+            raise
+        self.memory: ServerMemory = ServerMemory(arena, dag.trust_workers)
+        numbers = {op: number for number, op in enumerate(self._ops)}
+        self._processes = ProcessContext(zygotes, self.memory, numbers, context.on_record)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
+        self._loop, self._schedule = loop, schedule
+        self._processes.zygotes.attach(loop)
+
+    def workers(self, op: Op, count: int, owner: Owner) -> MemberWorkers:
+        return MemberWorkers(op, count, self._loop, self._processes, owner, self._schedule)
+
+    async def close(self) -> None:
+        await self._processes.zygotes.close(KILLED_S)
+        self.memory.close()

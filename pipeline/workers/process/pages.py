@@ -1,0 +1,112 @@
+"""Pages of shared memory in which server and worker see how the other stands, at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+StepTimes = tuple[int, int, int, int]
+"""When a step began, its preprocess and its process ended, and it ended, in ns."""
+
+_STEP_CELLS, _MOST_STEPS = 7, 64  # cells in front of the steps' own, four for each
+
+
+class StatusPage:
+    """State of a worker that the server can read at any time: a few numbers in shared memory.
+
+    The worker writes, the server reads: also when the worker hangs, is stopped, or is dead. The
+    other way round it is for `revoked`: the server wants back what the worker has not begun.
+    """
+
+    def __init__(self, region: memoryview) -> None:
+        self._cells = region[: _STEP_CELLS * 8 + _MOST_STEPS * 32].cast("d")
+
+    @property
+    def job(self) -> int:
+        """Number of the job that it works on; 0 for none."""
+        return int(self._cells[0])
+
+    @property
+    def job_started(self) -> float | None:
+        """`time.monotonic` of when it took the job up."""
+        return self._cells[1] or None
+
+    @property
+    def call_started(self) -> float | None:
+        """`time.monotonic` of the running call of `process`."""
+        return self._cells[2] or None
+
+    def revoke(self, job: int) -> int:
+        """Call back all jobs up to this one that were not begun.
+
+        Returns the highest number of a job that the worker began, or saw to be revoked.
+
+        Each side writes before it reads: a job that both take for the other's does not exist.
+        One that the worker sees revoked and the server sees begun does; the worker reports it.
+        """
+        self._cells[4] = job
+        return int(self._cells[3])
+
+    def begins(self, job: int) -> bool:
+        """Take note that a job begins; return False if it was revoked."""
+        self._cells[5] = self._cells[6] = 0.0
+        self._cells[1] = time.monotonic()
+        self._cells[0] = self._cells[3] = job
+        return job > self._cells[4]
+
+    def ends(self) -> None:
+        self._cells[0] = self._cells[1] = self._cells[2] = 0.0
+
+    # Of a walk: which step runs, since when, and the times of those that are finished.
+
+    @property
+    def step(self) -> int:
+        """Place of the step that it works on, or has finished last."""
+        return int(self._cells[5])
+
+    @property
+    def step_started(self) -> float | None:
+        """`time.monotonic` of when that began."""
+        return self._cells[6] or None
+
+    def step_begins(self, place: int) -> None:
+        self._cells[2] = 0.0
+        self._cells[6] = time.monotonic()
+        self._cells[5] = place
+
+    def step_ends(self, place: int, times: StepTimes) -> None:
+        start = _STEP_CELLS + place * 4
+        for cell, ns in enumerate(times, start):
+            self._cells[cell] = ns
+
+    def finished_steps(self) -> Iterator[tuple[int, StepTimes]]:
+        """Yield (place, times) of the steps of the job that ended before the one that runs."""
+        began_ns = self._cells[1] * 1e9
+        for place in range(self.step):
+            start = _STEP_CELLS + place * 4
+            first, second, third, last = map(int, self._cells[start : start + 4])
+            if first >= began_ns:
+                yield place, (first, second, third, last)
+
+    def call_begins(self) -> None:
+        self._cells[2] = time.monotonic()
+
+    def call_ends(self) -> None:
+        self._cells[2] = 0.0
+
+
+class ForgottenRequests:
+    """The requests that nobody waits for any more, of late: a page of shared memory.
+
+    The server writes, its workers read, where a hook asks. Each request has its own cell, which
+    it shares with every 512th: in the time that one of them is worked on as few others begin.
+    """
+
+    def __init__(self, region: memoryview) -> None:
+        self._cells = region[:4096].cast("q")
+
+    def add(self, data_id: int) -> None:
+        self._cells[data_id % len(self._cells)] = data_id + 1
+
+    def has(self, data_id: int) -> bool:
+        return self._cells[data_id % len(self._cells)] == data_id + 1
