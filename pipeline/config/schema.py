@@ -119,8 +119,8 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     fuse_processes: Annotated[
         Literal["auto", "off"],
-        "auto: quick Ops in processes that follow each other run in one go, in processes that have "
-        "all of them.",
+        "auto: the same for quick Ops in processes, in a process that"
+        " has all of them; off: each in its own.",
     ] = "off"
     tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
     forward_headers: Annotated[

@@ -1,4 +1,4 @@
-"""Which Ops may run in one go, and which of them now do."""
+"""Rules for the Ops that run in one go: who may, who does now, who goes along with whom."""
 
 from __future__ import annotations
 

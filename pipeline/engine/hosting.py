@@ -50,7 +50,7 @@ class HostedGroups:
                 self._plan(node)
         for members, host in self._hosts.items():
             if members not in self._wanted:
-                host.recall()
+                host.take_back_all()
         if self._timer is None and self._wanted.keys() != self._hosts.keys():
             self._timer = self._loop.call_at(self._loop.time() + _SETTLED_S, self._settle)
 

@@ -85,7 +85,7 @@ class Host(Protocol):
     def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
         """Take a walk from it, as `Lender.part` does; what the step does comes to nothing."""
 
-    def recall(self) -> None:
+    def take_back_all(self) -> None:
         """Return what is not begun."""
 
     def retire(self) -> None:

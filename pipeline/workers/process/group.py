@@ -110,8 +110,8 @@ class GroupWorkers(ProcessWorkers):
     ) -> None:
         leader = plan.steps[0].node.op
         super().__init__(leader, count, loop, processes, owner, schedule)
-        self.group = tuple(step.node.op for step in plan.steps)
-        self.entries = plan.entries
+        self.group: tuple[Op, ...] = tuple(step.node.op for step in plan.steps)
+        self.entries: tuple[int, ...] = plan.entries
         self.has_failed: bool = False
         self._plan = plan
         self._walks = walks
@@ -153,13 +153,13 @@ class GroupWorkers(ProcessWorkers):
                 self._book(walk, view.process, finished, times)
         return place, view, run
 
-    def recall(self) -> None:
+    def take_back_all(self) -> None:
         for worker in self._up:
             self._give_back(worker.revoke())
 
     def retire(self) -> None:
         self._is_retired = True
-        self.recall()
+        self.take_back_all()
         self._task = self.loop.create_task(self._retire())
 
     async def _retire(self) -> None:

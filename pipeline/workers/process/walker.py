@@ -57,7 +57,7 @@ class WalkingOp:
 
 
 class Walked(msgspec.Struct, eq=False):
-    """What a walk came to.
+    """End of a walk.
 
     Attributes:
         answers: of the last step: one, or none if it did not get there.

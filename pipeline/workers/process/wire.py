@@ -98,7 +98,7 @@ class ItemOutcome(msgspec.Struct, array_like=True):
 
 
 class StepResult(msgspec.Struct, array_like=True):
-    """What became of one step of a walk; `rows` is -1 where there are none to tell."""
+    """Outcome of one step of a walk; `rows` is -1 where there are none to tell."""
 
     place: int
     start_ns: int
@@ -110,7 +110,7 @@ class StepResult(msgspec.Struct, array_like=True):
 
 
 class LeftStep(msgspec.Struct, array_like=True):
-    """What came for a step that was not taken."""
+    """Inputs of a step that was not taken."""
 
     place: int
     inputs: dict[str, ItemOutcome]
