@@ -267,16 +267,29 @@ class BoundOp(OpFacts):
             raise PipelineError(f"Op {self.name!r}: async methods need a running server")
 
         def wait_for(*args: Any, **named: Any) -> Any:
-            coroutine = method(*args, **named)
+            coroutine = _ending_alone(method, args, named)
             self._awaited = awaited = asyncio.run_coroutine_threadsafe(coroutine, loop)
             try:
-                return awaited.result()
+                result, left_by = awaited.result()
             except concurrent.futures.CancelledError as error:  # by us, or by user code
                 raise PipelineError(f"{name} was cancelled") from error
             finally:
                 self._awaited = None
+            if left_by is not None:
+                raise left_by
+            return result
 
         return wait_for
+
+
+async def _ending_alone(
+    method: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, BaseException | None]:
+    """Return what a method returns, or what it raises that would end the event loop, too."""
+    try:
+        return await method(*args, **named), None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
 
 
 def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -290,12 +303,14 @@ def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
         return
     assert loop is not None, "there is a loop for every async method"
 
-    async def run() -> contextvars.Context:
-        await init_op()
-        return contextvars.copy_context()
+    async def run() -> tuple[BaseException | None, contextvars.Context]:
+        return (await _ending_alone(init_op, (), {}))[1], contextvars.copy_context()
 
     now = contextvars.copy_context()
-    for variable, value in asyncio.run_coroutine_threadsafe(run(), loop).result().items():
+    left_by, context = asyncio.run_coroutine_threadsafe(run(), loop).result()
+    if left_by is not None:
+        raise left_by
+    for variable, value in context.items():
         if variable not in now or now[variable] is not value:
             variable.set(value)
 

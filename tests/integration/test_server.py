@@ -179,6 +179,24 @@ def test_an_async_op_runs_on_the_loop():
         assert client.predict({})["loop"].startswith("uvloop")
 
 
+@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_async_method_that_ends_the_program_ends_its_request_only(error, workers):
+    class Leaves(Op):
+        async def process(self, feed_batch, typical_logid):
+            if feed_batch[0]["how"] == "leave":
+                raise error("of the user")
+            return feed_batch[0]
+
+    op, config = Leaves("leaves", [RequestOp()]), {"leaves": {"workers": workers}}
+    with server_for(op, op=config) as server, client_of(server) as client:
+        for _ in range(2):
+            response = client.predict({"how": "leave"})
+            assert response.err_no
+            assert error.__name__ in response.err_msg
+            assert client.predict({"how": "stay"})["how"] == "stay"
+
+
 def test_a_caller_is_answered_on_time_while_user_code_hangs_and_the_op_goes_on():
     release = threading.Event()
 

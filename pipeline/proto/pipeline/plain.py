@@ -30,7 +30,7 @@ class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
     value: list[str] = []
     name: str = ""
     method: str = ""
-    logid: Any = 0  # of JSON; an int of 64 bits once it is read
+    logid: int = 0  # of 64 bits once it is read
     clientip: str = ""
     tensors: ClassVar[tuple[()]] = ()
 
@@ -61,7 +61,7 @@ def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest
         request = _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return request_from_json(body, name, method)
-    if type(request.logid) is not int or not -_INT64 <= request.logid < _INT64:
+    if not -_INT64 <= request.logid < _INT64:
         return request_from_json(body, name, method)
     request.name, request.method = name, method
     return request

@@ -122,14 +122,19 @@ def test_an_async_init_op_runs_on_the_loop():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("error", [ValueError("no file"), SystemExit("no file")])
-def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(error):
+def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(error, is_async):
     class Broken(Op):
         def init_op(self):
             raise error
 
+    class BrokenOnLoop(Op):
+        async def init_op(self):
+            raise error
+
     async def main():
-        pool = Pool(Broken("broken_one"), 2)
+        pool = Pool((BrokenOnLoop if is_async else Broken)("broken_one"), 2)
         with pytest.raises(InitError, match=r"(?s)'broken_one' failed.*no file.*in init_op"):
             await pool.workers.start()
         assert await pool.workers.stop(10.0) == 0

@@ -61,6 +61,15 @@ def test_every_body_says_the_same_or_is_refused_with_the_same_words():
     assert plain > 500, "the usual ones do not become protobuf"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b'{"logid":%b}' % (b"[" * 9000 + b"]" * 9000), b'{"logid":' * 6000 + b"1" + b"}" * 6000],
+)
+def test_a_body_that_is_too_deep_is_refused_with_the_same_words(body):
+    assert "depth limit" in _said(plain_request_from_json, body)
+    assert _said(plain_request_from_json, body) == _said(request_from_json, body)
+
+
 def test_a_usual_request_is_plain_and_our_request_op_unpacks_it():
     body = b'{"key": ["x", "y"], "value": ["1", "\xe8\xaf\x8d"], "logid": 12}'
     request = plain_request_from_json(body, "service", "method")
