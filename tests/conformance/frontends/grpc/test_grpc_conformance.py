@@ -32,10 +32,18 @@ def holder() -> Holder:
 
 
 @pytest.fixture(scope="module", params=edges())
+def edge(request: pytest.FixtureRequest) -> Edge:
+    chosen: Edge = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
 def server(
-    request: pytest.FixtureRequest, holder: Holder, tmp_path_factory: pytest.TempPathFactory
+    edge: Edge,
+    request: pytest.FixtureRequest,
+    holder: Holder,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[PipelineServer]:
-    edge: Edge = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
         settings = edge.settings(request)
@@ -47,6 +55,17 @@ def server(
 def channel(server: PipelineServer) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", UNLIMITED) as channel:
         yield channel
+
+
+@pytest.fixture
+def over(edge: Edge) -> tuple[grpc.StatusCode, ...]:
+    """What a caller hears at its deadline.
+
+    grpc-go resets the stream then, which is CANCELLED to a caller whose clock is not there yet.
+    """
+    if edge is Edge.EMBEDDED:
+        return (grpc.StatusCode.DEADLINE_EXCEEDED,)
+    return (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 @pytest.fixture
@@ -68,13 +87,13 @@ def test_no_case_is_there_twice():
 # Time, and callers who leave ----------------------------------------------------------------
 
 
-def test_a_deadline_that_passes_ends_the_call_and_frees_its_place(server, channel, held):
+def test_a_deadline_that_passes_ends_the_call_and_frees_its_place(server, channel, held, over):
     for method, message in ((INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(-1))):
         heard = ask(channel, method, message, timeout_s=0.05)
         if heard.answer is not None:  # the server's clock was quicker than the client's
             assert Response.FromString(heard.answer).err_no == 6000
         else:
-            assert heard.status is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert heard.status in over
         wait_until(lambda: server.executor.inside == 0)
         held.release()
 
@@ -205,11 +224,11 @@ def test_a_caller_who_leaves_a_stream_gives_up_its_places(server, channel, held)
     wait_until(lambda: server.executor.inside == server.executor.waiting == 0)
 
 
-def test_a_streams_deadline_ends_it(server, channel, held):
+def test_a_streams_deadline_ends_it(server, channel, held, over):
     answers = channel.stream_stream(STREAM)(iter([infer(-1)]), timeout=0.1)
     with pytest.raises(grpc.RpcError) as caught:
         list(answers)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.code() in over
     wait_until(lambda: server.executor.inside == 0)
 
 
