@@ -98,7 +98,7 @@ def make_quick(server):
 
 
 def groups(server):
-    return server.executor.executor.fusing.groups()
+    return list(dict.fromkeys(server.executor.executor.fusing.groups().values()))
 
 
 def node(server, name):
