@@ -25,7 +25,8 @@ class RunningCalls:
 
     def __init__(self) -> None:
         self.is_closing: bool = False
-        self._calls: set[_Context] = set()
+        # Callers by their calls: asked once a call has ended, grpcio has been seen to crash.
+        self._calls: dict[_Context, str] = {}
         self._streams: set[Messages] = set()
         self._idle: asyncio.Event | None = None  # once somebody waits for it
         self._open: dict[Peer, list[FoundSocket]] = {}
@@ -33,9 +34,9 @@ class RunningCalls:
 
     def add(self, context: _Context) -> None:
         """Count a call as active until its answer is sent."""
-        self._calls.add(context)
+        self._calls[context] = caller = context.peer()
         if self._open:
-            self._per_peer[_peer(context)] += 1
+            self._per_peer[peer_named(caller)] += 1
         context.add_done_callback(self._ended)  # type: ignore[arg-type]  # it is given the context
 
     def read(self, messages: AsyncIterator[bytes]) -> Messages:
@@ -56,7 +57,7 @@ class RunningCalls:
         self._open.clear()
         for peer, connection in sockets.connections():
             self._open.setdefault(peer, []).append(connection)
-        self._per_peer = Counter(map(_peer, self._calls))
+        self._per_peer = Counter(map(peer_named, self._calls.values()))
         for peer in self._open.keys() - self._per_peer.keys():
             self._send_peer_away(peer)
 
@@ -68,11 +69,11 @@ class RunningCalls:
             await waited(self._idle, timeout_s)
 
     def _ended(self, context: _Context) -> None:
-        self._calls.discard(context)
+        caller = self._calls.pop(context)
         if self._idle is not None and not self._calls:
             self._idle.set()
         if self._open:
-            peer = _peer(context)
+            peer = peer_named(caller)
             self._per_peer[peer] -= 1
             if self._per_peer[peer] <= 0:
                 self._send_peer_away(peer)
@@ -165,7 +166,3 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         if service not in self._names:
             return _Health.SERVICE_UNKNOWN
         return _Health.SERVING if self._is_ready else _Health.NOT_SERVING
-
-
-def _peer(context: _Context) -> Peer:
-    return peer_named(context.peer())

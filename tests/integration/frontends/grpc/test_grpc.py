@@ -571,7 +571,7 @@ class ExecuteBatchError(Exception):
 class Departed:
     """The context of a call whose peer has left, which gRPC has not noticed."""
 
-    time_remaining = add_done_callback = MagicMock()
+    time_remaining = add_done_callback = peer = MagicMock()
 
     def __init__(self, error: Exception) -> None:
         self._error = error

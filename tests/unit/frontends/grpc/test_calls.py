@@ -1,0 +1,39 @@
+"""RunningCalls: who is sent away when, by calls that are played."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from pipeline.frontends.grpc import calls
+from pipeline.frontends.grpc.calls import RunningCalls
+
+
+class PlayedCall:
+    """The context of a call, which must not be asked for its peer once it has ended."""
+
+    has_ended = False
+
+    def peer(self):
+        assert not self.has_ended, "grpcio reads memory then that may be another call's"
+        return "ipv4:127.0.0.1:5000"
+
+    def add_done_callback(self, callback):
+        self._callback = callback
+
+    def end(self):
+        self.has_ended = True
+        self._callback(self)
+
+
+def test_a_caller_is_sent_away_with_its_last_call_and_an_ended_call_is_asked_nothing(monkeypatch):
+    sent_away = []
+    monkeypatch.setattr(calls, "send_away", sent_away.append)
+    running, first, second = RunningCalls(), PlayedCall(), PlayedCall()
+    running.add(first)
+    peer = ("127.0.0.1", 5000)
+    running.send_away(SimpleNamespace(connections=lambda: [(peer, "connection")]))
+    running.add(second)
+    first.end()
+    assert sent_away == []
+    second.end()
+    assert sent_away == ["connection"]
