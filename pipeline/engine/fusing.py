@@ -242,7 +242,8 @@ class Fusing:
         """
         if run.is_step:
             for walk in self._under_way:
-                if walk.held and walk.held[0][2] is run:
+                held = walk.held[:1]  # at once: it may end in its thread meanwhile
+                if held and held[0][2] is run:
                     self._part(walk)
                     break
         return not run.is_step

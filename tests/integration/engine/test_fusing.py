@@ -14,7 +14,9 @@ import pytest
 from doubles import wait_until
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.walk import Walk
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers import thread as threads
 
@@ -349,6 +351,30 @@ def test_user_code_that_raises_fails_its_request_only(kind, error):
             assert answers[0].err_no
             assert type(error).__name__ in answers[0].err_msg
             assert [value_of(answer) for answer in answers[1:]] == list("123456")
+
+    asyncio.run(main())
+
+
+def test_a_step_that_ends_as_it_is_looked_at_stays_one():
+    class Ends(list):
+        """Is emptied by the walk's thread as soon as somebody reads it."""
+
+        def __getitem__(self, place):
+            read = [*self]
+            self.clear()
+            return read[place] if isinstance(place, slice) else super().__getitem__(place)
+
+    async def main():
+        async with serving(chain(Calls, Calls)) as server:
+            fusing = server.executor.executor.fusing
+            leader = next(iter(server.executor.executor.nodes.values()))
+            run = BatchRun([], is_step=True)
+            walk = Walk(fusing._plan(leader), run)
+            walk.held = Ends([(0, None, run)])
+            fusing._under_way[walk] = None
+            assert not fusing.part(run)
+            assert run.is_step
+            del fusing._under_way[walk]
 
     asyncio.run(main())
 
