@@ -135,9 +135,9 @@ class InferCall(UnarySink):
     __slots__ = ("form", "id", "sink")
 
     def __init__(self, form: RequestForm[Any], request_id: str, sink: ResponseSink) -> None:
-        self.form = form
-        self.id = request_id
-        self.sink = sink
+        self.form: RequestForm[Any] = form
+        self.id: str = request_id
+        self.sink: ResponseSink = sink
 
     def end(self, answer: Any) -> None:
         self.sink.end((self, answer))
