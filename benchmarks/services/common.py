@@ -78,6 +78,5 @@ def _bear_with(times: float) -> None:
     """Have Ops count as quick that take so many times longer."""
     pace._QUICK_NS = int(pace._QUICK_NS * times)
     pace._SLOW_NS = int(pace._SLOW_NS * times)
-    pace._MOST_NS = int(pace._MOST_NS * times)
     fusing._STEP_S *= times
     walk._LONGEST_NS = int(walk._LONGEST_NS * times)

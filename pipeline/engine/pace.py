@@ -1,4 +1,4 @@
-"""Pace: the time that an Op takes, from which follows whether it runs in one go with others."""
+"""Pace: the share of slow requests at an Op, from which follows whether it is in a group."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.walk import WalkPlan
 
-# Below the one mean of a request an Op is quick, above the other one it is not any more.
+# A request is slow above one of them: to an Op that is not quick, and to one that is.
 _QUICK_NS, _SLOW_NS = 100_000, 1_000_000
-_MOST_NS = 10_000_000  # as which a request counts at most: a single hiccup parts no group
-_SEEN = 16  # runs in the running mean, and before anything follows from it
+# Below the one share of slow requests an Op becomes quick, above the other one it is not any more.
+# Shares, not means: a thread that has to wait for a processor makes any Op take 20 ms now and then.
+_JOINS, _PARTS = 0.125, 0.5
+_WEIGHT = 1 / 32  # of a run in the share: 22 slow ones in a row part an Op
+_UNKNOWN = 0.2  # the share before the first run: 15 quick ones are enough
+_HUNG = 1.0  # ... and after a run without end: as many as 66
+_NONE = 1e-3  # so few slow ones are none; nothing has to be worked out any more
 
 
 class Pace(msgspec.Struct, eq=False):
-    """The time that a request takes at one Op, and what follows from it.
+    """The share of requests that are slow at one Op, and what follows from it.
 
     Attributes:
         is_fusable: whether the Op may be in a group at all.
         is_quick: whether it is quick enough.
-        mean_ns: running mean of what a request takes, of `runs` runs.
+        is_planned: whether `plan` is known.
+        slow_share: running share of the runs in which a request was slow.
         plan: of the walks that begin at the Op, if `is_planned`; None: none do.
         entered: the Ops that are entered with it.
     """
@@ -30,23 +36,26 @@ class Pace(msgspec.Struct, eq=False):
     is_fusable: bool = False
     is_quick: bool = False
     is_planned: bool = False
-    runs: int = 0
-    mean_ns: float = 0.0
+    slow_share: float = _UNKNOWN
     plan: WalkPlan | None = None
     entered: tuple[OpDispatcher, ...] = ()
 
     def took(self, ns: float) -> bool:
         """Take down what a request took in a run; return whether `is_quick` has changed."""
-        runs = self.runs = self.runs + 1
-        self.mean_ns = mean = self.mean_ns + (min(ns, _MOST_NS) - self.mean_ns) / min(runs, _SEEN)
         if self.is_quick:
-            self.is_quick = mean <= _SLOW_NS
-            return not self.is_quick
-        self.is_quick = runs >= _SEEN and mean < _QUICK_NS
+            if ns > _SLOW_NS:
+                self.slow_share += (1 - self.slow_share) * _WEIGHT
+                self.is_quick = self.slow_share <= _PARTS
+                return not self.is_quick
+            if self.slow_share > _NONE:
+                self.slow_share -= self.slow_share * _WEIGHT
+            return False
+        self.slow_share += ((ns > _QUICK_NS) - self.slow_share) * _WEIGHT
+        self.is_quick = self.slow_share < _JOINS
         return self.is_quick
 
     def hung(self) -> bool:
         """Take down that it took far too long; return whether `is_quick` has changed."""
         was_quick, self.is_quick = self.is_quick, False
-        self.mean_ns = _MOST_NS
+        self.slow_share = _HUNG
         return was_quick

@@ -14,66 +14,6 @@ from fuzz.case import REQUEST, Case, OpSpec, RequestSpec
 from fuzz.strands import Strands
 
 from pipeline.engine import fusable
-from pipeline.engine.pace import Pace
-
-QUICK_NS, SLOW_NS = 20_000, 5_000_000
-
-
-def times(pace, ns, runs):
-    """How often it has changed in so many runs."""
-    return sum(pace.took(ns) for _ in range(runs))
-
-
-# Pace -------------------------------------------------------------------------------------------
-
-
-def test_an_op_is_quick_after_a_few_runs_that_were():
-    pace = Pace(is_fusable=True)
-    assert times(pace, QUICK_NS, 15) == 0
-    assert not pace.is_quick
-    assert pace.took(QUICK_NS)
-    assert pace.is_quick
-
-
-def test_the_first_run_which_is_slow_as_a_rule_does_not_count_for_more_than_others():
-    pace = Pace(is_fusable=True)
-    pace.took(1_000_000)
-    times(pace, QUICK_NS, 16)
-    assert pace.is_quick
-
-
-def test_one_hiccup_parts_no_group():
-    pace = Pace(is_fusable=True)
-    times(pace, QUICK_NS, 20)
-    assert not pace.took(10**12)
-    assert pace.is_quick
-
-
-def test_an_op_in_between_stays_what_it_is():
-    pace = Pace(is_fusable=True)
-    assert times(pace, 500_000, 1000) == 0
-    assert not pace.is_quick
-    times(pace, QUICK_NS, 100)
-    assert times(pace, 500_000, 1000) == 0
-    assert pace.is_quick
-
-
-def test_an_op_that_becomes_slow_is_found_soon_and_may_come_back():
-    pace = Pace(is_fusable=True)
-    times(pace, QUICK_NS, 20)
-    assert times(pace, SLOW_NS, 10) == 1
-    assert not pace.is_quick
-    assert times(pace, QUICK_NS, 100) == 1
-    assert pace.is_quick
-
-
-def test_an_op_that_hangs_is_not_quick_for_a_while():
-    pace = Pace(is_fusable=True)
-    times(pace, QUICK_NS, 20)
-    assert pace.hung()
-    assert not pace.hung()
-    assert times(pace, QUICK_NS, 50) == 0
-
 
 # Groups -----------------------------------------------------------------------------------------
 

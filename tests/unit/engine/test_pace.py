@@ -1,0 +1,127 @@
+"""When an Op counts as quick: plain numbers, no clocks."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.pace import Pace
+
+QUICK_NS, BETWEEN_NS, SLOW_NS, STUCK_NS = 5_000, 500_000, 5_000_000, 10**12
+
+
+def changes(pace, took):
+    """How often it has changed in these runs."""
+    return sum(pace.took(ns) for ns in took)
+
+
+def runs_until(pace, took):
+    """After how many of these runs it changes for the first time."""
+    return next(number for number, ns in enumerate(took, 1) if pace.took(ns))
+
+
+def settled(ns=QUICK_NS):
+    """The pace of an Op that has taken so long for a thousand runs."""
+    pace = Pace(is_fusable=True)
+    changes(pace, [ns] * 1000)
+    return pace
+
+
+def mixed(seed, slow, slow_ns=SLOW_NS):
+    """Runs without end: of each ten in a row `slow` take long, at random places."""
+    rng = random.Random(seed)
+    while True:
+        ten = [slow_ns] * slow + [QUICK_NS] * (10 - slow)
+        rng.shuffle(ten)
+        yield from ten
+
+
+def test_an_op_is_quick_after_a_few_runs_that_were():
+    pace = Pace(is_fusable=True)
+    assert not pace.is_quick
+    assert runs_until(pace, [QUICK_NS] * 100) == 15
+    assert pace.is_quick
+
+
+def test_the_first_run_which_is_slow_as_a_rule_does_not_count_for_more_than_others():
+    pace = Pace(is_fusable=True)
+    pace.took(STUCK_NS)
+    assert runs_until(pace, [QUICK_NS] * 100) < 22
+
+
+def test_an_op_that_becomes_slow_is_found_soon():
+    assert 10 < runs_until(settled(), [SLOW_NS] * 100) < 23
+
+
+def test_it_is_found_as_soon_where_it_has_just_become_quick():
+    pace = Pace(is_fusable=True)
+    runs_until(pace, [QUICK_NS] * 100)
+    assert 10 < runs_until(pace, [SLOW_NS] * 100) < 23
+
+
+def test_how_slow_it_is_makes_no_difference():
+    assert runs_until(settled(), [1_000_001] * 100) == runs_until(settled(), [STUCK_NS] * 100)
+
+
+def test_an_op_that_becomes_quick_again_joins_again():
+    assert runs_until(settled(SLOW_NS), [QUICK_NS] * 100) < 70
+
+
+def test_some_hiccups_in_a_row_part_no_group():
+    pace = settled()
+    for _ in range(100):
+        assert changes(pace, [STUCK_NS] * 10 + [QUICK_NS] * 90) == 0
+    assert pace.is_quick
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_op_whose_thread_waits_for_a_processor_in_a_fifth_of_its_runs_stays_quick(seed, slow):
+    pace = settled()
+    assert changes(pace, islice(mixed(seed, slow), 10_000)) == 0
+    assert pace.is_quick
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_op_that_is_slow_in_most_of_its_runs_comes_apart_and_stays_so(seed):
+    pace = settled()
+    took = mixed(seed, 7)
+    assert runs_until(pace, took) < 100
+    assert changes(pace, islice(took, 10_000)) == 0
+    assert not pace.is_quick
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("slow", range(11))
+def test_no_mixture_makes_an_op_come_and_go(seed, slow):
+    pace = Pace(is_fusable=True)
+    assert changes(pace, islice(mixed(seed, slow), 10_000)) <= 20
+
+
+def test_an_op_in_between_stays_what_it_is():
+    pace = Pace(is_fusable=True)
+    assert changes(pace, [BETWEEN_NS] * 1000) == 0
+    assert not pace.is_quick
+    changes(pace, [QUICK_NS] * 100)
+    assert changes(pace, [BETWEEN_NS] * 1000) == 0
+    assert pace.is_quick
+
+
+def test_an_op_that_hangs_is_not_quick_for_a_while():
+    pace = settled()
+    assert pace.hung()
+    assert not pace.hung()
+    assert 50 < runs_until(pace, [QUICK_NS] * 100) < 70
+
+
+@given(st.lists(st.integers(0, 10**13), max_size=300))
+def test_whatever_runs_take_the_share_is_one_and_changes_are_told(took):
+    pace = Pace(is_fusable=True)
+    for ns in took:
+        before = pace.is_quick
+        assert pace.took(ns) == (pace.is_quick != before)
+        assert 0 <= pace.slow_share <= 1
