@@ -38,6 +38,7 @@ class HostedGroups:
         self._hosts: dict[Members, Host] = {}
         self._wanted: dict[Members, WalkPlan] = {}
         self._timer: Any = None
+        self._is_closed = False
 
     def regroup(self, nodes: Iterable[OpDispatcher]) -> None:
         """Plan the groups anew; those whose host is up run in one go from now on."""
@@ -51,7 +52,8 @@ class HostedGroups:
         for members, host in self._hosts.items():
             if members not in self._wanted:
                 host.take_back_all()
-        if self._timer is None and self._wanted.keys() != self._hosts.keys():
+        is_settled = self._is_closed or self._wanted.keys() == self._hosts.keys()
+        if self._timer is None and not is_settled:
             self._timer = self._loop.call_at(self._loop.time() + _SETTLED_S, self._settle)
 
     def _plan(self, leader: OpDispatcher) -> None:
@@ -96,7 +98,8 @@ class HostedGroups:
             node.lost(run, error)
 
     def close(self) -> None:
-        """Cancel the timer."""
+        """Start nothing any more."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
 

@@ -573,6 +573,21 @@ def test_what_a_stopped_process_has_not_begun_goes_op_by_op(tmp_path):
     assert set(Counter(ran(tmp_path)).values()) == {1}
 
 
+def test_a_server_that_stops_starts_no_process(tmp_path):
+    async def main():
+        async with serving(chain(tmp_path, Calls, Calls), [("a", "b")]) as server:
+            nodes = list(server.executor.executor.nodes.values())
+            fusing = server.executor.executor.fusing
+            fusing.close()
+            nodes[0].pace.is_quick = False
+            fusing._regroup()
+            await asyncio.sleep(0.01)
+            nodes[0].pace.is_quick = True
+            assert fusing.hosted._timer is None
+
+    asyncio.run(main())
+
+
 def test_a_server_that_stops_ends_the_processes_of_its_groups(tmp_path):
     def act(op, x):
         if x.startswith("hang"):
