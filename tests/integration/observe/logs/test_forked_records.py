@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from child_logs import loggers_as_before, sent_home
 from doubles import logs_in
+from garbage import fork
 
 from pipeline.observe.logs.remote import SentRecord, replay
 
@@ -37,7 +38,7 @@ def in_child(work: Callable[[], str]) -> str:
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: what is tested
-        pid = os.fork()
+        pid = fork()
     if not pid:
         _answer_and_end(work, writing)
     os.close(writing)

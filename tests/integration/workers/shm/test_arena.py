@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from garbage import fork
 from obedient import open_files
 
 from pipeline.workers.shm.arena import Arena, Block
@@ -40,7 +41,7 @@ def arena() -> Iterator[Arena]:
 
 def in_child(work: Callable[[], None]) -> int:
     """The exit status of a forked process that does `work`."""
-    pid = os.fork()
+    pid = fork()
     if not pid:
         status = 1
         try:
@@ -73,7 +74,7 @@ def test_a_forked_process_maps_a_region_that_is_newer_than_itself(arena):
         assert os.read(reads, 1) == b"x"
         assert bytes(arena.view(region)[:3]) == b"new"
 
-    pid = os.fork()
+    pid = fork()
     if not pid:
         os._exit(in_child(work))
     assert arena.new_region() == region

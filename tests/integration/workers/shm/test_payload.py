@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 import numpy as np
+from garbage import fork
 from same_payload import assert_same
 
 from pipeline.workers.shm.arena import Arena, RegionAllocator
@@ -62,7 +63,7 @@ def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
     own, workers = arena.new_region(), arena.new_region()
     memory = RegionAllocator(arena.view(own), own)
     question, answer = os.pipe(), os.pipe()
-    pid = os.fork()
+    pid = fork()
     if not pid:
         status = 1
         try:

@@ -421,7 +421,7 @@ def _damage(draw, fields):
             where.pop(key, None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(bodies(), st.data())
 def test_whatever_is_sent_is_answered_as_by_the_routes(body, data):
     text, tail = body

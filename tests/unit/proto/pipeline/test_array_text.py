@@ -90,7 +90,7 @@ def arrays_of_the_quick_dtypes(draw: st.DrawFn) -> np.ndarray[Any, Any]:
         return draw(hnp.arrays(np.float64, SHAPES, elements=elements)).astype(dtype)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=400)
 @given(arrays_of_the_quick_dtypes())
 def test_every_value_is_written_as_numpy_prints_it(array: np.ndarray[Any, Any]):
     assert numpy_to_text(array) == numpys_own(array)
