@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.hosting import go_along_in_process, is_hosted
 from pipeline.engine.walk import Hosting, Lender
-from pipeline.op import runs_process
+from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
 
 _BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
+_MOST_LOOKED_AT = 256  # values that an Op holds
 
 
 def place_of(node: OpDispatcher) -> int:
@@ -65,10 +67,37 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
 
 
 def is_bound(node: OpDispatcher) -> bool:
-    """Return whether an Op has what only the thread may use that made it."""
-    assert isinstance(node.workers, Lender), "others are not asked"
+    """Return whether an Op has what only the thread may use that made it.
+
+    It is looked for in its attributes and what they hold, and among the names of its modules.
+    """
+    if not isinstance(node.workers, Lender):  # they lend their Op to no other thread
+        return False
+    states = [vars(node.op), *node.workers.states()]
+    modules = [sys.modules.get(kind.__module__) for kind in type(node.op).__mro__]
+    names = [vars(module) for module in modules if module is not None]
     return any(
         isinstance(value, _BOUND_TO_A_THREAD)
-        for state in (vars(node.op), *node.workers.states())
-        for value in list(state.values())
-    )
+        for found in (*states, *names)
+        for value in list(found.values())
+    ) or _holds_connection([value for state in states for value in list(state.values())])
+
+
+def _holds_connection(values: list[Any]) -> bool:
+    """Return whether a connection of sqlite3 is in some values; what is large is data."""
+    seen: set[int] = set()
+    while values and len(seen) < _MOST_LOOKED_AT:
+        value = values.pop()
+        if isinstance(value, sqlite3.Connection | sqlite3.Cursor):
+            return True
+        if id(value) in seen or isinstance(value, Op | type):
+            continue
+        seen.add(id(value))
+        if not isinstance(value, list | tuple | dict):
+            try:
+                value = object.__getattribute__(value, "__dict__")
+            except AttributeError:
+                continue
+        if len(value) <= _MOST_LOOKED_AT:
+            values += list(value.values()) if isinstance(value, dict) else value
+    return False

@@ -91,7 +91,7 @@ class Fusing:
         self._plans = [plan for plan in self._plans if plan.walks]
         for node in self._nodes:
             pace = node.pace
-            if goes(node) and not is_hosted(node) and is_bound(node):
+            if goes(node) and is_bound(node):
                 pace.is_fusable = False
             pace.plan, pace.is_planned, pace.entered = None, False, ()
         for node in self._nodes:
@@ -312,6 +312,9 @@ class Fusing:
             node = steps[place].node
             took = (run.end_ns - run.start_ns) / len(run.items)
             if node.pace.took(took):
+                self.changed()
+            has_failed = run.outcomes and isinstance(run.outcomes[0], PipelineError)
+            if has_failed and goes(node) and is_bound(node):
                 self.changed()
             if is_wanted:
                 spans = node.spans

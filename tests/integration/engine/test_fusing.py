@@ -166,6 +166,70 @@ def test_an_op_with_a_database_connection_of_its_thread_goes_on_working():
     asyncio.run(main())
 
 
+class Holder:
+    def __init__(self):
+        self.all = [{"db": sqlite3.connect(":memory:")}]
+
+
+def test_a_connection_that_another_object_of_the_op_holds_is_found():
+    class Reads(Calls):
+        def init_op(self):
+            self.store = Holder()
+
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            self.store.all[0]["db"].execute("select 1").fetchone()
+            return next(iter(input_dicts.values()))
+
+    async def main():
+        last = chain(Calls, Reads, Calls, Calls)
+        async with serving(last, expected=[("c", "d")]) as server:
+            assert value_of(await ask(server)) == "1"
+
+    asyncio.run(main())
+
+
+def test_an_op_whose_module_keeps_something_for_each_thread_goes_by_itself(monkeypatch):
+    monkeypatch.setitem(globals(), "OF_A_THREAD", threading.local())
+
+    class Elsewhere(Op):
+        __module__ = "pipeline.op"
+
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            return next(iter(input_dicts.values()))
+
+    async def main():
+        async with serving(chain(Calls, Elsewhere, Elsewhere), expected=[("b", "c")]):
+            pass
+
+    asyncio.run(main())
+
+
+def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
+    class Reads(Calls):
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            x = next(iter(input_dicts.values()))["x"]
+            if x == "open":
+                self.db = made[0]
+            if hasattr(self, "db"):
+                self.db.execute("select 1").fetchone()
+            return {"x": x}
+
+    made = []
+
+    async def main():
+        thread = threading.Thread(target=lambda: made.append(sqlite3.connect(":memory:")))
+        thread.start()
+        thread.join()
+        async with serving(chain(Calls, Reads, Calls)) as server:
+            fusing = server.executor.executor.fusing
+            assert set(fusing.groups()) == {"a", "b", "c"}
+            assert (await ask(server, "open")).err_no
+            await asyncio.sleep(0)
+            assert "b" not in fusing.groups()
+
+    asyncio.run(main())
+
+
 def test_what_an_op_sets_in_its_context_no_other_sees():
     variable = contextvars.ContextVar("variable", default="none")
     seen = []
