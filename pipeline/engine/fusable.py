@@ -63,24 +63,30 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
         return "it jumps, or is jumped to"
     if any(node in other.links.runs_again for other in nodes):
         return "it runs again after a jump back"
+    if not is_hosted(node) and _has_threads_module(node.op):
+        return "its module keeps something for each thread"
     return None
 
 
-def is_bound(node: OpDispatcher) -> bool:
-    """Return whether an Op has what only the thread may use that made it.
+def _has_threads_module(op: Op) -> bool:
+    modules = [sys.modules.get(kind.__module__) for kind in type(op).__mro__]
+    return any(
+        isinstance(value, threading.local)
+        for module in modules
+        if module is not None
+        for value in list(vars(module).values())
+    )
 
-    It is looked for in its attributes and what they hold, and among the names of its modules.
-    """
+
+def is_bound(node: OpDispatcher) -> bool:
+    """Return whether an Op has what only the thread may use that made it, by itself or within."""
     if not isinstance(node.workers, Lender):  # they lend their Op to no other thread
         return False
-    states = [vars(node.op), *node.workers.states()]
-    modules = [sys.modules.get(kind.__module__) for kind in type(node.op).__mro__]
-    names = [vars(module) for module in modules if module is not None]
-    return any(
-        isinstance(value, _BOUND_TO_A_THREAD)
-        for found in (*states, *names)
-        for value in list(found.values())
-    ) or _holds_connection([value for state in states for value in list(state.values())])
+    values = [
+        value for state in (vars(node.op), *node.workers.states()) for value in list(state.values())
+    ]
+    is_bound_itself = any(isinstance(value, _BOUND_TO_A_THREAD) for value in values)
+    return is_bound_itself or _holds_connection(values)
 
 
 def _holds_connection(values: list[Any]) -> bool:

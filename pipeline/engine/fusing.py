@@ -26,6 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
 _MOST_STEPS = 64
+_LOOK_NS = 1_000_000_000  # between two looks at what an Op that fails has got
 
 
 class Fusing:
@@ -314,8 +315,10 @@ class Fusing:
             if node.pace.took(took):
                 self.changed()
             has_failed = run.outcomes and isinstance(run.outcomes[0], PipelineError)
-            if has_failed and goes(node) and is_bound(node):
-                self.changed()
+            if has_failed and goes(node) and run.end_ns - node.pace.looked_at_ns > _LOOK_NS:
+                node.pace.looked_at_ns = run.end_ns
+                if is_bound(node):
+                    self.changed()
             if is_wanted:
                 spans = node.spans
                 spans.is_wanted = True

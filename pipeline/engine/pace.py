@@ -31,6 +31,7 @@ class Pace(msgspec.Struct, eq=False):
         slow_share: running share of the runs in which a request was slow.
         plan: of the walks that begin at the Op, if `is_planned`; None: none do.
         entered: the Ops that are entered with it.
+        looked_at_ns: when it was last looked at for what belongs to a thread, because it failed.
     """
 
     is_fusable: bool = False
@@ -39,6 +40,7 @@ class Pace(msgspec.Struct, eq=False):
     slow_share: float = _UNKNOWN
     plan: WalkPlan | None = None
     entered: tuple[OpDispatcher, ...] = ()
+    looked_at_ns: int = 0
 
     def took(self, ns: float) -> bool:
         """Take down what a request took in a run; return whether `is_quick` has changed."""
