@@ -595,7 +595,7 @@ def test_a_server_that_stops_ends_the_processes_of_its_groups(tmp_path):
 
     async def main():
         last = chain(tmp_path, Calls, Calls, b=act)
-        async with serving(last, [("a", "b")]) as server:
+        async with serving(last, [("a", "b")], stop_grace_period=500) as server:
             (process,) = host_of(server)._alive
             hanging = asyncio.create_task(ask(server, "hang"))
             await until(lambda: ("b", "hang") in ran(tmp_path))
