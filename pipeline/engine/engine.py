@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.admission import AdmissionController
+from pipeline.engine.edges import Edges
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import (
     Deadline,
@@ -21,7 +22,7 @@ from pipeline.engine.filters import (
 )
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
-from pipeline.engine.pack_jobs import Packer, Unpacker, channel_data, refusal
+from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker, channel_data, refusal
 from pipeline.engine.payload import opened
 from pipeline.engine.request import (
     ACTIVE,
@@ -106,7 +107,10 @@ class Engine:
             self._admission.is_full = self.executor.is_full
         self._unpacker = Unpacker(graph.request_op, factory, self._dispatch, self._complete)
         self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
-        self._filters = FilterChain(self._own_filters(config), filters)
+        self._filters = chain = FilterChain(self._own_filters(config), filters)
+        if config.dag.fuse == "auto" and not config.dag.channel_size:
+            edges = (self._unpacker, self._packer, observers.clock_ns, chain.looks)
+            Edges(self.executor, *edges)
         self._on_readiness = on_readiness
         self._was_ready = False
         self._ids = itertools.count(*numbering)
@@ -331,14 +335,17 @@ class Engine:
                     return
         request.advance(PACKING)
         request.generation = RequestState.OVER
-        request.completed_ns = self._observers.clock_ns()
+        is_packed = type(payload) is PackJob
+        request.completed_ns = payload.began_ns if is_packed else self._observers.clock_ns()
         if error is not None:
             request.blame(error, outcome_of(error))
         for node in self.executor.joins:
             node.channel.discard_parts(request)
         if request.live > 1:  # there are branches that nobody waits for any more
             self.executor.drop(request)
-        if wants_response:
+        if is_packed:
+            self._packer.take(payload)
+        elif wants_response:
             self._packer.pack(request, channel_data(request, payload, error), keeps=answer)
         else:
             self._answer(request, channel_data(request, payload, error))

@@ -106,6 +106,7 @@ class Executor:
         self.workers_changed: Callable[[], None] = workers_changed
         self._complete = complete
         self._clock_ns = observers.clock_ns
+        self.now: Callable[[], float] = loop.time
         self.nodes: dict[Op, OpDispatcher] = {
             op: OpDispatcher(op, make_workers, self, loop, index, observers, channel_size)
             for index, op in enumerate(graph.ops)
@@ -138,6 +139,10 @@ class Executor:
             self.nodes[target.op].enqueue_direct(request, target)
         else:
             self.send(request, self.receivers, EXECUTOR_NAME, payload)
+
+    def start_unopened(self, request: RequestState, stand_in: Any) -> None:
+        """Send a request into the graph that its first Ops begin with unpacking."""
+        self.send(request, self.receivers, EXECUTOR_NAME, stand_in)
 
     def start_over(self, request: RequestState, payload: Any) -> None:
         """Start a request anew; what is left of its first start counts no more."""

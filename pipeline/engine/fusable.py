@@ -14,8 +14,11 @@ from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.pace import Pace
+    from pipeline.engine.worker_api import Workers
 
 _BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
+_LOOK_NS = 1_000_000_000  # an Op that fails again and again is looked at so often
 _MOST_LOOKED_AT = 256  # values that an Op holds
 
 
@@ -63,12 +66,13 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
         return "it jumps, or is jumped to"
     if any(node in other.links.runs_again for other in nodes):
         return "it runs again after a jump back"
-    if not is_hosted(node) and _has_threads_module(node.op):
+    if not is_hosted(node) and has_threads_module(node.op):
         return "its module keeps something for each thread"
     return None
 
 
-def _has_threads_module(op: Op) -> bool:
+def has_threads_module(op: Op) -> bool:
+    """Return whether a module of an Op keeps something for each thread."""
     modules = [sys.modules.get(kind.__module__) for kind in type(op).__mro__]
     return any(
         isinstance(value, threading.local)
@@ -78,15 +82,22 @@ def _has_threads_module(op: Op) -> bool:
     )
 
 
-def is_bound(node: OpDispatcher) -> bool:
+def is_bound(op: Op, workers: Workers) -> bool:
     """Return whether an Op has what only the thread may use that made it, by itself or within."""
-    if not isinstance(node.workers, Lender):  # they lend their Op to no other thread
+    if not isinstance(workers, Lender):  # they lend their Op to no other thread
         return False
-    values = [
-        value for state in (vars(node.op), *node.workers.states()) for value in list(state.values())
-    ]
+    states = (vars(op), *workers.states())
+    values = [value for state in states for value in list(state.values())]
     is_bound_itself = any(isinstance(value, _BOUND_TO_A_THREAD) for value in values)
     return is_bound_itself or _holds_connection(values)
+
+
+def is_bound_after_all(op: Op, workers: Workers, pace: Pace, now_ns: int) -> bool:
+    """Look again at an Op that has failed, once a second at most; return `is_bound`."""
+    if now_ns - pace.looked_at_ns <= _LOOK_NS:
+        return False
+    pace.looked_at_ns = now_ns
+    return is_bound(op, workers)
 
 
 def _holds_connection(values: list[Any]) -> bool:

@@ -12,21 +12,29 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, Receiver, alone, own_dict
-from pipeline.engine.fusable import goes, goes_along, is_bound, obstacle, place_of
+from pipeline.engine.fusable import (
+    goes,
+    goes_along,
+    is_bound,
+    is_bound_after_all,
+    obstacle,
+    place_of,
+)
 from pipeline.engine.hosting import HostedGroups, is_hosted, takes, with_one_exit
+from pipeline.engine.pack_jobs import PackJob
 from pipeline.engine.walk import Host, Lender, Step, Walk, WalkPlan
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.edges import Edges
     from pipeline.engine.executor import Executor
 
 _LOGGER = logging.getLogger(__name__)
 
 _STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
 _MOST_STEPS = 64
-_LOOK_NS = 1_000_000_000  # between two looks at what an Op that fails has got
 
 
 class Fusing:
@@ -35,6 +43,9 @@ class Fusing:
     Args:
         is_on: whether Ops in threads are fused at all.
         hosts: whether Ops in processes are.
+
+    Attributes:
+        edges: unpack and pack as parts of walks; None: they never are.
     """
 
     def __init__(
@@ -53,6 +64,7 @@ class Fusing:
         self._under_way: dict[Walk, None] = {}
         self._timer: Any = None
         self._is_due = False
+        self.edges: Edges | None = None
         self.hosted: HostedGroups = HostedGroups(self, loop)
         for node in self._nodes:
             if hosts if is_hosted(node) else is_on:
@@ -80,8 +92,8 @@ class Fusing:
         """Return, for each Op that does not go by itself, the names of those that it goes with."""
         found: dict[str, tuple[str, ...]] = {}
         for node in self._nodes:
-            plan = None if node.name in found else self._plan(node)
-            if plan is not None:
+            plan = None if node.name in found else self.plan(node)
+            if plan is not None and len(plan.steps) > 1:
                 group = tuple(step.name for step in plan.steps)
                 found |= {name: group for name in group if name not in found}
         return found
@@ -92,13 +104,17 @@ class Fusing:
         self._plans = [plan for plan in self._plans if plan.walks]
         for node in self._nodes:
             pace = node.pace
-            if goes(node) and is_bound(node):
+            if goes(node) and is_bound(node.op, node.workers):
                 pace.is_fusable = False
             pace.plan, pace.is_planned, pace.entered = None, False, ()
+        if self.edges is not None:
+            self.edges.look_again()
         for node in self._nodes:
             node.links.receivers = self._receivers(node.links.successors)
         self._executor.receivers = self._receivers(self._executor.entries)
         self.hosted.regroup(self._nodes)
+        if self.edges is not None:
+            self.edges.regrouped()
 
     def _receivers(self, readers: Sequence[OpDispatcher]) -> tuple[Receiver, ...]:
         """Return whom to hand an answer for `readers`: of those that go together only the first."""
@@ -112,7 +128,7 @@ class Fusing:
             (node, entered if node is first else ()) for node in readers if node not in entered
         )
 
-    def _plan(self, leader: OpDispatcher) -> WalkPlan | None:
+    def plan(self, leader: OpDispatcher) -> WalkPlan | None:
         """Return how walks go that begin at `leader`; None: they do not."""
         pace = leader.pace
         if not pace.is_planned:
@@ -135,7 +151,10 @@ class Fusing:
         if is_hosted(leader):
             inside = with_one_exit(inside, self._executor.last)
         entered = tuple(node for node in entered if node in inside)
-        if len(inside) == 1 or entered != leader.pace.entered:
+        edges = self.edges
+        if edges is not None and not edges.go_along(leader, inside):
+            edges = None
+        if (len(inside) == 1 and edges is None) or entered != leader.pace.entered:
             return None
         places = {node: place for place, node in enumerate(inside)}
         plan = WalkPlan(
@@ -143,6 +162,7 @@ class Fusing:
             tuple(places[node] for node in entered),
             leader.pace.entered,
             frozenset(inside),
+            edges=edges,
         )
         self._plans.append(plan)
         return plan
@@ -175,7 +195,7 @@ class Fusing:
 
     def begin(self, leader: OpDispatcher, runs: Sequence[BatchRun]) -> Sequence[Any]:
         """Return the jobs for batches that leave: walks, or as they are."""
-        plan = self._plan(leader)
+        plan = self.plan(leader)
         entered = () if plan is None else plan.entered
         for run in runs:
             for item in run.items:
@@ -211,7 +231,7 @@ class Fusing:
             if not item.is_over:
                 node.enqueue(item.request, slot, own_dict(part))
 
-    def done(self, worker: Worker, walk: Walk) -> None:
+    def done(self, worker: Worker | None, walk: Walk) -> None:
         """Take note of what a walk has done; what it has not goes the usual way."""
         leader, lead = walk.plan.steps[0].node, walk.lead
         self._end(walk)
@@ -226,6 +246,8 @@ class Fusing:
     def lost(self, walk: Walk, error: PipelineError) -> None:
         """Take note that no worker will take a walk."""
         self.undo(walk)
+        if walk.plan.edges is not None:
+            walk.plan.edges.lost(walk)
         walk.plan.steps[0].node.lost(walk.lead, error)
 
     def undo(self, walk: Walk) -> None:
@@ -277,6 +299,11 @@ class Fusing:
         if found is None:
             return
         place, _, run = found
+        if isinstance(run, PackJob):
+            assert walk.plan.edges is not None, "it made the job"
+            walk.plan.edges.part(walk, place, run)
+            self.done(None, walk)
+            return
         self._end(walk)
         run.is_step = False
         self._count_as(walk, place, run)
@@ -302,6 +329,8 @@ class Fusing:
     def _end(self, walk: Walk) -> None:
         walk.plan.walks -= 1
         del self._under_way[walk]
+        if walk.opening is not None:
+            walk.plan.steps[0].node.load.items -= walk.opening.missing(walk.lead.items)
 
     def _settle(self, walk: Walk, kept: Sequence[Any]) -> None:
         """Tell what was done, and pass on what came of it; a run still has those in `kept`."""
@@ -315,9 +344,9 @@ class Fusing:
             if node.pace.took(took):
                 self.changed()
             has_failed = run.outcomes and isinstance(run.outcomes[0], PipelineError)
-            if has_failed and goes(node) and run.end_ns - node.pace.looked_at_ns > _LOOK_NS:
-                node.pace.looked_at_ns = run.end_ns
-                if is_bound(node):
+            if has_failed and goes(node):
+                bound = is_bound_after_all(node.op, node.workers, node.pace, run.end_ns)
+                if bound:
                     self.changed()
             if is_wanted:
                 spans = node.spans
@@ -326,6 +355,8 @@ class Fusing:
                     spans.one(worker, run, received_ns)
                 else:
                     spans.batch(worker, run, received_ns)
+        if walk.plan.edges is not None:
+            walk.plan.edges.settle(walk)
         if walk.failure is not None:
             self._fail(walk.failure, items)
         for step, index, answer in walk.outs:

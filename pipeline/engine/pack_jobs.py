@@ -13,10 +13,14 @@ import msgspec
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
+from pipeline.engine.fusable import has_threads_module, is_bound_after_all
+from pipeline.engine.pace import Pace
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
+from pipeline.engine.walk import Lender
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PackageError, PipelineError, described
 from pipeline.op import (
+    Op,
     RequestOp,
     ResponseOp,
     overrides,
@@ -35,7 +39,8 @@ class PackJob(msgspec.Struct, eq=False):
     """A call of an unpack or pack method that may take a while, run by a worker of that Op.
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
-    argument needs to stay alive.
+    argument needs to stay alive. `began_ns` is known of one that stands for an answer, as it is
+    `is_under_way` or done; `took_ns` and `ended_ns` when it is done.
     """
 
     worker: ClassVar[None] = None  # any will do
@@ -45,11 +50,21 @@ class PackJob(msgspec.Struct, eq=False):
     argument: Any
     keeps: Any = None
     result: Any = None
+    began_ns: int = 0
+    took_ns: int = 0
+    ended_ns: int = 0
+    is_under_way: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether it is no method of the user's."""
+        return not isinstance(self.method, str)
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Call the method, if somebody waits for its result."""
         if not self._is_wanted():
             return
+        start_ns = clock_ns()
         try:
             with wanted_while(self._is_wanted):
                 if isinstance(self.method, str):
@@ -66,13 +81,54 @@ class PackJob(msgspec.Struct, eq=False):
         # Known here, so that who writes the answers that are packed on the loop need not look.
         is_large = isinstance(result, Response) and not is_short(result)
         self.result = LargeResponse(result) if is_large else result
+        self.ended_ns = clock_ns()
+        self.took_ns = self.ended_ns - start_ns
 
     def _is_wanted(self) -> bool:
         return self.request.phase is not ENDED
 
 
 class PackRunner:
-    """Owner of the workers of unpack or pack, which are always threads."""
+    """Owner of the workers of unpack or pack, which are always threads.
+
+    Attributes:
+        pace: of the user's method.
+        may_be_lent: whether that may run in one go with Ops.
+        changed: called when it has become quick, or is not any more.
+    """
+
+    def __init__(self, op: Op, method: str, make_workers: WorkersFactory) -> None:
+        self.op: Op = op
+        self.is_inline: bool = runs_on_the_loop(op, method)
+        self.workers: Workers = make_workers(op, self)
+        self.pace: Pace = Pace()
+        self.may_be_lent: bool = (
+            not self.is_inline
+            and op.pipeline_config.fuse
+            and isinstance(self.workers, Lender)
+            and not has_threads_module(op)
+        )
+        self.changed: Callable[[], None] = lambda: None
+
+    def took(self, job: PackJob) -> None:
+        """Take down how long the user's method took."""
+        if not self.may_be_lent or job.is_ours or not job.took_ns:
+            return
+        is_other = self.pace.took(job.took_ns)
+        has_failed = isinstance(job.result, PipelineError)
+        if is_other or (
+            has_failed and is_bound_after_all(self.op, self.workers, self.pace, job.ended_ns)
+        ):
+            self.changed()
+
+    def pace_is_over(self) -> None:
+        """Take down that it takes far too long."""
+        if self.pace.hung():
+            self.changed()
+
+    def done(self, worker: Worker | None, job: PackJob) -> None:
+        """Pass on what a thread made."""
+        raise NotImplementedError
 
     def lost(self, job: PackJob, error: PipelineError) -> None:
         """Ignore it: threads lose no job."""
@@ -87,6 +143,9 @@ class Unpacker(PackRunner):
     Args:
         unpacked: takes a request and its payload.
         failed: takes a request that cannot be unpacked, and the reason.
+
+    Attributes:
+        begin: takes a request that is unpacked in one go with the first Ops; None: none is now.
     """
 
     def __init__(
@@ -96,24 +155,28 @@ class Unpacker(PackRunner):
         unpacked: Callable[[RequestState, Any], None],
         failed: Callable[[RequestState, PipelineError], None],
     ) -> None:
+        super().__init__(op, "unpack_request_package", make_workers)
         self._op = op
         self._unpacked = unpacked
-        self._failed = failed
+        self.refuse: Callable[[RequestState, PipelineError], None] = failed
         self._is_ours = not overrides(op, "unpack_request_package")
-        self._is_inline = runs_on_the_loop(op, "unpack_request_package")
-        self.workers: Workers = make_workers(op, self)
+        self.begin: Callable[[RequestState], None] | None = None
 
     def unpack(self, request: RequestState) -> None:
         """Unpack a request, at once if it is quick."""
-        if not self._is_inline:
-            self.workers.submit([PackJob(request, "unpack_request_package", request.raw)])
+        target = request.target
+        if not self.is_inline:
+            if self.begin and (target is None or not (target.op or target.is_large)):
+                self.begin(request)
+            else:
+                self.submit(request)
         elif request.target is not None and request.target.is_large:
             self.workers.submit([PackJob(request, self._unpack_large, request.raw)])
         else:
             try:
                 unpacked = self._op.unpack_request_package(request.raw)
             except Exception as error:  # ours, on a caller's data: that caller is told
-                self._failed(request, _refused(error))
+                self.refuse(request, _refused(error))
                 return
             if self._is_ours:  # and has one form
                 payload, request.log_id = unpacked[:2]
@@ -121,6 +184,15 @@ class Unpacker(PackRunner):
                 self._unpacked(request, payload)
             else:
                 self._take(request, unpacked)
+
+    def job(self, request: RequestState) -> PackJob:
+        """Return the call of the user's method."""
+        return PackJob(request, "unpack_request_package", request.raw)
+
+    def submit(self, request: RequestState) -> None:
+        """Have a thread call the user's method, if the request still waits for it."""
+        if request.phase is ACTIVE:
+            self.workers.submit([self.job(request)])
 
     def _unpack_large(self, raw: Any) -> Any:
         """Return what our own RequestOp makes of a large request, in a thread."""
@@ -134,23 +206,34 @@ class Unpacker(PackRunner):
         except Exception as error:  # as in `unpack`
             return _refused(error)
 
-    def done(self, worker: Worker, job: PackJob) -> None:
+    def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread unpacked, if the request still waits for it."""
+        self.took(job)
         if job.request.phase is ACTIVE:
             self._take(job.request, job.result)
 
     def _take(self, request: RequestState, unpacked: Any) -> None:
-        """Pass on what the Op made of a request, in any historical form."""
+        """Pass on what the Op made of a request."""
+        payload = self.read(request, unpacked)
+        if isinstance(payload, PipelineError):
+            self.refuse(request, payload)
+        else:
+            self._unpacked(request, payload)
+
+    def read(self, request: RequestState, unpacked: Any) -> Any:
+        """Return the payload in what the Op made of a request, in any historical form; or an error.
+
+        In whatever thread has the request; what else is in it the request gets.
+        """
         try:
             if isinstance(unpacked, PipelineError):
                 raise unpacked
             payload, log_id = unpack_result(unpacked)
         except PipelineError as error:
-            self._failed(request, error)
-            return
+            return error
         request.log_id = int(log_id or 0)
         request.as_tensors = bool(getattr(request.raw, "tensors", None))
-        self._unpacked(request, payload)
+        return payload
 
 
 class Packer(PackRunner):
@@ -159,6 +242,9 @@ class Packer(PackRunner):
     Args:
         packed: takes a request and its response; a PlainResponse for a PlainRequest, where it fits.
         limits: of text that is large.
+
+    Attributes:
+        goes: whether answers are packed in one go with the last Ops.
     """
 
     def __init__(
@@ -168,30 +254,65 @@ class Packer(PackRunner):
         packed: Callable[[RequestState, Any], None],
         limits: Limits,
     ) -> None:
+        super().__init__(op, "pack_response_package", make_workers)
         self._op = op
         self._packed = packed
         self._limits = limits
         self._is_ours = not overrides(op, "pack_response_package")
-        self.is_inline: bool = runs_on_the_loop(op, "pack_response_package")
-        self.workers: Workers = make_workers(op, self)
+        self._packs_arrays = False  # as far as was seen
+
+    @property
+    def goes(self) -> bool:
+        return self._packs_arrays or (self.may_be_lent and self.pace.is_quick)
+
+    def job(self, request: RequestState, answer: dict[str, Any]) -> PackJob | None:
+        """Return what packs an answer in the thread that made it; None: the loop sees to it."""
+        if request.target is not None and not request.target.wants_response:
+            return None
+        data = channel_data(request, answer, None)
+        if not self.is_inline:
+            return PackJob(request, "pack_response_package", data, answer)
+        if self._is_at_once(data) or not is_cheap(answer, response_formats(self._op, data)[0]):
+            return None
+        return PackJob(request, self._pack_large, data)
+
+    def run(self, job: PackJob) -> None:
+        """Pack what is not large with our own method."""
+        job.result = self._pack_now(job.request, job.argument)
+
+    def take(self, job: PackJob) -> None:
+        """Take an answer that is packed, or about to be."""
+        if not job.is_under_way:
+            self.done(None, job)
 
     def pack(self, request: RequestState, data: ChannelData, keeps: Any) -> None:
         """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`."""
         if not self.is_inline:
             self.workers.submit([PackJob(request, "pack_response_package", data, keeps)])
-        elif not (
+        elif self._is_at_once(data):
+            self._packed(request, self._pack_now(request, data))
+        elif is_cheap(data.payload, response_formats(self._op, data)[0]):
+            if not self._packs_arrays:
+                self._packs_arrays = True
+                self.changed()
+            self._packed(request, self._pack_now(request, data))
+        else:
+            self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
+
+    def _is_at_once(self, data: ChannelData) -> bool:
+        """Return whether our own method is done with it in no time."""
+        return (
             data.error is not None
             or self._op.pipeline_is_quick
             or is_short_text(data.payload)  # as most are
-            or is_cheap(data.payload, response_formats(self._op, data)[0])
-        ):
-            self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
-        else:
-            try:
-                response = self._plain(request, data) or self._op.pack_response_package(data)
-            except Exception as error:  # ours, on an answer of any type: that caller is told
-                response = _packing_error(data, error)
-            self._packed(request, response)
+        )
+
+    def _pack_now(self, request: RequestState, data: ChannelData) -> Any:
+        """Return what our own ResponseOp makes of an answer that is not large."""
+        try:
+            return self._plain(request, data) or self._op.pack_response_package(data)
+        except Exception as error:  # ours, on an answer of any type: that caller is told
+            return _packing_error(data, error)
 
     def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
         """Return the answer without protobuf, if it has that form and who asks takes it."""
@@ -209,8 +330,9 @@ class Packer(PackRunner):
         except Exception as error:  # as in `pack`
             return _packing_error(data, error)
 
-    def done(self, worker: Worker, job: PackJob) -> None:
+    def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread packed."""
+        self.took(job)
         response = job.result
         if isinstance(response, PipelineError):
             response = pack_error(ChannelData(job.argument.data_id, error=response))

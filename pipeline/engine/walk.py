@@ -18,6 +18,7 @@ from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.edges import Edges, Opening
 
 _LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
 
@@ -137,6 +138,7 @@ class WalkPlan(msgspec.Struct, eq=False):
         nodes: the dispatchers of all steps.
         host: what runs its walks, if not the workers of the first step.
         own: makes the copy that a further reader of the same answer gets.
+        edges: what unpacks requests before the first step, and packs answers behind the last.
     """
 
     steps: tuple[Step, ...]
@@ -146,6 +148,7 @@ class WalkPlan(msgspec.Struct, eq=False):
     walks: int = 0
     host: Host | None = None
     own: Callable[[Any], Any] = own_dict
+    edges: Edges | None = None
 
 
 class Walk(msgspec.Struct, eq=False):
@@ -166,6 +169,8 @@ class Walk(msgspec.Struct, eq=False):
         moved: the Op, and its run, that it counts as, if no longer as one of the first Op.
         ready: for each step the items that it has not taken, with their places in the batch.
         parts: what came for a step that reads several, by (step, place of the item).
+        walker: the worker whose thread runs it.
+        opening: what became of requests that it began with before they were unpacked.
     """
 
     plan: WalkPlan
@@ -179,6 +184,8 @@ class Walk(msgspec.Struct, eq=False):
     moved: tuple[OpDispatcher, BatchRun] | None = None
     ready: list[list[tuple[int, Item]]] = field(default_factory=list)
     parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    walker: Any = None
+    opening: Opening | None = None
 
     @property
     def worker(self) -> int | None:
@@ -190,8 +197,15 @@ class Walk(msgspec.Struct, eq=False):
 
         Returns whether it is at its end; else the step that ran has become its worker's own.
         """
+        self.walker, edges = walker, self.plan.edges
         try:
-            return self._go(walker, clock_ns)
+            if edges is None:
+                return self._go(walker, clock_ns)
+            return (
+                edges.unpack(self, clock_ns)
+                and (not self.lead.items or self._go(walker, clock_ns))
+                and edges.pack(self, clock_ns)
+            )
         except BaseException as error:  # whoever runs it must survive it
             self.failure = error
             return True

@@ -404,7 +404,7 @@ class ThreadWorkers:
                 place, worker, run = walk.held.pop()
             except IndexError:
                 return None
-            walker = walk.finished[0][1] if place else worker
+            walker = walk.walker
             if place:
                 walker.thread, worker.thread = worker.thread, walker.thread
                 walker.thread.worker, worker.thread.worker = walker, worker

@@ -43,4 +43,8 @@ def pace(engine: Any, case: Case) -> None:
             node.pace = Always(is_fusable, is_quick=True)
         else:
             node.pace = Switching(is_fusable, is_quick=rng.random() < 0.7, rng=rng)
+    for edge in (engine._unpacker, engine._packer):
+        is_always = case.fuse == "on"
+        quick = rng.random() < 0.7
+        edge.pace = Always(True, True) if is_always else Switching(True, quick, rng=rng)
     engine.executor.fusing._regroup()

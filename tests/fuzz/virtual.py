@@ -59,7 +59,7 @@ class VirtualWorker:
         """Run a batch in the strand that is at work."""
         self.job = run
         self.job_started = now_ns / 1e9
-        if self.is_lent:
+        if self.is_lent and isinstance(run, BatchRun):
             self.pool.lent_items += len(run.items)
         run.run(self.op, self, clock_ns)
 
@@ -271,7 +271,7 @@ class VirtualThreads(VirtualWorkers):
         if not walk.held:
             return None
         place, stepping, run = walk.held.pop()
-        walker = walk.finished[0][1] if place else stepping
+        walker = walk.walker
         walker.run = None
         stepping.job = stepping.run = run
         stepping.is_lent = False

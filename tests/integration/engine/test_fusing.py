@@ -433,7 +433,7 @@ def test_a_step_that_ends_as_it_is_looked_at_stays_one():
             fusing = server.executor.executor.fusing
             leader = next(iter(server.executor.executor.nodes.values()))
             run = BatchRun([], is_step=True)
-            walk = Walk(fusing._plan(leader), run)
+            walk = Walk(fusing.plan(leader), run)
             walk.held = Ends([(0, None, run)])
             fusing._under_way[walk] = None
             assert not fusing.part(run)
