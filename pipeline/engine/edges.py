@@ -6,7 +6,7 @@ only hands on what was packed at the end of one.
 
 from __future__ import annotations
 
-import contextvars
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,6 +70,10 @@ class Edges:
     Args:
         looks: filters' hooks that look at a request whose payload they do not need; None: there
             are others, who want to see the payload on the loop.
+
+    Attributes:
+        turned_back: how often requests left each Op's queue for no turn there, for they had to be
+            unpacked first.
     """
 
     def __init__(
@@ -87,8 +91,8 @@ class Edges:
         self._clock_ns = clock_ns
         self._looks = looks or ()
         self._may_unpack = looks is not None
+        self.turned_back: Counter[str] = Counter()
         self._first: OpDispatcher | None = None  # which gets requests that are not unpacked
-        self._context = contextvars.copy_context()  # in which the loop would pack
         self._fusing.edges = self
         unpacker.changed = packer.changed = self._fusing.changed
 
@@ -133,7 +137,9 @@ class Edges:
     def _take_out(self, node: OpDispatcher) -> None:
         """Have what waits at an Op unpacked as ever."""
         now = self._executor.now()
-        for item in node.scheduler.clear():
+        items = node.scheduler.clear()
+        self.turned_back[node.name] += len(items)
+        for item in items:
             if _is_unopened(item):
                 self._unpack_apart(item)
             else:
@@ -150,7 +156,9 @@ class Edges:
         lead = walk.lead
         unopened = [item for item in lead.items if _is_unopened(item)]
         lead.items = [item for item in lead.items if not _is_unopened(item)]
-        walk.plan.steps[0].node.load.items -= len(unopened)
+        node = walk.plan.steps[0].node
+        node.load.items -= len(unopened)
+        self.turned_back[node.name] += len(unopened)
         for item in unopened:
             self._unpack_apart(item)
 
@@ -183,6 +191,7 @@ class Edges:
         for item in opening.waiting:
             self._unpack_apart(item)
         node = walk.plan.steps[0].node
+        self.turned_back[node.name] += opening.missing(walk.lead.items)
         for item in opening.unpacked if opening.is_cut else ():
             if not item.is_over:
                 ((slot, part),) = item.inputs.items()
@@ -267,7 +276,7 @@ class Edges:
                 if now_ns - walk.began_ns > _LONGEST_NS:
                     break
                 if job.is_ours:
-                    self._context.copy().run(packer.run, job)
+                    packer.run(job)
                 else:
                     worker = worker or lender.borrow()
                     if worker is None:
