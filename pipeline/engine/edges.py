@@ -37,7 +37,7 @@ UNOPENED = Unopened()
 
 
 class Opening(msgspec.Struct, eq=False):
-    """What became of the requests of a batch that were not unpacked when it left.
+    """Requests of a batch that were not unpacked when it left, and how they fared.
 
     Attributes:
         size: requests of the batch.

@@ -1,6 +1,6 @@
 """RequestState: one request, as an engine knows it; and the sink that takes its answer.
 
-Both are changed on the event loop only.
+Both are changed on the event loop only, but for what a request's unpack finds out.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Walk(msgspec.Struct, eq=False):
         ready: for each step the items that it has not taken, with their places in the batch.
         parts: what came for a step that reads several, by (step, place of the item).
         walker: the worker whose thread runs it.
-        opening: what became of requests that it began with before they were unpacked.
+        opening: those of its requests that were not unpacked when it left.
     """
 
     plan: WalkPlan

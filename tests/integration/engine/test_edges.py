@@ -144,7 +144,12 @@ def test_a_single_op_is_no_group():
 
 @pytest.mark.parametrize(
     ("config", "quick"),
-    [({"dag": {"fuse": "off"}}, True), ({}, False), ({"dag": {"channel_size": 4}}, True)],
+    [
+        ({"dag": {"fuse": "off"}}, True),
+        ({}, False),
+        ({"dag": {"channel_size": 4}}, True),
+        ({"op": {"@DAGExecutor": {"fuse": False}}}, True),
+    ],
 )
 def test_apart_they_run_on_their_own(config, quick):
     seen = []
