@@ -219,6 +219,7 @@ class Edges:
             try:
                 is_held = self._unpack(walk, opening, worker, clock_ns)
             except BaseException:
+                opening.is_cut = True
                 lender.give_back(worker)
                 raise
             if not is_held:

@@ -417,3 +417,24 @@ def test_the_journal_knows_when_it_was_unpacked_and_when_packing_began():
     assert request.dispatched_ns - request.admitted_ns >= 2_000_000
     assert request.end_ns - request.completed_ns >= 2_000_000
     assert request.dispatched_ns <= request.completed_ns
+
+
+def test_an_error_of_ours_in_the_middle_loses_no_request(monkeypatch):
+    async def main():
+        config = {"op": {"a": {"batch_size": 8, "auto_batching_timeout": 20}}}
+        async with serving(**config) as server:
+            unpacker, tried = server.executor._unpacker, []
+            read = unpacker.read
+
+            def fails_once(request, unpacked):
+                tried.append(here())
+                if tried.count(FIRST) == 2 and tried[-1] == FIRST:
+                    raise RuntimeError("ours")
+                return read(request, unpacked)
+
+            monkeypatch.setattr(unpacker, "read", fails_once)
+            answers = await asyncio.gather(*(ask(server, x) for x in "1234"))
+            assert [value_of(answer) for answer in answers] == list("1234")
+            assert [op.running for op in server.executor.state().ops] == [0, 0]
+
+    asyncio.run(main())
