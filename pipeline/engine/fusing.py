@@ -344,10 +344,12 @@ class Fusing:
             if node.pace.took(took):
                 self.changed()
             has_failed = run.outcomes and isinstance(run.outcomes[0], PipelineError)
-            if has_failed and goes(node):
-                bound = is_bound_after_all(node.op, node.workers, node.pace, run.end_ns)
-                if bound:
-                    self.changed()
+            if (
+                has_failed
+                and goes(node)
+                and is_bound_after_all(node.op, node.workers, node.pace, run.end_ns)
+            ):
+                self.changed()
             if is_wanted:
                 spans = node.spans
                 spans.is_wanted = True
