@@ -17,6 +17,7 @@ from pipeline.data import ChannelData, RequestContext, context_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.engine.op_state import keep_changes, restore
+from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import log_raised, product_error, stage_error, stage_failure
 from pipeline.errors import (
@@ -85,37 +86,22 @@ class BatchRun(Batch, eq=False):
         """Run all stages, or those that are left. Raises nothing."""
         try:
             if op.is_plain and len(self.items) == 1 and self.calls is None:
-                self._run_one(op, clock_ns)
-            else:
-                self._run(op, watch, clock_ns)
+                item = self.items[0]
+                if not (item.is_over or item.is_feed):
+                    self._run_one(op, item, clock_ns)
+                    return
+            self._run(op, watch, clock_ns)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0)
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
             self.end_ns = clock_ns()
 
-    def _run_one(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
+    def _run_one(self, op: BoundOp, item: Any, clock_ns: Callable[[], int]) -> None:
         """Run the stages of a lone item at an Op without `process`: what `_run` does, quicker."""
-        item = self.items[0]
-        self.start_ns = clock_ns()
         self.outcomes = [None]
-        if not item.is_over:
-            if op.asking:
-                self.contexts = [context_of(item, item.info, item.is_cancelled)]
-                op.context = self.contexts[0]
-            try:
-                self.prepared[0] = (
-                    item.inputs
-                    if item.is_feed
-                    else op.preprocess(item.inputs, item.data_id, item.log_id)[0]
-                )
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[0] = stage_error(error, op, "preprocess", item.log_id)
-        self.calls = []
-        self.preprocess_end_ns = self.process_end_ns = clock_ns()
-        if not self.is_superseded:  # else another worker has it
-            if self.prepared:
-                self._postprocess(op)
-            self.end_ns = clock_ns()
+        step = PlainStep(item.inputs, item.data_id, item.log_id, apart=self)
+        step.run(op, None, clock_ns)
+        step.tell()
 
     def _run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         if self.calls is None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data import RequestContext, announced_batch, declares, max_batch_size_of
+from pipeline.data import RequestContext
 from pipeline.engine.hooks import (
     CONTEXT,
     POSTPROCESS,
@@ -35,9 +35,9 @@ from pipeline.engine.hooks import (
     PROCESS,
     UNPACK,
     Hook,
-    asking,
     call_form,
 )
+from pipeline.engine.op_facts import OpFacts
 from pipeline.errors import (
     ErrorCode,
     PackageError,
@@ -47,7 +47,7 @@ from pipeline.errors import (
     described,
     printable,
 )
-from pipeline.op import Op, overrides, predictor_of, runs_process
+from pipeline.op import Op, overrides
 from pipeline.proto.slices import AbandonedError
 
 _LOGGER = logging.getLogger(__name__)
@@ -61,32 +61,6 @@ Prepared = tuple[Any, bool]
 """(what `process` is fed, whether to skip `process`)"""
 
 
-class OpFacts:
-    """Facts of an Op that do not change while it runs.
-
-    Attributes:
-        most_rows: that one call of `process` gets; 0: any number.
-        most_fed_rows: those that are fed to it where `preprocess` is skipped.
-        asking: the names of the hooks that ask for the context of their requests.
-        is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it.
-    """
-
-    def __init__(self, op: Op) -> None:
-        self.name: str = op.name
-        self.runs_process: bool = runs_process(op)
-        self.has_model: bool = predictor_of(op) is not None
-        most = max_batch_size_of(op)
-        self.most_rows: int = most if self.has_model or declares(op) else 0
-        self.most_fed_rows: int = announced_batch(most, op.pipeline_config.batch_size)
-        self.attempts: int = max(1, op.pipeline_config.retry)
-        self.timeout_s: float | None = op.pipeline_config.timeout_s
-        self.jumps: bool = op.is_jump_op()
-        self.asking: frozenset[str] = asking(op)
-        self.is_plain: bool = not (
-            self.runs_process or self.has_model or self.most_rows or self.jumps
-        )
-
-
 class BoundOp(OpFacts):
     """One worker's own copy of an Op, callable in one form.
 
@@ -98,6 +72,8 @@ class BoundOp(OpFacts):
     Attributes:
         context: of what the worker is about to work on, for the hooks that ask for it: that of one
             request, or those of a call of `process`.
+        users_preprocess: the method itself, with all its parameters; see `prepared`.
+        users_postprocess: the same; see `answered`.
     """
 
     def __init__(self, op: Op, worker: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -118,9 +94,9 @@ class BoundOp(OpFacts):
             own = vars(self.op).get(name)
             if inspect.ismethod(own) and own.__self__ is op:
                 setattr(self.op, name, own.__func__.__get__(self.op))
-        self._preprocess = self._adapt(PREPROCESS)
+        self.users_preprocess: Callable[..., Any] = self._adapt(PREPROCESS)
         self._process = self._adapt(PROCESS)
-        self._postprocess = self._adapt(POSTPROCESS)
+        self.users_postprocess: Callable[..., Any] = self._adapt(POSTPROCESS)
 
     def replacement(self) -> BoundOp:
         """Return a copy for the worker that takes over from one that is stuck, with its state."""
@@ -134,7 +110,10 @@ class BoundOp(OpFacts):
 
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
-        data = self._preprocess(inputs, data_id, log_id)
+        return self.prepared(self.users_preprocess(inputs, data_id, log_id))
+
+    def prepared(self, data: Any) -> Prepared:
+        """Return what the user's preprocess returned, in one form."""
         skip = False
         if isinstance(data, tuple):
             if len(data) == 4 and data[2] is None and type(data[1]) is bool:  # as nearly always
@@ -181,7 +160,10 @@ class BoundOp(OpFacts):
         if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)
-        answer = self._postprocess(inputs, fetched, data_id, log_id)
+        return self.answered(self.users_postprocess(inputs, fetched, data_id, log_id))
+
+    def answered(self, answer: Any) -> dict[str, Any]:
+        """Return what the user's postprocess returned, in one form."""
         if isinstance(answer, tuple):
             if len(answer) != 3:
                 answer = _padded(answer, 3, self._named["postprocess"])

@@ -66,7 +66,7 @@ class Item(msgspec.Struct, eq=False):
 
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for it any more; may be asked in any thread."""
-        return self.is_over
+        return self.generation != self.request.generation
 
     @property
     def deadline(self) -> float | None:

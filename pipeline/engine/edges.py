@@ -17,7 +17,8 @@ from pipeline.engine.channel import Item
 from pipeline.engine.fusable import goes, is_bound
 from pipeline.engine.hosting import is_hosted
 from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
-from pipeline.engine.walk import Lender, Walk
+from pipeline.engine.walk import Walk
+from pipeline.engine.walk_api import Lender
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.hosting import go_along_in_process, is_hosted
-from pipeline.engine.walk import Hosting, Lender
+from pipeline.engine.walk_api import Hosting, Lender
 from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:

@@ -22,7 +22,9 @@ from pipeline.engine.fusable import (
 )
 from pipeline.engine.hosting import HostedGroups, is_hosted, takes, with_one_exit
 from pipeline.engine.pack_jobs import PackJob
-from pipeline.engine.walk import Host, Lender, Step, Walk, WalkPlan
+from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.walk import Step, Walk, WalkPlan
+from pipeline.engine.walk_api import Host, Lender
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
 
@@ -189,6 +191,7 @@ class Fusing:
             keeps_own=bool(outside) and readers[0] in places,
             outside=tuple(outside),
             others=alone(reader for reader in readers if reader not in places),
+            is_join=node.channel.is_join,
         )
 
     # Walks --------------------------------------------------------------------------------------
@@ -340,8 +343,8 @@ class Fusing:
         steps = walk.plan.steps
         for place, worker, run in walk.finished:
             node = steps[place].node
-            took = (run.end_ns - run.start_ns) / len(run.items)
-            if node.pace.took(took):
+            count = 1 if type(run) is PlainStep else len(run.items)
+            if node.pace.took((run.end_ns - run.start_ns) / count):
                 self.changed()
             has_failed = run.outcomes and isinstance(run.outcomes[0], PipelineError)
             if (
@@ -353,7 +356,9 @@ class Fusing:
             if is_wanted:
                 spans = node.spans
                 spans.is_wanted = True
-                if len(run.items) == 1 and not run.executions and not run.rows:
+                if type(run) is PlainStep:
+                    spans.step(worker, run, items[0], received_ns)
+                elif count == 1 and not run.executions and not run.rows:
                     spans.one(worker, run, received_ns)
                 else:
                     spans.batch(worker, run, received_ns)

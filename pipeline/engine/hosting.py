@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.walk import Host, Hosting, Walk, WalkPlan
+from pipeline.engine.walk import Walk, WalkPlan
+from pipeline.engine.walk_api import Host, Hosting
 from pipeline.engine.worker_api import Loop
 from pipeline.errors import PipelineError
 

@@ -16,7 +16,7 @@ from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.engine.fusable import has_threads_module, is_bound_after_all
 from pipeline.engine.pace import Pace
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
-from pipeline.engine.walk import Lender
+from pipeline.engine.walk_api import Lender
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PackageError, PipelineError, described
 from pipeline.op import (

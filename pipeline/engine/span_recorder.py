@@ -15,6 +15,7 @@ from pipeline.engine.journal import (
     outcome_of,
     pack_span,
 )
+from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
@@ -105,6 +106,35 @@ class SpanRecorder:
             request.input_ns += preprocess_end_ns - start_ns
             request.infer_ns += process_end_ns - preprocess_end_ns
             request.output_ns += end_ns - process_end_ns
+
+    def step(self, worker: Worker, run: PlainStep, item: Item, result_received_ns: int) -> None:
+        """Take down the span of a step of a walk."""
+        self._batches = batches = self._batches + 1
+        request, outcome, code = item.request, run.outcome, _OK
+        start_ns, preprocess_end_ns, end_ns = run.start_ns, run.preprocess_end_ns, run.end_ns
+        if type(outcome) is not dict and isinstance(outcome, PipelineError):
+            code = outcome_of(outcome)
+        elif item.generation == request.generation:
+            request.input_ns += preprocess_end_ns - start_ns
+            request.output_ns += end_ns - preprocess_end_ns
+        span = pack_span(
+            self.index,
+            worker.number,
+            batches,
+            item.data_id,
+            request.rows,
+            code,
+            run.ready_ns,
+            start_ns,
+            preprocess_end_ns,
+            preprocess_end_ns,
+            end_ns,
+            result_received_ns,
+        )
+        if self.journal is not None:
+            self.journal.spans.append(span)
+        if request.spans is not None:
+            request.spans.append(span)
 
     def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down spans that came to nothing: as their request ended, or else as `outcome`."""

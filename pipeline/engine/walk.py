@@ -5,15 +5,16 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import field
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, Receiver, first_error, own_dict
-from pipeline.engine.worker_api import Worker
+from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.walk_api import Host, Lender, Stepper
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -23,84 +24,6 @@ if TYPE_CHECKING:
 _LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
 
 
-class Stepper(Worker, Protocol):
-    """A worker whose Op can be run by another worker's thread."""
-
-    def perform(self, run: BatchRun, now_ns: int, clock_ns: Callable[[], int]) -> None:
-        """Run a batch with this worker's own copy of the Op, as its own thread would."""
-
-
-@runtime_checkable
-class Lender(Protocol):
-    """Workers that lend those that are idle, in any thread."""
-
-    def borrow(self) -> Stepper | None:
-        """Return a worker that is idle, and is nobody else's until it is given back."""
-
-    def give_back(self, worker: Any) -> None:
-        """Let a borrowed worker be idle again, or take what waits for it."""
-
-    def states(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes of each worker's copy of the Op."""
-
-    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
-        """Take a walk of one of these workers from it, on the loop.
-
-        The step that runs becomes a job of the worker that was borrowed for it, and the walker is
-        idle. Returns (place of the step, its worker, its run); None if no step runs just now.
-        """
-
-
-class WalkOwner(Protocol):
-    """Listener to a host, beside the owner of its leader's workers, which is told what is done."""
-
-    def returned(self, walk: Walk) -> None:
-        """Take back a walk that was not begun."""
-
-    def crashed(self, walk: Walk, error: PipelineError) -> None:
-        """Take note that the process ended in the step of `walk` that is held."""
-
-    def host_changed(self) -> None:
-        """`is_up` or `has_failed` of a host is not what it was."""
-
-
-class Host(Protocol):
-    """Processes that run the walks of one group, with copies of all its Ops.
-
-    Attributes:
-        has_failed: whether they could not be started.
-    """
-
-    has_failed: bool
-
-    @property
-    def is_up(self) -> bool:
-        """Return whether it takes walks."""
-
-    def walk(self, walks: Sequence[Walk]) -> None:
-        """Run walks of one item each; those that are not begun soon are returned."""
-
-    def slow_step(self, walk: Walk, limit_s: float) -> tuple[int, Any, BatchRun] | None:
-        """Return (place, worker, run) of the step, behind the first, that has lasted so long."""
-
-    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
-        """Take a walk from it, as `Lender.part` does; what the step does comes to nothing."""
-
-    def take_back_all(self) -> None:
-        """Return what is not begun."""
-
-    def retire(self) -> None:
-        """End when what is begun is done."""
-
-
-@runtime_checkable
-class Hosting(Protocol):
-    """Workers in processes, which walks of theirs need processes of their own for."""
-
-    def host(self, plan: WalkPlan, owner: WalkOwner) -> Host:
-        """Start the processes of a group that these workers' Op leads."""
-
-
 class Step(msgspec.Struct, frozen=True, eq=False):
     """One Op of a walk.
 
@@ -108,7 +31,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         node: the Op's dispatcher.
         lender: its workers.
         size: requests in one run of it, at most.
-        producers: those that it reads, by name.
+        producers: those that it reads, by name; `is_join`: several.
         readers: the steps that read its answer, and whether they get a dict of their own.
         is_read_outside: whether anybody else reads it, or it is the request's answer.
         keeps_own: whether these get a dict of their own.
@@ -126,6 +49,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
     keeps_own: bool = False
     outside: tuple[Receiver, ...] = ()
     others: tuple[Receiver, ...] = ()
+    is_join: bool = False
 
 
 class WalkPlan(msgspec.Struct, eq=False):
@@ -156,8 +80,10 @@ class Walk(msgspec.Struct, eq=False):
 
     Whoever runs it borrows an idle worker for each step, and stops where there is none, or when
     it takes long: the rest goes the usual way. While a step runs `held` has (place of the step,
-    worker, run): who takes that out makes it a job of that worker like any other, and nothing
-    more is done here.
+    worker, run): who takes that out, see `take_out`, makes it a job of that worker like any other,
+    and nothing more is done here.
+
+    A batch of one item, as nearly all are, goes a way of its own: each step is at most one run.
 
     Attributes:
         lead: the batch.
@@ -169,6 +95,7 @@ class Walk(msgspec.Struct, eq=False):
         moved: the Op, and its run, that it counts as, if no longer as one of the first Op.
         ready: for each step the items that it has not taken, with their places in the batch.
         parts: what came for a step that reads several, by (step, place of the item).
+        came: of a lone item, what came for each step that it has not taken.
         walker: the worker whose thread runs it.
         opening: those of its requests that were not unpacked when it left.
     """
@@ -178,12 +105,13 @@ class Walk(msgspec.Struct, eq=False):
     failure: BaseException | None = None
     began_ns: int = 0
     step_ns: int = 0
-    held: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
-    finished: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
+    held: list[tuple[int, Any, Any]] = field(default_factory=list)
+    finished: list[tuple[int, Any, Any]] = field(default_factory=list)
     outs: list[tuple[Step, int, Any]] = field(default_factory=list)
     moved: tuple[OpDispatcher, BatchRun] | None = None
     ready: list[list[tuple[int, Item]]] = field(default_factory=list)
     parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    came: list[dict[str, Any] | None] = field(default_factory=list)
     walker: Any = None
     opening: Opening | None = None
 
@@ -200,15 +128,20 @@ class Walk(msgspec.Struct, eq=False):
         self.walker, edges = walker, self.plan.edges
         try:
             if edges is None:
-                return self._go(walker, clock_ns)
+                return self._steps(walker, clock_ns)
             return (
                 edges.unpack(self, clock_ns)
-                and (not self.lead.items or self._go(walker, clock_ns))
+                and (not self.lead.items or self._steps(walker, clock_ns))
                 and edges.pack(self, clock_ns)
             )
         except BaseException as error:  # whoever runs it must survive it
             self.failure = error
             return True
+
+    def _steps(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
+        if len(self.lead.items) == 1:
+            return self._go_alone(walker, clock_ns)
+        return self._go(walker, clock_ns)
 
     def _go(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
         plan, lead = self.plan, self.lead
@@ -239,6 +172,109 @@ class Walk(msgspec.Struct, eq=False):
                 raise
             lender.give_back(worker)
         return True
+
+    def _go_alone(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
+        """Do what `_go` does with one item, which comes to each step once at most."""
+        plan, lead, held, finished = self.plan, self.lead, self.held, self.finished
+        item = lead.items[0]
+        data_id, log_id = item.data_id, item.log_id
+        came = self.came = [None] * len(plan.steps)
+        ready_ns = [item.ready_ns] * len(plan.steps)
+        if plan.entries and item.entered:
+            ((slot, part),) = item.inputs.items()
+            for place in plan.entries:
+                came[place] = {slot: plan.own(part)}
+        self.began_ns = self.step_ns = clock_ns()
+        if not self._perform(0, walker, lead, clock_ns):
+            return False
+        answer = lead.outcomes[0]
+        if item.is_alone and answer is not None:
+            self.outs.append((plan.steps[0], 0, answer))
+            return True
+        has_failed = self._hand_on(plan.steps[0], answer, lead.end_ns, ready_ns)
+        for place, step in enumerate(plan.steps):
+            inputs = came[place]
+            if inputs is None:
+                continue
+            if step.is_join:
+                if len(inputs) < len(step.producers):
+                    continue
+                inputs = {producer: inputs[producer] for producer in step.producers}
+            error = first_error(inputs) if has_failed else None
+            if error is not None:
+                came[place] = None
+                self._hand_on(step, error, ready_ns[place], ready_ns)
+                continue
+            if item.is_cancelled():
+                break
+            self.step_ns = now_ns = clock_ns()
+            if now_ns - self.began_ns > _LONGEST_NS:
+                break
+            lender = step.lender
+            worker = lender.borrow()
+            if worker is None:
+                break
+            came[place] = None
+            try:
+                if worker.op.is_plain:
+                    run = PlainStep(inputs, data_id, log_id, ready_ns[place])
+                    entry = (place, worker, run)
+                    held.append(entry)
+                    worker.perform(run, now_ns, clock_ns)
+                    try:
+                        held.pop()
+                    except IndexError:
+                        run.tell()
+                        return False
+                    finished.append(entry)
+                    answer, end_ns = run.outcome, run.end_ns
+                else:
+                    batch = BatchRun([item.following(inputs, ready_ns[place])], is_step=True)
+                    if not self._perform(place, worker, batch, clock_ns):
+                        return False
+                    answer, end_ns = batch.outcomes[0], batch.end_ns
+                if self._hand_on(step, answer, end_ns, ready_ns):
+                    has_failed = True
+            except BaseException:
+                lender.give_back(worker)
+                raise
+            lender.give_back(worker)
+        return True
+
+    def _hand_on(self, step: Step, answer: Any, end_ns: int, ready_ns: list[int]) -> bool:
+        """Pass on what came of a lone item at a step; return whether it is an error."""
+        if answer is None:  # it was over
+            return False
+        if step.is_read_outside:
+            self.outs.append((step, 0, self.plan.own(answer) if step.keeps_own else answer))
+        for reader, is_own in step.readers:
+            part = self.plan.own(answer) if is_own else answer
+            ready_ns[reader] = end_ns
+            inputs = self.came[reader]
+            if inputs is None:
+                self.came[reader] = {step.name: part}
+            else:
+                inputs[step.name] = part
+        return type(answer) is not dict and isinstance(answer, PipelineError)
+
+    def take_out(self) -> tuple[int, Any, BatchRun] | None:
+        """Make the step that runs a batch of its worker's own; None if no step runs just now.
+
+        Others than whoever runs the walk may ask: what both take, the one who is first has.
+        """
+        for entry in self.held[:]:
+            place, worker, run = entry
+            if isinstance(run, PlainStep):
+                item = self.lead.items[0].following(run.inputs, run.ready_ns)
+                run.apart = batch = BatchRun([item])
+            else:
+                batch = run
+            try:
+                self.held.remove(entry)
+            except ValueError:
+                break
+            return place, worker, batch
+        return None
 
     def _enter(self) -> None:
         """Give the further entries their copies, before anybody can change the original."""
@@ -325,6 +361,11 @@ class Walk(msgspec.Struct, eq=False):
             (steps[place], index, item.inputs)
             for place, entries in enumerate(self.ready)
             for index, item in entries
+        ]
+        waiting += [
+            (steps[place], 0, inputs)
+            for place, inputs in enumerate(self.came)
+            if inputs is not None
         ]
         return waiting + [
             (steps[place], index, parts) for (place, index), parts in self.parts.items()

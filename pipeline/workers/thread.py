@@ -49,7 +49,7 @@ class ThreadWorker:
         self.op: BoundOp | None = op
         self.number: int = number
         self.addressed: deque[Job | Walk] = deque()  # for this worker alone, which is busy
-        self.job: Job | Walk | None = None
+        self.job: Any = None
         self.call_started: float | None = None
         self.is_stuck: bool = False
         self.began_ns: int = 0
@@ -72,7 +72,7 @@ class ThreadWorker:
     def call_ends(self) -> None:
         self.call_started = None
 
-    def perform(self, run: Job, now_ns: int, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: Any, now_ns: int, clock_ns: Callable[[], int]) -> None:
         """Run a job, in whatever thread."""
         assert self.op is not None, "only workers that have one are idle"
         self.began_ns = now_ns
@@ -396,14 +396,17 @@ class ThreadWorkers:
 
     def give_back(self, worker: ThreadWorker) -> None:
         worker.job = None
-        self.make_idle(worker)
+        self._idle.append(worker)
+        if (worker.addressed or self.backlog) and self._take_idle(worker):
+            self.make_idle(worker)
 
     def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
         with _EXCHANGE:
-            try:
-                place, worker, run = walk.held.pop()
-            except IndexError:
+            found = walk.take_out()
+            if found is None:
                 return None
+            place, worker, run = found
+            worker.job = run
             walker = walk.walker
             if place:
                 walker.thread, worker.thread = worker.thread, walker.thread

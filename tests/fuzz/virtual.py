@@ -22,7 +22,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
-from pipeline.engine.pack_jobs import PackRunner
+from pipeline.engine.pack_jobs import PackJob, PackRunner
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.state import WorkersState
@@ -59,8 +59,8 @@ class VirtualWorker:
         """Run a batch in the strand that is at work."""
         self.job = run
         self.job_started = now_ns / 1e9
-        if self.is_lent and isinstance(run, BatchRun):
-            self.pool.lent_items += len(run.items)
+        if self.is_lent and not isinstance(run, PackJob):
+            self.pool.lent_items += len(run.items) if isinstance(run, BatchRun) else 1
         run.run(self.op, self, clock_ns)
 
     def call_begins(self) -> None:
@@ -268,9 +268,10 @@ class VirtualThreads(VirtualWorkers):
         return [worker.op.state for worker in self._workers]
 
     def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
-        if not walk.held:
+        found = walk.take_out()
+        if found is None:
             return None
-        place, stepping, run = walk.held.pop()
+        place, stepping, run = found
         walker = walk.walker
         walker.run = None
         stepping.job = stepping.run = run

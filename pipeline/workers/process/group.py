@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.walk import Step, Walk, WalkOwner, WalkPlan
+from pipeline.engine.walk import Step, Walk, WalkPlan
+from pipeline.engine.walk_api import WalkOwner
 from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op

@@ -12,9 +12,11 @@ import msgspec
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.walk import Step, Walk, WalkPlan
+from pipeline.engine.walk_api import Run
 from pipeline.errors import PipelineError, described, error_to_fields
-from pipeline.workers.process.pages import StatusPage
+from pipeline.workers.process.pages import StatusPage, StepTimes
 from pipeline.workers.process.wire import ErrorFields, Init, StepResult
 
 _IMMUTABLE = frozenset({int, float, bool, str, bytes, type(None)})
@@ -35,13 +37,11 @@ class WalkingOp:
         self._place = place
         self._status = status
 
-    def perform(self, run: BatchRun, now_ns: int, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: Run, now_ns: int, clock_ns: Callable[[], int]) -> None:
         """Run a batch; the server sees that it is this Op that runs."""
         self._status.step_begins(self._place)
         self._context.run(run.run, self.op, self._status, clock_ns)
-        self._status.step_ends(
-            self._place, (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
-        )
+        self._status.step_ends(self._place, _times(run))
 
     def borrow(self) -> WalkingOp:
         return self
@@ -84,6 +84,7 @@ class Walker:
                 producers=step.producers,
                 readers=step.readers,
                 is_read_outside=place == last,
+                is_join=len(step.producers) > 1,
             )
             for place, (step, member) in enumerate(zip(init.steps, members, strict=True))
         ]
@@ -121,17 +122,19 @@ def own(payload: Any) -> Any:
     return copy.deepcopy(payload)
 
 
-def _result(place: int, run: BatchRun) -> StepResult:
-    (outcome,) = run.outcomes
-    return StepResult(
-        place,
-        run.start_ns,
-        run.preprocess_end_ns,
-        run.process_end_ns,
-        run.end_ns,
-        run.rows[0] if run.rows else -1,
-        _fields(outcome) if isinstance(outcome, PipelineError) else None,
-    )
+def _times(run: Run) -> StepTimes:
+    if isinstance(run, PlainStep):
+        return run.start_ns, run.preprocess_end_ns, run.preprocess_end_ns, run.end_ns
+    return run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns
+
+
+def _result(place: int, run: Run) -> StepResult:
+    if isinstance(run, PlainStep):
+        outcome, rows = run.outcome, -1
+    else:
+        outcome, rows = run.outcomes[0], run.rows[0] if run.rows else -1
+    error = _fields(outcome) if isinstance(outcome, PipelineError) else None
+    return StepResult(place, *_times(run), rows, error)
 
 
 def _fields(error: PipelineError) -> ErrorFields:

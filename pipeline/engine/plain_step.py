@@ -1,0 +1,74 @@
+"""PlainStep: one request at an Op without `process`, of which most walks are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.stage_errors import stage_error
+
+if TYPE_CHECKING:
+    from pipeline.engine.batch_run import BatchRun
+
+
+class PlainStep(msgspec.Struct, eq=False):
+    """What a BatchRun of one item is at an Op that `is_plain`, in less time.
+
+    Attributes:
+        outcome: its payload or a PipelineError; None: not finished.
+        apart: the batch that it has become, which may be given up meanwhile.
+    """
+
+    inputs: dict[str, Any]
+    data_id: int
+    log_id: int
+    ready_ns: int = 0
+    start_ns: int = 0
+    preprocess_end_ns: int = 0
+    end_ns: int = 0
+    outcome: Any = None
+    apart: BatchRun | None = None
+
+    def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
+        """Run both stages."""
+        inputs, data_id, log_id = self.inputs, self.data_id, self.log_id
+        stage = "preprocess"
+        self.start_ns = clock_ns()
+        try:
+            data = returned = op.users_preprocess(inputs, data_id, log_id)
+            if type(returned) is tuple and len(returned) == 4:
+                data, skip, code, _ = returned
+                if code is not None or type(skip) is not bool:
+                    data = None
+            is_usual = type(data) is dict
+            if not is_usual:
+                data, _ = op.prepared(returned)
+            self.preprocess_end_ns = clock_ns()
+            if self.apart is not None and self.apart.is_superseded:  # another worker has it
+                return
+            stage = "postprocess"
+            if is_usual:
+                answer = op.users_postprocess(inputs, data, data_id, log_id)
+                if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
+                    answer = answer[0]
+                if type(answer) is not dict:
+                    answer = op.answered(answer)
+            else:
+                answer = op.postprocess(inputs, data, data_id, log_id)
+            self.outcome = answer
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            self.outcome = stage_error(error, op, stage, log_id)
+        self.end_ns = clock_ns()
+        if not self.preprocess_end_ns:
+            self.preprocess_end_ns = self.end_ns
+
+    def tell(self) -> None:
+        """Have the batch that it has become know what came of it."""
+        run = self.apart
+        assert run is not None, "asked by who made it a batch"
+        run.outcomes = [self.outcome]
+        run.start_ns, run.preprocess_end_ns = self.start_ns, self.preprocess_end_ns
+        run.process_end_ns, run.end_ns = self.preprocess_end_ns, self.end_ns
