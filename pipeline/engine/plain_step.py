@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PlainStep(msgspec.Struct, eq=False):
-    """What a BatchRun of one item is at an Op that `is_plain`, in less time.
+    """A BatchRun of one item at an Op that `is_plain`, in less time.
 
     Attributes:
         outcome: its payload or a PipelineError; None: not finished.
