@@ -343,10 +343,13 @@ class Fusing:
         steps = walk.plan.steps
         for place, worker, run in walk.finished:
             node = steps[place].node
-            count = 1 if type(run) is PlainStep else len(run.items)
+            if type(run) is PlainStep:
+                count, outcome = 1, run.outcome
+            else:
+                count, outcome = len(run.items), run.outcomes[0] if run.outcomes else None
             if node.pace.took((run.end_ns - run.start_ns) / count):
                 self.changed()
-            has_failed = run.outcomes and isinstance(run.outcomes[0], PipelineError)
+            has_failed = type(outcome) is not dict and isinstance(outcome, PipelineError)
             if (
                 has_failed
                 and goes(node)
