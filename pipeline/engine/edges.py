@@ -297,7 +297,7 @@ class Edges:
 def _perform(
     walk: Walk, place: int, worker: Any, job: PackJob, clock_ns: Callable[[], int]
 ) -> bool:
-    held = cast("list[tuple[int, Any, Any]]", walk.held)
+    held = walk.held
     held.append((place, worker, job))
     worker.perform(job, walk.step_ns, clock_ns)
     try:
