@@ -238,7 +238,7 @@ class Edges:
             item = opening.waiting[0]
             if not item.is_over:
                 job = self._unpacker.job(item.request)
-                if not _perform(walk, _BEFORE, worker, job, clock_ns):
+                if not walk.perform(_BEFORE, worker, job, clock_ns):
                     return False
                 walk.step_ns = now_ns = clock_ns()
                 self._take(opening, item, job, now_ns)
@@ -284,7 +284,7 @@ class Edges:
                     if worker is None:
                         break
                     walk.step_ns = now_ns
-                    if not _perform(walk, _BEHIND, worker, job, clock_ns):
+                    if not walk.perform(_BEHIND, worker, job, clock_ns):
                         worker = None
                         return False
                 walk.outs[place] = (step, index, job)
@@ -292,16 +292,3 @@ class Edges:
             if worker is not None:
                 lender.give_back(worker)
         return True
-
-
-def _perform(
-    walk: Walk, place: int, worker: Any, job: PackJob, clock_ns: Callable[[], int]
-) -> bool:
-    held = walk.held
-    held.append((place, worker, job))
-    worker.perform(job, walk.step_ns, clock_ns)
-    try:
-        held.pop()
-    except IndexError:
-        return False
-    return True

@@ -149,8 +149,9 @@ class Walk(msgspec.Struct, eq=False):
         if plan.entries:
             self._enter()
         self.began_ns = self.step_ns = clock_ns()
-        if not self._perform(0, walker, lead, clock_ns):
+        if not self.perform(0, walker, lead, clock_ns):
             return False
+        self.finished.append((0, walker, lead))
         for index, outcome in enumerate(lead.outcomes):
             if outcome is not None:
                 self._answer(0, index, outcome, lead.end_ns)
@@ -185,8 +186,9 @@ class Walk(msgspec.Struct, eq=False):
             for place in plan.entries:
                 came[place] = {slot: plan.own(part)}
         self.began_ns = self.step_ns = clock_ns()
-        if not self._perform(0, walker, lead, clock_ns):
+        if not self.perform(0, walker, lead, clock_ns):
             return False
+        finished.append((0, walker, lead))
         answer = lead.outcomes[0]
         if item.is_alone and answer is not None:
             self.outs.append((plan.steps[0], 0, answer))
@@ -230,8 +232,9 @@ class Walk(msgspec.Struct, eq=False):
                     answer, end_ns = run.outcome, run.end_ns
                 else:
                     batch = BatchRun([item.following(inputs, ready_ns[place])], is_step=True)
-                    if not self._perform(place, worker, batch, clock_ns):
+                    if not self.perform(place, worker, batch, clock_ns):
                         return False
+                    finished.append((place, worker, batch))
                     answer, end_ns = batch.outcomes[0], batch.end_ns
                 if self._hand_on(step, answer, end_ns, ready_ns):
                     has_failed = True
@@ -300,17 +303,17 @@ class Walk(msgspec.Struct, eq=False):
             if not items:
                 continue
             run = BatchRun([item for _, item in items], is_step=True)
-            if not self._perform(place, worker, run, clock_ns):
+            if not self.perform(place, worker, run, clock_ns):
                 return False
+            self.finished.append((place, worker, run))
             for (index, _), outcome in zip(items, run.outcomes, strict=True):
                 if outcome is not None:
                     self._answer(place, index, outcome, run.end_ns)
             self.step_ns = run.end_ns
         return True
 
-    def _perform(
-        self, place: int, worker: Stepper, run: BatchRun, clock_ns: Callable[[], int]
-    ) -> bool:
+    def perform(self, place: int, worker: Any, run: Any, clock_ns: Callable[[], int]) -> bool:
+        """Run a step, or one of the ends; return whether the worker is still lent to us."""
         held = self.held
         held.append((place, worker, run))
         worker.perform(run, self.step_ns, clock_ns)
@@ -318,7 +321,6 @@ class Walk(msgspec.Struct, eq=False):
             held.pop()
         except IndexError:
             return False
-        self.finished.append((place, worker, run))
         return True
 
     def _answer(self, place: int, index: int, answer: Any, ready_ns: int) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.engine.walk import Walk, WalkPlan
 
 Run = BatchRun | PlainStep
-"""What is run at one step of a walk."""
+"""Work of one step of a walk."""
 
 
 class Stepper(Worker, Protocol):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 StepTimes = tuple[int, int, int, int]
-"""When a step began, its preprocess and its process ended, and it ended, in ns."""
+"""Times of a step, in ns: its begin, the ends of its preprocess and process, and its end."""
 
 _STEP_CELLS, _MOST_STEPS = 7, 64  # cells in front of the steps' own, four for each
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/link/frame"
 )
 
@@ -156,7 +157,7 @@ func (c *Client) Watch(ctx context.Context, report func(State)) {
 		if isReached {
 			wait = firstBackoff
 		}
-		if !sleep(ctx, wait) {
+		if !clock.Sleep(ctx, wait) {
 			return
 		}
 		wait = min(time.Duration(float64(wait)*backoffFactor), lastBackoff)
@@ -229,17 +230,5 @@ func (p *pulse) tell() {
 		p.report(State{Phase: Serving})
 	default:
 		p.report(State{Connected, "it is not ready"})
-	}
-}
-
-// sleep waits; false: ctx has ended.
-func sleep(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
