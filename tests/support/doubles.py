@@ -348,6 +348,11 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.002)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """`wait_until` beside a loop that goes on."""
+    await asyncio.to_thread(wait_until, condition)
+
+
 def server_for(
     last_op: Op, name: str | None = "svc", response_op: ResponseOp | None = None, **config: Any
 ) -> PipelineServer:

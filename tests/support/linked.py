@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,13 @@ async def linked(path: Path) -> AsyncIterator[Linked]:
         yield gateway
     finally:
         gateway.leave()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Let the loop go round until it is so; no time is given to threads."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while not is_so():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0)
 
 
 async def ask_once(path: Path, request: Request) -> Response:

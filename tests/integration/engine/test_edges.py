@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections import Counter
 
 import numpy as np
 import pytest
-from doubles import wait_until
+from doubles import until
+from fused import PATIENCE_S, TIMED_OUT, Hangs, ask, counted, quick_server, set_pace, value_of
 
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 
-PATIENCE_S = 20.0
-TIMED_OUT, PACKAGE = 6000, 8000
+PACKAGE = 8000
 FIRST, OWN = "pipeline-a-0", "pipeline-@DAGExecutor"
 
 
@@ -71,52 +70,8 @@ async def serving(reads=nothing, passes=nothing, writes=nothing, names="ab", qui
         last.act = passes
     response = Writes(input_ops=[last])
     response.act = writes
-    async with of(response, quick, **config) as server:
+    async with quick_server(response, quick, **config) as server:
         yield server
-
-
-@contextlib.asynccontextmanager
-async def of(response_op, quick=True, **config):
-    server = PipelineServer("edges")
-    server.set_response_op(response_op)
-    server.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1", **config})
-    async with server:
-        set_pace(server, quick)
-        yield server
-
-
-def set_pace(server, quick):
-    engine = server.executor
-    for each in (engine._unpacker, engine._packer, *engine.executor.nodes.values()):
-        each.pace.is_quick = quick
-    engine.executor.fusing._regroup()
-
-
-async def ask(server, x="1", timeout_s=None, target=None, log_id=0):
-    raw = Request(key=["x"], value=[x], logid=log_id)
-    return await server.executor.handle(raw, timeout_s, target)
-
-
-async def until(condition):
-    await asyncio.to_thread(wait_until, condition)
-
-
-def value_of(answer):
-    assert answer.err_no == 0, answer.err_msg
-    return dict(zip(answer.key, answer.value, strict=True))["x"]
-
-
-class Hangs:
-    """For calls with "hang", until `release` is set."""
-
-    def __init__(self):
-        self.release, self.began, self.calls = threading.Event(), threading.Event(), Counter()
-
-    def __call__(self, x):
-        self.calls[x] += 1
-        if x == "hang":
-            self.began.set()
-            assert self.release.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
@@ -189,7 +144,7 @@ def test_an_unpack_with_a_connection_of_its_thread_goes_on_working():
     seen = []
 
     async def main():
-        async with of(Writes(input_ops=[Passes(name="a", input_ops=[Asks()])])) as server:
+        async with quick_server(Writes(input_ops=[Passes(name="a", input_ops=[Asks()])])) as server:
             assert value_of(await ask(server)) == "1"
 
     asyncio.run(main())
@@ -211,15 +166,7 @@ async def answers_of(is_fused, reads=nothing, writes=nothing):
         asked = (ask(server, text, log_id=number) for number, text in enumerate(texts))
         answers = await asyncio.gather(*asked)
         assert value_of(await ask(server)) == "1"
-        server.executor._observers.journal.flush()
-        counts = {}
-        for sink in server.executor._observers.journal.sinks:
-            for model in getattr(sink, "models", ()):
-                counts[model.name] = (
-                    model.success_count,
-                    tuple(model.fail_counts),
-                    model.inference_count,
-                )
+        counts = {name: found[:3] for name, found in counted(server).items()}
         assert [op.running for op in server.executor.state().ops] == [0, 0]
         return answers, counts
 
@@ -339,7 +286,7 @@ def test_what_waits_when_the_group_comes_apart_is_unpacked_as_ever():
             await until(began.is_set)
             others = [asyncio.create_task(ask(server, x)) for x in "123"]
             await asyncio.sleep(0)
-            set_pace(server, quick=False)
+            set_pace(server, is_quick=False)
             holds.set()
             assert value_of(await first) == "first"
             assert [value_of(await other) for other in others] == list("123")
@@ -376,7 +323,7 @@ def test_arrays_are_packed_on_the_thread_that_made_them_as_on_the_loop(raw, monk
         np.set_printoptions(precision=3)
         read = RequestOp()
         response = ResponseOp(input_ops=[Arrays(name="a", input_ops=[read])])
-        async with of(response, **config) as server:
+        async with quick_server(response, **config) as server:
             packer, answers = server.executor._packer, []
             now = packer._pack_now
             monkeypatch.setattr(

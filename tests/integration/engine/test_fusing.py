@@ -11,17 +11,24 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from doubles import wait_until
+from doubles import until
+from fused import (
+    PATIENCE_S,
+    TIMED_OUT,
+    Hangs,
+    ask,
+    counted,
+    groups,
+    quick_server,
+    set_pace,
+    value_of,
+)
 
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.walk import Walk
-from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers import thread as threads
-
-PATIENCE_S = 20.0
-TIMED_OUT = 6000
 
 
 class Calls(Op):
@@ -57,35 +64,14 @@ def chain(*kinds, **acts):
 @contextlib.asynccontextmanager
 async def serving(last_op, is_fused=True, expected=None, **config):
     """A server whose Ops count as quick; `expected`: its groups."""
-    server = PipelineServer("fused")
-    server.set_response_op(ResponseOp(input_ops=[last_op]))
-    server.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1", **config})
-    async with server:
-        executor = server.executor.executor
-        for node in executor.nodes.values():
-            node.pace.is_quick = is_fused
-        executor.fusing._regroup()
+    async with quick_server(ResponseOp(input_ops=[last_op]), is_fused, **config) as server:
         if expected is not None:
-            assert list(dict.fromkeys(executor.fusing.groups().values())) == expected
+            assert groups(server) == expected
         yield server
-
-
-async def ask(server, x="1", timeout_s=None, target=None):
-    raw = Request(key=["x"], value=[x])
-    return await server.executor.handle(raw, timeout_s, target)
-
-
-async def until(condition):
-    await asyncio.to_thread(wait_until, condition)
 
 
 def state_of(server, name):
     return next(op for op in server.executor.state().ops if op.name == name)
-
-
-def value_of(answer):
-    assert answer.err_no == 0, answer.err_msg
-    return dict(zip(answer.key, answer.value, strict=True))["x"]
 
 
 def test_a_chain_runs_on_one_thread():
@@ -294,21 +280,6 @@ class Join(Op):
         return {"x": "|".join(part["x"] for part in input_dicts.values())}
 
 
-class Hangs:
-    """For the first call with "hang", until `release` is set."""
-
-    def __init__(self):
-        self.release = threading.Event()
-        self.began = threading.Event()
-        self.calls = Counter()
-
-    def __call__(self, op, x):
-        self.calls[op.name, x] += 1
-        if x.startswith("hang"):
-            self.began.set()
-            assert self.release.wait(PATIENCE_S)
-
-
 @pytest.mark.parametrize("kind", [Calls, Processes])
 def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
     hangs = Hangs()
@@ -329,7 +300,7 @@ def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
             assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
 
     asyncio.run(main())
-    assert hangs.calls["c", "hang"] == 1
+    assert hangs.calls["hang"] == 2
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -384,16 +355,13 @@ def test_an_op_all_of_whose_workers_hang_says_so_and_the_one_before_it_works(mon
     async def main():
         config = {"op": {"b": {"timeout": 50}}}
         async with serving(chain(Calls, Processes, Calls, b=hangs), **config) as server:
-            nodes = server.executor.executor.nodes
             for number in range(3):
-                for node in nodes.values():
-                    node.pace.is_quick = True
-                server.executor.executor.fusing._regroup()
+                set_pace(server)
                 assert (await ask(server, f"hang{number}")).err_no == TIMED_OUT
             answer = await ask(server)
             assert answer.err_no == TIMED_OUT
             assert "all workers hang" in answer.err_msg
-            a = next(op for op in nodes if op.name == "a")
+            a = next(op for op in server.executor.executor.nodes if op.name == "a")
             target = RequestTarget(op=a, payload={"r": {"x": "1"}}, wants_response=False)
             assert (await ask(server, target=target)).payload == {"x": "1"}
             assert state_of(server, "a").workers.stuck == 0
@@ -564,21 +532,6 @@ def test_the_dicts_of_two_readers_are_two():
             assert value_of(await ask(server)) == "1a|1b|1c|1"
 
     asyncio.run(main())
-
-
-def counted(server):
-    """Of each model its counts in Triton's schema, without times."""
-    server.executor._observers.journal.flush()
-    found = {}
-    for sink in server.executor._observers.journal.sinks:
-        for model in getattr(sink, "models", ()):
-            found[model.name] = (
-                model.success_count,
-                tuple(model.fail_counts),
-                model.inference_count,
-                model.execution_count,
-            )
-    return found
 
 
 def test_the_statistics_are_those_of_ops_that_run_apart():

@@ -30,6 +30,7 @@ from linked import (
     retry_after_s_of,
     said_in,
     state,
+    until,
 )
 
 from pipeline.engine.request import RequestTarget
@@ -111,12 +112,6 @@ async def opened(door: LinkFrontend, is_ready: bool = True) -> AsyncIterator[Lin
         yield door
     finally:
         await door.stop(0.0)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110  # what is waited for has no event
-            await asyncio.sleep(0)
 
 
 def run(test: Coroutine[Any, Any, Any]) -> Any:

@@ -25,6 +25,7 @@ from linked import (
     linked,
     message,
     refusal_of,
+    until,
 )
 
 from pipeline.errors import ErrorCode
@@ -96,12 +97,6 @@ class Service:
     @property
     def services(self) -> list[GrpcService]:
         return [GrpcService("a.B", {"Echo": self.echo}, {"Echoes": self.echoes})]  # type: ignore[dict-item]
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110  # what is waited for has no event
-            await asyncio.sleep(0)
 
 
 async def handle(request: Request, timeout_s: float | None = None, target: Any = None) -> Response:

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from doubles import wait_until
+from doubles import until, wait_until
+from fused import TIMED_OUT, ask, groups, quick_server, set_pace, value_of
 
-from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
+from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
 from pipeline.engine import hosting, pace, walk
 from pipeline.engine.journal import SPAN, Journal, OpSpan, Outcome
 from pipeline.engine.request import RequestTarget
-from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers.process import group
 
-TIMED_OUT, DIED = 6000, 5000
+DIED = 5000
 
 
 @pytest.fixture(autouse=True)
@@ -79,27 +79,12 @@ def chain(folder, *kinds, **acts):
 @contextlib.asynccontextmanager
 async def serving(last_op, expected=None, op=None, **config):
     """A server whose Ops count as quick; `expected`: its groups, which are waited for."""
-    server = PipelineServer("hosted")
-    server.set_response_op(ResponseOp(input_ops=[last_op]))
     dag = {"is_thread_op": False, "fuse_processes": "auto", **config.pop("dag", {})}
-    keys = {"rpc_port": 0, "host": "127.0.0.1", "dag": dag, "op": op or {}, **config}
-    server.prepare_server(yml_dict=keys)
-    async with server:
-        make_quick(server)
+    keys = {"dag": dag, "op": op or {}, **config}
+    async with quick_server(ResponseOp(input_ops=[last_op]), **keys) as server:
         if expected is not None:
             await until(lambda: groups(server) == expected)
         yield server
-
-
-def make_quick(server):
-    executor = server.executor.executor
-    for node in executor.nodes.values():
-        node.pace.is_quick = True
-    executor.fusing._regroup()
-
-
-def groups(server):
-    return list(dict.fromkeys(server.executor.executor.fusing.groups().values()))
 
 
 def node(server, name):
@@ -109,19 +94,6 @@ def node(server, name):
 def host_of(server, name="a"):
     (host,) = node(server, name).workers.hosts
     return host
-
-
-async def until(condition):
-    await asyncio.to_thread(wait_until, condition)
-
-
-async def ask(server, x="1", timeout_s=None, target=None):
-    return await server.executor.handle(Request(key=["x"], value=[x]), timeout_s, target)
-
-
-def value_of(answer):
-    assert answer.err_no == 0, answer.err_msg
-    return dict(zip(answer.key, answer.value, strict=True))["x"]
 
 
 def ran(folder):
@@ -271,7 +243,7 @@ def test_who_dies_is_blamed_and_nobody_runs_twice(tmp_path, place):
             assert value_of(await ask(server)) == "1>a>b>c"
             for each in "abc":
                 assert node(server, each).workers.state().restarts == 0
-            make_quick(server)
+            set_pace(server)
             await until(lambda: groups(server) == [("a", "b", "c")])
             assert value_of(await ask(server, "2")) == "2>a>b>c"
 
@@ -399,7 +371,7 @@ def test_a_copy_that_cannot_be_set_up_changes_nothing(tmp_path):
             assert "only one of me" in log
             assert server.executor.is_ready
             assert groups(server) == []
-            make_quick(server)
+            set_pace(server)
             assert value_of(await ask(server)) == "1>a>b>c"
             await until(lambda: node(server, "a").workers.hosts == [])
 

@@ -1,0 +1,93 @@
+"""Servers whose Ops count as quick, or as not, and what is asked of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+from doubles import answers
+
+from pipeline import PipelineServer, ResponseOp
+from pipeline.engine.request import RequestTarget
+from pipeline.proto.pipeline_service_pb2 import Request
+
+PATIENCE_S = 20.0
+TIMED_OUT = 6000
+
+
+@contextlib.asynccontextmanager
+async def quick_server(
+    response_op: ResponseOp, is_quick: bool = True, **config: Any
+) -> AsyncIterator[PipelineServer]:
+    """A server without doors for HTTP; `is_quick`: its Ops are, unpack and pack, too."""
+    server = PipelineServer("quick")
+    server.set_response_op(response_op)
+    server.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1", **config})
+    async with server:
+        set_pace(server, is_quick)
+        yield server
+
+
+def set_pace(server: PipelineServer, is_quick: bool = True) -> None:
+    """Group its Ops anew, as if they had all turned out so."""
+    engine = server.executor
+    for each in (engine._unpacker, engine._packer, *engine.executor.nodes.values()):
+        if each is not None:
+            each.pace.is_quick = is_quick
+    engine.executor.fusing._regroup()
+
+
+def groups(server: PipelineServer) -> list[tuple[str, ...]]:
+    """The names in each of its groups, in order."""
+    return list(dict.fromkeys(server.executor.executor.fusing.groups().values()))
+
+
+async def ask(
+    server: PipelineServer,
+    x: str = "1",
+    timeout_s: float | None = None,
+    target: RequestTarget | None = None,
+    log_id: int = 0,
+) -> Any:
+    raw = Request(key=["x"], value=[x], logid=log_id)
+    return await server.executor.handle(raw, timeout_s, target)
+
+
+def value_of(answer: Any) -> str:
+    """The `x` of an answer that is no error."""
+    return answers(answer)["x"]
+
+
+class Hangs:
+    """Called with `x`, or an Op and `x`: on "hang" and the like it waits for `release`."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.began = threading.Event()
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, *called: Any) -> None:
+        x = called[-1]
+        self.calls[x] += 1
+        if x.startswith("hang"):
+            self.began.set()
+            assert self.release.wait(PATIENCE_S)
+
+
+def counted(server: PipelineServer) -> dict[str, tuple[int, tuple[int, ...], int, int]]:
+    """Of each model its counts in Triton's schema, without times; executions last."""
+    journal = server.executor._observers.journal
+    journal.flush()
+    return {
+        model.name: (
+            model.success_count,
+            tuple(model.fail_counts),
+            model.inference_count,
+            model.execution_count,
+        )
+        for sink in journal.sinks
+        for model in getattr(sink, "models", ())
+    }
