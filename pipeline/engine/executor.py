@@ -79,7 +79,7 @@ class Executor:
         complete: takes the answer of a request, or the error in its place.
         workers_changed: told when an Op lost a worker, or got one back.
         channel_size: requests that may be ready at an Op before producers are held back; 0 = any.
-        fuses: whether quick Ops run in one go; with bounded channels they do not.
+        fuses: whether quick Ops run in one go.
         hosts: whether those in processes do.
 
     Attributes:
@@ -118,10 +118,7 @@ class Executor:
         )
         self.receivers: tuple[Receiver, ...] = alone(self.entries)
         self.last: OpDispatcher = self.nodes[graph.last_op]
-        is_free = not channel_size
-        self.fusing: Fusing = Fusing(
-            self, loop, self._clock_ns, is_free and fuses, is_free and hosts
-        )
+        self.fusing: Fusing = Fusing(self, loop, self._clock_ns, fuses, hosts)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item, Receiver, alone, own_dict
+from pipeline.engine.channel import Item, Receiver, alone, keep_places, own_dict
 from pipeline.engine.fusable import (
     goes,
     goes_along,
@@ -62,6 +62,7 @@ class Fusing:
         self._loop = loop
         self._clock_ns = clock_ns
         self._nodes: tuple[OpDispatcher, ...] = tuple(executor.nodes.values())
+        self._is_bounded = self._nodes[0].room.size > 0
         self._plans: list[WalkPlan] = []
         self._under_way: dict[Walk, None] = {}
         self._timer: Any = None
@@ -121,7 +122,7 @@ class Fusing:
     def _receivers(self, readers: Sequence[OpDispatcher]) -> tuple[Receiver, ...]:
         """Return whom to hand an answer for `readers`: of those that go together only the first."""
         single = [node for node in readers if goes(node) and not node.channel.is_join]
-        if len(single) < 2:
+        if len(single) < 2 or self._is_bounded:  # each of them waits in its own channel
             return alone(readers)
         first = min(single, key=place_of)
         others = [node for node in single if node is not first and goes_along(first, node)]
@@ -204,7 +205,7 @@ class Fusing:
             for item in run.items:
                 if item.entered and item.entered is not entered:
                     self.enter_apart(item)
-        if plan is None or (plan.host is not None and not takes(plan.host, plan, runs)):
+        if plan is None or not self._may_go(plan, runs):
             for run in runs:
                 for item in run.items:
                     if item.entered:
@@ -225,6 +226,13 @@ class Fusing:
             plan.host.walk(walks)
             return ()
         return walks
+
+    def _may_go(self, plan: WalkPlan, runs: Sequence[BatchRun]) -> bool:
+        """Return whether runs go as walks; behind each step there is a place for them then."""
+        if plan.host is not None and not takes(plan.host, plan, runs):
+            return False
+        items = [item for run in runs for item in run.items] if self._is_bounded else []
+        return not items or keep_places([step.node for step in plan.steps[1:]], items)
 
     def enter_apart(self, item: Item) -> None:
         """Hand what an item reads to the Ops that it stands for, too, each by itself."""
@@ -332,6 +340,9 @@ class Fusing:
     def _end(self, walk: Walk) -> None:
         walk.plan.walks -= 1
         del self._under_way[walk]
+        for step in walk.plan.steps[1:] if self._is_bounded else ():
+            step.node.room.release(walk.lead.items)
+            self._executor.mark_dirty(step.node)
         if walk.opening is not None:
             walk.plan.steps[0].node.load.items -= walk.opening.missing(walk.lead.items)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from doubles import VirtualLoop
-from fuzz import virtual
+from fuzz import pacing, virtual
 from fuzz.case import REQUEST, Case, OpSpec, RequestSpec
 from fuzz.strands import Strands
 
 from pipeline.engine import fusable
+from pipeline.engine.walk import Walk
 
 # Groups -----------------------------------------------------------------------------------------
 
@@ -124,9 +127,14 @@ def test_what_a_jump_back_repeats_goes_by_itself():
     assert groups_of(ops) == [("before", "then")]
 
 
-def test_bounded_channels_and_off_fuse_nothing():
-    assert groups_of(chain("a", "b"), channel_size=2) == []
+def test_off_fuses_nothing():
     assert groups_of(chain("a", "b"), fuse="off") == []
+
+
+def test_with_bounded_channels_those_that_read_the_same_each_have_their_own():
+    ops = [OpSpec("a", (REQUEST,)), OpSpec("b", (REQUEST,)), OpSpec("c", ("b", "a"))]
+    assert groups_of(ops, channel_size=2) == []
+    assert groups_of([*ops, OpSpec("d", ("c",))], channel_size=2) == [("c", "d")]
 
 
 @pytest.mark.parametrize("bound", [lambda: sqlite3.connect(":memory:"), threading.local])
@@ -169,6 +177,53 @@ def test_a_group_forms_comes_apart_and_forms_again():
     assert seen[99] == whole
     assert seen[199] == []
     assert seen[300] == whole
+
+
+@pytest.mark.parametrize("fuse", ["on", "switching"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_more_wait_at_an_op_than_its_channel_takes(size, fuse):
+    """Whether they come one by one, from a walk that stopped in front of it, or with a batch."""
+    rng = random.Random(size)
+    names, waited, walks = ("a", "b", "c", "d"), Counter(), []
+    requests = tuple(
+        RequestSpec(
+            number,
+            at_s=rng.uniform(0, 0.3),
+            delays_s={name: (rng.choice((0, 0, 0.003, 0.03)), 0, 0) for name in names},
+        )
+        for number in range(1, 201)
+    )
+    ops = chain(*names, b={"concurrency": 2}, c={"batch_size": 2, "has_process": False})
+    case = Case(tuple(ops), requests, channel_size=size, fuse=fuse, origin="bounded")
+
+    async def body(engine):
+        pacing.pace(engine.executor, case)
+        executor = engine.executor.executor
+        begin = executor.fusing.begin
+
+        def begins(leader, runs):
+            jobs = begin(leader, runs)
+            walks.extend(job for job in jobs if isinstance(job, Walk))
+            return jobs
+
+        executor.fusing.begin = begins
+        for node in executor.nodes.values():
+            watch(node)
+        return await asyncio.gather(*map(engine.ask, requests))
+
+    def watch(node):
+        add = node.scheduler.add
+
+        def added(item, now):
+            add(item, now)
+            waited[node.name] = max(waited[node.name], len(node.scheduler))
+
+        node.scheduler.add = added
+
+    endings = run(case, body)
+    assert [ending.kind for ending in endings] == ["answer"] * 200
+    assert walks, "some go in one go"
+    assert max(waited.values()) == size
 
 
 def test_the_names_of_what_can_go_wrong_are_told():
