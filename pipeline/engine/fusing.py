@@ -205,7 +205,7 @@ class Fusing:
             for item in run.items:
                 if item.entered and item.entered is not entered:
                     self.enter_apart(item)
-        if plan is None or not self._may_go(plan, runs):
+        if plan is None or not _may_go(plan, runs, self._is_bounded):
             for run in runs:
                 for item in run.items:
                     if item.entered:
@@ -226,13 +226,6 @@ class Fusing:
             plan.host.walk(walks)
             return ()
         return walks
-
-    def _may_go(self, plan: WalkPlan, runs: Sequence[BatchRun]) -> bool:
-        """Return whether runs go as walks; behind each step there is a place for them then."""
-        if plan.host is not None and not takes(plan.host, plan, runs):
-            return False
-        items = [item for run in runs for item in run.items] if self._is_bounded else []
-        return not items or keep_places([step.node for step in plan.steps[1:]], items)
 
     def enter_apart(self, item: Item) -> None:
         """Hand what an item reads to the Ops that it stands for, too, each by itself."""
@@ -398,3 +391,11 @@ class Fusing:
         for item in items:
             if not item.is_over:
                 self._executor.fail(item.request, PipelineError(what))
+
+
+def _may_go(plan: WalkPlan, runs: Sequence[BatchRun], is_bounded: bool) -> bool:
+    """Return whether runs go as walks; in bounded channels places behind each step are kept then."""
+    if not takes(plan, runs):
+        return False
+    items = [item for run in runs for item in run.items] if is_bounded else []
+    return not items or keep_places([step.node for step in plan.steps[1:]], items)

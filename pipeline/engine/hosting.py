@@ -141,10 +141,13 @@ def with_one_exit(inside: Sequence[OpDispatcher], last: OpDispatcher) -> list[Op
     return list(inside[:1])
 
 
-def takes(host: Host, plan: WalkPlan, runs: Sequence[BatchRun]) -> bool:
-    """Return whether these runs of the leader can go as walks: all of them, or none does."""
-    return host.is_up and all(
-        not item.is_alone and bool(item.entered) == bool(plan.entries)
-        for run in runs
-        for item in run.items
+def takes(plan: WalkPlan, runs: Sequence[BatchRun]) -> bool:
+    """Return whether the host, if there is one, takes these runs as walks: all of them, or none."""
+    return plan.host is None or (
+        plan.host.is_up
+        and all(
+            not item.is_alone and bool(item.entered) == bool(plan.entries)
+            for run in runs
+            for item in run.items
+        )
     )
