@@ -394,8 +394,7 @@ class Fusing:
 
 
 def _may_go(plan: WalkPlan, runs: Sequence[BatchRun], is_bounded: bool) -> bool:
-    """Return whether runs go as walks; in bounded channels places behind each step are kept then."""
-    if not takes(plan, runs):
-        return False
+    """Return whether runs go as walks; in bounded channels places are kept for them then."""
     items = [item for run in runs for item in run.items] if is_bounded else []
-    return not items or keep_places([step.node for step in plan.steps[1:]], items)
+    nodes = [step.node for step in plan.steps[1:]] if is_bounded else []
+    return takes(plan, runs) and keep_places(nodes, items)
