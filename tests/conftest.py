@@ -12,6 +12,7 @@ import pytest
 from doubles import chain, client_of, server_for, wait_until
 from garbage import collect
 from paths import TESTS
+from served import children, nothing_more
 
 from pipeline.engine import request
 
@@ -44,13 +45,16 @@ def _threads() -> set[threading.Thread]:
 def nothing_is_left_behind() -> Iterator[None]:
     """Threads of ours, child processes and shared memory are as they were before the test."""
     threads = _threads()
-    memory = set(os.listdir("/dev/shm"))
+    with nothing_more():
+        yield
+        wait_until(lambda: not (_threads() - threads))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_outlives_a_module() -> Iterator[None]:
+    """Nor do processes that its tests share."""
     yield
-    wait_until(lambda: not (_threads() - threads))
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert children == []
-    # What a test beside this one has there goes away, what is left behind stays.
-    wait_until(lambda: set(os.listdir("/dev/shm")) <= memory)
+    assert children() == set()
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +88,14 @@ def open_files(grpc_is_up: None) -> Iterator[None]:
     yield
     collect()
     wait_until(lambda: _files() <= before)
+
+
+@pytest.fixture(scope="module")
+def module_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers that the tests of a module share write their logs into a folder of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
+        yield
 
 
 @pytest.fixture(autouse=True)

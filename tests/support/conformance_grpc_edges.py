@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import children
 
 
 class Edge(enum.Enum):
@@ -26,11 +24,3 @@ class Edge(enum.Enum):
 def edges() -> list[Any]:
     """The parameters of a fixture."""
     return [pytest.param(edge, id=edge.value) for edge in Edge]
-
-
-@pytest.fixture(autouse=True)
-def no_others() -> Iterator[None]:
-    """The gateways outlive the tests; beside them there is nobody."""
-    before = children()
-    yield
-    assert children() == before

@@ -7,8 +7,10 @@ import contextlib
 import dataclasses
 import json
 import selectors
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -346,6 +348,28 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the awaited condition never came true"
         time.sleep(0.002)
+
+
+def side_by_side(call: Callable[[int], Any], count: int) -> list[Any]:
+    """What `call(0)`, `call(1)` and so on return, each on a thread of its own, begun together."""
+    together = threading.Barrier(count)
+
+    def begun(number: int) -> Any:
+        together.wait()
+        return call(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(begun, range(count)))
+
+
+class Clock:
+    """Seconds, moved on by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 async def until(condition: Callable[[], bool]) -> None:

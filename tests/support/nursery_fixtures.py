@@ -10,9 +10,29 @@ import uvloop
 from doubles import wait_until
 from garbage import collect
 from nursery import Nursery
-from obedient import living, our_files
+from obedient import living, open_files, our_files
 
+from pipeline.workers.shm.arena import Arena
 from pipeline.workers.zygote.controller import EntryPoint
+
+
+def _shared_memory() -> list[str]:
+    """Links in /proc of what this process has open of our kind.
+
+    The rest is not compared: gRPC's threads, which other tests leave behind, open and close
+    descriptors of their own when they like.
+    """
+    return sorted(file for file in open_files() if file.startswith("/memfd:pipeline"))
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    """An arena of regions of a MiB, of which nothing is left."""
+    before = _shared_memory()
+    arena = Arena(2**20)
+    yield arena
+    arena.close()
+    assert _shared_memory() == before
 
 
 @pytest.fixture

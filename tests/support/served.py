@@ -93,6 +93,19 @@ def environment(**more: str) -> dict[str, str]:
     return {**ours, "OPENBLAS_NUM_THREADS": "1", **more}
 
 
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a Python with these arguments does in `folder`, where its logs are, too."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment(SERVING_LOG_PATH=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
 _READY = r"(?m:^pipeline server .* is ready: .*\n)"
 _LOGGED = r"(?m:^([A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ \[.*?\] (.*)\n)"
 

@@ -11,43 +11,27 @@ from conformance_gateway import PATIENT, both_ports, gateway_before, only_grpc
 from conformance_server import Holder, conformance_server
 from conformance_table import CASES, DIFFERENT, IN_OTHER_WORDS
 from conformance_talk import Case, Place, hold, same
-from served import children
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """The gateways outlive the tests; beside them there is nobody."""
-    before = children()
-    yield
-    assert children() == before
-
-
-@pytest.fixture(scope="module")
-def holder() -> Holder:
-    return Holder()
 
 
 @pytest.fixture(scope="module")
 def ports(
-    gateway_binary: Path, holder: Holder, tmp_path_factory: pytest.TempPathFactory
+    gateway_binary: Path, holder: Holder, module_logs: None
 ) -> Iterator[dict[Place, int | None]]:
     """The HTTP ports of a server, of gateways in front of it, and of a server that has its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        with (
-            conformance_server(holder) as server,
-            gateway_before(gateway_binary, both_ports(server), flags=PATIENT) as gateway,
-            gateway_before(gateway_binary, only_grpc(server), flags=PATIENT) as blind,
-            conformance_server(holder, http_server="gateway") as whole,
-        ):
-            gateway.wait_until_ready()
-            blind.wait_until_ready()
-            yield {
-                Place.DOOR: server.http_port,
-                Place.GATEWAY: gateway.port,
-                Place.GRPC_ONLY: blind.port,
-                Place.OWN: whole.http_port,
-            }
+    with (
+        conformance_server(holder) as server,
+        gateway_before(gateway_binary, both_ports(server), flags=PATIENT) as gateway,
+        gateway_before(gateway_binary, only_grpc(server), flags=PATIENT) as blind,
+        conformance_server(holder, http_server="gateway") as whole,
+    ):
+        gateway.wait_until_ready()
+        blind.wait_until_ready()
+        yield {
+            Place.DOOR: server.http_port,
+            Place.GATEWAY: gateway.port,
+            Place.GRPC_ONLY: blind.port,
+            Place.OWN: whole.http_port,
+        }
 
 
 def places_of(case: Case) -> list[Place]:

@@ -24,7 +24,6 @@ from hostile import mutated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raw_http import Answer, Connection
-from served import children
 
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline_service_pb2 import Request, Tensor
@@ -36,14 +35,6 @@ look = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """The gateway outlives the tests; beside it there is nobody."""
-    before = children()
-    yield
-    assert children() == before
 
 
 class Pair:
@@ -68,18 +59,16 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(gateway_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        with (
-            conformance_server(Holder()) as server,
-            gateway_before(gateway_binary, both_ports(server), flags=PATIENT) as gateway,
-        ):
-            gateway.wait_until_ready()
-            assert server.http_port is not None
-            found = Pair(server.http_port, gateway.port)
-            yield found
-            found.close()
+def pair(gateway_binary: Path, module_logs: None) -> Iterator[Pair]:
+    with (
+        conformance_server(Holder()) as server,
+        gateway_before(gateway_binary, both_ports(server), flags=PATIENT) as gateway,
+    ):
+        gateway.wait_until_ready()
+        assert server.http_port is not None
+        found = Pair(server.http_port, gateway.port)
+        yield found
+        found.close()
 
 
 def assert_alike(pair: Pair, body: bytes, *headers: str, **more: str) -> Answer:

@@ -24,16 +24,9 @@ from seen import (
     total,
 )
 from seen_server import OPS, ServedSeen
-from served import PATIENCE_S, nothing_more, unique
+from served import PATIENCE_S, unique
 
 from pipeline.errors import ErrorCode
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """As in conftest.py, beside the server that the tests of this module share."""
-    with nothing_more():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from doubles import chain, client_of, http, server_for, wait_until
 from raw_http import Connection, request
 from seen import fetched, looked_at, metrics, total
 from seen_server import OPS, SCRIPT, ServedSeen
-from served import PATIENCE_S, environment, is_open, nothing_more
+from served import PATIENCE_S, environment, is_open
 
 from pipeline.engine.journal import PIPELINE, Outcome
 from pipeline.observe.paddle.profile import parse_profile, read_profile
@@ -36,12 +36,6 @@ EVERYTHING: dict[str, Any] = {
     "enable_prometheus": True,
     "prometheus_port": 0,
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    with nothing_more():
-        yield
 
 
 @pytest.fixture

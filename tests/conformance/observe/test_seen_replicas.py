@@ -16,17 +16,11 @@ import pytest
 from raw_http import Connection, request
 from seen import Samples, check_form, fetched, metrics, model, over_grpc, over_http, total
 from seen_server import OPS, ServedSeen
-from served import PATIENCE_S, free_port, nothing_more
+from served import PATIENCE_S, free_port
 
 from pipeline.observe.paddle.profile import read_profile
 
 ALL = ("svc", *OPS)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    with nothing_more():
-        yield
 
 
 @contextlib.contextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from paths import ROOT
-from served import environment, nothing_more
+from served import nothing_more, python
 
 from pipeline.cli.graph import CHECK_USAGE, GRAPH_USAGE, check, graph
 
@@ -18,15 +17,7 @@ RUN = "import sys; from pipeline.cli.graph import graph; sys.exit(graph(sys.argv
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What `python -m pipeline graph ...` does in `folder`."""
-    return subprocess.run(
-        [sys.executable, "-c", RUN, *arguments],
-        cwd=folder,
-        env=environment(SERVING_LOG_PATH=str(folder)),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return python(folder, "-c", RUN, *arguments)
 
 
 SCRIPT = """

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from served import environment, nothing_more
+from served import nothing_more, python
 
 from pipeline.__main__ import USAGE, main
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What `python -m pipeline run ...` does in `folder`."""
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", "run", *arguments],
-        cwd=folder,
-        env=environment(SERVING_LOG_PATH=str(folder)),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return python(folder, "-m", "pipeline", "run", *arguments)
 
 
 LOOKS_AROUND = """
@@ -49,14 +40,7 @@ def test_a_script_finds_the_world_as_plain_python_sets_it_up(tmp_path):
     ]
     assert done.returncode == 7
     assert not list(inner.glob("__pycache__/script.*")), "as with plain Python"
-    plain = subprocess.run(
-        [sys.executable, "inner/script.py", "-x", "--", "--help"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    plain = python(tmp_path, "inner/script.py", "-x", "--", "--help")
     assert (plain.stdout, plain.returncode) == (done.stdout, 7)
 
 
@@ -79,9 +63,7 @@ def test_an_exception_is_shown_with_the_scripts_own_frames(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("def fails():\n    raise ValueError('wrong')\n\nfails()\n")
     done = run(tmp_path, "script.py")
-    plain = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    plain = python(tmp_path, "script.py")
     assert done.stderr == plain.stderr
     assert (done.returncode, plain.returncode) == (1, 1)
 
@@ -89,9 +71,7 @@ def test_an_exception_is_shown_with_the_scripts_own_frames(tmp_path):
 def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path):
     (tmp_path / "script.py").write_text("x = = 1\n")
     done = run(tmp_path, "script.py")
-    plain = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    plain = python(tmp_path, "script.py")
     assert (done.stderr, done.returncode) == (plain.stderr, 1)
 
 
@@ -132,15 +112,7 @@ def test_the_command_of_its_own_name_is_not_hidden_by_a_namesake(tmp_path):
     bin_folder.mkdir()
     command = bin_folder / "pipeline-serving"  # as pip makes it
     command.write_text("import sys\nfrom pipeline.__main__ import main\nsys.exit(main())\n")
-    done = subprocess.run(
-        [sys.executable, str(command), "run", "script.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(tmp_path, str(command), "run", "script.py")
     assert (done.stdout, done.returncode) == ("Op\n", 0)
     assert done.stderr.startswith("warning: `import pipeline` in the script is the library")
 

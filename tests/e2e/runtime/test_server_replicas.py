@@ -17,7 +17,7 @@ import grpc
 import pytest
 from doubles import answers, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from served import PATIENCE_S, Served, is_open, nothing_more, unique, without_log
+from served import PATIENCE_S, Served, is_open, unique, without_log
 
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 
@@ -86,13 +86,6 @@ server.prepare_server(str(args.folder / "config.yml"))
 server.run_server()
 print("run_server returned")
 '''
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """As in conftest.py, beside the server that the tests of this module share."""
-    with nothing_more():
-        yield
 
 
 # What is looked at from outside ---------------------------------------------------------------

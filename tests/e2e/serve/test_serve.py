@@ -21,7 +21,7 @@ from doubles import wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from model_files import save_model
 from onnx import TensorProto
-from served import PATIENCE_S, environment, family_of, nothing_more
+from served import PATIENCE_S, environment, family_of, nothing_more, python
 
 from pipeline.errors import ConfigError
 from pipeline.predictors.model_conf import CLIENT_FILE, SERVER_FILE, Var, read_model_conf
@@ -291,15 +291,7 @@ def test_what_clients_have_to_know_is_written_and_they_can_use_it(tmp_path):
 
 def outcome(folder: Path, *arguments: str) -> tuple[int, str]:
     """(exit code, what it said on stderr) of one that does not get to serve."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline.serve", *arguments],
-        cwd=folder,
-        env=environment(SERVING_LOG_PATH=str(folder)),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = python(folder, "-m", "pipeline.serve", *arguments)
     return done.returncode, done.stderr
 
 

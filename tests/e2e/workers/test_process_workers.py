@@ -18,7 +18,6 @@ from onnx import TensorProto, helper
 from served import (
     PATIENCE_S,
     ServedWithClient,
-    nothing_more,
     open_files_of,
     stat_of,
     unique,
@@ -26,13 +25,6 @@ from served import (
 )
 
 PROCESSES = {"is_thread_op": False}
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """As in conftest.py, beside the servers that the tests of this module share."""
-    with nothing_more():
-        yield
 
 
 # The server that most tests share -------------------------------------------------------------

@@ -68,12 +68,10 @@ TENSORS_MESSAGE = Request(
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        echo = Op("echo", [RequestOp()])
-        with server_for(echo, name=None, max_message_bytes=LIMIT) as server:
-            yield server
+def running(module_logs: None) -> Iterator[PipelineServer]:
+    echo = Op("echo", [RequestOp()])
+    with server_for(echo, name=None, max_message_bytes=LIMIT) as server:
+        yield server
 
 
 @pytest.fixture

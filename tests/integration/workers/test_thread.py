@@ -7,7 +7,7 @@ import contextvars
 import threading
 
 import pytest
-from doubles import RecordingOwner, settle, wait_until
+from doubles import RecordingOwner, settle, side_by_side, wait_until
 
 from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
@@ -304,14 +304,7 @@ def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
         box = LoopInbox(loop, after=lambda: wakes.append(1))
         got = []
         # The loop is busy here, so all of these are ready before it can wake.
-        threads = [
-            threading.Thread(target=lambda i=i: box.post(lambda *_: got.append(i), None, None))
-            for i in range(10)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        side_by_side(lambda i: box.post(lambda *_: got.append(i), None, None), 10)
         await settle()
         assert sorted(got) == list(range(10))
         assert len(wakes) == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from conformance_grpc import INFERENCE, UNLIMITED, Case, ask, infer, request, streamed
-from conformance_grpc_edges import Edge, edges, no_others
+from conformance_grpc_edges import Edge, edges
 from conformance_grpc_table import CASES
 from conformance_server import Holder, conformance_server
 from doubles import wait_until
@@ -23,13 +23,6 @@ from pipeline.proto.v2.codec import SERVICE as V2
 Status = health_pb2.HealthCheckResponse
 STREAM = f"/{V2}/ModelStreamInfer"
 
-nothing_is_left_behind = no_others
-
-
-@pytest.fixture(scope="module")
-def holder() -> Holder:
-    return Holder()
-
 
 @pytest.fixture(scope="module", params=edges())
 def edge(request: pytest.FixtureRequest) -> Edge:
@@ -42,13 +35,11 @@ def server(
     edge: Edge,
     request: pytest.FixtureRequest,
     holder: Holder,
-    tmp_path_factory: pytest.TempPathFactory,
+    module_logs: None,
 ) -> Iterator[PipelineServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        settings = edge.settings(request)
-        with conformance_server(holder, timeout=60_000, **settings) as server:
-            yield server
+    settings = edge.settings(request)
+    with conformance_server(holder, timeout=60_000, **settings) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

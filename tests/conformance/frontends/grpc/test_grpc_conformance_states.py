@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from conformance_grpc import INFERENCE, UNLIMITED, Status, ask, infer, request, streamed
-from conformance_grpc_edges import Edge, edges, no_others
+from conformance_grpc_edges import Edge, edges
 from conformance_server import Holder, conformance_server
 from doubles import server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,8 +26,6 @@ from pipeline.proto.v2.codec import SERVICE as V2
 Health = health_pb2.HealthCheckResponse
 STREAM = f"/{V2}/ModelStreamInfer"
 CLOSED = "3001"
-
-nothing_is_left_behind = no_others
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from conformance_talk import Case, hold
 from doubles import run_virtual, server_for
 from fuzz import lane as fuzz_lane
 from raw_http import Answer, Connection, chunked, request
-from served import children
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp
 from pipeline.frontends.http.server import HttpFrontend
@@ -42,31 +41,11 @@ def _both(make: Any) -> Iterator[list[PipelineServer]]:
         yield found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """A worker of an Op that is over its limit may stay stuck for a while."""
-    before = children()
-    yield
-    assert children() == before
-
-
 # The tables of the gateway --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def holder() -> Holder:
-    return Holder()
-
-
-@pytest.fixture(scope="module")
-def ports(logs: None, holder: Holder) -> Iterator[list[int | None]]:
+def ports(module_logs: None, holder: Holder) -> Iterator[list[int | None]]:
     with _both(lambda: conformance_server(holder)) as servers:
         yield [server.http_port for server in servers]
 
@@ -151,7 +130,7 @@ _PATHS = [
 
 
 @pytest.fixture(scope="module")
-def echoes(logs: None) -> Iterator[list[PipelineServer]]:
+def echoes(module_logs: None) -> Iterator[list[PipelineServer]]:
     def make() -> PipelineServer:
         return server_for(Answers("echo", [RequestOp()]), max_message_bytes=110_000)
 
@@ -216,7 +195,7 @@ def test_requests_that_are_sent_together_are_answered_in_their_order(echoes, fir
     assert answer.status in (200, 400)
 
 
-def test_the_answer_of_a_request_that_names_another_service_is_the_same(logs):
+def test_the_answer_of_a_request_that_names_another_service_is_the_same(module_logs):
     last = Answers("echo", [RequestOp()])
     with _both(lambda: server_for(last, name="svc")) as servers:
         for path in ("/svc/prediction", "/other/prediction"):

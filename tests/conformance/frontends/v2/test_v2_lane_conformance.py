@@ -40,11 +40,9 @@ class Mixed(Op):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        with server_for(Mixed("mixed", RequestOp()), timeout_ms=10_000) as found:
-            yield found
+def server(module_logs: None) -> Iterator[PipelineServer]:
+    with server_for(Mixed("mixed", RequestOp()), timeout_ms=10_000) as found:
+        yield found
 
 
 @pytest.fixture

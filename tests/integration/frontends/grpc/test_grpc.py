@@ -43,12 +43,10 @@ pytestmark = pytest.mark.usefixtures("grpc_is_up")
 
 
 @pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
+def echo(module_logs: None) -> Iterator[PipelineServer]:
     """Answers with the pairs that it is sent."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        with server_for(Op("echo", [RequestOp()]), max_message_bytes=LIMIT) as server:
-            yield server
+    with server_for(Op("echo", [RequestOp()]), max_message_bytes=LIMIT) as server:
+        yield server
 
 
 def channel_to(port: int | None) -> grpc.Channel:

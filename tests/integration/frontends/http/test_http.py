@@ -28,21 +28,14 @@ EMPTY = {"err_no": 0, "err_msg": "", "key": [], "value": [], "tensors": []}
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def echo(logs: None) -> Iterator[PipelineServer]:
+def echo(module_logs: None) -> Iterator[PipelineServer]:
     """Answers with the pairs that it is sent."""
     with server_for(Op("echo", [RequestOp()]), max_message_bytes=LIMIT) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def tensors(logs: None) -> Iterator[PipelineServer]:
+def tensors(module_logs: None) -> Iterator[PipelineServer]:
     """Answers with everything that it is sent, as tensors."""
     last = Op("echo", [RequestOp()])
     last.set_pack_tensor_format(True)

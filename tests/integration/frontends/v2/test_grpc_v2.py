@@ -374,11 +374,9 @@ class Numbers(RequestOp):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        with server_for(Double("double", Numbers())) as server:
-            yield server
+def server(module_logs: None) -> Iterator[PipelineServer]:
+    with server_for(Double("double", Numbers())) as server:
+        yield server
 
 
 @pytest.mark.usefixtures("grpc_is_up")

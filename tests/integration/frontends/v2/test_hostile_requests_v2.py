@@ -85,12 +85,10 @@ class Declared(Op):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        echo = Op("echo", [Declared("declared", [RequestOp()])])
-        with server_for(echo, max_message_bytes=LIMIT) as server:
-            yield server
+def running(module_logs: None) -> Iterator[PipelineServer]:
+    echo = Op("echo", [Declared("declared", [RequestOp()])])
+    with server_for(echo, max_message_bytes=LIMIT) as server:
+        yield server
 
 
 def assert_v2_is_well(server: PipelineServer) -> None:

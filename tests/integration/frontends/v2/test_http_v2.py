@@ -488,12 +488,10 @@ class Words(RequestOp):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineServer]:
+def server(module_logs: None) -> Iterator[PipelineServer]:
     """Answers with the words that it is sent."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
-        with server_for(Op("echo", [Words()]), max_message_bytes=2**20) as server:
-            yield server
+    with server_for(Op("echo", [Words()]), max_message_bytes=2**20) as server:
+        yield server
 
 
 def post(server, body, **headers):

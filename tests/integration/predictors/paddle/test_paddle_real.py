@@ -7,10 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
+from doubles import side_by_side
 from paths import ROOT, TESTS
 
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
@@ -183,20 +183,14 @@ def test_a_model_that_fails_says_why_in_one_line_and_the_next_run_works(toys):
 
 
 def test_calls_that_overlap_get_their_own_answers(arithmetic):
-    barrier = threading.Barrier(4)
     wrong = []
 
     def call(number):
         a = np.full((2, 3), number, np.float32)
-        barrier.wait()
         sums = [arithmetic.predict({"a": a, "b": a})["fetch_name_0"] for _ in range(50)]
         wrong.extend(result for result in sums if result.tolist() != (a + a).tolist())
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(call, 4)
     assert wrong == []
 
 

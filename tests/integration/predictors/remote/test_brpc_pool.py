@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from doubles import wait_until
+from doubles import Clock, wait_until
 from played_brpc import WAIT_S, Collecting, PlayedServer
 
 from pipeline.predictors.remote.brpc_connection import (
@@ -19,14 +19,6 @@ from pipeline.predictors.remote.brpc_connection import (
 )
 from pipeline.predictors.remote.brpc_pool import MAX_IDLE, BrpcPool, CannotConnectError, dial
 from pipeline.proto.brpc.frames import request_meta
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @contextlib.contextmanager

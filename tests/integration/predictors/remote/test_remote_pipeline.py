@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from doubles import client_of, server_for
+from doubles import client_of, server_for, side_by_side
 from grpc_peers import Gate, peer
 
 from pipeline import Op, RequestOp
@@ -315,15 +314,8 @@ def test_paddles_server_is_sent_tensors_that_it_reads():
 
 
 def test_many_threads_may_ask_at_once():
-    answers: dict[int, Any] = {}
-
-    def ask(number: int) -> None:
-        answers[number] = predictor.predict({"x": np.array([number])})["x"].tolist()
+    def ask(number: int) -> Any:
+        return predictor.predict({"x": np.array([number])})["x"].tolist()
 
     with asking(Echo(concurrency=2)) as predictor:
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert answers == {number: [number] for number in range(8)}
+        assert side_by_side(ask, 8) == [[number] for number in range(8)]

@@ -7,36 +7,16 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
 from garbage import fork
-from obedient import open_files
 
-from pipeline.workers.shm.arena import Arena, Block
+from pipeline.workers.shm.arena import Block
 
 PAGE = mmap.PAGESIZE
 
 
 MIB = 2**20
-
-
-def shared_memory() -> list[str]:
-    """Links in /proc of what this process has open of our kind.
-
-    The rest is not compared: gRPC's threads, which other tests leave behind, open and close
-    descriptors of their own when they like.
-    """
-    return sorted(file for file in open_files() if file.startswith("/memfd:pipeline"))
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    before = shared_memory()
-    arena = Arena(MIB)
-    yield arena
-    arena.close()
-    assert shared_memory() == before
 
 
 def in_child(work: Callable[[], None]) -> int:

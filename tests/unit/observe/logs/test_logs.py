@@ -12,7 +12,7 @@ import threading
 from datetime import datetime, timedelta
 
 import pytest
-from doubles import logs_in
+from doubles import Clock, logs_in, side_by_side
 
 from pipeline.errors import InitError, ProductError, UserCodeError
 from pipeline.observe.logs.setup import RequestLog
@@ -362,19 +362,12 @@ def test_when_the_second_file_cannot_be_opened_the_first_is_closed_again(tmp_pat
 
 
 def test_many_threads_lose_no_line(tmp_path):
-    barrier = threading.Barrier(4)
-
     def log(number):
-        barrier.wait()
         for line in range(100):
             PIPELINE.info("%d %d", number, line)
 
     with logs_in(tmp_path):
-        threads = [threading.Thread(target=log, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        side_by_side(log, 4)
     found = sorted(texts(tmp_path / "pipeline.log"))
     assert found == sorted(f"{number} {line}" for number in range(4) for line in range(100))
 
@@ -437,16 +430,6 @@ def log():
     logger.addHandler(handler)
     logger.lines, logger.records = handler.lines, handler.records
     return logger
-
-
-class Clock:
-    """Seconds, moved on by hand."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_a_success_is_logged_in_the_predecessor_s_words_at_debug(log):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import types
 
 import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
+from doubles import side_by_side
 from onnx import TensorProto, helper
 from onnx_doubles import FLOAT, FakeSession, build, value_info
 
@@ -83,21 +83,15 @@ def test_results_stay_as_they_are_when_the_model_runs_again():
 
 def test_threads_bind_side_by_side():
     run = BoundRunner(shifted(), HERE)
-    barrier = threading.Barrier(4)
     wrong = []
 
     def call(number):
-        barrier.wait()
         for count in range(50):
             (y,) = run(["y"], {"x": rows(count % 4, number), "shift": scalar(number)})
             if y.tolist() != rows(count % 4, 2 * number).tolist():
                 wrong.append((number, y))
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(call, 4)
     assert wrong == []
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from doubles import side_by_side
 from onnx import TensorProto, helper
 from onnx_doubles import ASCEND, CPU, CUDA, FLOAT, HOST, FakeRuntime, identity, save, value_info
 
@@ -236,20 +236,14 @@ def test_a_file_that_is_no_model_is_refused_by_its_path(path):
 
 def test_threads_share_one_session(arithmetic):
     predictor = load(arithmetic, CPU)
-    barrier = threading.Barrier(4)
     wrong = []
 
     def call(number):
         a = np.full((2, 3), number, np.float32)
-        barrier.wait()
         sums = [predictor.predict({"a": a, "b": a})["sum"] for _ in range(50)]
         wrong.extend(result for result in sums if result.tolist() != (a + a).tolist())
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(call, 4)
     assert wrong == []
 
 

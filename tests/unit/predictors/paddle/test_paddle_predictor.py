@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from doubles import side_by_side
 from paddle_double import FakePaddle, FakePredictor, json_program, operator
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError
@@ -142,22 +143,12 @@ def test_calls_that_overlap_run_on_clones_which_later_calls_use_again(path):
     paddle = FakePaddle()
     predictor = loaded(path, paddle)
     paddle.predictor.watch = watch
-    answers = []
+
+    def ask(n):
+        return predictor.predict({"x": rows([n, n])})["y"].tolist()
+
     for _ in range(2):
-        threads = [
-            threading.Thread(
-                target=lambda n=n: answers.append(
-                    (n, predictor.predict({"x": rows([n, n])})["y"].tolist())
-                )
-            )
-            for n in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert all(y == [[2 * n, 2 * n]] for n, y in answers)
-    assert len(answers) == 6
+        assert side_by_side(ask, 3) == [[[2 * n, 2 * n]] for n in range(3)]
     assert sorted(used) == [0, 0, 1, 1, 2, 2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from doubles import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,14 +13,6 @@ from pipeline.predictors.remote.endpoints import (
     MAX_TIMEOUTS,
     EndpointPolicy,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obedient import open_files
 
 from pipeline.errors import InitError
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
@@ -16,27 +14,9 @@ PAGE = mmap.PAGESIZE
 MIB = 2**20
 
 
-def shared_memory() -> list[str]:
-    """Links in /proc of what this process has open of our kind.
-
-    The rest is not compared: gRPC's threads, which other tests leave behind, open and close
-    descriptors of their own when they like.
-    """
-    return sorted(file for file in open_files() if file.startswith("/memfd:pipeline"))
-
-
 def resident(arena: Arena) -> int:
     """Bytes of memory behind the arena."""
     return os.fstat(arena.fd).st_blocks * 512
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    before = shared_memory()
-    arena = Arena(MIB)
-    yield arena
-    arena.close()
-    assert shared_memory() == before
 
 
 def test_regions_have_numbers_and_memory_of_their_own(arena):
