@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
-from pipeline.engine import edges, fusing, pace, walk
+from pipeline.engine import fusing, pace, walk
 
 PROCESSES, UNFUSED = "processes", "unfused"
 """Arguments of a service: process workers in all Ops; each Op on a thread of its own."""
@@ -79,4 +79,4 @@ def _bear_with(times: float) -> None:
     pace._QUICK_NS = int(pace._QUICK_NS * times)
     pace._SLOW_NS = int(pace._SLOW_NS * times)
     fusing._STEP_S *= times
-    walk._LONGEST_NS = edges._LONGEST_NS = int(walk._LONGEST_NS * times)
+    walk._LONGEST_NS = int(walk._LONGEST_NS * times)

@@ -17,7 +17,7 @@ from pipeline.engine.channel import Item
 from pipeline.engine.fusable import goes, is_bound
 from pipeline.engine.hosting import is_hosted
 from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
-from pipeline.engine.walk import Walk
+from pipeline.engine.walk import Walk, longest_ns
 from pipeline.engine.walk_api import Lender
 from pipeline.errors import PipelineError
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pipeline.engine.executor import Executor
     from pipeline.engine.request import RequestState
 
-_LONGEST_NS = 2_000_000  # nothing more is unpacked or packed when a walk has lasted so long
 _BEFORE, _BEHIND = -1, 1 << 30  # the places of unpack and pack among the steps of a walk
 
 
@@ -234,7 +233,8 @@ class Edges:
     ) -> bool:
         """Unpack with a worker; return whether it is still lent to us."""
         walk.began_ns = walk.step_ns = now_ns = clock_ns()
-        while opening.waiting and now_ns - walk.began_ns <= _LONGEST_NS:
+        longest = longest_ns(opening.size)
+        while opening.waiting and now_ns - walk.began_ns <= longest:
             item = opening.waiting[0]
             if not item.is_over:
                 job = self._unpacker.job(item.request)
@@ -267,6 +267,7 @@ class Edges:
         last, worker = self._executor.last, None
         lender = cast(Lender, packer.workers)
         now_ns = walk.began_ns
+        longest = longest_ns(len(walk.lead.items))
         try:
             for place, (step, index, answer) in enumerate(walk.outs):
                 item = walk.lead.items[index]
@@ -275,7 +276,7 @@ class Edges:
                 if (job := packer.job(item.request, answer)) is None:
                     continue
                 job.began_ns = now_ns = clock_ns()
-                if now_ns - walk.began_ns > _LONGEST_NS:
+                if now_ns - walk.began_ns > longest:
                     break
                 if job.is_ours:
                     packer.run(job)

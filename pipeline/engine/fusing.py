@@ -77,7 +77,7 @@ class Fusing:
 
     def took(self, node: OpDispatcher, run: BatchRun) -> None:
         """Take down how long an Op took."""
-        if node.pace.took((run.end_ns - run.start_ns) / len(run.items)):
+        if node.pace.took(run.end_ns - run.start_ns, len(run.items)):
             self.changed()
 
     def hung(self, node: OpDispatcher) -> None:
@@ -351,7 +351,7 @@ class Fusing:
                 count, outcome = 1, run.outcome
             else:
                 count, outcome = len(run.items), run.outcomes[0] if run.outcomes else None
-            if node.pace.took((run.end_ns - run.start_ns) / count):
+            if node.pace.took(run.end_ns - run.start_ns, count):
                 self.changed()
             has_failed = type(outcome) is not dict and isinstance(outcome, PipelineError)
             if (

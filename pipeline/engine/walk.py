@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from pipeline.engine.edges import Edges, Opening
 
 _LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
+_LONGER_NS = 100_000  # ... and for each further request of a batch
+
+
+def longest_ns(requests: int) -> int:
+    """Return how long a walk of so many requests may have lasted when a step begins."""
+    return _LONGEST_NS + (requests - 1) * _LONGER_NS
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
@@ -159,7 +165,7 @@ class Walk(msgspec.Struct, eq=False):
             if not waiting:
                 continue
             self.step_ns = now_ns = clock_ns()
-            if now_ns - self.began_ns > _LONGEST_NS:
+            if now_ns - self.began_ns > longest_ns(len(lead.items)):
                 break
             lender = plan.steps[place].lender
             worker = lender.borrow()
