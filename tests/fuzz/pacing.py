@@ -14,7 +14,7 @@ _CHANGES = 0.15  # of the runs
 class Always(Pace, eq=False):
     """The pace of an Op that is quick, whatever happens."""
 
-    def took(self, ns: float) -> bool:
+    def took(self, ns: int, requests: int = 1) -> bool:
         return False
 
     def hung(self) -> bool:
@@ -26,7 +26,7 @@ class Switching(Pace, eq=False):
 
     rng: Any = None
 
-    def took(self, ns: float) -> bool:
+    def took(self, ns: int, requests: int = 1) -> bool:
         is_other: bool = self.rng.random() < _CHANGES
         self.is_quick ^= is_other
         return is_other

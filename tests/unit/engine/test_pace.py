@@ -118,6 +118,37 @@ def test_an_op_that_hangs_is_not_quick_for_a_while():
     assert 50 < runs_until(pace, [QUICK_NS] * 100) < 70
 
 
+def test_batches_are_quick_by_what_a_request_of_them_takes():
+    pace = Pace(is_fusable=True)
+    batches = [(32 * QUICK_NS, 32)] * 20
+    assert next(number for number, run in enumerate(batches, 1) if pace.took(*run)) == 4
+    pace = Pace(is_fusable=True)
+    assert not any(pace.took(8 * BETWEEN_NS, 8) for _ in range(1000))
+
+
+def test_small_batches_that_had_to_wait_do_not_outweigh_full_ones():
+    pace = Pace(is_fusable=True)
+    for _ in range(20):
+        pace.took(SLOW_NS, 1)
+        pace.took(32 * QUICK_NS, 32)
+        pace.took(32 * QUICK_NS, 32)
+    assert pace.is_quick
+
+
+def test_a_batch_that_takes_long_as_a_whole_is_not_quick_however_many_share_it():
+    pace = Pace(is_fusable=True)
+    assert not any(pace.took(2_000_001, 1000) for _ in range(1000))
+    pace = settled()
+    assert not any(pace.took(4_900_000, 1000) for _ in range(1000))
+    assert any(pace.took(5_000_001, 1000) for _ in range(22))
+
+
+def test_one_batch_that_had_to_wait_parts_no_group():
+    pace = settled()
+    assert not any(pace.took(STUCK_NS, 32) for _ in range(5))
+    assert pace.took(STUCK_NS, 32)
+
+
 @given(st.lists(st.integers(0, 10**13), max_size=300))
 def test_whatever_runs_take_the_share_is_one_and_changes_are_told(took):
     pace = Pace(is_fusable=True)
