@@ -19,6 +19,7 @@ import (
 	"pipeline/gateway/internal/gateway"
 	"pipeline/gateway/internal/logging"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/procs"
 	"pipeline/gateway/internal/version"
 )
 
@@ -29,6 +30,7 @@ const (
 )
 
 func main() {
+	procs.TakeItEasy()
 	// What gRPC and the generated code say in passing is said elsewhere, or of callers that have left.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))

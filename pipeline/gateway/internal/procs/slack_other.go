@@ -1,0 +1,6 @@
+//go:build !linux
+
+package procs
+
+// TakeItEasy does nothing here.
+func TakeItEasy() {}
