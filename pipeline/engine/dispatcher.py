@@ -10,10 +10,12 @@ from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Links, Room, first_error
 from pipeline.engine.journal import EngineObservers, Outcome
+from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.pace import Pace
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.base import Batch, Load, Scheduler
+from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
@@ -68,7 +70,9 @@ class OpDispatcher:
         )
         self.is_dirty: bool = False
         self._router = router
-        self._loop = loop
+        self.shortcut: Shortcut | None = None
+        if Shortcut.is_there(self):
+            self.shortcut = Shortcut(self, router, loop)
         self._cut_timer: Any = None
 
     # In ---------------------------------------------------------------------------------
@@ -93,10 +97,11 @@ class OpDispatcher:
             inputs = {slot: part}
         if self.links.opens_payloads:
             inputs = {name: opened(part) for name, part in inputs.items()}
-        error = first_error(inputs)
-        if error is not None:
-            self._router.route(self, request, error, jumped=False)
-            return
+        if type(part) is not dict or len(inputs) > 1:  # else it is no error
+            error = first_error(inputs)
+            if error is not None:
+                self._router.route(self, request, error, jumped=False)
+                return
         self._add(request, inputs, entered=entered)
 
     def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
@@ -114,10 +119,14 @@ class OpDispatcher:
         is_feed: bool = False,
         entered: tuple[OpDispatcher, ...] = (),
     ) -> None:
-        now, spans = self._loop.time(), self.spans
+        spans = self.spans
         if request.spans is not None:
             spans.is_wanted = True
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
+        shortcut = self.shortcut
+        if shortcut and not is_feed and shortcut.take(request, inputs, ready_ns, entered):
+            return
+        now = self._router.loop.time()
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
         lap = 0 if request.laps is None else request.laps.get(self, 0)
@@ -193,7 +202,7 @@ class OpDispatcher:
         """
         self.is_dirty = False
         scheduler, load, room, runs = self.scheduler, self.load, self.room, []
-        now = self._loop.time()
+        now = self._router.loop.time()
         load.workers = self.workers.count
         load.max_rows = load.rows_limits[self.workers.note is not None]
         while True:
@@ -212,7 +221,7 @@ class OpDispatcher:
         if isinstance(batch, int | float):
             if self._cut_timer is not None:
                 self._cut_timer.cancel()
-            self._cut_timer = self._loop.call_at(batch, self._router.mark_dirty, self)
+            self._cut_timer = self._router.loop.call_at(batch, self._router.mark_dirty, self)
         if runs:
             fusing = self._router.fusing
             self._submit(fusing.begin(self, runs) if self.pace.is_fusable else runs)
@@ -238,6 +247,7 @@ class OpDispatcher:
             self.watch.submitted()
 
     def workers_changed(self) -> None:
+        self.load.workers = self.workers.count
         self._router.workers_changed()
         self._router.mark_dirty(self)
 
@@ -247,7 +257,11 @@ class OpDispatcher:
         """Return whether anything runs here, or may come in a walk."""
         return self.load.running > 0 or self._router.fusing.is_visited(self)
 
-    def done(self, worker: Worker, job: BatchRun | Walk) -> None:
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+        if isinstance(job, LoneRun):
+            assert self.shortcut is not None, "it has been made there"
+            self.shortcut.done(worker, job)
+            return
         if isinstance(job, Walk):
             self._router.fusing.done(worker, job)
             return
@@ -265,8 +279,10 @@ class OpDispatcher:
         if not self.is_dirty and len(self.scheduler):
             self._router.mark_dirty(self)
 
-    def lost(self, job: BatchRun | Walk, error: PipelineError) -> None:
+    def lost(self, job: BatchRun | LoneRun | Walk, error: PipelineError) -> None:
         """Start the job over as configured; else its requests end with `error`."""
+        if isinstance(job, LoneRun):
+            job = job.taken_out()
         if isinstance(job, Walk):
             self._router.fusing.lost(job, error)
         elif not job.is_superseded:
@@ -279,8 +295,10 @@ class OpDispatcher:
         if self._cut_timer is not None:
             self._cut_timer.cancel()
 
-    def _give_up(self, worker: Worker, run: BatchRun) -> None:
+    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
         """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
+        if isinstance(run, LoneRun):
+            run = run.taken_out()
         fusing = self._router.fusing
         if not fusing.part(run):
             return
@@ -318,7 +336,7 @@ class OpDispatcher:
         """Take note that a batch is no longer at the workers."""
         self.load.running -= 1
         self.load.items -= len(run.items)
-        self.scheduler.done(run, self._loop.time())
+        self.scheduler.done(run, self._router.loop.time())
         if self.room.size:
             self.room.release(run.items)
             self._places_freed()

@@ -106,6 +106,7 @@ class Executor:
         self.workers_changed: Callable[[], None] = workers_changed
         self._complete = complete
         self._clock_ns = observers.clock_ns
+        self.loop: Loop = loop
         self.now: Callable[[], float] = loop.time
         self.nodes: dict[Op, OpDispatcher] = {
             op: OpDispatcher(op, make_workers, self, loop, index, observers, channel_size)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.schedulers.base import Load
 from pipeline.engine.worker_api import Loop, Worker, Workers
 
@@ -30,7 +31,7 @@ class WorkerWatch:
         is_awaited: Callable[[], bool],
         timeout_s: float | None,
         loop: Loop,
-        give_up: Callable[[Worker, BatchRun], None],
+        give_up: Callable[[Worker, BatchRun | LoneRun], None],
     ) -> None:
         self.timeout_s: float | None = timeout_s
         self._workers = workers
@@ -70,8 +71,10 @@ class WorkerWatch:
         next_due = [now + self.timeout_s] if self.timeout_s is not None else []
         for worker in self._workers.busy():
             run = worker.job
-            due = self._due(worker, run) if isinstance(run, BatchRun) else None
-            if due is None or not isinstance(run, BatchRun):
+            if not isinstance(run, BatchRun | LoneRun):
+                continue
+            due = self._due(worker, run)
+            if due is None:
                 continue
             if due <= now:
                 self._give_up(worker, run)
@@ -80,7 +83,7 @@ class WorkerWatch:
         if next_due and self._is_awaited():
             self._look_in(max(_MIN_WATCH_S, min(next_due) - now))
 
-    def _due(self, worker: Worker, run: BatchRun) -> float | None:
+    def _due(self, worker: Worker, run: BatchRun | LoneRun) -> float | None:
         """Return when `worker` has to be given up, if its batch goes on; None: never."""
         began, called = worker.job_started, worker.call_started
         if began is not None and all(item.is_over for item in run.items):

@@ -98,6 +98,8 @@ class Outlook:
         self.check_counts(executor.state().accepted)
         for index, node in enumerate(executor.executor.nodes.values()):
             begun = node.scheduler._added + getattr(node.workers, "lent_items", 0)
+            if node.shortcut is not None:
+                begun += node.shortcut.taken
             if (edges := executor.executor.fusing.edges) is not None:
                 begun -= edges.turned_back[node.name]
             if begun != self.spans[index]:

@@ -1,0 +1,131 @@
+"""Shortcut: requests go to the workers of an Op without having waited in its scheduler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item
+from pipeline.engine.journal import Outcome
+from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.op_facts import OpFacts
+from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.walk_api import Lender
+from pipeline.engine.worker_api import Loop, Worker
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.executor import Executor
+    from pipeline.engine.request import RequestState
+
+_AHEAD_S = 0.001  # work that may wait at busy workers, so that they never wait for the loop
+
+
+class Shortcut:
+    """The way past the scheduler of an Op, where this one would let each request go at once.
+
+    A request that comes while none is worked on is handed over as it comes; of several that come
+    in one round of the loop none is before its end, so that they wake a thread once and do not
+    fight with it for the interpreter meanwhile.
+
+    Attributes:
+        taken: how many came this way.
+    """
+
+    def __init__(self, node: OpDispatcher, router: Executor, loop: Loop) -> None:
+        self.taken: int = 0
+        self._node = node
+        self._router = router
+        self._loop = loop
+        self._is_plain: bool | None = None  # not known before the workers are there
+        self._waiting: list[Any] = []
+        self._is_rush = False  # several came in the last round
+
+    @staticmethod
+    def is_there(node: OpDispatcher) -> bool:
+        """Return whether an Op has one: each request is a batch, which its scheduler lets go."""
+        lets_pass = vars(type(node.scheduler)).get("lets_pass", False)
+        is_lone = node.op.pipeline_config.batch_size == 1 and not node.room.size
+        return lets_pass and is_lone and isinstance(node.workers, Lender)
+
+    def take(
+        self,
+        request: RequestState,
+        inputs: dict[str, Any],
+        ready_ns: int,
+        entered: tuple[OpDispatcher, ...],
+    ) -> bool:
+        """Hand a request to the workers, if it is its turn."""
+        node = self._node
+        load = node.load
+        running = load.running
+        if running >= load.workers and not 0 < running * load.service_s < _AHEAD_S:
+            return False
+        if not load.workers or request.laps is not None or len(node.scheduler):
+            return False
+        job = self._job(request, inputs, ready_ns, entered)
+        self.taken += 1
+        request.live += 1
+        load.running = running + 1
+        load.items += 1
+        if self._is_rush or running:
+            self._waiting.append(job)
+            if len(self._waiting) == 1:
+                self._loop.call_soon(self._hand_over)
+        else:
+            self._submit([job])
+        return True
+
+    def _job(
+        self,
+        request: RequestState,
+        inputs: dict[str, Any],
+        ready_ns: int,
+        entered: tuple[OpDispatcher, ...],
+    ) -> Any:
+        node, generation, data_id = self._node, request.generation, request.data_id
+        fusing, log_id = self._router.fusing, request.log_id
+        if self._is_plain is None:
+            self._is_plain = OpFacts(node.op).is_plain
+        is_fusable = node.pace.is_fusable
+        has_walks = is_fusable and fusing.plan(node) is not None
+        if self._is_plain and not has_walks and not entered:
+            return LoneRun(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
+        item = Item(request, generation, data_id, log_id, inputs, self._loop.time(), ready_ns)
+        item.entered = entered
+        run = BatchRun([item])
+        return fusing.begin(node, [run])[0] if is_fusable else run
+
+    def _hand_over(self) -> None:
+        jobs, self._waiting = self._waiting, []
+        self._is_rush = len(jobs) > 1
+        self._submit(jobs)
+
+    def _submit(self, jobs: list[Any]) -> None:
+        node = self._node
+        node.workers.submit(jobs)
+        if node.watch.timeout_s is not None:
+            node.watch.submitted()
+
+    def done(self, worker: Worker, job: LoneRun) -> None:
+        """Take down what came of a request, and pass it on."""
+        if job.apart is not None and job.apart.is_superseded:
+            return
+        node, router, request, outcome = self._node, self._router, job.request, job.outcome
+        load, pace, spans = node.load, node.pace, node.spans
+        load.running -= 1
+        load.items -= 1
+        if outcome is None:  # it was over before it began
+            spans.unfinished([job], Outcome.OTHER)
+        else:
+            took_ns = job.end_ns - job.start_ns
+            load.served(took_ns / 1e9)
+            if pace.is_fusable and pace.took(took_ns):
+                router.fusing.changed()
+            if spans.is_wanted:
+                spans.step(worker, cast(PlainStep, job), job, spans.clock_ns())
+            if job.generation == request.generation:
+                router.route(node, request, outcome, False)
+                router.gone(job)
+        if len(node.scheduler):
+            router.mark_dirty(node)
