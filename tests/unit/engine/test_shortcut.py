@@ -1,0 +1,159 @@
+"""Requests that go past the scheduler: at once where nothing is worked on, else together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import doubles
+import pytest
+from doubles import Engine, ScriptedWorkers, Tag, answers, run_virtual, settle
+
+from pipeline import Op, RequestOp
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.lone_run import LoneRun
+
+
+class LendingWorkers(ScriptedWorkers):
+    """Scripted workers that are lent, though none is ever idle; `given`: what came together."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.given = []
+
+    def submit(self, jobs):
+        self.given.append([type(job) for job in jobs])
+        super().submit(jobs)
+
+    def borrow(self):
+        return None
+
+    def give_back(self, worker):
+        raise AssertionError("none was lent")
+
+    def states(self):
+        return []
+
+    def part(self, walk):
+        return None
+
+
+@pytest.fixture(autouse=True)
+def lending(monkeypatch):
+    monkeypatch.setattr(doubles, "ScriptedWorkers", LendingWorkers)
+
+
+class Multiplies(Op):
+    def process(self, feed_batch, typical_logid):
+        return {"x": feed_batch[0]["x"] * 2}
+
+
+async def finish(pool, count):
+    for _ in range(count):
+        pool.release()
+        await settle()
+
+
+def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
+    async def main():
+        last = Tag("a", [RequestOp()])
+        async with Engine(last, service_s={"a": None}) as engine:
+            pool, load = engine.pools["a"], engine.nodes[last].load
+            load.workers, load.service_s = 1, 1e-5
+            asked = [engine.ask()]
+            await settle()
+            assert pool.given == [[LoneRun]]
+            asked += [engine.ask() for _ in range(3)]
+            await settle()
+            assert pool.given[1:] == [[LoneRun] * 3]
+            await finish(pool, 4)
+            load.service_s = 1e-5  # a scripted run takes no time by its own clock
+            asked += [engine.ask() for _ in range(2)]
+            await settle()
+            assert pool.given[2:] == [[LoneRun] * 2]  # in such a crowd the first one waits, too
+            await finish(pool, 2)
+            for _ in range(2):
+                asked.append(engine.ask())
+                await settle()
+                await finish(pool, 1)
+            assert pool.given[3:] == [[LoneRun], [LoneRun]]
+            assert {answers(each)["path"] for each in await asyncio.gather(*asked)} == {"a"}
+            engine.journal.flush()
+            assert sorted(span["data_id"] for span in engine.spans) == [*range(len(asked))]
+
+    run_virtual(main())
+
+
+def test_an_op_with_process_gets_batches():
+    async def main():
+        last = Multiplies(name="m", input_ops=[RequestOp()])
+        async with Engine(last) as engine:
+            for _ in range(3):
+                assert answers(await engine.ask(x="ab"))["x"] == "abab"
+            assert engine.pools["m"].given == [[BatchRun]] * 3
+            assert engine.nodes[last].shortcut.taken == 2
+
+    run_virtual(main())
+
+
+def test_a_slow_op_has_its_scheduler_choose():
+    async def main():
+        last = Tag("a", [RequestOp()])
+        async with Engine(last, service_s={"a": 0.1}) as engine:
+            node = engine.nodes[last]
+            await engine.ask()
+            node.load.service_s = 0.1  # a scripted run takes no time by its own clock
+            asked = [engine.ask() for _ in range(4)]
+            await settle()
+            assert len(node.scheduler) == 3
+            await asyncio.gather(*asked)
+            assert node.shortcut.taken == 1
+
+    run_virtual(main())
+
+
+def test_batches_and_bounded_channels_need_the_scheduler():
+    async def main():
+        last = Tag("a", [RequestOp()])
+        async with Engine(last, {"op": {"a": {"batch_size": 2}}}) as engine:
+            assert engine.nodes[last].shortcut is None
+        last = Tag("a", [RequestOp()])
+        async with Engine(last, {"dag": {"channel_size": 2}}) as engine:
+            assert engine.nodes[last].shortcut is None
+
+    run_virtual(main())
+
+
+def test_a_worker_that_hangs_in_what_nobody_waits_for_is_given_up():
+    after = []
+
+    class Notes(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {}, False, None, ""
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            after.append(data_id)
+            return {"x": "1"}, None, ""
+
+    async def main():
+        last = Notes(name="n", input_ops=[RequestOp()])
+        async with Engine(last, service_s={"n": None}) as engine:
+            pool, node = engine.pools["n"], engine.nodes[last]
+            first = engine.ask()
+            await settle()
+            pool.release()
+            await first
+            hanging = engine.ask()
+            await settle()
+            job = pool._workers[0].job
+            assert type(job) is LoneRun
+            hanging.cancel()
+            await asyncio.sleep(2.0)
+            assert [worker.number for worker in pool.given_up] == [0]
+            assert node.load.running == node.load.items == 0
+            worker = pool.given_up[0]
+            job.run(worker.op, worker, lambda: 1)  # it comes back after all
+            node.done(worker, job)
+            assert after == [0]
+            assert node.load.running == 0
+
+    run_virtual(main())
