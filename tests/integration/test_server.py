@@ -21,10 +21,11 @@ from doubles import (
     chain,
     client_of,
     http,
+    on_loop,
     post,
-    run_virtual,
     server_for,
     settle,
+    virtual,
     wait_until,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -406,15 +407,13 @@ def test_what_is_prepared_in_the_wrong_order_says_so():
         _ = server.rpc_port
 
 
-def test_a_server_lives_inside_a_running_loop_as_well():
-    async def main():
-        async with server_for(chain("a")) as server:
-            async with AsyncPipelineClient() as client:
-                client.connect([f"127.0.0.1:{server.rpc_port}"])
-                got = await asyncio.gather(*(client.predict({"path": str(i)}) for i in range(20)))
-            assert [response["path"] for response in got] == [f"{i}>a" for i in range(20)]
-
-    asyncio.run(main())
+@on_loop
+async def test_a_server_lives_inside_a_running_loop_as_well():
+    async with server_for(chain("a")) as server:
+        async with AsyncPipelineClient() as client:
+            client.connect([f"127.0.0.1:{server.rpc_port}"])
+            got = await asyncio.gather(*(client.predict({"path": str(i)}) for i in range(20)))
+        assert [response["path"] for response in got] == [f"{i}>a" for i in range(20)]
 
 
 def test_stop_answers_those_inside_and_is_idempotent():
@@ -459,34 +458,30 @@ def test_stop_gives_up_on_those_that_outlast_the_grace_period():
         stopping.result()
 
 
-def test_the_grace_period_can_be_cut_short():
-    async def main():
-        async with Engine(chain("a"), service_s={"a": None}) as engine:
-            asked = [engine.ask(path=str(number)) for number in range(3)]
-            await settle()
-            stopping = asyncio.create_task(engine.executor.stop(600.0))
-            await settle()
-            assert not stopping.done()
-            before = asyncio.get_running_loop().time()
-            engine.executor.answer_all_closed()
-            assert [(await answer).err_no for answer in asked] == [3001] * 3
-            await stopping
-            assert asyncio.get_running_loop().time() == before
-
-    run_virtual(main())
-
-
-def test_nobody_waits_for_workers_that_never_started():
-    async def main():
-        engine = Engine(chain("a"))
-        asked = engine.ask(path="x")
+@virtual
+async def test_the_grace_period_can_be_cut_short():
+    async with Engine(chain("a"), service_s={"a": None}) as engine:
+        asked = [engine.ask(path=str(number)) for number in range(3)]
         await settle()
+        stopping = asyncio.create_task(engine.executor.stop(600.0))
+        await settle()
+        assert not stopping.done()
         before = asyncio.get_running_loop().time()
-        await engine.executor.stop(600.0)
-        assert (await asked).err_no == 3001
+        engine.executor.answer_all_closed()
+        assert [(await answer).err_no for answer in asked] == [3001] * 3
+        await stopping
         assert asyncio.get_running_loop().time() == before
 
-    run_virtual(main())
+
+@virtual
+async def test_nobody_waits_for_workers_that_never_started():
+    engine = Engine(chain("a"))
+    asked = engine.ask(path="x")
+    await settle()
+    before = asyncio.get_running_loop().time()
+    await engine.executor.stop(600.0)
+    assert (await asked).err_no == 3001
+    assert asyncio.get_running_loop().time() == before
 
 
 # Health and logs --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import selectors
 import threading
@@ -71,6 +72,26 @@ def run_virtual(test: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end on a VirtualLoop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(test)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Run an async test on a VirtualLoop."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return run_virtual(test(*args, **kwargs))
+
+    return run
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Run an async test on asyncio's own loop, in real time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 class RecordingOwner:

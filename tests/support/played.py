@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
-from doubles import RecordingOwner, run_virtual, settle
+from doubles import RecordingOwner, settle
 
 from pipeline import Op
 from pipeline.engine.batch_run import BatchRun
@@ -33,16 +32,6 @@ from pipeline.workers.shm.server_memory import ServerMemory
 
 MIB = 2**20
 KILLED = "was killed by SIGKILL"
-
-
-def virtual(test):
-    """Run an async test on a loop whose clock jumps."""
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        return run_virtual(test(*args, **kwargs))
-
-    return run
 
 
 @dataclass

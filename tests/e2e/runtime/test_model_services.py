@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import wait_until
+from doubles import on_loop, wait_until
 from model_files import CONF, save_model
 from served import PATIENCE_S, ServedWithClient, nothing_more
 
@@ -270,32 +270,28 @@ def test_without_a_temporary_folder_nothing_is_opened(tmp_path, temporary, open_
     assert services.addresses == {}
 
 
-def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files):
-    async def test():
-        services = ModelServices([op_of(tmp_path)], tmp_path)
-        services.open()
-        try:
-            with pytest.raises(InitError, match=r"--model: .*toy does not exist"):
-                await services.start()
-        finally:
-            await services.stop()
-
-    asyncio.run(test())
-
-
-def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open_files):
-    async def test():
-        save_model(tmp_path / "toy")
-        services = ModelServices([op_of(tmp_path)], tmp_path)
-        services.open()
-        starting = asyncio.ensure_future(services.start())
-        await asyncio.sleep(0)
-        starting.cancel()
+@on_loop
+async def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files):
+    services = ModelServices([op_of(tmp_path)], tmp_path)
+    services.open()
+    try:
+        with pytest.raises(InitError, match=r"--model: .*toy does not exist"):
+            await services.start()
+    finally:
         await services.stop()
-        assert starting.cancelled()
-        assert list(temporary.iterdir()) == []
 
-    asyncio.run(test())
+
+@on_loop
+async def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open_files):
+    save_model(tmp_path / "toy")
+    services = ModelServices([op_of(tmp_path)], tmp_path)
+    services.open()
+    starting = asyncio.ensure_future(services.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await services.stop()
+    assert starting.cancelled()
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_a_service_says_is_logged_at_its_level(caplog):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from begins import begin_of
-from doubles import chain, client_of, http, post, server_for, wait_until
+from doubles import chain, client_of, http, on_loop, post, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Connection, request
 
@@ -79,20 +79,18 @@ def is_made(caller: socket.socket) -> bool:
     return bool(select.select([], [caller], [], 0)[1])
 
 
-def test_a_listener_that_is_about_to_close_lets_all_in_that_there_are_and_nobody_else():
-    async def test():
-        with bind("127.0.0.1", 0, "http_port") as listener, connecting(port_of(listener)) as early:
-            taking = asyncio.ensure_future(take_last(listener))
-            await asyncio.sleep(0)
-            assert is_made(early)
-            assert not taking.done(), "nobody has taken it"
-            with connecting(port_of(listener)) as late:
-                assert not is_made(late)
-                listener.accept()[0].close()
-                await taking
-                assert not is_made(late)
-
-    asyncio.run(test())
+@on_loop
+async def test_a_listener_that_is_about_to_close_lets_all_in_that_there_are_and_nobody_else():
+    with bind("127.0.0.1", 0, "http_port") as listener, connecting(port_of(listener)) as early:
+        taking = asyncio.ensure_future(take_last(listener))
+        await asyncio.sleep(0)
+        assert is_made(early)
+        assert not taking.done(), "nobody has taken it"
+        with connecting(port_of(listener)) as late:
+            assert not is_made(late)
+            listener.accept()[0].close()
+            await taking
+            assert not is_made(late)
 
 
 def port_of(listener: socket.socket) -> int:
@@ -169,79 +167,71 @@ class Peer:
         return await asyncio.wait_for(self.reader.read(1), 30) == b""
 
 
-def test_a_door_that_drains_says_so_and_closes_connections_with_their_answers():
-    async def test():
-        async with Door() as door:
-            kept, probe = await door.connect(), await door.connect()
-            assert CLOSE not in await kept.ask()
-            await door.door.drain()
-            head = await probe.ask(b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert b" 503 " in head
-            assert CLOSE in head
-            for peer in (kept, await door.connect()):
-                head = await peer.ask()
-                assert b" 200 " in head
-                assert CLOSE in head
-                assert await peer.is_over()
-
-    asyncio.run(test())
-
-
-def test_requests_that_were_sent_together_are_all_answered_before_the_connection_ends():
-    async def test():
-        async with Door() as door:
-            peer = await door.connect()
-            door.holds.clear()
-            peer.writer.write(ASKED * 3)
-            await asyncio.wait_for(door.entered.wait(), 30)
-            await door.door.drain()
-            door.holds.set()
-            heads = [await peer.answer() for _ in range(3)]
-            assert [CLOSE in head for head in heads] == [False, False, True]
-            assert await peer.is_over()
-
-    asyncio.run(test())
-
-
-def test_nobody_is_reset_whose_connection_was_made_or_whose_request_is_on_its_way():
-    async def test():
-        async with Door() as door:
-            kept = await door.connect()
-            await kept.ask()
-            made = [connecting(door.door.port) for _ in range(50)]
-            assert all(map(is_made, made))
-            for caller in made:
-                caller.send(ASKED)
-            kept.writer.write(ASKED)
-            await door.door.close(30.0)
-            for caller in made:
-                head = await (await door.connect(caller)).answer()
-                assert b" 200 " in head
-                assert CLOSE in head
-            head = await kept.answer()
+@on_loop
+async def test_a_door_that_drains_says_so_and_closes_connections_with_their_answers():
+    async with Door() as door:
+        kept, probe = await door.connect(), await door.connect()
+        assert CLOSE not in await kept.ask()
+        await door.door.drain()
+        head = await probe.ask(b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 503 " in head
+        assert CLOSE in head
+        for peer in (kept, await door.connect()):
+            head = await peer.ask()
             assert b" 200 " in head
             assert CLOSE in head
-            with pytest.raises(ConnectionRefusedError):
-                await door.connect()
-
-    asyncio.run(test())
+            assert await peer.is_over()
 
 
-def test_an_idle_connection_ends_while_others_are_served():
-    async def test():
-        async with Door() as door:
-            idle, busy = await door.connect(), await door.connect()
-            await idle.ask()
-            door.entered.clear()
-            door.holds.clear()
-            busy.writer.write(ASKED)
-            await asyncio.wait_for(door.entered.wait(), 30)
-            await door.door.close(30.0)
-            assert await idle.is_over()
-            door.holds.set()
-            assert CLOSE in await busy.answer()
+@on_loop
+async def test_requests_that_were_sent_together_are_all_answered_before_the_connection_ends():
+    async with Door() as door:
+        peer = await door.connect()
+        door.holds.clear()
+        peer.writer.write(ASKED * 3)
+        await asyncio.wait_for(door.entered.wait(), 30)
+        await door.door.drain()
+        door.holds.set()
+        heads = [await peer.answer() for _ in range(3)]
+        assert [CLOSE in head for head in heads] == [False, False, True]
+        assert await peer.is_over()
 
-    asyncio.run(test())
+
+@on_loop
+async def test_nobody_is_reset_whose_connection_was_made_or_whose_request_is_on_its_way():
+    async with Door() as door:
+        kept = await door.connect()
+        await kept.ask()
+        made = [connecting(door.door.port) for _ in range(50)]
+        assert all(map(is_made, made))
+        for caller in made:
+            caller.send(ASKED)
+        kept.writer.write(ASKED)
+        await door.door.close(30.0)
+        for caller in made:
+            head = await (await door.connect(caller)).answer()
+            assert b" 200 " in head
+            assert CLOSE in head
+        head = await kept.answer()
+        assert b" 200 " in head
+        assert CLOSE in head
+        with pytest.raises(ConnectionRefusedError):
+            await door.connect()
+
+
+@on_loop
+async def test_an_idle_connection_ends_while_others_are_served():
+    async with Door() as door:
+        idle, busy = await door.connect(), await door.connect()
+        await idle.ask()
+        door.entered.clear()
+        door.holds.clear()
+        busy.writer.write(ASKED)
+        await asyncio.wait_for(door.entered.wait(), 30)
+        await door.door.close(30.0)
+        assert await idle.is_over()
+        door.holds.set()
+        assert CLOSE in await busy.answer()
 
 
 # The server -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
+from doubles import on_loop
 
 from pipeline.system import daemon_threads, event_loop
 from pipeline.system.daemon_threads import DaemonThreads
@@ -90,32 +91,29 @@ def test_a_loop_runs_what_is_beside_it_on_such_threads():
         runner.run(main())
 
 
-def test_a_task_that_refuses_to_end_is_left_behind_and_named(monkeypatch, caplog):
+@on_loop
+async def test_a_task_that_refuses_to_end_is_left_behind_and_named(monkeypatch, caplog):
     monkeypatch.setattr(event_loop, "_CANCEL_TIMEOUT_S", 0.01)
+    released = asyncio.Event()
 
-    async def main():
-        released = asyncio.Event()
+    async def refuses():
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
 
-        async def refuses():
-            while not released.is_set():
-                try:
-                    await released.wait()
-                except asyncio.CancelledError:
-                    continue
+    async def obeys():
+        await asyncio.Event().wait()
 
-        async def obeys():
-            await asyncio.Event().wait()
-
-        refusing, obeying = asyncio.ensure_future(refuses()), asyncio.ensure_future(obeys())
-        await asyncio.sleep(0)
-        await end_tasks()
-        assert obeying.cancelled()
-        assert not refusing.done()
-        assert refusing not in asyncio.all_tasks(), "who closes the loop would wait for it"
-        released.set()
-        await refusing
-
-    asyncio.run(main())
+    refusing, obeying = asyncio.ensure_future(refuses()), asyncio.ensure_future(obeys())
+    await asyncio.sleep(0)
+    await end_tasks()
+    assert obeying.cancelled()
+    assert not refusing.done()
+    assert refusing not in asyncio.all_tasks(), "who closes the loop would wait for it"
+    released.set()
+    await refusing
     assert "refuses" in caplog.text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import Engine, Tag, answers, chain, run_virtual, settle
+from doubles import Engine, Tag, answers, chain, settle, virtual
 
 from pipeline import ProductError, RequestOp
 from pipeline.errors import DeadlineError, WorkerDiedError
@@ -72,174 +72,154 @@ def paths_of(found):
 
 
 @SIZES
-def test_a_place_becomes_free_when_an_item_is_done(size):
-    async def main():
-        async with Full(size) as engine:
-            asked = await engine.fill()
-            waiting = engine.executor.waiting
-            engine.pools["b"].release()
-            await engine.check_all_moved_up(waiting)
-            assert paths_of(await engine.finish(asked)) == [f"{i}>a>b" for i in range(3 + 2 * size)]
-
-    run_virtual(main())
+@virtual
+async def test_a_place_becomes_free_when_an_item_is_done(size):
+    async with Full(size) as engine:
+        asked = await engine.fill()
+        waiting = engine.executor.waiting
+        engine.pools["b"].release()
+        await engine.check_all_moved_up(waiting)
+        assert paths_of(await engine.finish(asked)) == [f"{i}>a>b" for i in range(3 + 2 * size)]
 
 
 @SIZES
-def test_a_place_becomes_free_when_an_item_fails(size):
-    async def main():
-        async with Full(size) as engine:
-            bad = engine.ask(path="bad")
-            asked = await engine.fill()
-            waiting = engine.executor.waiting
-            engine.pools["b"].release()
-            await engine.check_all_moved_up(waiting)
-            assert (await bad).err_no == 51
-            assert len(paths_of(await engine.finish(asked))) == len(asked)
-
-    run_virtual(main())
+@virtual
+async def test_a_place_becomes_free_when_an_item_fails(size):
+    async with Full(size) as engine:
+        bad = engine.ask(path="bad")
+        asked = await engine.fill()
+        waiting = engine.executor.waiting
+        engine.pools["b"].release()
+        await engine.check_all_moved_up(waiting)
+        assert (await bad).err_no == 51
+        assert len(paths_of(await engine.finish(asked))) == len(asked)
 
 
 @SIZES
 @pytest.mark.parametrize("place", ["in b's channel", "in a's channel"])
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_a_place_becomes_free_when_its_caller_leaves(size, place, how):
-    async def main():
-        async with Full(size) as engine:
-            index = size if place == "in b's channel" else 2 * size
-            timeouts = {f"_{index}": 1.0} if how == "deadline" else {}
-            asked = await engine.fill(**timeouts)
-            waiting = engine.executor.waiting
-            if how == "cancel":
-                asked[index].cancel()
-            else:
-                await asyncio.sleep(1.0)
-            await engine.check_all_moved_up(waiting)
-            gone = asked.pop(index)
-            assert len(paths_of(await engine.finish(asked))) == len(asked)
-            assert gone.cancelled() == (how == "cancel")
-
-    run_virtual(main())
+@virtual
+async def test_a_place_becomes_free_when_its_caller_leaves(size, place, how):
+    async with Full(size) as engine:
+        index = size if place == "in b's channel" else 2 * size
+        timeouts = {f"_{index}": 1.0} if how == "deadline" else {}
+        asked = await engine.fill(**timeouts)
+        waiting = engine.executor.waiting
+        if how == "cancel":
+            asked[index].cancel()
+        else:
+            await asyncio.sleep(1.0)
+        await engine.check_all_moved_up(waiting)
+        gone = asked.pop(index)
+        assert len(paths_of(await engine.finish(asked))) == len(asked)
+        assert gone.cancelled() == (how == "cancel")
 
 
 @SIZES
-def test_a_place_becomes_free_when_the_worker_is_lost_with_its_request(size):
-    async def main():
-        async with Full(size) as engine:
-            asked = await engine.fill()
-            waiting, pool = engine.executor.waiting, engine.pools["b"]
-            (worker,) = pool.busy()
-            job = worker.job
-            pool.replace(worker, None)
-            pool.owner.lost(job, WorkerDiedError("killed"))
-            await engine.check_all_moved_up(waiting)
-            assert (await asked.pop(0)).err_no == WorkerDiedError.code
-            assert len(paths_of(await engine.finish(asked))) == len(asked)
-
-    run_virtual(main())
+@virtual
+async def test_a_place_becomes_free_when_the_worker_is_lost_with_its_request(size):
+    async with Full(size) as engine:
+        asked = await engine.fill()
+        waiting, pool = engine.executor.waiting, engine.pools["b"]
+        (worker,) = pool.busy()
+        job = worker.job
+        pool.replace(worker, None)
+        pool.owner.lost(job, WorkerDiedError("killed"))
+        await engine.check_all_moved_up(waiting)
+        assert (await asked.pop(0)).err_no == WorkerDiedError.code
+        assert len(paths_of(await engine.finish(asked))) == len(asked)
 
 
 @SIZES
-def test_a_place_becomes_free_when_a_lost_request_is_tried_again_and_done(size):
-    async def main():
-        async with Full(size, retry=2) as engine:
-            asked = await engine.fill()
-            pool = engine.pools["b"]
-            (worker,) = pool.busy()
-            job = worker.job
-            pool.replace(worker, None)
-            pool.owner.lost(job, WorkerDiedError("killed"))
-            await settle()
-            assert pool.batches == [[0], [0]]
-            engine.check_is_full()
-            assert len(paths_of(await engine.finish(asked))) == len(asked)
-
-    run_virtual(main())
+@virtual
+async def test_a_place_becomes_free_when_a_lost_request_is_tried_again_and_done(size):
+    async with Full(size, retry=2) as engine:
+        asked = await engine.fill()
+        pool = engine.pools["b"]
+        (worker,) = pool.busy()
+        job = worker.job
+        pool.replace(worker, None)
+        pool.owner.lost(job, WorkerDiedError("killed"))
+        await settle()
+        assert pool.batches == [[0], [0]]
+        engine.check_is_full()
+        assert len(paths_of(await engine.finish(asked))) == len(asked)
 
 
 @SIZES
-def test_places_become_free_when_an_op_takes_too_long(size):
-    async def main():
-        async with Full(size, timeout=200, retry=1) as engine:
-            asked = await engine.fill()
-            found = await asyncio.gather(*asked)
-            assert {response.err_no for response in found} == {DeadlineError.code}
-            assert engine.executor.inside == 0
-
-    run_virtual(main())
+@virtual
+async def test_places_become_free_when_an_op_takes_too_long(size):
+    async with Full(size, timeout=200, retry=1) as engine:
+        asked = await engine.fill()
+        found = await asyncio.gather(*asked)
+        assert {response.err_no for response in found} == {DeadlineError.code}
+        assert engine.executor.inside == 0
 
 
 @SIZES
-def test_places_become_free_in_an_outage(size):
-    async def main():
-        async with Full(size) as engine:
-            asked = await engine.fill()
-            pool = engine.pools["b"]
-            (worker,) = pool.busy()
-            pool.refuses_replacement = True
-            job = worker.job
-            pool.replace(worker, None)
-            pool.owner.lost(job, WorkerDiedError("killed"))
-            found = await asyncio.gather(*asked)
-            codes = {response.err_no for response in found}
-            assert codes == {WorkerDiedError.code, DeadlineError.code}, "of the last: the outage"
-            assert engine.executor.inside == 0
-
-    run_virtual(main())
+@virtual
+async def test_places_become_free_in_an_outage(size):
+    async with Full(size) as engine:
+        asked = await engine.fill()
+        pool = engine.pools["b"]
+        (worker,) = pool.busy()
+        pool.refuses_replacement = True
+        job = worker.job
+        pool.replace(worker, None)
+        pool.owner.lost(job, WorkerDiedError("killed"))
+        found = await asyncio.gather(*asked)
+        codes = {response.err_no for response in found}
+        assert codes == {WorkerDiedError.code, DeadlineError.code}, "of the last: the outage"
+        assert engine.executor.inside == 0
 
 
 @SIZES
-def test_a_place_becomes_free_when_the_request_is_answered_by_another_branch(size):
+@virtual
+async def test_a_place_becomes_free_when_the_request_is_answered_by_another_branch(size):
     """A first-arrival join takes the quick branch; what the slow one has of it is dropped."""
-
-    async def main():
-        read = RequestOp()
-        slow = Tag("slow", [Tag("before", [read])])
-        last = Tag("last", [slow, Tag("quick", [read])])
-        config = {
-            "dag": {"channel_size": size},
-            "op": {"last": {"channel_recv_first_arrive": True}},
-        }
-        times = {"slow": None, "quick": 1.0}
-        async with Engine(last, config, times) as engine:
-            nodes = {node.name: node for node in engine.nodes.values()}
-            asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
-            await asyncio.sleep(0.9)
-            assert len(nodes["slow"].scheduler) == size
-            assert engine.executor.waiting > 0
-            found = await asyncio.gather(*asked)
-            assert paths_of(found) == [f"{i}>quick>last" for i in range(len(asked))]
-            assert not any(len(node.scheduler) for node in nodes.values())
-
-    run_virtual(main())
+    read = RequestOp()
+    slow = Tag("slow", [Tag("before", [read])])
+    last = Tag("last", [slow, Tag("quick", [read])])
+    config = {
+        "dag": {"channel_size": size},
+        "op": {"last": {"channel_recv_first_arrive": True}},
+    }
+    times = {"slow": None, "quick": 1.0}
+    async with Engine(last, config, times) as engine:
+        nodes = {node.name: node for node in engine.nodes.values()}
+        asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
+        await asyncio.sleep(0.9)
+        assert len(nodes["slow"].scheduler) == size
+        assert engine.executor.waiting > 0
+        found = await asyncio.gather(*asked)
+        assert paths_of(found) == [f"{i}>quick>last" for i in range(len(asked))]
+        assert not any(len(node.scheduler) for node in nodes.values())
 
 
 @SIZES
-def test_a_place_becomes_free_when_a_request_starts_again(size):
+@virtual
+async def test_a_place_becomes_free_when_a_request_starts_again(size):
     """The slow branch is full of a request whose other branch makes it start again."""
-
-    async def main():
-        read = RequestOp()
-        slow = Tag("slow", [Tag("before", [read])])
-        first = Tag("first", [slow, Tag("quick", [read])])
-        config = {
-            "dag": {"channel_size": size, "retry": 2},
-            "op": {
-                "first": {"channel_recv_first_arrive": True},
-                "last": {"timeout": 500, "retry": 1, "concurrency": 9},
-            },
-        }
-        times = {"slow": None, "last": None}
-        async with Engine(Picky("last", [first]), config, times) as engine:
-            nodes = {node.name: node for node in engine.nodes.values()}
-            asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
-            await asyncio.sleep(0.4)
-            assert len(nodes["slow"].scheduler) == size
-            found = await asyncio.gather(*asked)
-            assert {response.err_no for response in found} == {DeadlineError.code}
-            assert not any(len(node.scheduler) for node in nodes.values())
-            assert engine.executor.inside == 0
-
-    run_virtual(main())
+    read = RequestOp()
+    slow = Tag("slow", [Tag("before", [read])])
+    first = Tag("first", [slow, Tag("quick", [read])])
+    config = {
+        "dag": {"channel_size": size, "retry": 2},
+        "op": {
+            "first": {"channel_recv_first_arrive": True},
+            "last": {"timeout": 500, "retry": 1, "concurrency": 9},
+        },
+    }
+    times = {"slow": None, "last": None}
+    async with Engine(Picky("last", [first]), config, times) as engine:
+        nodes = {node.name: node for node in engine.nodes.values()}
+        asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
+        await asyncio.sleep(0.4)
+        assert len(nodes["slow"].scheduler) == size
+        found = await asyncio.gather(*asked)
+        assert {response.err_no for response in found} == {DeadlineError.code}
+        assert not any(len(node.scheduler) for node in nodes.values())
+        assert engine.executor.inside == 0
 
 
 class Hops(Tag):
@@ -257,133 +237,115 @@ def jumping(size):
 
 
 @SIZES
-def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
+@virtual
+async def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
     """While one jumps nobody else gets the place that was kept for it; then somebody does."""
-
-    async def main():
-        async with jumping(size) as engine:
-            nodes = {node.name: node for node in engine.nodes.values()}
-            engine.pools["jumper"].service_s = 1.0
-            hop = [engine.ask(path="hop") for _ in range(size)]
-            walk = [engine.ask(path=str(i)) for i in range(size + 1)]
-            for _ in range(size):
-                await asyncio.sleep(1.0)
-                assert not engine.pools["over"].batches
-            await asyncio.sleep(size + 2.0)
-            assert len(nodes["over"].scheduler) == size
-            while not all(one.done() for one in (*hop, *walk)):
-                engine.pools["over"].release()
-                engine.pools["last"].release()
-                await asyncio.sleep(0.01)
-            assert paths_of(await asyncio.gather(*hop)) == ["hop>jumper>last"] * size
-            assert len(paths_of(await asyncio.gather(*walk))) == size + 1
-
-    run_virtual(main())
-
-
-@SIZES
-def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
-    async def main():
-        async with jumping(size) as engine:
-            nodes = {node.name: node for node in engine.nodes.values()}
-            asked = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
+    async with jumping(size) as engine:
+        nodes = {node.name: node for node in engine.nodes.values()}
+        engine.pools["jumper"].service_s = 1.0
+        hop = [engine.ask(path="hop") for _ in range(size)]
+        walk = [engine.ask(path=str(i)) for i in range(size + 1)]
+        for _ in range(size):
             await asyncio.sleep(1.0)
-            assert len(nodes["last"].scheduler) == len(nodes["jumper"].scheduler) == size
-            assert engine.executor.waiting > 0
-            while not all(one.done() for one in asked):
-                engine.pools["last"].release()
-                await asyncio.sleep(0.01)
-            assert len(paths_of(await asyncio.gather(*asked))) == len(asked)
-
-    run_virtual(main())
+            assert not engine.pools["over"].batches
+        await asyncio.sleep(size + 2.0)
+        assert len(nodes["over"].scheduler) == size
+        while not all(one.done() for one in (*hop, *walk)):
+            engine.pools["over"].release()
+            engine.pools["last"].release()
+            await asyncio.sleep(0.01)
+        assert paths_of(await asyncio.gather(*hop)) == ["hop>jumper>last"] * size
+        assert len(paths_of(await asyncio.gather(*walk))) == size + 1
 
 
 @SIZES
-def test_a_jump_back_waits_for_nobody(size):
+@virtual
+async def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
+    async with jumping(size) as engine:
+        nodes = {node.name: node for node in engine.nodes.values()}
+        asked = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
+        await asyncio.sleep(1.0)
+        assert len(nodes["last"].scheduler) == len(nodes["jumper"].scheduler) == size
+        assert engine.executor.waiting > 0
+        while not all(one.done() for one in asked):
+            engine.pools["last"].release()
+            await asyncio.sleep(0.01)
+        assert len(paths_of(await asyncio.gather(*asked))) == len(asked)
+
+
+@SIZES
+@virtual
+async def test_a_jump_back_waits_for_nobody(size):
     """Two Ops that fill each other's channels would wait for each other for ever."""
 
     class Again(Tag):
         def check_jumping(self, input_data):
             return any(r.payload["path"].count(self.name) < 3 for r in input_data.values())
 
-    async def main():
-        first = Tag("first", [RequestOp()])
-        middle = Tag("middle", [first])
-        again = Again("again", [middle])
-        again.set_jump_to_ops([first])
-        config = {"dag": {"channel_size": size}}
-        async with Engine(Tag("last", [again]), config, {"again": 0.01}) as engine:
-            found = await asyncio.gather(*(engine.ask() for _ in range(10)))
-            assert set(paths_of(found)) == {"first>middle>again>middle>again>middle>again>last"}
-
-    run_virtual(main())
+    first = Tag("first", [RequestOp()])
+    middle = Tag("middle", [first])
+    again = Again("again", [middle])
+    again.set_jump_to_ops([first])
+    config = {"dag": {"channel_size": size}}
+    async with Engine(Tag("last", [again]), config, {"again": 0.01}) as engine:
+        found = await asyncio.gather(*(engine.ask() for _ in range(10)))
+        assert set(paths_of(found)) == {"first>middle>again>middle>again>middle>again>last"}
 
 
 # What a bound must not cost -----------------------------------------------------------------------
 
 
 @SIZES
-def test_the_last_op_has_nobody_behind_it_to_wait_for(size):
-    async def main():
-        config = {"dag": {"channel_size": size}, "op": {"last": {"concurrency": 4}}}
-        async with Engine(chain("first", "last"), config, {"last": None}) as engine:
-            asked = [engine.ask() for _ in range(4)]
-            await asyncio.sleep(1.0)
-            assert len(engine.pools["last"].batches) == 4
-            engine.pools["last"].release(4)
-            await asyncio.gather(*asked)
-
-    run_virtual(main())
+@virtual
+async def test_the_last_op_has_nobody_behind_it_to_wait_for(size):
+    config = {"dag": {"channel_size": size}, "op": {"last": {"concurrency": 4}}}
+    async with Engine(chain("first", "last"), config, {"last": None}) as engine:
+        asked = [engine.ask() for _ in range(4)]
+        await asyncio.sleep(1.0)
+        assert len(engine.pools["last"].batches) == 4
+        engine.pools["last"].release(4)
+        await asyncio.gather(*asked)
 
 
-def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_taken_too():
+@virtual
+async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_taken_too():
     """Of two places one is promised to a hanging call and one was taken, until just now."""
-
-    async def main():
-        config = {"dag": {"channel_size": 2}, "op": {"a": {"concurrency": 2}}}
-        async with Engine(chain("a", "b"), config, {"a": None, "b": None}) as engine:
-            asked = [engine.ask() for _ in range(5)]
-            for _ in range(2):  # one runs at b, one is in its channel
-                await settle()
-                engine.pools["a"].release()
+    config = {"dag": {"channel_size": 2}, "op": {"a": {"concurrency": 2}}}
+    async with Engine(chain("a", "b"), config, {"a": None, "b": None}) as engine:
+        asked = [engine.ask() for _ in range(5)]
+        for _ in range(2):  # one runs at b, one is in its channel
             await settle()
-            assert len(engine.pools["a"].batches) == 3
-            engine.pools["b"].release()
-            await settle()
-            assert len(engine.pools["a"].batches) == 4
-            for one in asked[:0:-1]:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            engine.pools["a"].release()
+        await settle()
+        assert len(engine.pools["a"].batches) == 3
+        engine.pools["b"].release()
+        await settle()
+        assert len(engine.pools["a"].batches) == 4
+        for one in asked[:0:-1]:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
-    run_virtual(main())
 
-
-def test_the_place_that_was_kept_for_a_caller_who_left_is_free_at_once():
+@virtual
+async def test_the_place_that_was_kept_for_a_caller_who_left_is_free_at_once():
     """Its call goes on, and nobody knows for how long."""
-
-    async def main():
-        config = {"dag": {"channel_size": 1}, "op": {"a": {"concurrency": 2}}}
-        async with Engine(chain("a", "b"), config, {"a": None}) as engine:
-            hangs, other = engine.ask(), engine.ask()
-            await settle()
-            assert len(engine.pools["a"].batches) == 1
-            hangs.cancel()
-            await settle()
-            assert len(engine.pools["a"].batches) == 2
-            engine.pools["a"].release(2)
-            assert answers(await other)["path"] == "a>b"
-
-    run_virtual(main())
+    config = {"dag": {"channel_size": 1}, "op": {"a": {"concurrency": 2}}}
+    async with Engine(chain("a", "b"), config, {"a": None}) as engine:
+        hangs, other = engine.ask(), engine.ask()
+        await settle()
+        assert len(engine.pools["a"].batches) == 1
+        hangs.cancel()
+        await settle()
+        assert len(engine.pools["a"].batches) == 2
+        engine.pools["a"].release(2)
+        assert answers(await other)["path"] == "a>b"
 
 
-def test_a_batch_that_is_larger_than_the_channel_does_not_wait_for_more():
+@virtual
+async def test_a_batch_that_is_larger_than_the_channel_does_not_wait_for_more():
     """Nobody else can come while the channel is full."""
-
-    async def main():
-        op = {"batch_size": 8, "auto_batching_timeout": 10_000}
-        config = {"dag": {"channel_size": 2}, "op": {"b": op}}
-        async with Engine(chain("a", "b"), config) as engine:
-            await asyncio.gather(*(engine.ask(1.0) for _ in range(4)))
-            assert engine.pools["b"].batches == [[0, 1], [2, 3]]
-
-    run_virtual(main())
+    op = {"batch_size": 8, "auto_batching_timeout": 10_000}
+    config = {"dag": {"channel_size": 2}, "op": {"b": op}}
+    async with Engine(chain("a", "b"), config) as engine:
+        await asyncio.gather(*(engine.ask(1.0) for _ in range(4)))
+        assert engine.pools["b"].batches == [[0, 1], [2, 3]]

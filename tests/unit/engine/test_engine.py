@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from doubles import Engine, answers, chain, run_virtual, settle
+from doubles import Engine, answers, chain, run_virtual, settle, virtual
 
 from pipeline.engine.request import RequestTarget, UnarySink, ask
 from pipeline.errors import ClosedError, OverloadedError
@@ -34,86 +34,74 @@ def request(**pairs: str) -> Request:
     return Request(key=list(pairs), value=list(pairs.values()))
 
 
-def test_a_sink_gets_the_answer_once():
-    async def main():
-        async with Engine(chain("a", "b")) as engine:
-            sink = Kept()
-            begun = engine.executor.begin(request(path="x"), None, None, sink)
-            assert sink.answers == []
-            await settle()
-            begun.cancel()  # too late
-            await settle()
-            assert [answers(each) for each in sink.answers] == [{"path": "x>a>b"}]
-            assert engine.executor.inside == 0
-
-    run_virtual(main())
-
-
-def test_a_sink_gets_what_the_last_op_answers_if_the_target_says_so():
-    async def main():
-        async with Engine(chain("a")) as engine:
-            sink = Kept()
-            target = RequestTarget(payload={"path": "x"}, wants_response=False)
-            engine.executor.begin(None, None, target, sink)
-            await settle()
-            (data,) = sink.answers
-            assert data.payload == {"path": "x>a"}
-
-    run_virtual(main())
-
-
-def test_a_sink_may_be_ended_before_begin_returns():
-    async def main():
-        engine = Engine(chain("a"))
-        async with engine:
-            pass
+@virtual
+async def test_a_sink_gets_the_answer_once():
+    async with Engine(chain("a", "b")) as engine:
         sink = Kept()
-        engine.executor.begin(request(path="x"), None, None, sink)
-        (answer,) = sink.answers
-        assert (answer.err_no, answer.err_msg) == (ClosedError.code, "dag closed.")
-
-    run_virtual(main())
-
-
-def test_the_sink_of_a_request_that_is_refused_for_overload_gets_nothing():
-    async def main():
-        config = {"worker_num": 1, "queue_size": 0}
-        async with Engine(chain("a"), config, {"a": None}) as engine:
-            first, second = Kept(), Kept()
-            engine.executor.begin(request(path="x"), None, None, first)
-            with pytest.raises(OverloadedError):
-                engine.executor.begin(request(path="y"), 1.0, None, second)
-            engine.executor.answer_all_closed()
-            assert (len(first.answers), second.answers) == (1, [])
-
-    run_virtual(main())
+        begun = engine.executor.begin(request(path="x"), None, None, sink)
+        assert sink.answers == []
+        await settle()
+        begun.cancel()  # too late
+        await settle()
+        assert [answers(each) for each in sink.answers] == [{"path": "x>a>b"}]
+        assert engine.executor.inside == 0
 
 
-def test_the_sink_of_a_request_that_is_cancelled_gets_nothing():
-    async def main():
-        async with Engine(chain("a"), service_s={"a": None}) as engine:
-            sink = Kept()
-            begun = engine.executor.begin(request(path="x"), 1.0, None, sink)
-            begun.cancel()
-            begun.cancel()
-            assert engine.executor.inside == 0
-            await asyncio.sleep(2.0)
-            assert sink.answers == []
-            engine.journal.flush()
-            assert len(engine.requests) == 1
-
-    run_virtual(main())
+@virtual
+async def test_a_sink_gets_what_the_last_op_answers_if_the_target_says_so():
+    async with Engine(chain("a")) as engine:
+        sink = Kept()
+        target = RequestTarget(payload={"path": "x"}, wants_response=False)
+        engine.executor.begin(None, None, target, sink)
+        await settle()
+        (data,) = sink.answers
+        assert data.payload == {"path": "x>a"}
 
 
-def test_a_request_is_cancelled_with_the_future_that_its_answer_is_awaited_by():
-    async def main():
-        async with Engine(chain("a"), service_s={"a": None}) as engine:
-            answer = ask(engine.executor.begin, request(path="x"))
-            assert engine.executor.inside == 1
-            answer.cancel()
-            assert engine.executor.inside == 0
+@virtual
+async def test_a_sink_may_be_ended_before_begin_returns():
+    engine = Engine(chain("a"))
+    async with engine:
+        pass
+    sink = Kept()
+    engine.executor.begin(request(path="x"), None, None, sink)
+    (answer,) = sink.answers
+    assert (answer.err_no, answer.err_msg) == (ClosedError.code, "dag closed.")
 
-    run_virtual(main())
+
+@virtual
+async def test_the_sink_of_a_request_that_is_refused_for_overload_gets_nothing():
+    config = {"worker_num": 1, "queue_size": 0}
+    async with Engine(chain("a"), config, {"a": None}) as engine:
+        first, second = Kept(), Kept()
+        engine.executor.begin(request(path="x"), None, None, first)
+        with pytest.raises(OverloadedError):
+            engine.executor.begin(request(path="y"), 1.0, None, second)
+        engine.executor.answer_all_closed()
+        assert (len(first.answers), second.answers) == (1, [])
+
+
+@virtual
+async def test_the_sink_of_a_request_that_is_cancelled_gets_nothing():
+    async with Engine(chain("a"), service_s={"a": None}) as engine:
+        sink = Kept()
+        begun = engine.executor.begin(request(path="x"), 1.0, None, sink)
+        begun.cancel()
+        begun.cancel()
+        assert engine.executor.inside == 0
+        await asyncio.sleep(2.0)
+        assert sink.answers == []
+        engine.journal.flush()
+        assert len(engine.requests) == 1
+
+
+@virtual
+async def test_a_request_is_cancelled_with_the_future_that_its_answer_is_awaited_by():
+    async with Engine(chain("a"), service_s={"a": None}) as engine:
+        answer = ask(engine.executor.begin, request(path="x"))
+        assert engine.executor.inside == 1
+        answer.cancel()
+        assert engine.executor.inside == 0
 
 
 def test_a_sink_that_breaks_harms_nobody(caplog):

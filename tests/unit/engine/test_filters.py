@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from doubles import Engine, answers, chain, run_virtual
+from doubles import Engine, answers, chain, run_virtual, virtual
 
 from pipeline import Filter
 from pipeline.engine.filters import FilterChain, NameCheck, configured
@@ -62,14 +62,11 @@ def test_what_is_not_overridden_is_not_called():
     assert [len(getattr(found, hook)) for hook in HOOKS] == [1, 0, 0, 0, 0, 0]
 
 
-def test_filters_see_a_request_from_outside_to_inside_and_its_answer_back():
+@virtual
+async def test_filters_see_a_request_from_outside_to_inside_and_its_answer_back():
     seen: list[str] = []
-
-    async def main():
-        async with engine_with(Recorder("1", seen), Recorder("2", seen)) as engine:
-            assert answers(await engine.ask(path="x")) == {"path": "x>a"}
-
-    run_virtual(main())
+    async with engine_with(Recorder("1", seen), Recorder("2", seen)) as engine:
+        assert answers(await engine.ask(path="x")) == {"path": "x>a"}
     assert seen == [
         "1.on_request",
         "2.on_request",
@@ -84,22 +81,19 @@ def test_filters_see_a_request_from_outside_to_inside_and_its_answer_back():
     ]
 
 
-def test_filters_are_told_of_a_failure_and_of_a_caller_who_left():
+@virtual
+async def test_filters_are_told_of_a_failure_and_of_a_caller_who_left():
     seen: list[str] = []
-
-    async def main():
-        async with engine_with(Recorder("f", seen), service_s={"a": None}) as engine:
-            asked = engine.ask(path="x")
-            await asyncio.sleep(0)
-            asked.cancel()
-            await asyncio.wait([asked])
-            assert seen[3:] == ["f.on_end(CANCELED)"]
-            seen.clear()
-            expired = await engine.ask(0.5, path="y")
-            assert expired.err_no != 0
-            assert seen[3:] == ["f.on_answer", "f.on_end(REJECTED)"]
-
-    run_virtual(main())
+    async with engine_with(Recorder("f", seen), service_s={"a": None}) as engine:
+        asked = engine.ask(path="x")
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert seen[3:] == ["f.on_end(CANCELED)"]
+        seen.clear()
+        expired = await engine.ask(0.5, path="y")
+        assert expired.err_no != 0
+        assert seen[3:] == ["f.on_answer", "f.on_end(REJECTED)"]
 
 
 class Refuses(Filter):
@@ -110,23 +104,19 @@ class Refuses(Filter):
         raise self._error
 
 
-def test_a_filter_refuses_with_an_error_of_its_own():
-    async def main():
-        async with engine_with(Refuses(ProductError(77, "no token"))) as engine:
-            answer = await engine.ask(path="x")
-            assert (answer.err_no, answer.err_msg) == (77, "no token")
-            assert engine.executor.state().accepted == 0
-
-    run_virtual(main())
+@virtual
+async def test_a_filter_refuses_with_an_error_of_its_own():
+    async with engine_with(Refuses(ProductError(77, "no token"))) as engine:
+        answer = await engine.ask(path="x")
+        assert (answer.err_no, answer.err_msg) == (77, "no token")
+        assert engine.executor.state().accepted == 0
 
 
-def test_a_filter_sends_callers_away_for_a_while():
-    async def main():
-        async with engine_with(Refuses(OverloadedError("your quota", 5))) as engine:
-            with pytest.raises(OverloadedError, match="your quota"):
-                await engine.ask(path="x")
-
-    run_virtual(main())
+@virtual
+async def test_a_filter_sends_callers_away_for_a_while():
+    async with engine_with(Refuses(OverloadedError("your quota", 5))) as engine:
+        with pytest.raises(OverloadedError, match="your quota"):
+            await engine.ask(path="x")
 
 
 def test_a_filter_that_breaks_before_a_request_is_admitted_lets_nobody_in(caplog):
@@ -188,24 +178,20 @@ class Replaces(Filter):
         return answer
 
 
-def test_a_filter_changes_an_answer():
-    async def main():
-        async with engine_with(Replaces()) as engine:
-            assert answers(await engine.ask(path="x")) == {"path": "X>A"}
-
-    run_virtual(main())
+@virtual
+async def test_a_filter_changes_an_answer():
+    async with engine_with(Replaces()) as engine:
+        assert answers(await engine.ask(path="x")) == {"path": "X>A"}
 
 
-def test_a_request_for_another_service_is_refused():
-    async def main():
-        async with engine_with(NameCheck("svc")) as engine:
-            for name in ("", "svc"):
-                request = Request(name=name, key=["path"], value=["x"])
-                assert answers(await engine.executor.handle(request)) == {"path": "x>a"}
-            answer = await engine.executor.handle(Request(name="other"))
-            assert "This server is 'svc', the request names 'other'." in answer.err_msg
-
-    run_virtual(main())
+@virtual
+async def test_a_request_for_another_service_is_refused():
+    async with engine_with(NameCheck("svc")) as engine:
+        for name in ("", "svc"):
+            request = Request(name=name, key=["path"], value=["x"])
+            assert answers(await engine.executor.handle(request)) == {"path": "x>a"}
+        answer = await engine.executor.handle(Request(name="other"))
+        assert "This server is 'svc', the request names 'other'." in answer.err_msg
 
 
 def test_what_is_no_filter_is_an_error_of_the_configuration(monkeypatch):

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from doubles import Engine, Tag, answers, chain, run_virtual, settle
+from doubles import Engine, Tag, answers, chain, settle, virtual
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
@@ -64,146 +64,130 @@ def told(engine):
     return engine.spans, engine.requests
 
 
-def test_a_request_leaves_a_row_and_a_turn_for_each_of_its_ops():
-    async def main():
-        async with Engine(chain("a", "b"), None, {"a": 0.5, "b": 0.25}) as engine:
-            await engine.ask()
-            turns, (request,) = told(engine)
-        assert [(turn["op"], turn["outcome"], turn["rows"]) for turn in turns] == [
-            (0, Outcome.OK, 1),
-            (1, Outcome.OK, 1),
-        ]
-        assert turns[0]["end_ns"] - turns[0]["ready_ns"] == pytest.approx(5e8)
-        assert turns[0]["ready_ns"] <= turns[0]["start_ns"] <= turns[0]["preprocess_end_ns"]
-        assert turns[0]["process_end_ns"] <= turns[0]["end_ns"] <= turns[0]["result_received_ns"]
-        assert (request["target"], request["outcome"], request["code"]) == (PIPELINE, 0, 0)
-        assert request["end_ns"] - request["start_ns"] == pytest.approx(7.5e8)
-        spent = sum(request[name] for name in ("input_ns", "infer_ns", "output_ns"))
-        assert spent == sum(turn["end_ns"] - turn["start_ns"] for turn in turns)
-
-    run_virtual(main())
+@virtual
+async def test_a_request_leaves_a_row_and_a_turn_for_each_of_its_ops():
+    async with Engine(chain("a", "b"), None, {"a": 0.5, "b": 0.25}) as engine:
+        await engine.ask()
+        turns, (request,) = told(engine)
+    assert [(turn["op"], turn["outcome"], turn["rows"]) for turn in turns] == [
+        (0, Outcome.OK, 1),
+        (1, Outcome.OK, 1),
+    ]
+    assert turns[0]["end_ns"] - turns[0]["ready_ns"] == pytest.approx(5e8)
+    assert turns[0]["ready_ns"] <= turns[0]["start_ns"] <= turns[0]["preprocess_end_ns"]
+    assert turns[0]["process_end_ns"] <= turns[0]["end_ns"] <= turns[0]["result_received_ns"]
+    assert (request["target"], request["outcome"], request["code"]) == (PIPELINE, 0, 0)
+    assert request["end_ns"] - request["start_ns"] == pytest.approx(7.5e8)
+    spent = sum(request[name] for name in ("input_ns", "infer_ns", "output_ns"))
+    assert spent == sum(turn["end_ns"] - turn["start_ns"] for turn in turns)
 
 
-def test_a_failed_request_says_so_and_its_code_and_later_ops_have_no_turn():
-    async def main():
-        async with Engine(Tag("after", [Fails("bad", [chain("a")])])) as engine:
-            assert (await engine.ask()).err_no == 51
-            turns, (request,) = told(engine)
-        assert [(turn["op"], turn["outcome"]) for turn in turns] == [
-            (0, Outcome.OK),
-            (1, Outcome.PRODUCT),
-        ]
-        assert (request["outcome"], request["code"]) == (Outcome.PRODUCT, 51)
-
-    run_virtual(main())
+@virtual
+async def test_a_failed_request_says_so_and_its_code_and_later_ops_have_no_turn():
+    async with Engine(Tag("after", [Fails("bad", [chain("a")])])) as engine:
+        assert (await engine.ask()).err_no == 51
+        turns, (request,) = told(engine)
+    assert [(turn["op"], turn["outcome"]) for turn in turns] == [
+        (0, Outcome.OK),
+        (1, Outcome.PRODUCT),
+    ]
+    assert (request["outcome"], request["code"]) == (Outcome.PRODUCT, 51)
 
 
-def test_the_turns_of_a_batch_share_its_number_and_times():
-    async def main():
-        config = {"op": {"a": {"batch_size": 3, "auto_batching_timeout": 10}}}
-        async with Engine(chain("a"), config, {"a": 0.5}) as engine:
-            await asyncio.gather(*(engine.ask() for _ in range(5)))
-            turns, _ = told(engine)
-        batches = {}
-        for turn in turns:
-            batches.setdefault(turn["batch"], []).append(turn)
-        assert sorted(map(len, batches.values())) == [2, 3]
-        for batch in batches.values():
-            assert len({(turn["worker"], turn["start_ns"], turn["end_ns"]) for turn in batch}) == 1
-
-    run_virtual(main())
+@virtual
+async def test_the_turns_of_a_batch_share_its_number_and_times():
+    config = {"op": {"a": {"batch_size": 3, "auto_batching_timeout": 10}}}
+    async with Engine(chain("a"), config, {"a": 0.5}) as engine:
+        await asyncio.gather(*(engine.ask() for _ in range(5)))
+        turns, _ = told(engine)
+    batches = {}
+    for turn in turns:
+        batches.setdefault(turn["batch"], []).append(turn)
+    assert sorted(map(len, batches.values())) == [2, 3]
+    for batch in batches.values():
+        assert len({(turn["worker"], turn["start_ns"], turn["end_ns"]) for turn in batch}) == 1
 
 
-def test_a_model_is_charged_for_the_rows_that_it_was_fed():
-    async def main():
-        config = {"op": {"m": {"batch_size": 2}}}
-        engine = Engine(Feeds("m", [RequestOp()]), config, {"m": None})
-        async with engine:
-            first = asyncio.ensure_future(engine.ask(rows="5"))
+@virtual
+async def test_a_model_is_charged_for_the_rows_that_it_was_fed():
+    config = {"op": {"m": {"batch_size": 2}}}
+    engine = Engine(Feeds("m", [RequestOp()]), config, {"m": None})
+    async with engine:
+        first = asyncio.ensure_future(engine.ask(rows="5"))
+        await settle()
+        others = [asyncio.ensure_future(engine.ask(rows=rows)) for rows in ("2", "3")]
+        await settle()
+        engine.pools["m"].release()
+        await settle()
+        engine.pools["m"].release()
+        got = [answers(response)["path"] for response in await asyncio.gather(first, *others)]
+        turns, _ = told(engine)
+    assert got == ["5", "2", "3"]
+    assert [turn["rows"] for turn in turns] == [5, 2, 3]
+
+
+@virtual
+async def test_what_waits_for_a_worker_when_its_time_is_over_is_rejected():
+    async with Engine(chain("a"), {"timeout": 100}, {"a": None}) as engine:
+        running = asyncio.ensure_future(engine.ask())
+        await settle()
+        waiting = asyncio.ensure_future(engine.ask())
+        codes = [(await asked).err_no for asked in (running, waiting)]
+        engine.pools["a"].release()
+        await settle()
+        turns, requests = told(engine)
+    assert codes == [ErrorCode.TIMEOUT] * 2
+    assert [turn["outcome"] for turn in turns] == [Outcome.REJECTED, Outcome.OK]
+    assert (turns[0]["worker"], turns[0]["batch"]) == (NO_WORKER, -1)
+    assert [request["outcome"] for request in requests] == [Outcome.REJECTED] * 2
+
+
+@virtual
+async def test_a_caller_that_leaves_cancels_what_waits_and_is_told_once():
+    async with Engine(chain("a"), None, {"a": None}) as engine:
+        running = asyncio.ensure_future(engine.ask())
+        await settle()
+        leaving = asyncio.ensure_future(engine.ask())
+        await settle()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        engine.pools["a"].release()
+        await running
+        turns, requests = told(engine)
+    assert [turn["outcome"] for turn in turns] == [Outcome.CANCELED, Outcome.OK]
+    outcomes = {request["data_id"]: request["outcome"] for request in requests}
+    assert outcomes == {0: Outcome.OK, 1: Outcome.CANCELED}
+
+
+@virtual
+async def test_a_lost_job_is_the_others_fault_and_its_attempts_count_once():
+    config = {"op": {"a": {"retry": 2}}}
+    async with Engine(chain("a"), config, {"a": None}) as engine:
+        asked = asyncio.ensure_future(engine.ask())
+        await settle()
+        node = next(iter(engine.nodes.values()))
+        for _ in range(2):
+            (worker,) = engine.pools["a"].busy()
+            job, worker.job = worker.job, None
+            node.lost(job, WorkerDiedError("died"))
             await settle()
-            others = [asyncio.ensure_future(engine.ask(rows=rows)) for rows in ("2", "3")]
-            await settle()
-            engine.pools["m"].release()
-            await settle()
-            engine.pools["m"].release()
-            got = [answers(response)["path"] for response in await asyncio.gather(first, *others)]
-            turns, _ = told(engine)
-        assert got == ["5", "2", "3"]
-        assert [turn["rows"] for turn in turns] == [5, 2, 3]
-
-    run_virtual(main())
+            engine.pools["a"]._feed()
+        await asked
+        turns, requests = told(engine)
+    assert [turn["outcome"] for turn in turns] == [Outcome.OTHER]
+    assert [request["outcome"] for request in requests] == [Outcome.BACKEND]
 
 
-def test_what_waits_for_a_worker_when_its_time_is_over_is_rejected():
-    async def main():
-        async with Engine(chain("a"), {"timeout": 100}, {"a": None}) as engine:
-            running = asyncio.ensure_future(engine.ask())
-            await settle()
-            waiting = asyncio.ensure_future(engine.ask())
-            codes = [(await asked).err_no for asked in (running, waiting)]
-            engine.pools["a"].release()
-            await settle()
-            turns, requests = told(engine)
-        assert codes == [ErrorCode.TIMEOUT] * 2
-        assert [turn["outcome"] for turn in turns] == [Outcome.REJECTED, Outcome.OK]
-        assert (turns[0]["worker"], turns[0]["batch"]) == (NO_WORKER, -1)
-        assert [request["outcome"] for request in requests] == [Outcome.REJECTED] * 2
-
-    run_virtual(main())
-
-
-def test_a_caller_that_leaves_cancels_what_waits_and_is_told_once():
-    async def main():
-        async with Engine(chain("a"), None, {"a": None}) as engine:
-            running = asyncio.ensure_future(engine.ask())
-            await settle()
-            leaving = asyncio.ensure_future(engine.ask())
-            await settle()
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
-            engine.pools["a"].release()
-            await running
-            turns, requests = told(engine)
-        assert [turn["outcome"] for turn in turns] == [Outcome.CANCELED, Outcome.OK]
-        outcomes = {request["data_id"]: request["outcome"] for request in requests}
-        assert outcomes == {0: Outcome.OK, 1: Outcome.CANCELED}
-
-    run_virtual(main())
-
-
-def test_a_lost_job_is_the_others_fault_and_its_attempts_count_once():
-    async def main():
-        config = {"op": {"a": {"retry": 2}}}
-        async with Engine(chain("a"), config, {"a": None}) as engine:
-            asked = asyncio.ensure_future(engine.ask())
-            await settle()
-            node = next(iter(engine.nodes.values()))
-            for _ in range(2):
-                (worker,) = engine.pools["a"].busy()
-                job, worker.job = worker.job, None
-                node.lost(job, WorkerDiedError("died"))
-                await settle()
-                engine.pools["a"]._feed()
-            await asked
-            turns, requests = told(engine)
-        assert [turn["outcome"] for turn in turns] == [Outcome.OTHER]
-        assert [request["outcome"] for request in requests] == [Outcome.BACKEND]
-
-    run_virtual(main())
-
-
-def test_a_restarted_request_counts_once_and_only_what_its_last_start_cost():
-    async def main():
-        config = {"dag": {"retry": 2}, "op": {"a": {"timeout": 100}}}
-        async with Engine(Feeds("a", [RequestOp()]), config, {"a": None}) as engine:
-            asked = asyncio.ensure_future(engine.ask(rows="1"))
-            await asyncio.sleep(0.15)
-            engine.pools["a"].release()
-            await asked
-            _, requests = told(engine)
-        assert len(requests) == 1
-
-    run_virtual(main())
+@virtual
+async def test_a_restarted_request_counts_once_and_only_what_its_last_start_cost():
+    config = {"dag": {"retry": 2}, "op": {"a": {"timeout": 100}}}
+    async with Engine(Feeds("a", [RequestOp()]), config, {"a": None}) as engine:
+        asked = asyncio.ensure_future(engine.ask(rows="1"))
+        await asyncio.sleep(0.15)
+        engine.pools["a"].release()
+        await asked
+        _, requests = told(engine)
+    assert len(requests) == 1
 
 
 class PacksElsewhere(ResponseOp):
@@ -216,60 +200,55 @@ class PacksElsewhere(ResponseOp):
 @pytest.mark.parametrize(
     ("config", "outcome"), [({"timeout": 100}, Outcome.REJECTED), ({}, Outcome.OTHER)]
 )
-def test_what_is_too_late_while_it_is_packed_says_why(config, outcome):
-    async def main():
-        last = chain("a")
-        packs = PacksElsewhere(input_ops=[last])
-        async with Engine(last, config, {packs.name: None}, packs) as engine:
-            asked = engine.ask()
-            await asyncio.sleep(1)
-            if not asked.done():
-                engine.executor.answer_all_closed()
-            assert (await asked).err_no
-            _, (request,) = told(engine)
-        assert request["outcome"] == outcome
-
-    run_virtual(main())
+@virtual
+async def test_what_is_too_late_while_it_is_packed_says_why(config, outcome):
+    last = chain("a")
+    packs = PacksElsewhere(input_ops=[last])
+    async with Engine(last, config, {packs.name: None}, packs) as engine:
+        asked = engine.ask()
+        await asyncio.sleep(1)
+        if not asked.done():
+            engine.executor.answer_all_closed()
+        assert (await asked).err_no
+        _, (request,) = told(engine)
+    assert request["outcome"] == outcome
 
 
-def test_requests_that_are_refused_at_the_door_are_not_told():
-    async def main():
-        engine = Engine(chain("a"), {"worker_num": 1, "queue_size": 0}, {"a": None})
-        async with engine:
-            first = asyncio.ensure_future(engine.ask())
-            await settle()
-            with pytest.raises(Exception, match="overloaded"):
-                await engine.ask()
-            assert engine.executor.state().rejected == 1
-            engine.pools["a"].release()
-            await first
-            turns, requests = told(engine)
-        assert len(turns) == len(requests) == 1
-
-    run_virtual(main())
+@virtual
+async def test_requests_that_are_refused_at_the_door_are_not_told():
+    engine = Engine(chain("a"), {"worker_num": 1, "queue_size": 0}, {"a": None})
+    async with engine:
+        first = asyncio.ensure_future(engine.ask())
+        await settle()
+        with pytest.raises(Exception, match="overloaded"):
+            await engine.ask()
+        assert engine.executor.state().rejected == 1
+        engine.pools["a"].release()
+        await first
+        turns, requests = told(engine)
+    assert len(turns) == len(requests) == 1
 
 
 # Routes -----------------------------------------------------------------------------------
 
 
-def test_one_op_alone_works_on_a_request_that_is_for_it():
-    async def main():
-        last = chain("a", "b", "c")
-        async with Engine(last) as engine:
-            op = last.get_input_ops()[0]
-            route = RequestTarget(op=op, payload={"a": {"path": "x"}}, wants_response=False, rows=4)
-            answer = await engine.executor.handle(None, None, route)
-            turns, (request,) = told(engine)
-        assert isinstance(answer, ChannelData)
-        assert answer.payload == {"path": "x>b"}
-        assert [(turn["op"], turn["rows"]) for turn in turns] == [(1, 4)]
-        assert (request["target"], request["rows"]) == (1, 4)
-
-    run_virtual(main())
+@virtual
+async def test_one_op_alone_works_on_a_request_that_is_for_it():
+    last = chain("a", "b", "c")
+    async with Engine(last) as engine:
+        op = last.get_input_ops()[0]
+        route = RequestTarget(op=op, payload={"a": {"path": "x"}}, wants_response=False, rows=4)
+        answer = await engine.executor.handle(None, None, route)
+        turns, (request,) = told(engine)
+    assert isinstance(answer, ChannelData)
+    assert answer.payload == {"path": "x>b"}
+    assert [(turn["op"], turn["rows"]) for turn in turns] == [(1, 4)]
+    assert (request["target"], request["rows"]) == (1, 4)
 
 
 @pytest.mark.parametrize("feeds", [False, True])
-def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(feeds):
+@virtual
+async def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(feeds):
     class Pops(Feeds):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"x": input_dicts["@DAGExecutor"].pop("x")}, False, None, ""
@@ -277,83 +256,72 @@ def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(
         def process(self, feed_batch, typical_logid):
             return {"y": feed_batch[0].pop("x")}, 0, ""
 
-    async def main():
-        op = Pops("m", [RequestOp()])
-        config = {"dag": {"retry": 2}, "op": {"m": {"timeout": 200}}}
-        async with Engine(op, config, {"m": None}) as engine:
-            payload = {"x": [1]} if feeds else {"@DAGExecutor": {"x": [1]}}
-            route = RequestTarget(op=op, payload=payload, raw_inputs=feeds, wants_response=False)
-            asked = asyncio.ensure_future(engine.executor.handle(None, None, route))
-            await asyncio.sleep(0.3)  # the first attempt has taken too long
-            engine.pools["m"].release()
-            assert (await asked).error is None
-
-    run_virtual(main())
+    op = Pops("m", [RequestOp()])
+    config = {"dag": {"retry": 2}, "op": {"m": {"timeout": 200}}}
+    async with Engine(op, config, {"m": None}) as engine:
+        payload = {"x": [1]} if feeds else {"@DAGExecutor": {"x": [1]}}
+        route = RequestTarget(op=op, payload=payload, raw_inputs=feeds, wants_response=False)
+        asked = asyncio.ensure_future(engine.executor.handle(None, None, route))
+        await asyncio.sleep(0.3)  # the first attempt has taken too long
+        engine.pools["m"].release()
+        assert (await asked).error is None
 
 
-def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
-    async def main():
-        op = Feeds("m", [RequestOp()])
-        config = {"op": {"m": {"batch_size": 2, "auto_batching_timeout": 10}}}
-        async with Engine(op, config, {"m": 0.1}) as engine:
-            route = RequestTarget(
-                op=op, payload={"x": np.full((2, 2), 7.0)}, raw_inputs=True, wants_response=False
-            )
-            fed, whole = await asyncio.gather(
-                engine.executor.handle(None, None, route), engine.ask(rows="2")
-            )
-            turns, _ = told(engine)
-        np.testing.assert_array_equal(fed.payload["y"], np.full((2, 2), 14.0))
-        assert answers(whole)["path"] == "2"
-        assert len({turn["batch"] for turn in turns}) == 1
-        assert [turn["rows"] for turn in turns] == [2, 2]
-
-    run_virtual(main())
+@virtual
+async def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
+    op = Feeds("m", [RequestOp()])
+    config = {"op": {"m": {"batch_size": 2, "auto_batching_timeout": 10}}}
+    async with Engine(op, config, {"m": 0.1}) as engine:
+        route = RequestTarget(
+            op=op, payload={"x": np.full((2, 2), 7.0)}, raw_inputs=True, wants_response=False
+        )
+        fed, whole = await asyncio.gather(
+            engine.executor.handle(None, None, route), engine.ask(rows="2")
+        )
+        turns, _ = told(engine)
+    np.testing.assert_array_equal(fed.payload["y"], np.full((2, 2), 14.0))
+    assert answers(whole)["path"] == "2"
+    assert len({turn["batch"] for turn in turns}) == 1
+    assert [turn["rows"] for turn in turns] == [2, 2]
 
 
-def test_a_route_without_packing_ends_in_the_error_itself():
-    async def main():
-        async with Engine(Fails("bad", [RequestOp()])) as engine:
-            route = RequestTarget(payload={"path": "x"}, wants_response=False)
-            answer = await engine.executor.handle(None, None, route)
-        assert answer.error.code == 51
-
-    run_virtual(main())
+@virtual
+async def test_a_route_without_packing_ends_in_the_error_itself():
+    async with Engine(Fails("bad", [RequestOp()])) as engine:
+        route = RequestTarget(payload={"path": "x"}, wants_response=False)
+        answer = await engine.executor.handle(None, None, route)
+    assert answer.error.code == 51
 
 
 # Profiles, traces ---------------------------------------------------------------------------
 
 
-def test_who_asks_for_a_profile_gets_what_the_watcher_writes_of_its_turns():
-    async def main():
-        async with Engine(chain("a", "b")) as engine:
-            written = []
-            engine.watch(profile=lambda request: written.append(request.spans) or "the profile")
-            plain = await engine.ask()
-            asked = await engine.ask(**{PROFILE_KEY: "1"})
-        assert PROFILE_KEY not in plain.key
-        assert dict(zip(asked.key, asked.value, strict=True))[PROFILE_KEY] == "the profile"
-        assert [[turn[0] for turn in turns] for turns in written] == [[0, 1]]
-
-    run_virtual(main())
+@virtual
+async def test_who_asks_for_a_profile_gets_what_the_watcher_writes_of_its_turns():
+    async with Engine(chain("a", "b")) as engine:
+        written = []
+        engine.watch(profile=lambda request: written.append(request.spans) or "the profile")
+        plain = await engine.ask()
+        asked = await engine.ask(**{PROFILE_KEY: "1"})
+    assert PROFILE_KEY not in plain.key
+    assert dict(zip(asked.key, asked.value, strict=True))[PROFILE_KEY] == "the profile"
+    assert [[turn[0] for turn in turns] for turns in written] == [[0, 1]]
 
 
-def test_a_request_has_the_trace_that_was_begun_for_it():
-    async def main():
-        async with Engine(chain("a"), None, {"a": None}) as engine:
-            engine.watch(begin_trace=lambda data_id, caller: f"{data_id} of {caller}")
-            asked = asyncio.ensure_future(
-                engine.executor.handle(
-                    None, None, RequestTarget(payload={"path": "x"}, traceparent="t")
-                )
+@virtual
+async def test_a_request_has_the_trace_that_was_begun_for_it():
+    async with Engine(chain("a"), None, {"a": None}) as engine:
+        engine.watch(begin_trace=lambda data_id, caller: f"{data_id} of {caller}")
+        asked = asyncio.ensure_future(
+            engine.executor.handle(
+                None, None, RequestTarget(payload={"path": "x"}, traceparent="t")
             )
-            await settle()
-            (worker,) = engine.pools["a"].busy()
-            assert worker.job.items[0].trace == "0 of t"
-            engine.pools["a"].release()
-            await asked
-
-    run_virtual(main())
+        )
+        await settle()
+        (worker,) = engine.pools["a"].busy()
+        assert worker.job.items[0].trace == "0 of t"
+        engine.pools["a"].release()
+        await asked
 
 
 # The journal --------------------------------------------------------------------------------
@@ -405,32 +373,28 @@ def test_a_sink_that_fails_harms_nobody(caplog):
 @pytest.mark.parametrize(
     ("request_op", "outcome"), [(RequestOp(), Outcome.PRODUCT), (OwnRequestOp(), Outcome.BACKEND)]
 )
-def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_it(
+@virtual
+async def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_it(
     request_op, outcome
 ):
-    async def main():
-        async with Engine(Tag("a", [request_op])) as engine:
-            broken = pipeline_service_pb2.Request(key=["a", "b"], value=["1"])
-            assert (await engine.executor.handle(broken)).err_no == 8000
-            assert (
-                await engine.executor.handle(broken, target=RequestTarget(is_large=True))
-            ).err_no == 8000
-            _, requests = told(engine)
-        assert [request["outcome"] for request in requests] == [outcome, outcome]
-
-    run_virtual(main())
+    async with Engine(Tag("a", [request_op])) as engine:
+        broken = pipeline_service_pb2.Request(key=["a", "b"], value=["1"])
+        assert (await engine.executor.handle(broken)).err_no == 8000
+        assert (
+            await engine.executor.handle(broken, target=RequestTarget(is_large=True))
+        ).err_no == 8000
+        _, requests = told(engine)
+    assert [request["outcome"] for request in requests] == [outcome, outcome]
 
 
-def test_a_response_op_that_answers_with_a_products_code_is_no_failure_of_the_service():
+@virtual
+async def test_a_response_op_that_answers_with_a_products_code_is_no_failure_of_the_service():
     class Refuses(ResponseOp):
         def pack_response_package(self, channeldata):
             return pipeline_service_pb2.Response(err_no=51, err_msg="no face")
 
-    async def main():
-        last = Tag("a", [RequestOp()])
-        async with Engine(last, response_op=Refuses(input_ops=[last])) as engine:
-            assert (await engine.ask()).err_no == 51
-            _, (request,) = told(engine)
-        assert request["outcome"] == Outcome.PRODUCT
-
-    run_virtual(main())
+    last = Tag("a", [RequestOp()])
+    async with Engine(last, response_op=Refuses(input_ops=[last])) as engine:
+        assert (await engine.ask()).err_no == 51
+        _, (request,) = told(engine)
+    assert request["outcome"] == Outcome.PRODUCT

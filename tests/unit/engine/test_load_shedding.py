@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from doubles import Engine, Tag, answers, chain, run_virtual, settle
+from doubles import Engine, Tag, answers, chain, run_virtual, settle, virtual
 
 from pipeline import RequestOp
 from pipeline.engine.request import RequestTarget
@@ -72,164 +72,141 @@ CAPACITY = 100.0  # of each of them, a second
 
 @GRAPHS
 @pytest.mark.parametrize(("times", "deadline_s"), [(2, 2.0), (10, 2.0), (10, 0.5)])
-def test_more_than_can_be_done_costs_nothing_of_what_can(graph, times, deadline_s):
-    async def main():
-        last, ops, service_s = graph()
-        async with Engine(last, {"op": ops}, service_s) as engine:
-            load = Load(engine)
-            began = asyncio.get_running_loop().time()
-            await load.offer(5.0, times * CAPACITY, deadline_s)
-            found = await load.ended()
-            assert load.answered_between(began + 1, began + 5) >= 0.9 * 4 * CAPACITY
-            refused = [took for _, how, took in load.endings if how == REFUSED]
-            assert max(refused) == 0.0, "at once"
-            assert min(load.retry_after_s) == 1
-            late = [came for came, how, _ in load.endings if how == TOO_LATE]
-            assert found[TOO_LATE] < 0.3 * found[REFUSED]
-            assert max(late, default=0.0) < began + 3 * deadline_s, "only until it is known"
-            assert engine.executor.inside == engine.executor.waiting == 0
-
-    run_virtual(main())
+@virtual
+async def test_more_than_can_be_done_costs_nothing_of_what_can(graph, times, deadline_s):
+    last, ops, service_s = graph()
+    async with Engine(last, {"op": ops}, service_s) as engine:
+        load = Load(engine)
+        began = asyncio.get_running_loop().time()
+        await load.offer(5.0, times * CAPACITY, deadline_s)
+        found = await load.ended()
+        assert load.answered_between(began + 1, began + 5) >= 0.9 * 4 * CAPACITY
+        refused = [took for _, how, took in load.endings if how == REFUSED]
+        assert max(refused) == 0.0, "at once"
+        assert min(load.retry_after_s) == 1
+        late = [came for came, how, _ in load.endings if how == TOO_LATE]
+        assert found[TOO_LATE] < 0.3 * found[REFUSED]
+        assert max(late, default=0.0) < began + 3 * deadline_s, "only until it is known"
+        assert engine.executor.inside == engine.executor.waiting == 0
 
 
 @GRAPHS
-def test_a_server_that_keeps_up_refuses_nobody(graph):
-    async def main():
-        last, ops, service_s = graph()
-        async with Engine(last, {"op": ops}, service_s) as engine:
-            load = Load(engine)
-            await load.offer(5.0, 0.9 * CAPACITY, 2.0)
-            assert await load.ended() == {ANSWERED: 450}
-
-    run_virtual(main())
+@virtual
+async def test_a_server_that_keeps_up_refuses_nobody(graph):
+    last, ops, service_s = graph()
+    async with Engine(last, {"op": ops}, service_s) as engine:
+        load = Load(engine)
+        await load.offer(5.0, 0.9 * CAPACITY, 2.0)
+        assert await load.ended() == {ANSWERED: 450}
 
 
 @GRAPHS
-def test_a_burst_that_can_be_answered_in_time_is(graph):
+@virtual
+async def test_a_burst_that_can_be_answered_in_time_is(graph):
     """At first, after an overload, and after a calm."""
-
-    async def main():
-        last, ops, service_s = graph()
-        async with Engine(last, {"op": ops}, service_s) as engine:
-            load = Load(engine)
+    last, ops, service_s = graph()
+    async with Engine(last, {"op": ops}, service_s) as engine:
+        load = Load(engine)
+        await load.offer(0.01, 15_000, 2.0)
+        assert await load.ended() == {ANSWERED: 150}
+        await load.offer(5.0, 2 * CAPACITY, 2.0)
+        await load.ended()
+        for calm_s in (2.0, 60.0):
+            load.endings.clear()
+            await asyncio.sleep(calm_s)
             await load.offer(0.01, 15_000, 2.0)
-            assert await load.ended() == {ANSWERED: 150}
-            await load.offer(5.0, 2 * CAPACITY, 2.0)
             await load.ended()
-            for calm_s in (2.0, 60.0):
-                load.endings.clear()
-                await asyncio.sleep(calm_s)
-                await load.offer(0.01, 15_000, 2.0)
-                await load.ended()
-                assert Counter(how for _, how, _ in load.endings) == {ANSWERED: 150}
-
-    run_virtual(main())
+            assert Counter(how for _, how, _ in load.endings) == {ANSWERED: 150}
 
 
-def test_a_slow_first_request_makes_nobody_refused_behind_it():
-    async def main():
-        last, ops, _ = single()
-        async with Engine(last, {"op": ops}, {"a": 5.0}) as engine:
-            load = Load(engine)
-            await load.offer(0.01, 400, 10.0)
-            engine.pools["a"].service_s = 0.04
-            await load.offer(15.0, 0.5 * CAPACITY, 10.0)
-            assert await load.ended() == {ANSWERED: 754}
-
-    run_virtual(main())
+@virtual
+async def test_a_slow_first_request_makes_nobody_refused_behind_it():
+    last, ops, _ = single()
+    async with Engine(last, {"op": ops}, {"a": 5.0}) as engine:
+        load = Load(engine)
+        await load.offer(0.01, 400, 10.0)
+        engine.pools["a"].service_s = 0.04
+        await load.offer(15.0, 0.5 * CAPACITY, 10.0)
+        assert await load.ended() == {ANSWERED: 754}
 
 
-def test_a_service_that_became_faster_takes_what_it_now_can():
-    async def main():
-        last, ops, service_s = single()
-        async with Engine(last, {"op": ops}, service_s) as engine:
-            load, loop = Load(engine), asyncio.get_running_loop()
-            await load.offer(5.0, 3 * CAPACITY, 2.0)
-            engine.pools["a"].service_s = 0.004
-            became = loop.time() + 0.1
-            await load.offer(5.0, 3 * CAPACITY, 2.0)
-            await load.ended()
-            assert {how for came, how, _ in load.endings if came > became} == {ANSWERED}
-
-    run_virtual(main())
+@virtual
+async def test_a_service_that_became_faster_takes_what_it_now_can():
+    last, ops, service_s = single()
+    async with Engine(last, {"op": ops}, service_s) as engine:
+        load, loop = Load(engine), asyncio.get_running_loop()
+        await load.offer(5.0, 3 * CAPACITY, 2.0)
+        engine.pools["a"].service_s = 0.004
+        became = loop.time() + 0.1
+        await load.offer(5.0, 3 * CAPACITY, 2.0)
+        await load.ended()
+        assert {how for came, how, _ in load.endings if came > became} == {ANSWERED}
 
 
-def test_a_service_that_became_slower_answers_what_it_now_can():
-    async def main():
-        last, ops, _ = single()
-        async with Engine(last, {"op": ops}, {"a": 0.004}) as engine:
-            load, loop = Load(engine), asyncio.get_running_loop()
-            await load.offer(3.0, 9 * CAPACITY, 2.0)
-            engine.pools["a"].service_s = 0.04
-            began = loop.time()
-            await load.offer(8.0, 9 * CAPACITY, 2.0)
-            await load.ended()
-            assert load.answered_between(began, began + 8) >= 0.9 * 8 * CAPACITY
-
-    run_virtual(main())
+@virtual
+async def test_a_service_that_became_slower_answers_what_it_now_can():
+    last, ops, _ = single()
+    async with Engine(last, {"op": ops}, {"a": 0.004}) as engine:
+        load, loop = Load(engine), asyncio.get_running_loop()
+        await load.offer(3.0, 9 * CAPACITY, 2.0)
+        engine.pools["a"].service_s = 0.04
+        began = loop.time()
+        await load.offer(8.0, 9 * CAPACITY, 2.0)
+        await load.ended()
+        assert load.answered_between(began, began + 8) >= 0.9 * 8 * CAPACITY
 
 
-def test_requests_without_a_deadline_are_not_judged_and_not_passed_over():
-    async def main():
-        last, ops, service_s = single()
-        async with Engine(last, {"op": ops}, service_s) as engine:
-            load, loop = Load(engine), asyncio.get_running_loop()
-            offering = asyncio.ensure_future(load.offer(6.0, 10 * CAPACITY, 2.0))
-            await asyncio.sleep(3.0)
-            asked = loop.time()
-            patient = [engine.ask(path="x") for _ in range(50)]
-            found = await asyncio.gather(*patient)
-            assert all(answers(response) for response in found)
-            assert loop.time() - asked < 2.0, "they had their turn among the others"
-            await offering
-            await load.ended()
-
-    run_virtual(main())
+@virtual
+async def test_requests_without_a_deadline_are_not_judged_and_not_passed_over():
+    last, ops, service_s = single()
+    async with Engine(last, {"op": ops}, service_s) as engine:
+        load, loop = Load(engine), asyncio.get_running_loop()
+        offering = asyncio.ensure_future(load.offer(6.0, 10 * CAPACITY, 2.0))
+        await asyncio.sleep(3.0)
+        asked = loop.time()
+        patient = [engine.ask(path="x") for _ in range(50)]
+        found = await asyncio.gather(*patient)
+        assert all(answers(response) for response in found)
+        assert loop.time() - asked < 2.0, "they had their turn among the others"
+        await offering
+        await load.ended()
 
 
-def test_a_server_that_is_never_given_a_deadline_measures_nothing():
-    async def main():
-        async with Engine(chain("a"), None, {"a": 0.01}) as engine:
-            await asyncio.gather(*(engine.ask(path="x") for _ in range(100)))
-            assert engine.executor._admission.throughput is None
-
-    run_virtual(main())
+@virtual
+async def test_a_server_that_is_never_given_a_deadline_measures_nothing():
+    async with Engine(chain("a"), None, {"a": 0.01}) as engine:
+        await asyncio.gather(*(engine.ask(path="x") for _ in range(100)))
+        assert engine.executor._admission.throughput is None
 
 
-def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait_elsewhere():
-    async def main():
-        read = RequestOp()
-        idle = Tag("idle", [read])
-        last = Tag("last", [Tag("slow", [read]), idle])
-        async with Engine(last, None, {"slow": 0.1}) as engine:
-            load = Load(engine)
-            await load.offer(5.0, 50, 1.0)
-            assert engine.executor.inside > 1
-            route = RequestTarget(
-                op=idle, payload={"@DAGExecutor": {"path": "x"}}, wants_response=False
-            )
-            answer = await engine.executor.handle(None, 0.2, route)
-            assert answer.payload == {"path": "x>idle"}
-            with pytest.raises(
-                OverloadedError, match=r"a second are answered, too few for the 0.2"
-            ):
-                await engine.executor.handle(None, 0.2)
-            await load.ended()
-
-    run_virtual(main())
+@virtual
+async def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait_elsewhere():
+    read = RequestOp()
+    idle = Tag("idle", [read])
+    last = Tag("last", [Tag("slow", [read]), idle])
+    async with Engine(last, None, {"slow": 0.1}) as engine:
+        load = Load(engine)
+        await load.offer(5.0, 50, 1.0)
+        assert engine.executor.inside > 1
+        route = RequestTarget(
+            op=idle, payload={"@DAGExecutor": {"path": "x"}}, wants_response=False
+        )
+        answer = await engine.executor.handle(None, 0.2, route)
+        assert answer.payload == {"path": "x>idle"}
+        with pytest.raises(OverloadedError, match=r"a second are answered, too few for the 0.2"):
+            await engine.executor.handle(None, 0.2)
+        await load.ended()
 
 
-def test_the_service_timeout_is_a_deadline_too():
-    async def main():
-        last, ops, service_s = single()
-        async with Engine(last, {"op": ops, "timeout": 1000}, service_s) as engine:
-            load = Load(engine)
-            await load.offer(5.0, 3 * CAPACITY, None)
-            found = await load.ended()
-            assert found[REFUSED] > 0.8 * 5 * 2 * CAPACITY
-            assert engine.executor.state().rejected == found[REFUSED]
-
-    run_virtual(main())
+@virtual
+async def test_the_service_timeout_is_a_deadline_too():
+    last, ops, service_s = single()
+    async with Engine(last, {"op": ops, "timeout": 1000}, service_s) as engine:
+        load = Load(engine)
+        await load.offer(5.0, 3 * CAPACITY, None)
+        found = await load.ended()
+        assert found[REFUSED] > 0.8 * 5 * 2 * CAPACITY
+        assert engine.executor.state().rejected == found[REFUSED]
 
 
 def order_of(config, deadlines, pauses):

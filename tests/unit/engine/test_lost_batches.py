@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from doubles import Engine, answers, chain, run_virtual, settle
+from doubles import Engine, answers, chain, settle, virtual
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.errors import DeadlineError, InitError, WorkerDiedError
@@ -128,161 +128,141 @@ class Lossy(Engine):
         return asked
 
 
-def test_after_a_death_every_request_of_the_batch_runs_alone_and_only_the_deadly_one_fails():
-    async def main():
-        async with Lossy() as engine:
-            good, deadly, other = await engine.ask_all("good", "deadly", "other")
-            assert engine.pool.batches[-1] == [1, 2, 3]
-            engine.lose()
-            for data_id in (1, 2, 3):
-                await settle()
-                assert engine.pool.batches[-1] == [data_id]
-                if data_id == 2:
-                    engine.lose()
-                else:
-                    engine.pool.release()
-            assert answers(await good) == {"path": "good>slow"}
-            assert answers(await other) == {"path": "other>slow"}
-            response = await deadly
-            assert response.err_no == 10000
-            assert "killed" in response.err_msg
-
-    run_virtual(main())
-
-
-def test_a_request_is_tried_as_often_as_configured_on_workers_that_die():
-    async def main():
-        async with Lossy(retry=3) as engine:
-            asked = engine.ask(path="x")
-            for _ in range(2):
-                await settle()
+@virtual
+async def test_after_a_death_every_request_of_the_batch_runs_alone_and_only_the_deadly_one_fails():
+    async with Lossy() as engine:
+        good, deadly, other = await engine.ask_all("good", "deadly", "other")
+        assert engine.pool.batches[-1] == [1, 2, 3]
+        engine.lose()
+        for data_id in (1, 2, 3):
+            await settle()
+            assert engine.pool.batches[-1] == [data_id]
+            if data_id == 2:
                 engine.lose()
+            else:
+                engine.pool.release()
+        assert answers(await good) == {"path": "good>slow"}
+        assert answers(await other) == {"path": "other>slow"}
+        response = await deadly
+        assert response.err_no == 10000
+        assert "killed" in response.err_msg
+
+
+@virtual
+async def test_a_request_is_tried_as_often_as_configured_on_workers_that_die():
+    async with Lossy(retry=3) as engine:
+        asked = engine.ask(path="x")
+        for _ in range(2):
             await settle()
-            engine.pool.release()
-            assert answers(await asked) == {"path": "x>slow"}
-            assert engine.pool.batches == [[0]] * 3
-
-    run_virtual(main())
-
-
-def test_a_batch_that_is_lost_twice_is_started_over_once():
-    async def main():
-        async with Lossy(retry=5) as engine:
-            asked = engine.ask(path="x")
-            await settle()
-            job = engine.lose()
-            engine.pool.owner.lost(job, DIED)
-            await settle()
-            assert engine.pool.batches == [[0]] * 2
-            engine.pool.release()
-            await asked
-            node = next(iter(engine.nodes.values()))
-            assert node.load.running == 0
-
-    run_virtual(main())
+            engine.lose()
+        await settle()
+        engine.pool.release()
+        assert answers(await asked) == {"path": "x>slow"}
+        assert engine.pool.batches == [[0]] * 3
 
 
-def test_a_result_that_comes_after_the_loss_changes_nothing():
-    async def main():
-        async with Lossy(retry=2) as engine:
-            asked = engine.ask(path="x")
+@virtual
+async def test_a_batch_that_is_lost_twice_is_started_over_once():
+    async with Lossy(retry=5) as engine:
+        asked = engine.ask(path="x")
+        await settle()
+        job = engine.lose()
+        engine.pool.owner.lost(job, DIED)
+        await settle()
+        assert engine.pool.batches == [[0]] * 2
+        engine.pool.release()
+        await asked
+        node = next(iter(engine.nodes.values()))
+        assert node.load.running == 0
+
+
+@virtual
+async def test_a_result_that_comes_after_the_loss_changes_nothing():
+    async with Lossy(retry=2) as engine:
+        asked = engine.ask(path="x")
+        await settle()
+        (worker,) = engine.pool.busy()
+        job = engine.lose()
+        job.outcomes = [{"path": "too late"}]
+        engine.pool.owner.done(worker, job)
+        await settle()
+        engine.pool.release()
+        assert answers(await asked) == {"path": "x>slow"}
+
+
+@virtual
+async def test_requests_that_are_over_when_their_worker_dies_are_left_alone():
+    async with Lossy(retry=3) as engine:
+        good, gone = await engine.ask_all("good", "gone")
+        gone.cancel()
+        await settle()
+        engine.lose()
+        await settle()
+        assert engine.pool.batches[-1] == [1]
+        engine.pool.release()
+        assert answers(await good) == {"path": "good>slow"}
+        node = next(iter(engine.nodes.values()))
+        assert (node.load.running, engine.executor.inside) == (0, 0)
+
+
+@virtual
+async def test_a_batch_whose_requests_are_all_over_is_not_started_again():
+    async with Lossy(retry=3) as engine:
+        asked = await engine.ask_all("a", "b")
+        for task in asked:
+            task.cancel()
+        await settle()
+        begun = len(engine.pool.batches)
+        engine.lose()
+        await settle()
+        assert len(engine.pool.batches) == begun
+        node = next(iter(engine.nodes.values()))
+        assert (node.load.running, engine.executor.inside) == (0, 0)
+
+
+@virtual
+async def test_an_outage_fails_what_was_lost_to_it_with_its_reason():
+    async with Lossy(retry=3) as engine:
+        asked = await engine.ask_all("a", "b")
+        engine.lose(InitError("all its worker processes end again and again"))
+        for response in await asyncio.gather(*asked):
+            assert response.err_no == 3003
+            assert "again and again" in response.err_msg
+
+
+@virtual
+async def test_a_lost_batch_of_a_request_that_started_anew_is_not_the_new_ones():
+    """dag.retry raised the request's generation while its old batch was still running."""
+    async with Lossy(retry=1) as engine:
+        asked = engine.ask(path="x")
+        await settle()
+        (request,) = engine.executor._admission.active
+        request.generation += 1
+        request.live = 0
+        node = next(iter(engine.nodes.values()))
+        node.drop(request)
+        node.enqueue(request, node.channel.producers[0], {"path": "again"})
+        engine.lose()
+        await settle()
+        assert engine.pool.batches == [[0], [0]]
+        engine.pool.release()
+        assert answers(await asked) == {"path": "again>slow"}
+        assert node.load.running == 0
+
+
+@virtual
+async def test_a_batch_in_a_process_that_hangs_is_killed_and_tried_again_then_fails_with_6000():
+    """What a worker process got to is known there only, so the whole batch starts over."""
+    async with Lossy(retry=2, timeout=100) as engine:
+        asked = engine.ask(path="x")
+        for attempt in (1, 2):
             await settle()
             (worker,) = engine.pool.busy()
-            job = engine.lose()
-            job.outcomes = [{"path": "too late"}]
-            engine.pool.owner.done(worker, job)
-            await settle()
-            engine.pool.release()
-            assert answers(await asked) == {"path": "x>slow"}
-
-    run_virtual(main())
-
-
-def test_requests_that_are_over_when_their_worker_dies_are_left_alone():
-    async def main():
-        async with Lossy(retry=3) as engine:
-            good, gone = await engine.ask_all("good", "gone")
-            gone.cancel()
-            await settle()
-            engine.lose()
-            await settle()
-            assert engine.pool.batches[-1] == [1]
-            engine.pool.release()
-            assert answers(await good) == {"path": "good>slow"}
-            node = next(iter(engine.nodes.values()))
-            assert (node.load.running, engine.executor.inside) == (0, 0)
-
-    run_virtual(main())
-
-
-def test_a_batch_whose_requests_are_all_over_is_not_started_again():
-    async def main():
-        async with Lossy(retry=3) as engine:
-            asked = await engine.ask_all("a", "b")
-            for task in asked:
-                task.cancel()
-            await settle()
-            begun = len(engine.pool.batches)
-            engine.lose()
-            await settle()
-            assert len(engine.pool.batches) == begun
-            node = next(iter(engine.nodes.values()))
-            assert (node.load.running, engine.executor.inside) == (0, 0)
-
-    run_virtual(main())
-
-
-def test_an_outage_fails_what_was_lost_to_it_with_its_reason():
-    async def main():
-        async with Lossy(retry=3) as engine:
-            asked = await engine.ask_all("a", "b")
-            engine.lose(InitError("all its worker processes end again and again"))
-            for response in await asyncio.gather(*asked):
-                assert response.err_no == 3003
-                assert "again and again" in response.err_msg
-
-    run_virtual(main())
-
-
-def test_a_lost_batch_of_a_request_that_started_anew_is_not_the_new_ones():
-    """dag.retry raised the request's generation while its old batch was still running."""
-
-    async def main():
-        async with Lossy(retry=1) as engine:
-            asked = engine.ask(path="x")
-            await settle()
-            (request,) = engine.executor._admission.active
-            request.generation += 1
-            request.live = 0
-            node = next(iter(engine.nodes.values()))
-            node.drop(request)
-            node.enqueue(request, node.channel.producers[0], {"path": "again"})
-            engine.lose()
-            await settle()
-            assert engine.pool.batches == [[0], [0]]
-            engine.pool.release()
-            assert answers(await asked) == {"path": "again>slow"}
-            assert node.load.running == 0
-
-    run_virtual(main())
-
-
-def test_a_batch_in_a_process_that_hangs_is_killed_and_tried_again_then_fails_with_6000():
-    """What a worker process got to is known there only, so the whole batch starts over."""
-
-    async def main():
-        async with Lossy(retry=2, timeout=100) as engine:
-            asked = engine.ask(path="x")
-            for attempt in (1, 2):
-                await settle()
-                (worker,) = engine.pool.busy()
-                worker.job.calls = None  # as it is when another process has it
-                await asyncio.sleep(0.06)
-                assert len(engine.pool.given_up) == attempt - 1
-                await asyncio.sleep(0.05)
-                assert len(engine.pool.given_up) == attempt
-            response = await asked
-            assert response.err_no == 6000
-            assert "exceeded retry count" in response.err_msg
-
-    run_virtual(main())
+            worker.job.calls = None  # as it is when another process has it
+            await asyncio.sleep(0.06)
+            assert len(engine.pool.given_up) == attempt - 1
+            await asyncio.sleep(0.05)
+            assert len(engine.pool.given_up) == attempt
+        response = await asked
+        assert response.err_no == 6000
+        assert "exceeded retry count" in response.err_msg

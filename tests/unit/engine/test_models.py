@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 import pytest
-from doubles import run_virtual
+from doubles import virtual
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import build_graph
@@ -62,44 +62,40 @@ def states(registry):
     return {entry.name: (entry.state.name, entry.reason) for entry in registry.entries()}
 
 
-def test_a_graph_and_its_ops_go_through_their_states_together():
-    async def main():
-        registry, served = ModelRegistry(), Served("one", "a", "b")
-        registry.add(served)
-        names = ("one", "a", "b")
-        assert states(registry) == dict.fromkeys(names, ("UNAVAILABLE", "not loaded"))
-        loading = asyncio.ensure_future(registry.load("one"))
-        await asyncio.sleep(0)
-        assert states(registry) == dict.fromkeys(names, ("LOADING", ""))
-        served.done.set()
-        await loading
-        assert states(registry) == dict.fromkeys(names, ("READY", ""))
-        served.done.clear()
-        unloading = asyncio.ensure_future(registry.unload("one", 3.0))
-        await asyncio.sleep(0)
-        assert states(registry) == dict.fromkeys(names, ("UNLOADING", ""))
-        assert registry.graphs() == []
-        served.done.set()
-        await unloading
-        assert states(registry) == dict.fromkeys(names, ("UNAVAILABLE", "unloaded"))
+@virtual
+async def test_a_graph_and_its_ops_go_through_their_states_together():
+    registry, served = ModelRegistry(), Served("one", "a", "b")
+    registry.add(served)
+    names = ("one", "a", "b")
+    assert states(registry) == dict.fromkeys(names, ("UNAVAILABLE", "not loaded"))
+    loading = asyncio.ensure_future(registry.load("one"))
+    await asyncio.sleep(0)
+    assert states(registry) == dict.fromkeys(names, ("LOADING", ""))
+    served.done.set()
+    await loading
+    assert states(registry) == dict.fromkeys(names, ("READY", ""))
+    served.done.clear()
+    unloading = asyncio.ensure_future(registry.unload("one", 3.0))
+    await asyncio.sleep(0)
+    assert states(registry) == dict.fromkeys(names, ("UNLOADING", ""))
+    assert registry.graphs() == []
+    served.done.set()
+    await unloading
+    assert states(registry) == dict.fromkeys(names, ("UNAVAILABLE", "unloaded"))
+    await registry.load("one")
+    assert states(registry) == dict.fromkeys(names, ("READY", ""))
+    assert served.calls == ["load", ("unload", 3.0), "load"]
+
+
+@virtual
+async def test_what_cannot_be_loaded_says_why():
+    registry, served = ModelRegistry(), Served("one")
+    registry.add(served)
+    served.failure = InitError("no model file")
+    served.done.set()
+    with pytest.raises(InitError):
         await registry.load("one")
-        assert states(registry) == dict.fromkeys(names, ("READY", ""))
-        assert served.calls == ["load", ("unload", 3.0), "load"]
-
-    run_virtual(main())
-
-
-def test_what_cannot_be_loaded_says_why():
-    async def main():
-        registry, served = ModelRegistry(), Served("one")
-        registry.add(served)
-        served.failure = InitError("no model file")
-        served.done.set()
-        with pytest.raises(InitError):
-            await registry.load("one")
-        assert set(states(registry).values()) == {("UNAVAILABLE", "no model file")}
-
-    run_virtual(main())
+    assert set(states(registry).values()) == {("UNAVAILABLE", "no model file")}
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(ModelState, repeat=2)))
@@ -115,17 +111,15 @@ def test_a_step_is_in_the_table_or_raises(old, new):
         assert entry.state is old
 
 
-def test_what_is_loaded_is_not_loaded_again():
-    async def main():
-        registry, served = ModelRegistry(), Served("one")
-        registry.add(served)
-        served.done.set()
+@virtual
+async def test_what_is_loaded_is_not_loaded_again():
+    registry, served = ModelRegistry(), Served("one")
+    registry.add(served)
+    served.done.set()
+    await registry.load("one")
+    with pytest.raises(IllegalStepError):
         await registry.load("one")
-        with pytest.raises(IllegalStepError):
-            await registry.load("one")
-        assert served.calls == ["load"]
-
-    run_virtual(main())
+    assert served.calls == ["load"]
 
 
 @pytest.mark.parametrize("other", [("one",), ("two", "op of one"), ("op of one", "x")])
@@ -137,42 +131,38 @@ def test_a_name_is_there_once(other):
     assert len(registry.entries()) == 2
 
 
-def test_a_request_goes_to_the_graph_that_it_names_and_else_to_the_first():
-    async def main():
-        registry, one, two = ModelRegistry(), Served("one"), Served("two")
-        registry.add(one)
-        assert registry.begin == one.engine.begin, "with one graph nothing stands in between"
-        registry.add(two)
-        for served in (one, two):
-            served.done.set()
-            await registry.load(served.names[0])
-        for name in ("two", "one", "", "three"):
-            registry.begin(Request(name=name), 1.0, None, "sink")
-        assert [name for name, *_ in one.engine.begun] == ["one", "", "three"]
-        assert two.engine.begun == [("two", 1.0, None, "sink")]
-        begin = registry.begin
-        await registry.unload("two", 0.0)
-        begin(Request(name="two"), None, None, None)
-        assert [name for name, *_ in one.engine.begun][-1] == "two", "who refuses it"
-        await registry.unload("one", 0.0)
-        with pytest.raises(ClosedError):
-            begin(Request(), None, None, None)
-
-    run_virtual(main())
+@virtual
+async def test_a_request_goes_to_the_graph_that_it_names_and_else_to_the_first():
+    registry, one, two = ModelRegistry(), Served("one"), Served("two")
+    registry.add(one)
+    assert registry.begin == one.engine.begin, "with one graph nothing stands in between"
+    registry.add(two)
+    for served in (one, two):
+        served.done.set()
+        await registry.load(served.names[0])
+    for name in ("two", "one", "", "three"):
+        registry.begin(Request(name=name), 1.0, None, "sink")
+    assert [name for name, *_ in one.engine.begun] == ["one", "", "three"]
+    assert two.engine.begun == [("two", 1.0, None, "sink")]
+    begin = registry.begin
+    await registry.unload("two", 0.0)
+    begin(Request(name="two"), None, None, None)
+    assert [name for name, *_ in one.engine.begun][-1] == "two", "who refuses it"
+    await registry.unload("one", 0.0)
+    with pytest.raises(ClosedError):
+        begin(Request(), None, None, None)
 
 
-def test_all_graphs_that_are_there_have_to_be_ready():
-    async def main():
-        registry, one, two = ModelRegistry(), Served("one"), Served("two")
-        assert not registry.is_ready
-        for served in (one, two):
-            registry.add(served)
-            served.done.set()
-            await registry.load(served.names[0])
-        assert registry.is_ready
-        two.engine.is_ready = False
-        assert not registry.is_ready
-        await registry.unload("two", 0.0)
-        assert registry.is_ready
-
-    run_virtual(main())
+@virtual
+async def test_all_graphs_that_are_there_have_to_be_ready():
+    registry, one, two = ModelRegistry(), Served("one"), Served("two")
+    assert not registry.is_ready
+    for served in (one, two):
+        registry.add(served)
+        served.done.set()
+        await registry.load(served.names[0])
+    assert registry.is_ready
+    two.engine.is_ready = False
+    assert not registry.is_ready
+    await registry.unload("two", 0.0)
+    assert registry.is_ready

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import Engine, answers, chain, run_virtual
+from doubles import Engine, answers, chain, virtual
 
 from pipeline import Op, ProductError, RequestOp
 
@@ -18,39 +18,33 @@ def breaks(*told):
 
 
 @pytest.mark.parametrize("watcher", ["on_failure", "on_success"])
-def test_a_request_is_answered_and_its_place_free_whatever_a_watcher_does(watcher, caplog):
-    async def main():
-        engine = Engine(Refuses("a", RequestOp()) if watcher == "on_failure" else chain("a"))
-        engine.watch(**{watcher: breaks})
-        async with engine:
-            answer = await engine.ask()
-            assert answer.err_no == (51 if watcher == "on_failure" else 0)
-            assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
-            engine.journal.flush()
-            assert [row["data_id"] for row in engine.requests] == [0]
-
-    run_virtual(main())
+@virtual
+async def test_a_request_is_answered_and_its_place_free_whatever_a_watcher_does(watcher, caplog):
+    engine = Engine(Refuses("a", RequestOp()) if watcher == "on_failure" else chain("a"))
+    engine.watch(**{watcher: breaks})
+    async with engine:
+        answer = await engine.ask()
+        assert answer.err_no == (51 if watcher == "on_failure" else 0)
+        assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
+        engine.journal.flush()
+        assert [row["data_id"] for row in engine.requests] == [0]
     assert "a watcher's own fault" in caplog.text
 
 
-def test_a_profile_that_cannot_be_written_is_left_out(caplog):
-    async def main():
-        engine = Engine(chain("a"))
-        engine.watch(profile=breaks)
-        async with engine:
-            assert answers(await engine.ask(**{"pipeline.profile": "1"}))["path"] == "a"
-
-    run_virtual(main())
+@virtual
+async def test_a_profile_that_cannot_be_written_is_left_out(caplog):
+    engine = Engine(chain("a"))
+    engine.watch(profile=breaks)
+    async with engine:
+        assert answers(await engine.ask(**{"pipeline.profile": "1"}))["path"] == "a"
     assert "a watcher's own fault" in caplog.text
 
 
-def test_a_trace_that_cannot_begin_is_none(caplog):
-    async def main():
-        engine = Engine(chain("a"))
-        engine.watch(begin_trace=breaks)
-        async with engine:
-            assert answers(await engine.ask())["path"] == "a"
-            assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
-
-    run_virtual(main())
+@virtual
+async def test_a_trace_that_cannot_begin_is_none(caplog):
+    engine = Engine(chain("a"))
+    engine.watch(begin_trace=breaks)
+    async with engine:
+        assert answers(await engine.ask())["path"] == "a"
+        assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
     assert "a watcher's own fault" in caplog.text

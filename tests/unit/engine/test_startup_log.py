@@ -6,7 +6,7 @@ import asyncio
 import re
 
 import pytest
-from doubles import Engine, ScriptedWorkers, chain, run_virtual
+from doubles import Engine, ScriptedWorkers, chain, run_virtual, virtual
 
 from pipeline.engine.startup_log import STARTUP, told_if_slow, who_ended, who_loads
 
@@ -55,19 +55,16 @@ def test_the_reader_of_these_lines_knows_who(said):
     assert (who_loads(ready), who_ended(ready)) == ("", "Op 'a'")
 
 
-def test_each_op_that_takes_its_time_is_told(said, monkeypatch):
+@virtual
+async def test_each_op_that_takes_its_time_is_told(said, monkeypatch):
     times = {"a": 3.0, "b": 0.5, "c": 2.0}
 
     async def start(self):
         await asyncio.sleep(times.get(self.op.name, 0.0))
 
     monkeypatch.setattr(ScriptedWorkers, "start", start)
-
-    async def main():
-        async with Engine(chain("a", "b", "c")):
-            pass
-
-    run_virtual(main())
+    async with Engine(chain("a", "b", "c")):
+        pass
     assert said() == [
         "Op 'a': loading since now",
         "Op 'c': loading since now",

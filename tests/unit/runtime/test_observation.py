@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from doubles import chain
+from doubles import chain, on_loop
 
 from pipeline import ResponseOp
 from pipeline.config import registry
@@ -49,47 +49,41 @@ def sinks_of(observation: ObservabilityStack) -> list[str]:
         ({"statistics": False, "dag": {"use_profile": True}}, ["ProfileWriter"]),
     ],
 )
-def test_the_configuration_says_who_looks_on(config, sinks, tmp_path):
-    async def main():
-        observation = observation_of(**config)
-        observation.start(tmp_path)
-        try:
-            assert sinks_of(observation) == sinks
-            observers = observation.observers(RequestLog(logging.getLogger("pipeline.test")))
-            assert (observers.journal is None) == (not sinks)
-            assert observers.profile is not None, "a caller may ask for one at any time"
-            assert observers.on_success is None, "no success is logged"
-        finally:
-            await observation.close()
-            await observation.close()
-
-    asyncio.run(main())
+@on_loop
+async def test_the_configuration_says_who_looks_on(config, sinks, tmp_path):
+    observation = observation_of(**config)
+    observation.start(tmp_path)
+    try:
+        assert sinks_of(observation) == sinks
+        observers = observation.observers(RequestLog(logging.getLogger("pipeline.test")))
+        assert (observers.journal is None) == (not sinks)
+        assert observers.profile is not None, "a caller may ask for one at any time"
+        assert observers.on_success is None, "no success is logged"
+    finally:
+        await observation.close()
+        await observation.close()
 
 
-def test_nothing_can_be_recorded_without_statistics(tmp_path):
-    async def main():
-        observation = observation_of(statistics=False)
-        observation.start(tmp_path)
-        whole = ServerView(lambda question, limit_s: one_answer(observation, question))
-        with pytest.raises(InitError, match="nothing to record"):
-            await whole.record(1.0)
-
-    asyncio.run(main())
+@on_loop
+async def test_nothing_can_be_recorded_without_statistics(tmp_path):
+    observation = observation_of(statistics=False)
+    observation.start(tmp_path)
+    whole = ServerView(lambda question, limit_s: one_answer(observation, question))
+    with pytest.raises(InitError, match="nothing to record"):
+        await whole.record(1.0)
 
 
 async def one_answer(observation: ObservabilityStack, question: str) -> list[bytes]:
     return [await observation.answer(question)]
 
 
-def test_opentelemetry_says_what_it_lacks(monkeypatch, tmp_path):
-    async def main():
-        observation = observation_of(opentelemetry=True)
-        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "no-such-exporter")
-        with pytest.raises(InitError, match="no-such-exporter"):
-            observation.start(tmp_path)
-        await observation.close()
-
-    asyncio.run(main())
+@on_loop
+async def test_opentelemetry_says_what_it_lacks(monkeypatch, tmp_path):
+    observation = observation_of(opentelemetry=True)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "no-such-exporter")
+    with pytest.raises(InitError, match="no-such-exporter"):
+        observation.start(tmp_path)
+    await observation.close()
 
 
 def test_the_figures_of_ended_copies_add_up_without_their_memory():
@@ -105,21 +99,19 @@ def test_the_figures_of_ended_copies_add_up_without_their_memory():
     assert [(m.success_count, m.inference_count, m.memory) for m in found.models] == [(5, 50, [])]
 
 
-def test_the_whole_is_what_all_copies_answer():
-    async def main():
-        asked = []
+@on_loop
+async def test_the_whole_is_what_all_copies_answer():
+    asked = []
 
-        async def ask(question: str, limit_s: float) -> list[bytes]:
-            asked.append((question, limit_s))
-            return [msgspec.msgpack.encode(Snapshot(copy, IDLE, [])) for copy in (0, 1)]
+    async def ask(question: str, limit_s: float) -> list[bytes]:
+        asked.append((question, limit_s))
+        return [msgspec.msgpack.encode(Snapshot(copy, IDLE, [])) for copy in (0, 1)]
 
-        whole = ServerView(ask)
-        assert [snapshot.replica for snapshot in await whole.snapshots()] == [0, 1]
-        await whole.record(2.5)
-        assert [question for question, _ in asked] == [SNAPSHOT, "record 2.5"]
-        assert asked[1][1] > 2.5, "the answer comes after the recording"
-
-    asyncio.run(main())
+    whole = ServerView(ask)
+    assert [snapshot.replica for snapshot in await whole.snapshots()] == [0, 1]
+    await whole.record(2.5)
+    assert [question for question, _ in asked] == [SNAPSHOT, "record 2.5"]
+    assert asked[1][1] > 2.5, "the answer comes after the recording"
 
 
 class Noting:
@@ -147,30 +139,27 @@ class Noting:
         self.heard.append((len(spans), len(requests)))
 
 
-def test_a_sink_is_called_back_as_it_has_asked_for(monkeypatch, tmp_path, caplog):
+@on_loop
+async def test_a_sink_is_called_back_as_it_has_asked_for(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(registry, "_registered", {("sinks", "noting"): Noting})
-
-    async def main():
-        observation = observation_of(statistics=False, sinks={"noting": None})
-        observation.start(tmp_path)
-        (sink,) = observation.journal.sinks
-        assert isinstance(sink, Noting)
-        assert sink.op_names == ["a", "b"]
-        observers = observation.observers(RequestLog(logging.getLogger("pipeline.test")))
-        error = ProductError(51, "no face")
-        request = RequestState(None, None, None, data_id=7, start_ns=0)
-        request.log_id, request.error, request.outcome = 3, error, Outcome.PRODUCT
-        observers.tell(request, PIPELINE)
-        assert sink.heard == [(7, 3, error)]
-        await sink.ticked.wait()
-        assert sink.heard.pop() == (0, 1), "the journal is flushed before the timer"
-        assert await observation.answer("mine and more") == b"and more"
-        observation.attach(SimpleNamespace(state=lambda: IDLE, metadata=lambda op: None))
-        snapshot = observation.snapshot()
-        assert sink.heard.pop() is snapshot
-        observation.stop_soon()
-        await observation.close()
-        assert sink.heard == [(7, 3, error), "stops", "closed"]
-
-    asyncio.run(main())
+    observation = observation_of(statistics=False, sinks={"noting": None})
+    observation.start(tmp_path)
+    (sink,) = observation.journal.sinks
+    assert isinstance(sink, Noting)
+    assert sink.op_names == ["a", "b"]
+    observers = observation.observers(RequestLog(logging.getLogger("pipeline.test")))
+    error = ProductError(51, "no face")
+    request = RequestState(None, None, None, data_id=7, start_ns=0)
+    request.log_id, request.error, request.outcome = 3, error, Outcome.PRODUCT
+    observers.tell(request, PIPELINE)
+    assert sink.heard == [(7, 3, error)]
+    await sink.ticked.wait()
+    assert sink.heard.pop() == (0, 1), "the journal is flushed before the timer"
+    assert await observation.answer("mine and more") == b"and more"
+    observation.attach(SimpleNamespace(state=lambda: IDLE, metadata=lambda op: None))
+    snapshot = observation.snapshot()
+    assert sink.heard.pop() is snapshot
+    observation.stop_soon()
+    await observation.close()
+    assert sink.heard == [(7, 3, error), "stops", "closed"]
     assert "noting failed" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from doubles import run_virtual, settle
+from doubles import settle, virtual
 
 from pipeline.engine.state import EngineState
 from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
@@ -50,103 +50,89 @@ def counted(snapshot: bytes) -> tuple[int, int]:
     return found.replica, found.models[0].success_count
 
 
-def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
-    async def main():
-        one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two)
-        queries.on_exit(Copy("gone"))
-        queries.start(one, QueryRequest(7, SNAPSHOT, 1.0))
-        assert [copy.asked[0].text for copy in (one, two)] == [SNAPSHOT, SNAPSHOT]
-        queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
-        assert one.replies == []
+@virtual
+async def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(one, two)
+    queries.on_exit(Copy("gone"))
+    queries.start(one, QueryRequest(7, SNAPSHOT, 1.0))
+    assert [copy.asked[0].text for copy in (one, two)] == [SNAPSHOT, SNAPSHOT]
+    queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
+    assert one.replies == []
+    queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+    (reply,) = one.replies
+    assert (reply.number, sorted(reply.answers[:2])) == (7, [b"1", b"2"])
+    assert list(map(counted, reply.answers[2:])) == [(NO_REPLICA, 1)]
+    assert two.replies == []
+
+
+@virtual
+async def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(one, two)
+    queries.start(one, QueryRequest(0, SNAPSHOT, 1.0))
+    queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+    assert one.snapshot == b"1", "what was shown is kept for when it is dead"
+    await asyncio.sleep(1.5)
+    (reply,) = one.replies
+    assert reply.answers == [b"1", last_of("two")]
+    queries.on_reply(two, QueryReply(two.asked[0].number, [b"late"]))
+    assert len(one.replies) == 1
+
+
+@virtual
+async def test_nobody_waits_for_a_copy_that_is_gone():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(one, two)
+    queries.start(one, QueryRequest(0, "how", 1.0))
+    queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+    queries.on_exit(two)
+    assert [reply.answers for reply in one.replies] == [[b"1"]]
+
+
+@virtual
+async def test_an_answer_counts_once_and_an_empty_one_not_at_all():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(one, two)
+    queries.start(one, QueryRequest(0, "how", 1.0))
+    for _ in range(2):
         queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
-        (reply,) = one.replies
-        assert (reply.number, sorted(reply.answers[:2])) == (7, [b"1", b"2"])
-        assert list(map(counted, reply.answers[2:])) == [(NO_REPLICA, 1)]
-        assert two.replies == []
-
-    run_virtual(main())
+    queries.on_reply(two, QueryReply(two.asked[0].number, [b""]))
+    assert [reply.answers for reply in one.replies] == [[b"1"]]
 
 
-def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
-    async def main():
-        one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two)
-        queries.start(one, QueryRequest(0, SNAPSHOT, 1.0))
-        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
-        assert one.snapshot == b"1", "what was shown is kept for when it is dead"
-        await asyncio.sleep(1.5)
-        (reply,) = one.replies
-        assert reply.answers == [b"1", last_of("two")]
-        queries.on_reply(two, QueryReply(two.asked[0].number, [b"late"]))
-        assert len(one.replies) == 1
-
-    run_virtual(main())
+@virtual
+async def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gone():
+    sent: list[QueryRequest] = []
+    asker = QueryClient(sent.append)
+    first = asyncio.ensure_future(asker.ask("a", 1.0))
+    second = asyncio.ensure_future(asker.ask("b", 1.0))
+    await settle()
+    asker.on_reply(QueryReply(sent[1].number, [b"b"]))
+    assert await second == [b"b"]
+    assert await first == []
+    asker.on_reply(QueryReply(sent[0].number, [b"too late"]))
 
 
-def test_nobody_waits_for_a_copy_that_is_gone():
-    async def main():
-        one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two)
-        queries.start(one, QueryRequest(0, "how", 1.0))
-        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
-        queries.on_exit(two)
-        assert [reply.answers for reply in one.replies] == [[b"1"]]
-
-    run_virtual(main())
-
-
-def test_an_answer_counts_once_and_an_empty_one_not_at_all():
-    async def main():
-        one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two)
-        queries.start(one, QueryRequest(0, "how", 1.0))
-        for _ in range(2):
-            queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
-        queries.on_reply(two, QueryReply(two.asked[0].number, [b""]))
-        assert [reply.answers for reply in one.replies] == [[b"1"]]
-
-    run_virtual(main())
+@virtual
+async def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(one, two)
+    queries.start(two, QueryRequest(0, SNAPSHOT, 1.0))
+    queries.on_reply(one, QueryReply(one.asked[0].number, [last_of("gone", 4)]))
+    queries.on_exit(one)
+    queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
+    (reply,) = two.replies
+    assert reply.answers[0] == b"2"
+    assert list(map(counted, reply.answers[1:])) == [(NO_REPLICA, 4)]
 
 
-def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gone():
-    async def main():
-        sent: list[QueryRequest] = []
-        asker = QueryClient(sent.append)
-        first = asyncio.ensure_future(asker.ask("a", 1.0))
-        second = asyncio.ensure_future(asker.ask("b", 1.0))
-        await settle()
-        asker.on_reply(QueryReply(sent[1].number, [b"b"]))
-        assert await second == [b"b"]
-        assert await first == []
-        asker.on_reply(QueryReply(sent[0].number, [b"too late"]))
-
-    run_virtual(main())
-
-
-def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
-    async def main():
-        one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two)
-        queries.start(two, QueryRequest(0, SNAPSHOT, 1.0))
-        queries.on_reply(one, QueryReply(one.asked[0].number, [last_of("gone", 4)]))
-        queries.on_exit(one)
-        queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
-        (reply,) = two.replies
-        assert reply.answers[0] == b"2"
-        assert list(map(counted, reply.answers[1:])) == [(NO_REPLICA, 4)]
-
-    run_virtual(main())
-
-
-def test_what_a_copy_recorded_that_is_gone_is_kept():
-    async def main():
-        one, two = Copy("one"), Copy("two")
-        queries = queries_of(one, two)
-        queries.start(two, QueryRequest(0, "record", 1.0))
-        queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
-        queries.on_exit(one)
-        queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
-        assert sorted(two.replies[0].answers) == [b"1", b"2"]
-
-    run_virtual(main())
+@virtual
+async def test_what_a_copy_recorded_that_is_gone_is_kept():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(one, two)
+    queries.start(two, QueryRequest(0, "record", 1.0))
+    queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
+    queries.on_exit(one)
+    queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
+    assert sorted(two.replies[0].answers) == [b"1", b"2"]

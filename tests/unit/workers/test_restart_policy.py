@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from doubles import virtual
 from hypothesis import given
 from hypothesis import strategies as st
-from played import virtual
 
 from pipeline.workers.restart_policy import RestartSlot, restart_pause_s
 

@@ -19,7 +19,7 @@ import pytest
 from conformance_server import Holder, conformance_server
 from conformance_table import CASES, DIFFERENT, IN_OTHER_WORDS
 from conformance_talk import Case, hold
-from doubles import run_virtual, server_for
+from doubles import run_virtual, server_for, virtual
 from fuzz import lane as fuzz_lane
 from raw_http import Answer, Connection, chunked, request
 
@@ -220,17 +220,14 @@ def test_random_connections_are_answered_alike():
     assert not found, "\n".join(found)
 
 
-def test_many_requests_in_a_packet_that_ends_with_half_a_head_are_no_long_head():
+@virtual
+async def test_many_requests_in_a_packet_that_ends_with_half_a_head_are_no_long_head():
     one = b"POST /s/m HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
     data = one * 2000
     case = fuzz_lane.Connection(((data[:-20], 3), (data[-20:], 3)))
-
-    async def test() -> None:
-        async with fuzz_lane.Frontends() as frontends:
-            for heard in await frontends.play(case):
-                assert (len(heard.answers), heard.begun) == (2000, 2000)
-
-    run_virtual(test())
+    async with fuzz_lane.Frontends() as frontends:
+        for heard in await frontends.play(case):
+            assert (len(heard.answers), heard.begun) == (2000, 2000)
 
 
 @pytest.mark.usefixtures("is_silent")

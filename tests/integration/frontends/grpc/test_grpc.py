@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import grpc
 import pytest
 from begins import begin_of
-from doubles import chain, client_of, server_for, wait_until
+from doubles import chain, client_of, on_loop, server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of
@@ -422,47 +422,41 @@ def test_what_still_runs_when_the_time_is_over_ends_as_unavailable():
     asyncio.run(test())
 
 
-def test_an_idle_stream_ends_as_unavailable_behind_its_answers():
+@on_loop
+async def test_an_idle_stream_ends_as_unavailable_behind_its_answers():
     async def echo(messages, call):
         async for message in messages:
             yield message
 
-    async def test():
-        door = GrpcFrontend([GrpcService("a.B", {}, {"echo": echo})], "127.0.0.1", 0, LIMIT)
-        await door.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
-            stream = channel.stream_stream("/a.B/echo")(timeout=60)
-            await stream.write(b"1")
-            assert await stream.read() == b"1"
-            await door.stop(60.0)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream.read()
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert dict(caught.value.trailing_metadata())[ERR_NO] == "3001"
-
-    asyncio.run(test())
+    door = GrpcFrontend([GrpcService("a.B", {}, {"echo": echo})], "127.0.0.1", 0, LIMIT)
+    await door.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+        stream = channel.stream_stream("/a.B/echo")(timeout=60)
+        await stream.write(b"1")
+        assert await stream.read() == b"1"
+        await door.stop(60.0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert dict(caught.value.trailing_metadata())[ERR_NO] == "3001"
 
 
-def test_two_doors_of_one_process_on_one_port_stop_apart():
+@on_loop
+async def test_two_doors_of_one_process_on_one_port_stop_apart():
     async def answers(request, timeout_s):
         return Response()
 
-    async def test():
-        with reserve("127.0.0.1", 0, "rpc_port") as held:
-            port = held.getsockname()[1]
-            services = [pipeline_service(begin_of(answers))]
-            first, second = (
-                GrpcFrontend(services, "127.0.0.1", port, LIMIT, True) for _ in range(2)
-            )
-            await first.start()
-            await second.start()
-            await first.stop(1.0)
-            for _ in range(5):
-                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", ALONE) as channel:
-                    await channel.unary_unary(METHOD)(b"", timeout=30)
-            await second.stop(1.0)
-
-    asyncio.run(test())
+    with reserve("127.0.0.1", 0, "rpc_port") as held:
+        port = held.getsockname()[1]
+        services = [pipeline_service(begin_of(answers))]
+        first, second = (GrpcFrontend(services, "127.0.0.1", port, LIMIT, True) for _ in range(2))
+        await first.start()
+        await second.start()
+        await first.stop(1.0)
+        for _ in range(5):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", ALONE) as channel:
+                await channel.unary_unary(METHOD)(b"", timeout=30)
+        await second.stop(1.0)
 
 
 @pytest.mark.parametrize(
@@ -495,17 +489,16 @@ async def door_and_channel(handle):
         await door.stop(0.0)
 
 
-def test_health_is_not_serving_from_the_first_moment_on():
-    async def test():
-        async with door_and_channel(None) as (_, channel):
-            stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
-            assert answer.status == Status.NOT_SERVING
-
-    asyncio.run(test())
+@on_loop
+async def test_health_is_not_serving_from_the_first_moment_on():
+    async with door_and_channel(None) as (_, channel):
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert answer.status == Status.NOT_SERVING
 
 
-def test_a_path_that_is_no_text_does_not_close_the_door():
+@on_loop
+async def test_a_path_that_is_no_text_does_not_close_the_door():
     """From grpcio 1.84 on it closes the port for good: such a release is refused."""
     release = asyncio.Event()
 
@@ -514,26 +507,23 @@ def test_a_path_that_is_no_text_does_not_close_the_door():
             await release.wait()
         return Response(value=request.value)
 
-    async def test():
-        async with door_and_channel(holds) as (door, channel):
-            await door.set_ready(True)
-            call = channel.unary_unary(METHOD, None, Response.FromString)
-            inside = call(request_of(hold="inside"), timeout=60)
-            for _ in range(3):
-                await comes_through(call)
-                reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
-                writer.write(call_of(b"/\xff"))
-                await asyncio.wait_for(answer_or_farewell(reader), 30)
-                writer.close()
+    async with door_and_channel(holds) as (door, channel):
+        await door.set_ready(True)
+        call = channel.unary_unary(METHOD, None, Response.FromString)
+        inside = call(request_of(hold="inside"), timeout=60)
+        for _ in range(3):
             await comes_through(call)
-            answer = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=30
-            )
-            assert answer.status == Status.SERVING
-            release.set()
-            assert (await inside).value == ["inside"]
-
-    asyncio.run(test())
+            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            writer.write(call_of(b"/\xff"))
+            await asyncio.wait_for(answer_or_farewell(reader), 30)
+            writer.close()
+        await comes_through(call)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=30
+        )
+        assert answer.status == Status.SERVING
+        release.set()
+        assert (await inside).value == ["inside"]
 
 
 @pytest.mark.parametrize("version", ["1.84.0", "1.85.1", "2.0.0rc1"])
@@ -544,20 +534,18 @@ def test_a_grpc_whose_port_any_peer_can_close_is_refused(version, monkeypatch):
         asyncio.run(door.start())
 
 
-def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_reported(caplog):
+@on_loop
+async def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_reported(caplog):
     async def leave_at_once(port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(call_of(b"/\xff"))
         await asyncio.wait_for(reader.read(1), 30)
         writer.transport.abort()
 
-    async def test():
-        async with door_and_channel(answers_values) as (door, channel):
-            for _ in range(20):
-                await asyncio.gather(*(leave_at_once(door.port) for _ in range(20)))
-            await comes_through(channel.unary_unary(METHOD, None, Response.FromString))
-
-    asyncio.run(test())
+    async with door_and_channel(answers_values) as (door, channel):
+        for _ in range(20):
+            await asyncio.gather(*(leave_at_once(door.port) for _ in range(20)))
+        await comes_through(channel.unary_unary(METHOD, None, Response.FromString))
     assert "codec can't decode byte" in caplog.text, "gRPC has changed: see whether it is needed"
     assert "Failed sending error status" not in caplog.text
 
@@ -582,7 +570,8 @@ class Departed:
 
 
 @pytest.mark.parametrize("error", [ExecuteBatchError(), grpc.aio.AbortError("as it is")])
-def test_that_a_peer_left_before_it_was_told_of_an_error_is_no_error_of_ours(error):
+@on_loop
+async def test_that_a_peer_left_before_it_was_told_of_an_error_is_no_error_of_ours(error):
     async def fails(message, call):
         raise GrpcError(grpc.StatusCode.ABORTED, "oh")
 
@@ -590,20 +579,18 @@ def test_that_a_peer_left_before_it_was_told_of_an_error_is_no_error_of_ours(err
         raise GrpcError(grpc.StatusCode.ABORTED, "oh")
         yield b""
 
-    async def test():
-        service = GrpcService("a.B", {"Call": fails}, {"Stream": fails_in_a_stream})
-        handlers, context = _handlers(service, RunningCalls()), Departed(error)
-        for answer in (handlers["Call"].unary_unary, handlers["Stream"].stream_stream):
-            if isinstance(error, ExecuteBatchError):  # gRPC knows that it aborts, and goes on
+    service = GrpcService("a.B", {"Call": fails}, {"Stream": fails_in_a_stream})
+    handlers, context = _handlers(service, RunningCalls()), Departed(error)
+    for answer in (handlers["Call"].unary_unary, handlers["Stream"].stream_stream):
+        if isinstance(error, ExecuteBatchError):  # gRPC knows that it aborts, and goes on
+            await answer(b"", context)
+        else:
+            with pytest.raises(grpc.aio.AbortError):
                 await answer(b"", context)
-            else:
-                with pytest.raises(grpc.aio.AbortError):
-                    await answer(b"", context)
-
-    asyncio.run(test())
 
 
-def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_open(caplog):
+@on_loop
+async def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_open(caplog):
     logger = logging.getLogger("grpc._cython.cygrpc")
     filters = list(logger.filters)  # of other doors of these tests
 
@@ -612,15 +599,12 @@ def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_op
         logger.error(text, exc_info=error)
         return caplog.messages
 
-    async def test():
-        farewell = "Failed sending error status from server"
-        async with door_and_channel(None):
-            assert say(farewell, ExecuteBatchError()) == []
-            assert say(farewell, ValueError()) == [farewell]
-            assert say("something else", ExecuteBatchError()) == ["something else"]
-        assert logger.filters == filters
-
-    asyncio.run(test())
+    farewell = "Failed sending error status from server"
+    async with door_and_channel(None):
+        assert say(farewell, ExecuteBatchError()) == []
+        assert say(farewell, ValueError()) == [farewell]
+        assert say("something else", ExecuteBatchError()) == ["something else"]
+    assert logger.filters == filters
 
 
 async def answers_values(request, timeout_s):
@@ -666,17 +650,15 @@ def test_an_unforeseen_error_is_an_internal_error_that_tells_nothing(caplog):
 
 
 @pytest.mark.parametrize("sent", [None, 30.0])
-def test_the_callers_deadline_is_handed_on(sent):
+@on_loop
+async def test_the_callers_deadline_is_handed_on(sent):
     given = []
 
     async def notes(request, timeout_s):
         given.append(timeout_s)
         return Response()
 
-    async def test():
-        async with door_and_channel(notes) as (_, channel):
-            await channel.unary_unary(METHOD)(b"", timeout=sent)
-
-    asyncio.run(test())
+    async with door_and_channel(notes) as (_, channel):
+        await channel.unary_unary(METHOD)(b"", timeout=sent)
     (timeout_s,) = given
     assert timeout_s is None if sent is None else 0 < timeout_s <= 31

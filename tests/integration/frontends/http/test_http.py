@@ -14,7 +14,7 @@ from http.client import HTTPConnection
 
 import pytest
 from begins import begin_of
-from doubles import Tag, chain, http, post, server_for, wait_until
+from doubles import Tag, chain, http, on_loop, post, server_for, wait_until
 from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
@@ -814,7 +814,8 @@ def test_a_site_answers_for_its_own_paths():
     assert nobody.startswith(b"HTTP/1.1 404 ")
 
 
-def test_what_a_site_does_ends_when_its_caller_leaves():
+@on_loop
+async def test_what_a_site_does_ends_when_its_caller_leaves():
     class Waits:
         def __init__(self):
             self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
@@ -829,16 +830,13 @@ def test_what_a_site_does_ends_when_its_caller_leaves():
             finally:
                 self.cancelled.set()
 
-    async def test():
-        site = Waits()
-        async with Door(answers_at_once, routes=[site]) as door:
-            _, writer = await asyncio.open_connection("127.0.0.1", door.port)
-            writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.wait_for(site.begun.wait(), 30)
-            writer.close()
-            await asyncio.wait_for(site.cancelled.wait(), 30)
-
-    asyncio.run(test())
+    site = Waits()
+    async with Door(answers_at_once, routes=[site]) as door:
+        _, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(site.begun.wait(), 30)
+        writer.close()
+        await asyncio.wait_for(site.cancelled.wait(), 30)
 
 
 async def answers_at_once(request, timeout_s):

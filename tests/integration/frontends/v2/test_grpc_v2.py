@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
-from doubles import run_virtual, server_for, settle
+from doubles import server_for, settle, virtual
 from v2_doubles import Double, Server, double, running, served
 
 from pipeline import PipelineServer, RequestOp
@@ -215,16 +215,14 @@ def test_a_request_that_has_less_time_than_its_call_is_unavailable():
     called(test, timeout=60_000)
 
 
-def test_the_callers_trace_is_passed_on():
-    async def main():
-        server, seen = Server(double()), []
-        server.engine.watch(begin_trace=lambda data_id, caller: seen.append(caller) or "")
-        async with server.engine:
-            infer = Service(server).service.methods["ModelInfer"]
-            await infer(infer_message(1).SerializeToString(), Call(headers={"traceparent": "00-1"}))
-        assert seen == ["00-1"]
-
-    run_virtual(main())
+@virtual
+async def test_the_callers_trace_is_passed_on():
+    server, seen = Server(double()), []
+    server.engine.watch(begin_trace=lambda data_id, caller: seen.append(caller) or "")
+    async with server.engine:
+        infer = Service(server).service.methods["ModelInfer"]
+        await infer(infer_message(1).SerializeToString(), Call(headers={"traceparent": "00-1"}))
+    assert seen == ["00-1"]
 
 
 # Streams ------------------------------------------------------------------------------------
@@ -255,24 +253,22 @@ def test_a_stream_ends_with_its_deadline():
     called(test)
 
 
-def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
-    async def main():
-        async with running(double()) as server:
-            service = Service(server)
-            pool = server.engine.pools["double"]
-            pool.service_s = None
-            answers = service.stream(sent(infer_message(1, request_id="a"), b"\xff"))
-            first = asyncio.ensure_future(anext(answers))
-            await settle()
-            assert not first.done(), "the error was known first, but it is the second answer"
-            pool.release()
-            response = parsed(await first).infer_response
-            assert (response.id, outputs_of(response)) == ("a", {"y": [2.0]})
-            assert "no ModelInferRequest" in parsed(await anext(answers)).error_message
-            with pytest.raises(StopAsyncIteration):
-                await anext(answers)
-
-    run_virtual(main())
+@virtual
+async def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
+    async with running(double()) as server:
+        service = Service(server)
+        pool = server.engine.pools["double"]
+        pool.service_s = None
+        answers = service.stream(sent(infer_message(1, request_id="a"), b"\xff"))
+        first = asyncio.ensure_future(anext(answers))
+        await settle()
+        assert not first.done(), "the error was known first, but it is the second answer"
+        pool.release()
+        response = parsed(await first).infer_response
+        assert (response.id, outputs_of(response)) == ("a", {"y": [2.0]})
+        assert "no ModelInferRequest" in parsed(await anext(answers)).error_message
+        with pytest.raises(StopAsyncIteration):
+            await anext(answers)
 
 
 def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on():
@@ -289,30 +285,28 @@ def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on():
     called(test)
 
 
-def test_requests_of_a_stream_are_worked_on_side_by_side_but_not_without_limit():
-    async def main():
-        async with running(double(), queue_size=1000) as server:
-            pool = server.engine.pools["double"]
-            pool.service_s = None
-            read = 0
+@virtual
+async def test_requests_of_a_stream_are_worked_on_side_by_side_but_not_without_limit():
+    async with running(double(), queue_size=1000) as server:
+        pool = server.engine.pools["double"]
+        pool.service_s = None
+        read = 0
 
-            async def endless():
-                nonlocal read
-                while True:
-                    read += 1
-                    yield infer_message(read).SerializeToString()
+        async def endless():
+            nonlocal read
+            while True:
+                read += 1
+                yield infer_message(read).SerializeToString()
 
-            answers = Service(server).stream(endless())
-            first = asyncio.ensure_future(anext(answers))
-            await settle(1000)
-            assert 1 < read < 100
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await settle()
-            assert server.engine.executor.inside == server.engine.executor.waiting == 0
-            pool.release()
-
-    run_virtual(main())
+        answers = Service(server).stream(endless())
+        first = asyncio.ensure_future(anext(answers))
+        await settle(1000)
+        assert 1 < read < 100
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await settle()
+        assert server.engine.executor.inside == server.engine.executor.waiting == 0
+        pool.release()
 
 
 def test_a_stream_that_breaks_ends_after_the_answers_before():
@@ -329,22 +323,21 @@ def test_a_stream_that_breaks_ends_after_the_answers_before():
     called(test)
 
 
-def test_a_caller_who_stops_reading_leaves_nothing_behind():
-    async def main():
-        async with running(double()) as server:
-            pool = server.engine.pools["double"]
-            answers = Service(server).stream(sent(*[infer_message(n) for n in range(5)]))
-            await anext(answers)
-            pool.service_s = None
-            await answers.aclose()
-            await settle()
-            assert server.engine.executor.inside == 0
-            assert len(asyncio.all_tasks()) == 1
-
-    run_virtual(main())
+@virtual
+async def test_a_caller_who_stops_reading_leaves_nothing_behind():
+    async with running(double()) as server:
+        pool = server.engine.pools["double"]
+        answers = Service(server).stream(sent(*[infer_message(n) for n in range(5)]))
+        await anext(answers)
+        pool.service_s = None
+        await answers.aclose()
+        await settle()
+        assert server.engine.executor.inside == 0
+        assert len(asyncio.all_tasks()) == 1
 
 
-def test_answers_that_fail_when_nobody_reads_any_more_are_nobodys_business(caplog):
+@virtual
+async def test_answers_that_fail_when_nobody_reads_any_more_are_nobodys_business(caplog):
     class Late(Call):
         """Its time is over after the first request."""
 
@@ -353,16 +346,13 @@ def test_answers_that_fail_when_nobody_reads_any_more_are_nobodys_business(caplo
         def time_left(self):
             return next(self.times, 0.0)
 
-    async def main():
-        async with running(double()) as server:
-            messages = sent(*[infer_message(n) for n in range(5)])
-            answers = Service(server).service.streams["ModelStreamInfer"](messages, Late())
-            await anext(answers)
-            await settle()
-            await answers.aclose()
-        gc.collect()
-
-    run_virtual(main())
+    async with running(double()) as server:
+        messages = sent(*[infer_message(n) for n in range(5)])
+        answers = Service(server).service.streams["ModelStreamInfer"](messages, Late())
+        await anext(answers)
+        await settle()
+        await answers.aclose()
+    gc.collect()
     assert caplog.records == []
 
 

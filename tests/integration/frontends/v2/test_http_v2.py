@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 import numpy as np
 import orjson
 import pytest
-from doubles import run_virtual, server_for, settle
+from doubles import server_for, settle, virtual
 from hypothesis import given
 from hypothesis import strategies as st
 from v2_doubles import Double, Server, double, running, served
@@ -401,19 +401,17 @@ def test_a_body_that_cannot_be_read_is_refused_in_the_protocols_form():
     visited(test)
 
 
-def test_an_overloaded_server_says_when_to_come_again():
-    async def main():
-        async with running(double(), worker_num=1, queue_size=0) as server:
-            server.engine.pools["double"].service_s = None
-            first = server.engine.ask(x="1")
-            await settle()
-            reply = await Site(server).reply("POST", "/v2/models/svc/infer", {"inputs": [X]})
-            assert reply.status == 503
-            assert (b"retry-after", b"1") in reply.headers
-            server.engine.pools["double"].release()
-            await first
-
-    run_virtual(main())
+@virtual
+async def test_an_overloaded_server_says_when_to_come_again():
+    async with running(double(), worker_num=1, queue_size=0) as server:
+        server.engine.pools["double"].service_s = None
+        first = server.engine.ask(x="1")
+        await settle()
+        reply = await Site(server).reply("POST", "/v2/models/svc/infer", {"inputs": [X]})
+        assert reply.status == 503
+        assert (b"retry-after", b"1") in reply.headers
+        server.engine.pools["double"].release()
+        await first
 
 
 @given(body=st.binary(max_size=60), length=st.integers(-1, 70) | st.none())
@@ -428,17 +426,15 @@ def test_no_body_breaks_the_server(body, length):
     visited(test)
 
 
-def test_the_callers_trace_is_passed_on():
-    async def main():
-        server, seen = Server(double()), []
-        server.engine.watch(begin_trace=lambda data_id, caller: seen.append(caller) or "")
-        async with server.engine:
-            site = Site(server)
-            await site.infer({"inputs": [X]}, traceparent=TRACE)
-            await site.infer({"inputs": [X]})
-        assert seen == [TRACE, ""]
-
-    run_virtual(main())
+@virtual
+async def test_the_callers_trace_is_passed_on():
+    server, seen = Server(double()), []
+    server.engine.watch(begin_trace=lambda data_id, caller: seen.append(caller) or "")
+    async with server.engine:
+        site = Site(server)
+        await site.infer({"inputs": [X]}, traceparent=TRACE)
+        await site.infer({"inputs": [X]})
+    assert seen == [TRACE, ""]
 
 
 # Compression --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import Engine, Tag, answers, run_virtual
+from doubles import Engine, Tag, answers, virtual
 from scheduling import item, load, request
 
 from pipeline import RequestOp
@@ -130,12 +130,10 @@ def test_only_quick_ops_and_full_batches_are_queued_ahead(service_s, batch_size,
 
 
 @pytest.mark.parametrize("batching", ["full", "adaptive"])
-def test_in_an_engine_a_lone_request_waits_for_company_as_long_as_configured(batching):
-    async def main():
-        op = {"batch_size": 4, "auto_batching_timeout": 50, "batching": batching}
-        async with Engine(Tag("a", input_ops=[RequestOp()]), {"op": {"a": op}}) as engine:
-            began = asyncio.get_running_loop().time()
-            assert answers(await engine.ask(path="x")) == {"path": "x>a"}
-            assert engine.pools["a"].begun_at == [pytest.approx(began + 0.05)]
-
-    run_virtual(main())
+@virtual
+async def test_in_an_engine_a_lone_request_waits_for_company_as_long_as_configured(batching):
+    op = {"batch_size": 4, "auto_batching_timeout": 50, "batching": batching}
+    async with Engine(Tag("a", input_ops=[RequestOp()]), {"op": {"a": op}}) as engine:
+        began = asyncio.get_running_loop().time()
+        assert answers(await engine.ask(path="x")) == {"path": "x>a"}
+        assert engine.pools["a"].begun_at == [pytest.approx(began + 0.05)]

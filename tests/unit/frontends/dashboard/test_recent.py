@@ -8,7 +8,7 @@ import tracemalloc
 import msgspec
 import numpy as np
 import pytest
-from doubles import run_virtual
+from doubles import run_virtual, virtual
 from hypothesis import given
 from hypothesis import strategies as st
 from played_page import MS, never_ran, request, rows, turn
@@ -295,77 +295,68 @@ def test_a_request_that_failed_on_its_way_has_no_packing(recent, clock, begun):
 # Recording --------------------------------------------------------------------------------
 
 
-def test_a_recording_has_what_ends_while_it_runs():
-    async def main() -> None:
-        recording = Recording(replica=3)
-        pending = [[turn(1, 0, at=0)]]
+@virtual
+async def test_a_recording_has_what_ends_while_it_runs():
+    recording = Recording(replica=3)
+    pending = [[turn(1, 0, at=0)]]
 
-        def fold() -> None:
-            while pending:
-                recording.notify(rows(SPAN, *pending.pop()), rows(REQUEST))
+    def fold() -> None:
+        while pending:
+            recording.notify(rows(SPAN, *pending.pop()), rows(REQUEST))
 
-        recorded = asyncio.ensure_future(recording.record(2.0, fold))
-        await asyncio.sleep(1.0)
-        assert pending == [], "what happened before is not recorded"
-        recording.notify(rows(SPAN, turn(2, 0, at=0)), rows(REQUEST, request(2, at=0, took=5)))
-        pending.append([turn(3, 0, at=0)])
-        found = read_recording(await recorded)
-        recording.notify(rows(SPAN, turn(4, 0, at=0)), rows(REQUEST))
-        assert (found.replica, found.is_cut) == (3, False)
-        assert found.spans["data_id"].tolist() == [2, 3]
-        assert found.requests["data_id"].tolist() == [2]
-
-    run_virtual(main())
+    recorded = asyncio.ensure_future(recording.record(2.0, fold))
+    await asyncio.sleep(1.0)
+    assert pending == [], "what happened before is not recorded"
+    recording.notify(rows(SPAN, turn(2, 0, at=0)), rows(REQUEST, request(2, at=0, took=5)))
+    pending.append([turn(3, 0, at=0)])
+    found = read_recording(await recorded)
+    recording.notify(rows(SPAN, turn(4, 0, at=0)), rows(REQUEST))
+    assert (found.replica, found.is_cut) == (3, False)
+    assert found.spans["data_id"].tolist() == [2, 3]
+    assert found.requests["data_id"].tolist() == [2]
 
 
-def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
-    async def main() -> None:
-        recording = Recording()
-        long = asyncio.ensure_future(recording.record(3.0, lambda: None))
-        given_up = asyncio.ensure_future(recording.record(3.0, lambda: None))
-        await asyncio.sleep(1.0)
-        given_up.cancel()
-        short = asyncio.ensure_future(recording.record(1.0, lambda: None))
-        for number in range(3):
-            recording.notify(rows(SPAN, turn(number, 0, at=0)), rows(REQUEST))
-            await asyncio.sleep(0.7)
-        counts = [len(read_recording(await each).spans) for each in (long, short)]
-        assert counts == [3, 1]
-        assert recording._running == []
-
-    run_virtual(main())
+@virtual
+async def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
+    recording = Recording()
+    long = asyncio.ensure_future(recording.record(3.0, lambda: None))
+    given_up = asyncio.ensure_future(recording.record(3.0, lambda: None))
+    await asyncio.sleep(1.0)
+    given_up.cancel()
+    short = asyncio.ensure_future(recording.record(1.0, lambda: None))
+    for number in range(3):
+        recording.notify(rows(SPAN, turn(number, 0, at=0)), rows(REQUEST))
+        await asyncio.sleep(0.7)
+    counts = [len(read_recording(await each).spans) for each in (long, short)]
+    assert counts == [3, 1]
+    assert recording._running == []
 
 
-def test_a_recording_ends_with_what_there_is_when_the_server_stops():
-    async def main():
-        recording = Recording()
-        first = asyncio.ensure_future(recording.record(30.0, lambda: None))
-        await asyncio.sleep(1)
-        recording.notify(rows(SPAN, turn(1, 0, at=0)), rows(REQUEST))
-        recording.end()
-        begun = asyncio.get_running_loop().time()
-        found = read_recording(await first)
-        assert found.spans["data_id"].tolist() == [1]
-        await recording.record(30.0, lambda: None)  # one that is begun too late
-        assert asyncio.get_running_loop().time() == begun
-
-    run_virtual(main())
+@virtual
+async def test_a_recording_ends_with_what_there_is_when_the_server_stops():
+    recording = Recording()
+    first = asyncio.ensure_future(recording.record(30.0, lambda: None))
+    await asyncio.sleep(1)
+    recording.notify(rows(SPAN, turn(1, 0, at=0)), rows(REQUEST))
+    recording.end()
+    begun = asyncio.get_running_loop().time()
+    found = read_recording(await first)
+    assert found.spans["data_id"].tolist() == [1]
+    await recording.record(30.0, lambda: None)  # one that is begun too late
+    assert asyncio.get_running_loop().time() == begun
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-def test_a_recording_is_cut_where_no_viewer_could_show_more(copies):
+@virtual
+async def test_a_recording_is_cut_where_no_viewer_could_show_more(copies):
     """However many copies of a server there are: they come in one file."""
-
-    async def main() -> None:
-        recording = Recording(replicas=copies)
-        recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
-        await asyncio.sleep(0.5)
-        for _ in range(3):
-            recording.notify(np.zeros(MAX_RECORDED // 2, SPAN), rows(REQUEST))
-        found = read_recording(await recorded)
-        assert (len(found.spans), found.is_cut) == (MAX_RECORDED // copies, True)
-
-    run_virtual(main())
+    recording = Recording(replicas=copies)
+    recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
+    await asyncio.sleep(0.5)
+    for _ in range(3):
+        recording.notify(np.zeros(MAX_RECORDED // 2, SPAN), rows(REQUEST))
+    found = read_recording(await recorded)
+    assert (len(found.spans), found.is_cut) == (MAX_RECORDED // copies, True)
 
 
 @given(st.integers(0, 2**40), st.booleans(), st.binary(max_size=3), st.binary(max_size=3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles import run_virtual, settle
+from doubles import settle, virtual
 from v2_doubles import Double, Server, bytes_of, double, floats, served
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
@@ -296,12 +296,10 @@ def test_an_op_that_reads_several_is_asked_with_what_each_would_give():
         ([Tensor("y", "FP32", source="left")] * 2, "'y' is there twice"),
     ],
 )
-def test_a_declaration_that_does_not_fit_the_graph_is_refused_at_the_start(tensors, reason):
-    async def main():
-        with pytest.raises(ConfigError, match=reason):
-            Server(joined(input_tensors=tensors))
-
-    run_virtual(main())
+@virtual
+async def test_a_declaration_that_does_not_fit_the_graph_is_refused_at_the_start(tensors, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Server(joined(input_tensors=tensors))
 
 
 def loaded():
@@ -386,29 +384,27 @@ def test_a_pipeline_without_a_name_is_called_pipeline():
 # States -------------------------------------------------------------------------------------
 
 
-def test_everything_is_ready_when_its_workers_are_in_every_copy():
-    async def main():
-        server = Server(double())
-        models = server.models
-        assert not await models.is_ready()
-        assert not await models.is_model_ready("double")
-        async with server.engine:
-            assert await models.is_ready()
-            assert await models.is_model_ready("double")
-            up = (await server.whole())[0]
-        server.snapshots = [up, *await Server.whole(Server(double()))]
-        assert not await models.is_ready()
-        assert not await models.is_model_ready("svc")
-        assert not await models.is_model_ready("double")
-        assert await models.index(only_ready=True) == []
-        index = await models.index()
-        states = {entry["name"]: entry["state"] for entry in index}
-        assert states == {"svc": "UNAVAILABLE", "double": "UNAVAILABLE"}
-        assert all("takes no requests" in entry["reason"] for entry in index)
-        server.snapshots = []  # nobody answers
-        assert not await models.is_ready()
-
-    run_virtual(main())
+@virtual
+async def test_everything_is_ready_when_its_workers_are_in_every_copy():
+    server = Server(double())
+    models = server.models
+    assert not await models.is_ready()
+    assert not await models.is_model_ready("double")
+    async with server.engine:
+        assert await models.is_ready()
+        assert await models.is_model_ready("double")
+        up = (await server.whole())[0]
+    server.snapshots = [up, *await Server.whole(Server(double()))]
+    assert not await models.is_ready()
+    assert not await models.is_model_ready("svc")
+    assert not await models.is_model_ready("double")
+    assert await models.index(only_ready=True) == []
+    index = await models.index()
+    states = {entry["name"]: entry["state"] for entry in index}
+    assert states == {"svc": "UNAVAILABLE", "double": "UNAVAILABLE"}
+    assert all("takes no requests" in entry["reason"] for entry in index)
+    server.snapshots = []  # nobody answers
+    assert not await models.is_ready()
 
 
 def test_the_statistics_are_those_of_all_copies():

@@ -7,8 +7,8 @@ import logging
 
 import numpy as np
 import pytest
-from doubles import settle
-from played import KILLED, PlayedPool, Sample, run_of, virtual
+from doubles import settle, virtual
+from played import KILLED, PlayedPool, Sample, run_of
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.span_recorder import executions

@@ -9,10 +9,9 @@ import threading
 
 import msgspec
 import pytest
-from doubles import settle
+from doubles import settle, virtual
 from hypothesis import given
 from hypothesis import strategies as st
-from played import virtual
 
 from pipeline.workers.process.wire import (
     ErrorFields,
