@@ -142,7 +142,8 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
 
 
 def _wire(context: FrontendContext) -> PipelineWire:
-    return PipelineWire(context.offload, context.config.limits, _is_own(context))
+    limits, is_own = context.config.limits, _is_own(context)
+    return PipelineWire(context.offload, limits, is_own, _takes_plain(context))
 
 
 def _is_own(context: FrontendContext) -> bool:
@@ -152,7 +153,7 @@ def _is_own(context: FrontendContext) -> bool:
 
 
 def _takes_plain(context: FrontendContext) -> bool:
-    """Return whether requests in JSON may be a PlainRequest: filters see whole messages."""
+    """Return whether requests may be a PlainRequest: filters see whole messages."""
     filters = [served.config.filters for served in context.models.graphs()]
     return _is_own(context) and not any(filters)
 

@@ -41,6 +41,7 @@ from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
 from pipeline.frontends.wire import PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -165,8 +166,8 @@ def pipeline_service(
             return wire.write_error(error)
         except PipelineError as error:
             raise grpc_error(error) from error
-        if isinstance(response, Response):
-            return response.SerializeToString()
+        if isinstance(response, PlainResponse | Response):
+            return wire.write(response)
         if not isinstance(response, LargeResponse):
             failure = no_response(response)
             raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)

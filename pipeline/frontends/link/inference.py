@@ -56,7 +56,7 @@ class Form(Protocol):
     ) -> tuple[Any, float | None]:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
 
-    def write(self, response: Response) -> bytes:
+    def write(self, response: PlainResponse | Response) -> bytes:
         """Return the bytes of an answer."""
 
     def write_large(self, response: LargeResponse) -> Awaitable[bytes]:
@@ -75,6 +75,7 @@ class ProtobufForm:
 
     def __init__(self, wire: PipelineWire) -> None:
         self._wire = wire
+        self.write: Callable[[PlainResponse | Response], bytes] = wire.write
         self.write_large: Callable[[LargeResponse], Awaitable[bytes]] = wire.write_large
         self.write_error: Callable[[PipelineError], bytes] = wire.write_error
 
@@ -87,8 +88,6 @@ class ProtobufForm:
     ) -> tuple[Any, float | None]:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
         return await self._wire.read_large(pieces, timeout_s)
-
-    write: Callable[[Response], bytes] = staticmethod(Response.SerializeToString)
 
 
 class JsonForm:
@@ -107,12 +106,17 @@ class JsonForm:
             plain_request_from_json if is_plain else jsonpb.request_from_json
         )
 
-    write: Callable[[Response], bytes] = staticmethod(jsonpb.response_to_json)
     write_error: Callable[[PipelineError], bytes] = staticmethod(error_body)
 
     def read(self, message: bytes, metadata: bytes) -> Any:
         """Return the Request that a body is. Raises PackageError."""
         return self._from_json(message, *_names_of(metadata))
+
+    def write(self, response: PlainResponse | Response) -> bytes:
+        """Return the JSON of an answer."""
+        if isinstance(response, PlainResponse):
+            return response.to_json()
+        return jsonpb.response_to_json(response)
 
     async def read_large(
         self, pieces: Sequence[bytes], metadata: bytes, timeout_s: float | None
@@ -227,9 +231,7 @@ class InferenceCall(UnarySink, LinkCall):
     def end(self, answer: Any) -> None:
         """Send the answer."""
         try:
-            if type(answer) is PlainResponse:  # of JSON, as its request was
-                self._peer.answer(self._number, answer.to_json())
-            elif isinstance(answer, Response):
+            if isinstance(answer, PlainResponse | Response):
                 self._peer.answer(self._number, self._service.form.write(answer))
             elif isinstance(answer, LargeResponse):
                 self._work = self._peer.loop.create_task(self._write_large(answer))

@@ -6,6 +6,7 @@ comes with one is answered with a PlainResponse where the answer is pairs, with 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,12 +16,22 @@ import orjson
 from pipeline.data import ChannelData
 from pipeline.errors import ErrorCode, PayloadTypeError
 from pipeline.proto import codec
+from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.pipeline.json import request_from_json
-from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 _STR = frozenset({str})
 _INT64 = 2**63
 _dumps = orjson.dumps
+
+_ONE_BYTE = 0x7F  # most that a number of one byte says
+_MOST_FIELDS = 64  # of a message that is read here: protobuf is quicker with many
+_KEY, _VALUE, _NAME, _METHOD, _CLIENTIP = (
+    Request.DESCRIPTOR.fields_by_name[name].number << 3 | 2
+    for name in ("key", "value", "name", "method", "clientip")
+)
+_KEYS, _VALUES = Response.KEY_FIELD_NUMBER, Response.VALUE_FIELD_NUMBER
+_head = functools.lru_cache(field_head)
 
 
 class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,6 +58,15 @@ class PlainResponse(msgspec.Struct):
             {"err_no": 0, "err_msg": "", "key": self.key, "value": self.value, "tensors": []}
         )
 
+    def to_message(self) -> bytes:
+        """Return the same Response in protobuf."""
+        pieces: list[bytes] = []
+        for number, texts in ((_KEYS, self.key), (_VALUES, self.value)):
+            for text in texts:
+                content = text.encode()
+                pieces += _head(number, len(content)), content
+        return b"".join(pieces)
+
 
 _read = msgspec.json.Decoder(PlainRequest).decode
 
@@ -65,6 +85,43 @@ def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest
         return request_from_json(body, name, method)
     request.name, request.method = name, method
     return request
+
+
+def plain_request_from_message(message: bytes) -> PlainRequest | None:
+    """Return the Request that a message is, if it is a few texts; None: protobuf knows."""
+    found = PlainRequest([], [])
+    keys, values = found.key, found.value
+    start, size = 0, len(message)
+    try:
+        for _ in range(_MOST_FIELDS):
+            if start == size:
+                return found
+            tag, length = message[start], message[start + 1]
+            start += 2
+            if length > _ONE_BYTE:  # a number of two
+                more = message[start]
+                if more > _ONE_BYTE:
+                    return None
+                start += 1
+                length += (more - 1) << 7
+            end = start + length
+            text = message[start:end].decode()
+            start = end
+            if tag == _KEY:
+                keys.append(text)
+            elif tag == _VALUE:
+                values.append(text)
+            elif tag == _NAME:
+                found.name = text
+            elif tag == _METHOD:
+                found.method = text
+            elif tag == _CLIENTIP:
+                found.clientip = text
+            else:
+                return None
+    except (IndexError, UnicodeDecodeError):  # it is cut, or no text
+        pass
+    return None
 
 
 def pack_plain(payload: Mapping[str, Any]) -> PlainResponse | None:

@@ -7,12 +7,21 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.data import ChannelData
 from pipeline.errors import PackageError
 from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.proto.pipeline.json import request_from_json, response_to_json
-from pipeline.proto.pipeline.plain import PlainRequest, pack_plain, plain_request_from_json
+from pipeline.proto.pipeline.plain import (
+    PlainRequest,
+    PlainResponse,
+    pack_plain,
+    plain_request_from_json,
+    plain_request_from_message,
+)
+from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 
 _PIECES = [
     b"{", b"}", b"[", b"]", b",", b":", b'"key"', b'"value"', b'"logid"', b'"name"', b'"clientip"',
@@ -111,6 +120,7 @@ def test_an_answer_of_texts_or_arrays_is_the_same_bytes(payload):
     assert packed is not None
     response = ResponseOp(Op("last")).pack_response_package(ChannelData(1, payload=payload))
     assert packed.to_json() == response_to_json(response)
+    assert packed.to_message() == response.SerializeToString()
     assert json.loads(packed.to_json())["key"] == [str(key) for key in payload]
 
 
@@ -127,3 +137,67 @@ def test_an_answer_of_texts_or_arrays_is_the_same_bytes(payload):
 )
 def test_what_has_no_such_form_or_is_an_error_is_left_to_protobuf(payload):
     assert pack_plain(payload) is None
+
+
+_texts = st.text(max_size=5) | st.text(min_size=100, max_size=400) | st.just("x" * 20_000)
+_requests = st.builds(
+    Request,
+    key=st.lists(_texts, max_size=40),
+    value=st.lists(_texts, max_size=40),
+    name=_texts,
+    method=_texts,
+    clientip=_texts,
+    logid=st.just(0) | st.integers(-(2**63), 2**63 - 1),
+    tensors=st.just([]) | st.just([Tensor(name="t")]),
+)
+_few = st.builds(Request, key=st.lists(_texts, max_size=3), value=st.lists(_texts, max_size=3))
+
+
+def _fields(request):
+    pairs = [*request.key], [*request.value]
+    return (*pairs, request.name, request.method, request.clientip, request.logid)
+
+
+@given(_requests | _few)
+def test_a_message_that_is_read_as_plain_says_what_protobuf_reads(request):
+    message = request.SerializeToString()
+    plain = plain_request_from_message(message)
+    if plain is None:
+        long = max(map(len, [*request.key, *request.value, request.name, request.method, ""]))
+        many = len(request.key) + len(request.value) >= 60
+        others = request.logid or request.tensors or len(request.clientip) > 3000
+        assert long > 3000 or many or others, "the usual ones do not become protobuf"
+    else:
+        assert _fields(plain) == _fields(request)
+        assert not request.tensors
+
+
+@given(_few, st.data())
+def test_a_broken_message_is_plain_only_where_protobuf_takes_it(request, data):
+    message = bytearray(request.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(message)))
+        message[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    plain = plain_request_from_message(bytes(message))
+    if plain is not None:
+        assert _fields(plain) == _fields(Request.FromString(bytes(message)))
+
+
+@pytest.mark.parametrize(
+    "message", [b"\x0a", b"\x0a\x05x", b"\x0a\x81", b"\x0a\x02\xc3\x28", b"\x08\x01", b"\x0b\x0c"]
+)
+def test_what_is_cut_or_of_another_form_is_left_to_protobuf(message):
+    assert plain_request_from_message(message) is None
+
+
+def test_the_last_of_a_field_that_comes_twice_counts_as_in_protobuf():
+    message = Request(name="a").SerializeToString() + Request(name="b").SerializeToString()
+    plain = plain_request_from_message(message)
+    assert plain is not None
+    assert plain.name == Request.FromString(message).name == "b"
+
+
+@given(st.lists(_texts, max_size=5), st.lists(_texts, max_size=5))
+def test_a_plain_answer_is_the_same_message(keys, values):
+    wanted = Response(key=keys, value=values).SerializeToString()
+    assert PlainResponse(keys, values).to_message() == wanted
