@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import pytest
-from doubles import RecordingOwner, settle
+from doubles import RecordingOwner, settle, virtual
 
 from pipeline import Op
 from pipeline.engine.batch_run import BatchRun
@@ -244,8 +245,28 @@ class PlayedPool:
         self.arena.close()
 
 
-@pytest.fixture
-def arena():
-    arena = Arena(MIB)
-    yield arena
-    arena.close()
+def played(count: int = 1) -> Callable[[Any], Callable[..., Any]]:
+    """Run an async test on a virtual loop, of a pool with so many workers, which are up.
+
+    Its first parameters are the `pool` and, as far as it wants them, the children.
+    """
+
+    def decorate(test: Any) -> Callable[..., Any]:
+        signature = inspect.signature(test)
+        wanted = {"pool", "child", "first", "second"} & signature.parameters.keys()
+        others = [each for each in signature.parameters.values() if each.name not in wanted]
+
+        @virtual
+        async def run(**fixtures: Any) -> None:
+            async with PlayedPool(count) as pool:
+                parts = (pool, *await pool.up())
+                await test(*parts[: len(wanted)], **fixtures)
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        run.__signature__ = signature.replace(parameters=others)
+        return run
+
+    return decorate
+
+
+_PARTS = ("pool", "child", "first", "second", "_")

@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 from doubles import settle, virtual
-from played import KILLED, PlayedPool, Sample, run_of
+from played import KILLED, PlayedPool, Sample, played, run_of
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.span_recorder import executions
@@ -134,247 +134,215 @@ async def test_a_system_without_descriptors_fails_the_start_and_no_memory_is_los
         assert following == 1, "the region after the server's own is free again"
 
 
-@virtual
-async def test_a_restart_without_descriptors_is_tried_again():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        pool.zygotes.refusals = [InitError("no socket")]
-        child.dies()
-        await asyncio.sleep(1.0)
-        assert len(pool.children) == 2
-        assert len(pool.zygotes.started_at) == 3
+@played()
+async def test_a_restart_without_descriptors_is_tried_again(pool, child):
+    pool.zygotes.refusals = [InitError("no socket")]
+    child.dies()
+    await asyncio.sleep(1.0)
+    assert len(pool.children) == 2
+    assert len(pool.zygotes.started_at) == 3
 
 
 # Jobs -----------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_what_is_submitted_at_once_goes_out_in_one_frame_to_each_worker():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        pool.workers.submit([run_of(1), run_of(2), run_of(3, 4)])
-        assert (first.taken_ids, second.taken_ids) == ([[1], [3, 4]], [[2]])
-        assert (len(first.works), len(second.works)) == (1, 1)
+@played(2)
+async def test_what_is_submitted_at_once_goes_out_in_one_frame_to_each_worker(pool, first, second):
+    pool.workers.submit([run_of(1), run_of(2), run_of(3, 4)])
+    assert (first.taken_ids, second.taken_ids) == ([[1], [3, 4]], [[2]])
+    assert (len(first.works), len(second.works)) == (1, 1)
 
 
-@virtual
-async def test_a_run_goes_to_the_worker_that_it_names_and_is_not_taken_from_it():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        runs = [run_of(number) for number in range(4)]
-        for run in runs[:3]:
-            run.worker = 1
-        runs[3].worker = 9  # is not there
-        pool.workers.submit(runs)
-        await settle()
-        (other,), own = first.take(), second.take()
-        assert [[item.data_id for item in job.items] for job in (other, *own)] == [
-            [3], [0], [1], [2]
-        ]  # fmt: skip
-        second.begins(own[0])
-        first.answers(other)
-        await asyncio.sleep(1)
-        assert first.taken_ids == [], "who addresses batches balances them"
+@played(2)
+async def test_a_run_goes_to_the_worker_that_it_names_and_is_not_taken_from_it(pool, first, second):
+    runs = [run_of(number) for number in range(4)]
+    for run in runs[:3]:
+        run.worker = 1
+    runs[3].worker = 9  # is not there
+    pool.workers.submit(runs)
+    await settle()
+    (other,), own = first.take(), second.take()
+    assert [[item.data_id for item in job.items] for job in (other, *own)] == [
+        [3], [0], [1], [2]
+    ]  # fmt: skip
+    second.begins(own[0])
+    first.answers(other)
+    await asyncio.sleep(1)
+    assert first.taken_ids == [], "who addresses batches balances them"
 
 
-@virtual
-async def test_a_result_is_what_the_worker_reported():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, 2, x="init")
-        run.items[0].inputs["read"]["x"] = BIG
-        pool.workers.submit([run])
-        (job,) = child.take()
-        child.answers(job)
-        await settle()
-        assert pool.finished == [run]
-        big, small = (outcome.open() for outcome in run.outcomes)
-        assert small == {"x": "init"}
-        assert big["x"].nbytes == BIG.nbytes
-        assert (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns) == (1, 2, 3, 4)
-        assert not run.jumped
+@played()
+async def test_a_result_is_what_the_worker_reported(pool, child):
+    run = run_of(1, 2, x="init")
+    run.items[0].inputs["read"]["x"] = BIG
+    pool.workers.submit([run])
+    (job,) = child.take()
+    child.answers(job)
+    await settle()
+    assert pool.finished == [run]
+    big, small = (outcome.open() for outcome in run.outcomes)
+    assert small == {"x": "init"}
+    assert big["x"].nbytes == BIG.nbytes
+    assert (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns) == (1, 2, 3, 4)
+    assert not run.jumped
 
 
-@virtual
-async def test_an_error_comes_home_as_what_it_is():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1)
-        pool.workers.submit([run])
-        child.answers(*child.take(), payload=ErrorFields("ProductError", 51, "no face"))
-        await settle()
-        (error,) = run.outcomes
-        assert isinstance(error, ProductError)
-        assert (error.code, str(error)) == (51, "no face")
+@played()
+async def test_an_error_comes_home_as_what_it_is(pool, child):
+    run = run_of(1)
+    pool.workers.submit([run])
+    child.answers(*child.take(), payload=ErrorFields("ProductError", 51, "no face"))
+    await settle()
+    (error,) = run.outcomes
+    assert isinstance(error, ProductError)
+    assert (error.code, str(error)) == (51, "no face")
 
 
-@virtual
-async def test_a_payload_that_came_from_a_worker_goes_to_the_next_unopened():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, x=BIG)
-        pool.workers.submit([run])
-        child.answers(*child.take())
-        await settle()
-        payload = run.outcomes[0]
-        following = BatchRun([Sample(1, {"op": payload})])
-        used = pool.memory.used
-        pool.workers.submit([following])
-        (job,) = child.take()
-        assert job.items[0].inputs["op"] == payload.serialized
-        assert pool.memory.used == used
+@played()
+async def test_a_payload_that_came_from_a_worker_goes_to_the_next_unopened(pool, child):
+    run = run_of(1, x=BIG)
+    pool.workers.submit([run])
+    child.answers(*child.take())
+    await settle()
+    payload = run.outcomes[0]
+    following = BatchRun([Sample(1, {"op": payload})])
+    used = pool.memory.used
+    pool.workers.submit([following])
+    (job,) = child.take()
+    assert job.items[0].inputs["op"] == payload.serialized
+    assert pool.memory.used == used
 
 
-@virtual
-async def test_samples_that_are_over_are_not_sent():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, 2, 3)
-        run.items[1].is_over = True
-        pool.workers.submit([run])
-        (job,) = child.take()
-        assert [sample.data_id for sample in job.items] == [1, 3]
-        child.answers(job, payload="done")
-        await settle()
-        assert [outcome and outcome.open() for outcome in run.outcomes] == ["done", None, "done"]
+@played()
+async def test_samples_that_are_over_are_not_sent(pool, child):
+    run = run_of(1, 2, 3)
+    run.items[1].is_over = True
+    pool.workers.submit([run])
+    (job,) = child.take()
+    assert [sample.data_id for sample in job.items] == [1, 3]
+    child.answers(job, payload="done")
+    await settle()
+    assert [outcome and outcome.open() for outcome in run.outcomes] == ["done", None, "done"]
 
 
-@virtual
-async def test_what_ran_together_is_told_of_the_samples_that_were_sent():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, 2, 3)
-        run.items[1].is_over = True
-        pool.workers.submit([run])
-        (job,) = child.take()
-        result = child.result(job, "done")
-        result.rows, result.executions, result.execution_ends_ns = [5, 6], [0, 1], [2, 3]
-        child.says(results=[result])
-        await settle()
-        assert (run.rows, run.executions, run.execution_ends_ns) == ([5, 1, 6], [0, -1, 1], [2, 3])
-        over = ([1], (1, 1, 1, 1))
-        assert executions(run) == [over, ([0], (1, 2, 2, 2)), ([2], (2, 2, 3, 4))]
+@played()
+async def test_what_ran_together_is_told_of_the_samples_that_were_sent(pool, child):
+    run = run_of(1, 2, 3)
+    run.items[1].is_over = True
+    pool.workers.submit([run])
+    (job,) = child.take()
+    result = child.result(job, "done")
+    result.rows, result.executions, result.execution_ends_ns = [5, 6], [0, 1], [2, 3]
+    child.says(results=[result])
+    await settle()
+    assert (run.rows, run.executions, run.execution_ends_ns) == ([5, 1, 6], [0, -1, 1], [2, 3])
+    over = ([1], (1, 1, 1, 1))
+    assert executions(run) == [over, ([0], (1, 2, 2, 2)), ([2], (2, 2, 3, 4))]
 
 
-@virtual
-async def test_a_run_whose_samples_are_all_over_is_done_without_a_worker():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, 2)
-        for sample in run.items:
-            sample.is_over = True
-        pool.workers.submit([run])
-        assert pool.finished == [], "never from inside of submit"
-        await settle()
-        assert pool.finished == [run]
-        assert run.outcomes == [None, None]
-        assert 0 < run.start_ns <= run.end_ns
-        assert child.take() == []
-        assert list(pool.workers.busy()) == []
+@played()
+async def test_a_run_whose_samples_are_all_over_is_done_without_a_worker(pool, child):
+    run = run_of(1, 2)
+    for sample in run.items:
+        sample.is_over = True
+    pool.workers.submit([run])
+    assert pool.finished == [], "never from inside of submit"
+    await settle()
+    assert pool.finished == [run]
+    assert run.outcomes == [None, None]
+    assert 0 < run.start_ns <= run.end_ns
+    assert child.take() == []
+    assert list(pool.workers.busy()) == []
 
 
-@virtual
-async def test_what_no_pickle_takes_fails_alone():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, 2, x=BIG)
-        run.items[0].inputs["read"]["odd"] = Unpicklable()
-        pool.workers.submit([run])
-        (job,) = child.take()
-        child.answers(job)
-        await settle()
-        refused, answer = run.outcomes
-        assert isinstance(refused, PayloadTypeError)
-        assert str(refused).startswith("[read] payload['odd']"), "who made it, and what it is"
-        assert isinstance(answer, SharedPayload)
+@played()
+async def test_what_no_pickle_takes_fails_alone(pool, child):
+    run = run_of(1, 2, x=BIG)
+    run.items[0].inputs["read"]["odd"] = Unpicklable()
+    pool.workers.submit([run])
+    (job,) = child.take()
+    child.answers(job)
+    await settle()
+    refused, answer = run.outcomes
+    assert isinstance(refused, PayloadTypeError)
+    assert str(refused).startswith("[read] payload['odd']"), "who made it, and what it is"
+    assert isinstance(answer, SharedPayload)
 
 
-@virtual
-async def test_a_run_of_which_nothing_can_be_sent_is_done():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, odd=Unpicklable())
-        pool.workers.submit([run])
-        await settle()
-        assert pool.finished == [run]
-        assert isinstance(run.outcomes[0], PayloadTypeError)
-        assert child.take() == []
-        assert pool.memory.used == 0
+@played()
+async def test_a_run_of_which_nothing_can_be_sent_is_done(pool, child):
+    run = run_of(1, odd=Unpicklable())
+    pool.workers.submit([run])
+    await settle()
+    assert pool.finished == [run]
+    assert isinstance(run.outcomes[0], PayloadTypeError)
+    assert child.take() == []
+    assert pool.memory.used == 0
 
 
 @pytest.mark.parametrize("log_id", [2**64, -(2**63) - 1, 2**128])
-@virtual
-async def test_a_log_id_that_no_frame_holds_fails_its_sample_alone(log_id):
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, 2)
-        run.items[0].log_id = log_id
+@played()
+async def test_a_log_id_that_no_frame_holds_fails_its_sample_alone(pool, child, log_id):
+    run = run_of(1, 2)
+    run.items[0].log_id = log_id
+    pool.workers.submit([run])
+    assert child.taken_ids == [[2]]
+    assert isinstance(run.outcomes[0], PayloadTypeError)
+    assert "log_id" in str(run.outcomes[0])
+
+
+@played()
+async def test_jobs_that_are_submitted_while_no_worker_is_up_wait_for_one(pool, child):
+    child.dies()
+    pool.workers.submit([run_of(1), run_of(2)])
+    await settle()
+    child = pool.children[-1]
+    child.is_ready()
+    await settle()
+    (job,) = child.take()
+    assert job.items[0].data_id == 1, "one at a time, so that other workers get some, too"
+    child.answers(job)
+    await settle()
+    assert child.taken_ids == [[2]]
+
+
+@played(2)
+async def test_jobs_that_wait_go_before_those_that_come(pool, first, second):
+    pool.workers.submit([run_of(1), run_of(2), run_of(3), run_of(4)])
+    first.dies()  # 1 and 3 wait, since the other worker is busy
+    assert second.taken_ids == [[2], [4]]
+    pool.workers.submit([run_of(5)])
+    assert second.taken_ids == [[1], [3], [5]]
+
+
+@played()
+async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads(pool, child):
+    runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
+    for run in runs:
         pool.workers.submit([run])
-        assert child.taken_ids == [[2]]
-        assert isinstance(run.outcomes[0], PayloadTypeError)
-        assert "log_id" in str(run.outcomes[0])
+    jobs = child.take()
+    assert len(jobs) < 20
+    for _ in range(1000):
+        await settle(2)
+        jobs += child.take()
+    assert [job.items[0].data_id for job in jobs] == list(range(20))
+    child.answers(*jobs, payload="ok")
+    await settle()
+    assert pool.finished == runs
 
 
-@virtual
-async def test_jobs_that_are_submitted_while_no_worker_is_up_wait_for_one():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        child.dies()
-        pool.workers.submit([run_of(1), run_of(2)])
-        await settle()
-        child = pool.children[-1]
-        child.is_ready()
-        await settle()
-        (job,) = child.take()
-        assert job.items[0].data_id == 1, "one at a time, so that other workers get some, too"
-        child.answers(job)
-        await settle()
-        assert child.taken_ids == [[2]]
-
-
-@virtual
-async def test_jobs_that_wait_go_before_those_that_come():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        pool.workers.submit([run_of(1), run_of(2), run_of(3), run_of(4)])
-        first.dies()  # 1 and 3 wait, since the other worker is busy
-        assert second.taken_ids == [[2], [4]]
-        pool.workers.submit([run_of(5)])
-        assert second.taken_ids == [[1], [3], [5]]
-
-
-@virtual
-async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
-        for run in runs:
-            pool.workers.submit([run])
-        jobs = child.take()
-        assert len(jobs) < 20
-        for _ in range(1000):
-            await settle(2)
-            jobs += child.take()
-        assert [job.items[0].data_id for job in jobs] == list(range(20))
-        child.answers(*jobs, payload="ok")
-        await settle()
-        assert pool.finished == runs
-
-
-@virtual
-async def test_a_worker_that_dies_with_frames_still_to_send_disturbs_nobody():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
-        pool.workers.submit(runs)
-        child.closes_its_socket()
-        await settle()
-        child.dies()
-        await settle()
-        assert pool.lost == []
-        pool.children[-1].is_ready()
-        await settle()
-        assert pool.children[-1].taken_ids == [[0]]
+@played()
+async def test_a_worker_that_dies_with_frames_still_to_send_disturbs_nobody(pool, child):
+    runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
+    pool.workers.submit(runs)
+    child.closes_its_socket()
+    await settle()
+    child.dies()
+    await settle()
+    assert pool.lost == []
+    pool.children[-1].is_ready()
+    await settle()
+    assert pool.children[-1].taken_ids == [[0]]
 
 
 # Jobs behind a slow one --------------------------------------------------------------------------
@@ -386,98 +354,90 @@ def begins(pool, child, job, ago_s=0.0):
     child.status._cells[1] = pool.loop.time() - ago_s
 
 
-@virtual
-async def test_jobs_do_not_wait_behind_a_slow_one_while_another_worker_is_idle():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        runs = [run_of(number) for number in range(6)]
-        pool.workers.submit(runs)
-        slow, *_ = first.take()
-        begins(pool, first, slow)
-        second.answers(*second.take())
-        await asyncio.sleep(0.001)
-        assert second.take() == [], "it may be about to get to them"
-        for expected in ([[2]], [[4]]):
-            await asyncio.sleep(0.01)
-            jobs = second.take()
-            assert [[sample.data_id for sample in job.items] for job in jobs] == expected
-            second.answers(*jobs)
-        first.answers(slow)
-        await settle()
-        assert {run.items[0].data_id for run in pool.finished} == set(range(6))
-        assert len(pool.finished) == 6
-        assert pool.owner.losses == []
-
-
-@virtual
-async def test_jobs_of_a_worker_that_gets_on_are_left_to_it():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        pool.workers.submit([run_of(number) for number in range(10)])
-        second.answers(*second.take())
-        for job in first.take():
-            begins(pool, first, job)
-            await asyncio.sleep(0.0015)
-            first.answers(job)
-            await settle()
-        assert second.take() == []
-        assert len(pool.finished) == 10
-
-
-@virtual
-async def test_the_worker_that_comes_up_takes_over_what_waits_behind_a_slow_job():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        second.dies()
-        await settle()
-        pool.workers.submit([run_of(1), run_of(2)])
-        begins(pool, first, first.take()[0], ago_s=1.0)
-        following = pool.children[-1]
-        following.is_ready()
+@played(2)
+async def test_jobs_do_not_wait_behind_a_slow_one_while_another_worker_is_idle(pool, first, second):
+    runs = [run_of(number) for number in range(6)]
+    pool.workers.submit(runs)
+    slow, *_ = first.take()
+    begins(pool, first, slow)
+    second.answers(*second.take())
+    await asyncio.sleep(0.001)
+    assert second.take() == [], "it may be about to get to them"
+    for expected in ([[2]], [[4]]):
         await asyncio.sleep(0.01)
-        assert following.taken_ids == [[2]]
+        jobs = second.take()
+        assert [[sample.data_id for sample in job.items] for job in jobs] == expected
+        second.answers(*jobs)
+    first.answers(slow)
+    await settle()
+    assert {run.items[0].data_id for run in pool.finished} == set(range(6))
+    assert len(pool.finished) == 6
+    assert pool.owner.losses == []
 
 
-@virtual
-async def test_what_both_sides_take_for_the_others_is_reported_and_runs():
+@played(2)
+async def test_jobs_of_a_worker_that_gets_on_are_left_to_it(pool, first, second):
+    pool.workers.submit([run_of(number) for number in range(10)])
+    second.answers(*second.take())
+    for job in first.take():
+        begins(pool, first, job)
+        await asyncio.sleep(0.0015)
+        first.answers(job)
+        await settle()
+    assert second.take() == []
+    assert len(pool.finished) == 10
+
+
+@played(2)
+async def test_the_worker_that_comes_up_takes_over_what_waits_behind_a_slow_job(
+    pool, first, second
+):
+    second.dies()
+    await settle()
+    pool.workers.submit([run_of(1), run_of(2)])
+    begins(pool, first, first.take()[0], ago_s=1.0)
+    following = pool.children[-1]
+    following.is_ready()
+    await asyncio.sleep(0.01)
+    assert following.taken_ids == [[2]]
+
+
+@played(2)
+async def test_what_both_sides_take_for_the_others_is_reported_and_runs(pool, first, second):
     """The worker sees that the job was revoked; from here it looked begun just before that."""
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        runs = [run_of(number) for number in range(4)]
-        pool.workers.submit(runs)
-        slow, raced = first.take()
-        begins(pool, first, slow, ago_s=1.0)
-        second.answers(*second.take())
-        await settle()
-        first.status._cells[3] = raced.number
-        await asyncio.sleep(0.01)
-        assert second.take() == []
-        assert not first.status.begins(raced.number)
-        first.answers(slow)
-        first.says(skipped=[raced.number])
-        await settle()
-        (again,) = second.take() or first.take()
-        assert again.items[0].data_id == 2
+    runs = [run_of(number) for number in range(4)]
+    pool.workers.submit(runs)
+    slow, raced = first.take()
+    begins(pool, first, slow, ago_s=1.0)
+    second.answers(*second.take())
+    await settle()
+    first.status._cells[3] = raced.number
+    await asyncio.sleep(0.01)
+    assert second.take() == []
+    assert not first.status.begins(raced.number)
+    first.answers(slow)
+    first.says(skipped=[raced.number])
+    await settle()
+    (again,) = second.take() or first.take()
+    assert again.items[0].data_id == 2
 
 
-@virtual
-async def test_jobs_that_a_stopped_worker_has_not_begun_go_on_at_once():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        runs = [run_of(number) for number in range(4)]
-        pool.workers.submit(runs)
-        held, waiting = first.take()
-        begins(pool, first, held)
-        first.stops()
-        second.answers(*second.take())
-        await settle()
-        assert second.taken_ids == [[2]]
-        first.continues()
-        assert not first.status.begins(waiting.number)
-        first.says(skipped=[waiting.number])
-        first.answers(held)
-        await settle()
-        assert runs[0] in pool.finished
+@played(2)
+async def test_jobs_that_a_stopped_worker_has_not_begun_go_on_at_once(pool, first, second):
+    runs = [run_of(number) for number in range(4)]
+    pool.workers.submit(runs)
+    held, waiting = first.take()
+    begins(pool, first, held)
+    first.stops()
+    second.answers(*second.take())
+    await settle()
+    assert second.taken_ids == [[2]]
+    first.continues()
+    assert not first.status.begins(waiting.number)
+    first.says(skipped=[waiting.number])
+    first.answers(held)
+    await settle()
+    assert runs[0] in pool.finished
 
 
 # Log records ------------------------------------------------------------------------------------
@@ -514,86 +474,80 @@ async def test_a_log_handler_that_raises_costs_no_result():
 # Hangs --------------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_a_worker_that_hangs_is_killed_and_its_other_jobs_go_on_in_order():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        runs = [run_of(number) for number in range(6)]
-        pool.workers.submit(runs)
-        first.begins(first.take()[0])
-        second.answers(*second.take())
+@played(2)
+async def test_a_worker_that_hangs_is_killed_and_its_other_jobs_go_on_in_order(pool, first, second):
+    runs = [run_of(number) for number in range(6)]
+    pool.workers.submit(runs)
+    first.begins(first.take()[0])
+    second.answers(*second.take())
+    await settle()
+    (hanging,) = pool.workers.busy()
+    assert hanging.job is runs[0]
+    runs[0].is_superseded = True
+    resumed = run_of(100)
+    assert pool.workers.replace(hanging, resumed)
+    assert first.is_killed
+    assert [worker.number for worker in pool.workers.busy()] == [1]
+    for expected in ([[100]], [[2]], [[4]], []):
+        jobs = second.take()
+        assert [[sample.data_id for sample in job.items] for job in jobs] == expected
+        if jobs:
+            second.answers(*jobs)
         await settle()
-        (hanging,) = pool.workers.busy()
-        assert hanging.job is runs[0]
-        runs[0].is_superseded = True
-        resumed = run_of(100)
-        assert pool.workers.replace(hanging, resumed)
-        assert first.is_killed
-        assert [worker.number for worker in pool.workers.busy()] == [1]
-        for expected in ([[100]], [[2]], [[4]], []):
-            jobs = second.take()
-            assert [[sample.data_id for sample in job.items] for job in jobs] == expected
-            if jobs:
-                second.answers(*jobs)
-            await settle()
 
 
-@virtual
-async def test_of_a_worker_that_hung_and_was_killed_nothing_is_lost_twice():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1)
-        pool.workers.submit([run])
-        child.begins(child.take()[0])
-        (hanging,) = pool.workers.busy()
-        run.is_superseded = True
-        pool.workers.replace(hanging, None)
-        assert pool.workers.count == 0
-        assert list(pool.workers.busy()) == []
-        child.dies()
-        await settle()
-        assert pool.owner.losses == []
-        assert len(pool.children) == 2
+@played()
+async def test_of_a_worker_that_hung_and_was_killed_nothing_is_lost_twice(pool, child):
+    run = run_of(1)
+    pool.workers.submit([run])
+    child.begins(child.take()[0])
+    (hanging,) = pool.workers.busy()
+    run.is_superseded = True
+    pool.workers.replace(hanging, None)
+    assert pool.workers.count == 0
+    assert list(pool.workers.busy()) == []
+    child.dies()
+    await settle()
+    assert pool.owner.losses == []
+    assert len(pool.children) == 2
 
 
-@virtual
-async def test_the_late_result_of_a_job_that_was_taken_back_is_dropped_with_its_memory():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        run = run_of(1, x=BIG)
-        pool.workers.submit([run])
-        (job,) = first.take()
-        (hanging,) = pool.workers.busy()
-        pool.workers.replace(hanging, None)  # not superseded: given to the other one
-        first.answers(job)
-        await settle()
-        assert pool.finished == []
-        second.answers(*second.take(), payload="right")
-        await settle()
-        assert [outcome.open() for outcome in run.outcomes] == ["right"]
-        assert pool.memory.used == 0
+@played(2)
+async def test_the_late_result_of_a_job_that_was_taken_back_is_dropped_with_its_memory(
+    pool, first, second
+):
+    run = run_of(1, x=BIG)
+    pool.workers.submit([run])
+    (job,) = first.take()
+    (hanging,) = pool.workers.busy()
+    pool.workers.replace(hanging, None)  # not superseded: given to the other one
+    first.answers(job)
+    await settle()
+    assert pool.finished == []
+    second.answers(*second.take(), payload="right")
+    await settle()
+    assert [outcome.open() for outcome in run.outcomes] == ["right"]
+    assert pool.memory.used == 0
 
 
-@virtual
-async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_begun():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        given = pool.loop.time()
-        pool.workers.submit([run_of(1), run_of(2)])
-        first, _ = child.take()
-        (worker,) = pool.workers.busy()
-        assert worker.job_started is None
-        assert worker.call_started == given + 1.0
-        child.begins(first)
-        assert worker.job_started == child.status.job_started
-        assert worker.call_started is None, "it is in preprocess"
-        child.status.call_begins()
-        assert worker.call_started == child.status.call_started
-        await asyncio.sleep(3)
-        child.answers(first)
-        await settle()
-        assert worker.job.items[0].data_id == 2
-        assert worker.call_started == given + 3.0 + 1.0
+@played()
+async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_begun(pool, child):
+    given = pool.loop.time()
+    pool.workers.submit([run_of(1), run_of(2)])
+    first, _ = child.take()
+    (worker,) = pool.workers.busy()
+    assert worker.job_started is None
+    assert worker.call_started == given + 1.0
+    child.begins(first)
+    assert worker.job_started == child.status.job_started
+    assert worker.call_started is None, "it is in preprocess"
+    child.status.call_begins()
+    assert worker.call_started == child.status.call_started
+    await asyncio.sleep(3)
+    child.answers(first)
+    await settle()
+    assert worker.job.items[0].data_id == 2
+    assert worker.call_started == given + 3.0 + 1.0
 
 
 async def hang(pool, run):
@@ -606,178 +560,160 @@ async def hang(pool, run):
     return child
 
 
-@virtual
-async def test_hangs_in_a_row_are_no_outage_for_those_who_wait_behind_them():
+@played()
+async def test_hangs_in_a_row_are_no_outage_for_those_who_wait_behind_them(pool):
     """One request after the other on a fresh process, and no pause between them."""
-    async with PlayedPool() as pool:
-        await pool.up()
-        hanging = [run_of(number) for number in range(5)]
-        innocent = run_of(100)
-        pool.workers.submit([*hanging, innocent])
-        for run in hanging:
-            (await hang(pool, run)).dies()
-            assert pool.workers.outage is None
-            assert pool.lost == []
-            await settle()
-            pool.children[-1].is_ready()
-            await settle()
-        assert len(set(pool.zygotes.started_at)) == 1, "nobody is kept waiting"
-        assert not pool.workers.is_ready, "but five in a row are a sign"
-        child = pool.children[-1]
-        child.answers(*child.take(), payload="right")
+    hanging = [run_of(number) for number in range(5)]
+    innocent = run_of(100)
+    pool.workers.submit([*hanging, innocent])
+    for run in hanging:
+        (await hang(pool, run)).dies()
+        assert pool.workers.outage is None
+        assert pool.lost == []
         await settle()
-        assert [outcome.open() for outcome in innocent.outcomes] == ["right"]
+        pool.children[-1].is_ready()
+        await settle()
+    assert len(set(pool.zygotes.started_at)) == 1, "nobody is kept waiting"
+    assert not pool.workers.is_ready, "but five in a row are a sign"
+    child = pool.children[-1]
+    child.answers(*child.take(), payload="right")
+    await settle()
+    assert [outcome.open() for outcome in innocent.outcomes] == ["right"]
+    assert pool.workers.is_ready
+
+
+@played()
+async def test_one_request_that_hangs_in_all_its_attempts_makes_no_crash_loop(pool):
+    for attempt in range(5):
+        run = run_of(1)
+        run.attempts = attempt
+        pool.workers.submit([run])
+        (await hang(pool, run)).dies()
+        await settle()
+        pool.children[-1].is_ready()
+        await settle()
         assert pool.workers.is_ready
 
 
-@virtual
-async def test_one_request_that_hangs_in_all_its_attempts_makes_no_crash_loop():
-    async with PlayedPool() as pool:
-        await pool.up()
-        for attempt in range(5):
-            run = run_of(1)
-            run.attempts = attempt
-            pool.workers.submit([run])
-            (await hang(pool, run)).dies()
-            await settle()
+@played()
+async def test_workers_that_never_take_a_job_up_are_an_outage(pool):
+    for _ in range(3):
+        pool.workers.submit([run_of(1)])
+        (idle,) = pool.workers.busy()
+        idle.job.is_superseded = True
+        pool.workers.replace(idle, None)
+        pool.children[-1].dies()
+        if pool.workers.outage is None:
+            await asyncio.sleep(1)
             pool.children[-1].is_ready()
             await settle()
-            assert pool.workers.is_ready
-
-
-@virtual
-async def test_workers_that_never_take_a_job_up_are_an_outage():
-    async with PlayedPool() as pool:
-        await pool.up()
-        for _ in range(3):
-            pool.workers.submit([run_of(1)])
-            (idle,) = pool.workers.busy()
-            idle.job.is_superseded = True
-            pool.workers.replace(idle, None)
-            pool.children[-1].dies()
-            if pool.workers.outage is None:
-                await asyncio.sleep(1)
-                pool.children[-1].is_ready()
-                await settle()
-        assert isinstance(pool.workers.outage, InitError)
+    assert isinstance(pool.workers.outage, InitError)
 
 
 # Ends --------------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_the_batch_that_a_worker_died_of_is_lost_and_the_others_are_not():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        runs = [run_of(number, number + 50) for number in range(6)]
-        pool.workers.submit(runs)
-        jobs = first.take()
-        first.answers(jobs[0])
-        await settle()
-        first.begins(jobs[1])
-        first.dies("was killed by SIGSEGV (a native crash)")
-        assert pool.lost == [runs[2]]
-        error = pool.owner.losses[0][1]
-        assert isinstance(error, WorkerDiedError)
-        assert "[op|0]" in str(error)
-        assert "(batch: [2, 52]): the worker process was killed by SIGSEGV" in str(error)
-        second.answers(*second.take())
-        await settle()
-        assert second.taken_ids == [[4, 54]]
+@played(2)
+async def test_the_batch_that_a_worker_died_of_is_lost_and_the_others_are_not(pool, first, second):
+    runs = [run_of(number, number + 50) for number in range(6)]
+    pool.workers.submit(runs)
+    jobs = first.take()
+    first.answers(jobs[0])
+    await settle()
+    first.begins(jobs[1])
+    first.dies("was killed by SIGSEGV (a native crash)")
+    assert pool.lost == [runs[2]]
+    error = pool.owner.losses[0][1]
+    assert isinstance(error, WorkerDiedError)
+    assert "[op|0]" in str(error)
+    assert "(batch: [2, 52]): the worker process was killed by SIGSEGV" in str(error)
+    second.answers(*second.take())
+    await settle()
+    assert second.taken_ids == [[4, 54]]
 
 
-@virtual
-async def test_a_worker_that_dies_between_two_batches_loses_none():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        pool.workers.submit([run_of(1), run_of(2)])
-        child.dies()
-        await settle()
-        assert pool.owner.losses == []
-        pool.children[-1].is_ready()
-        await settle()
-        assert pool.children[-1].taken_ids == [[1]]
+@played()
+async def test_a_worker_that_dies_between_two_batches_loses_none(pool, child):
+    pool.workers.submit([run_of(1), run_of(2)])
+    child.dies()
+    await settle()
+    assert pool.owner.losses == []
+    pool.children[-1].is_ready()
+    await settle()
+    assert pool.children[-1].taken_ids == [[1]]
 
 
-@virtual
-async def test_every_result_that_a_worker_got_out_counts_whatever_is_reported_first():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        runs = [run_of(1), run_of(2)]
-        pool.workers.submit(runs)
-        first, second = child.take()
-        child.answers(first)
-        child.begins(second)
-        child.dies()  # known before the answer was read
-        assert pool.finished == runs[:1]
-        assert pool.lost == runs[1:]
-        await settle()
-        assert pool.finished == runs[:1]
+@played()
+async def test_every_result_that_a_worker_got_out_counts_whatever_is_reported_first(pool, child):
+    runs = [run_of(1), run_of(2)]
+    pool.workers.submit(runs)
+    first, second = child.take()
+    child.answers(first)
+    child.begins(second)
+    child.dies()  # known before the answer was read
+    assert pool.finished == runs[:1]
+    assert pool.lost == runs[1:]
+    await settle()
+    assert pool.finished == runs[:1]
 
 
-@virtual
-async def test_half_a_report_counts_for_nothing():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1)
-        pool.workers.submit([run])
-        (job,) = child.take()
-        child.begins(job)
-        child.end.send(b"\xff\x00\x00\x00half")
-        child.dies()
-        assert pool.lost == [run]
+@played()
+async def test_half_a_report_counts_for_nothing(pool, child):
+    run = run_of(1)
+    pool.workers.submit([run])
+    (job,) = child.take()
+    child.begins(job)
+    child.end.send(b"\xff\x00\x00\x00half")
+    child.dies()
+    assert pool.lost == [run]
 
 
-@virtual
-async def test_a_worker_whose_end_is_seen_before_it_is_reported_keeps_its_jobs_until_then():
-    async with PlayedPool(2) as pool:
-        first, _ = await pool.up()
-        run = run_of(1)
-        pool.workers.submit([run])
-        first.begins(first.take()[0])
-        first.closes_its_socket()
-        await settle()
-        assert pool.workers.count == 1
-        assert pool.lost == []
-        first.dies()
-        assert pool.lost == [run]
+@played(2)
+async def test_a_worker_whose_end_is_seen_before_it_is_reported_keeps_its_jobs_until_then(
+    pool, first
+):
+    run = run_of(1)
+    pool.workers.submit([run])
+    first.begins(first.take()[0])
+    first.closes_its_socket()
+    await settle()
+    assert pool.workers.count == 1
+    assert pool.lost == []
+    first.dies()
+    assert pool.lost == [run]
 
 
-@virtual
-async def test_a_worker_that_closes_its_socket_but_lives_is_killed():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        child.closes_its_socket()
-        await settle()
-        assert pool.workers.count == 0
-        child.stops()
-        child.continues()
-        assert pool.workers.count == 0, "nobody can reach it"
-        await asyncio.sleep(1.5)
-        assert child.is_killed
-        run = run_of(1)
-        pool.workers.submit([run])
-        child.dies()
-        await settle()
-        pool.children[-1].is_ready()
-        await settle()
-        assert pool.children[-1].taken_ids == [[1]]
+@played()
+async def test_a_worker_that_closes_its_socket_but_lives_is_killed(pool, child):
+    child.closes_its_socket()
+    await settle()
+    assert pool.workers.count == 0
+    child.stops()
+    child.continues()
+    assert pool.workers.count == 0, "nobody can reach it"
+    await asyncio.sleep(1.5)
+    assert child.is_killed
+    run = run_of(1)
+    pool.workers.submit([run])
+    child.dies()
+    await settle()
+    pool.children[-1].is_ready()
+    await settle()
+    assert pool.children[-1].taken_ids == [[1]]
 
 
-@virtual
-async def test_a_worker_that_ended_is_replaced_at_once_and_the_owner_is_told():
-    async with PlayedPool(2) as pool:
-        first, _ = await pool.up()
-        changes = pool.owner.changes
-        first.dies()
-        assert pool.owner.changes > changes
-        assert (pool.workers.count, pool.workers.is_ready) == (1, True)
-        await settle()
-        following = pool.children[-1]
-        assert following.number == 0
-        following.is_ready()
-        await settle()
-        assert pool.workers.count == 2
+@played(2)
+async def test_a_worker_that_ended_is_replaced_at_once_and_the_owner_is_told(pool, first):
+    changes = pool.owner.changes
+    first.dies()
+    assert pool.owner.changes > changes
+    assert (pool.workers.count, pool.workers.is_ready) == (1, True)
+    await settle()
+    following = pool.children[-1]
+    assert following.number == 0
+    following.is_ready()
+    await settle()
+    assert pool.workers.count == 2
 
 
 @virtual
@@ -812,140 +748,122 @@ async def crash(pool, times):
     return pauses
 
 
-@virtual
-async def test_the_pause_before_a_restart_grows():
-    async with PlayedPool() as pool:
-        await pool.up()
-        pauses = await crash(pool, 12)
-        assert pauses[:5] == pytest.approx([0, 0.1, 0.2, 0.4, 0.8])
-        assert pauses[-1] == pytest.approx(10.0)
+@played()
+async def test_the_pause_before_a_restart_grows(pool):
+    pauses = await crash(pool, 12)
+    assert pauses[:5] == pytest.approx([0, 0.1, 0.2, 0.4, 0.8])
+    assert pauses[-1] == pytest.approx(10.0)
 
 
-@virtual
-async def test_a_crash_loop_is_an_outage_that_fails_what_waits_until_a_worker_comes_up():
-    async with PlayedPool() as pool:
-        await pool.up()
-        await crash(pool, 2)
-        run = run_of(1)
-        pool.workers.submit([run])
-        assert pool.workers.outage is None
-        await crash(pool, 1)
-        assert not pool.workers.is_ready
-        assert pool.lost == [run]
-        error = pool.owner.losses[0][1]
-        assert isinstance(error, InitError)
-        assert "[op] all its worker processes end again and again" in str(error)
-        assert "ended with exit code 3" in str(error)
-        pool.children[-1].is_ready()
-        await settle()
-        assert pool.workers.outage is None
-        assert not pool.workers.is_ready, "it has yet to get anywhere"
+@played()
+async def test_a_crash_loop_is_an_outage_that_fails_what_waits_until_a_worker_comes_up(pool):
+    await crash(pool, 2)
+    run = run_of(1)
+    pool.workers.submit([run])
+    assert pool.workers.outage is None
+    await crash(pool, 1)
+    assert not pool.workers.is_ready
+    assert pool.lost == [run]
+    error = pool.owner.losses[0][1]
+    assert isinstance(error, InitError)
+    assert "[op] all its worker processes end again and again" in str(error)
+    assert "ended with exit code 3" in str(error)
+    pool.children[-1].is_ready()
+    await settle()
+    assert pool.workers.outage is None
+    assert not pool.workers.is_ready, "it has yet to get anywhere"
 
 
-@virtual
-async def test_a_crash_loop_is_over_with_the_first_batch():
-    async with PlayedPool() as pool:
-        await pool.up()
-        await crash(pool, 3)
+@played()
+async def test_a_crash_loop_is_over_with_the_first_batch(pool):
+    await crash(pool, 3)
+    child = pool.children[-1]
+    child.is_ready()
+    await settle()
+    pool.workers.submit([run_of(1)])
+    child.answers(*child.take())
+    await settle()
+    assert pool.workers.is_ready
+
+
+@played()
+async def test_a_crash_loop_is_over_when_the_worker_has_stayed_up_for_a_while(pool):
+    await crash(pool, 3)
+    pool.children[-1].is_ready()
+    await settle()
+    changes = pool.owner.changes
+    await asyncio.sleep(9.9)
+    assert not pool.workers.is_ready
+    await asyncio.sleep(0.2)
+    assert pool.workers.is_ready
+    assert pool.owner.changes == changes + 1
+
+
+@played()
+async def test_a_worker_that_dies_of_every_second_batch_is_no_crash_loop(pool):
+    for number in range(6):
         child = pool.children[-1]
-        child.is_ready()
+        if number:
+            child.is_ready()
         await settle()
-        pool.workers.submit([run_of(1)])
+        pool.workers.submit([run_of(number)])
         child.answers(*child.take())
         await settle()
-        assert pool.workers.is_ready
-
-
-@virtual
-async def test_a_crash_loop_is_over_when_the_worker_has_stayed_up_for_a_while():
-    async with PlayedPool() as pool:
-        await pool.up()
-        await crash(pool, 3)
-        pool.children[-1].is_ready()
+        child.dies()
         await settle()
-        changes = pool.owner.changes
-        await asyncio.sleep(9.9)
-        assert not pool.workers.is_ready
-        await asyncio.sleep(0.2)
-        assert pool.workers.is_ready
-        assert pool.owner.changes == changes + 1
+        assert not pool.workers.is_ready, "nobody is there for the moment"
+    pool.children[-1].is_ready()
+    await settle()
+    assert pool.workers.is_ready
+    assert len(set(pool.zygotes.started_at)) == 1
 
 
-@virtual
-async def test_a_worker_that_dies_of_every_second_batch_is_no_crash_loop():
-    async with PlayedPool() as pool:
-        await pool.up()
-        for number in range(6):
-            child = pool.children[-1]
-            if number:
-                child.is_ready()
-            await settle()
-            pool.workers.submit([run_of(number)])
-            child.answers(*child.take())
-            await settle()
-            child.dies()
-            await settle()
-            assert not pool.workers.is_ready, "nobody is there for the moment"
-        pool.children[-1].is_ready()
-        await settle()
-        assert pool.workers.is_ready
-        assert len(set(pool.zygotes.started_at)) == 1
+@played(2)
+async def test_one_that_is_replaced_does_not_matter_while_there_is_another(pool, first):
+    first.dies()
+    await settle()
+    assert pool.workers.is_ready
 
 
-@virtual
-async def test_one_that_is_replaced_does_not_matter_while_there_is_another():
-    async with PlayedPool(2) as pool:
-        first, _ = await pool.up()
-        first.dies()
-        await settle()
-        assert pool.workers.is_ready
-
-
-@virtual
-async def test_as_long_as_one_place_is_well_there_is_hope():
-    async with PlayedPool(2) as pool:
-        first, _ = await pool.up()
-        for _ in range(3):
-            pool.children[-1].dies()
-            await asyncio.sleep(1)
-        assert not pool.workers.is_ready
-        assert pool.workers.outage is None
-        first.dies()
-        assert pool.workers.outage is None
+@played(2)
+async def test_as_long_as_one_place_is_well_there_is_hope(pool, first):
+    for _ in range(3):
+        pool.children[-1].dies()
+        await asyncio.sleep(1)
+    assert not pool.workers.is_ready
+    assert pool.workers.outage is None
+    first.dies()
+    assert pool.workers.outage is None
 
 
 # Stopped processes ------------------------------------------------------------------------------
 
 
-@virtual
-async def test_a_stopped_worker_gets_no_jobs_until_it_goes_on():
-    async with PlayedPool(2) as pool:
-        first, _ = await pool.up()
-        first.stops()
-        assert pool.workers.count == 1
-        pool.workers.submit([run_of(1), run_of(2)])
-        assert first.take() == []
-        first.continues()
-        assert pool.workers.count == 2
-        pool.workers.submit([run_of(3)])
-        assert first.taken_ids == [[3]]
-        await asyncio.sleep(5)
-        assert not first.is_killed
+@played(2)
+async def test_a_stopped_worker_gets_no_jobs_until_it_goes_on(pool, first):
+    first.stops()
+    assert pool.workers.count == 1
+    pool.workers.submit([run_of(1), run_of(2)])
+    assert first.take() == []
+    first.continues()
+    assert pool.workers.count == 2
+    pool.workers.submit([run_of(3)])
+    assert first.taken_ids == [[3]]
+    await asyncio.sleep(5)
+    assert not first.is_killed
 
 
-@virtual
-async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_go_on():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        pool.workers.submit([run_of(1)])
-        first.stops()
-        assert second.taken_ids == [[1]]
-        await asyncio.sleep(0.9)
-        assert not first.is_killed
-        await asyncio.sleep(0.2)
-        assert first.is_killed
-        first.dies()
-        assert pool.owner.losses == []
+@played(2)
+async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_go_on(pool, first, second):
+    pool.workers.submit([run_of(1)])
+    first.stops()
+    assert second.taken_ids == [[1]]
+    await asyncio.sleep(0.9)
+    assert not first.is_killed
+    await asyncio.sleep(0.2)
+    assert first.is_killed
+    first.dies()
+    assert pool.owner.losses == []
 
 
 @virtual
@@ -989,146 +907,132 @@ async def test_a_worker_that_is_stopped_right_after_it_was_ready_is_killed_all_t
 # Shared memory ------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_the_memory_of_a_dead_worker_lives_as_long_as_what_refers_to_it():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        region = child.region
-        run = run_of(1, x=BIG + 7)
+@played()
+async def test_the_memory_of_a_dead_worker_lives_as_long_as_what_refers_to_it(pool, child):
+    region = child.region
+    run = run_of(1, x=BIG + 7)
+    pool.workers.submit([run])
+    child.answers(*child.take())
+    await settle()
+    child.dies()
+    await settle()
+    following = pool.children[-1]
+    assert following.region != region
+    (payload,) = run.outcomes
+    assert (payload.open()["x"] == 7).all()
+    pool.owner.finished.clear()
+    del run, payload
+    assert pool.memory.used == 0
+    following.dies()
+    await settle()
+    assert pool.children[-1].region in (region, following.region)
+
+
+@played(2)
+async def test_a_region_that_is_used_again_is_not_freed_by_what_came_before(pool, first, second):
+    kept = run_of(1, x=BIG)
+    pool.workers.submit([kept])
+    first.answers(*first.take())
+    await settle()
+    regions = {first.region, second.region}
+    pool.owner.finished.clear()
+    first.dies()
+    await settle()
+    third = pool.children[-1]
+    assert third.region not in regions
+    third.is_ready()
+    await settle()
+    del kept
+    pool.memory.alloc(1)  # it is looked at here
+    third.dies()
+    await asyncio.sleep(1)
+    following = pool.children[-1]
+    following.is_ready()
+    await settle()
+    second.stops()
+    pool.workers.submit([run_of(2)])
+    following.take()
+    assert [work.freed for work in following.works] == [[]]
+
+
+@played()
+async def test_a_worker_is_told_what_is_free_with_its_next_job(pool, child):
+    for number in range(100):  # 6 MiB through a region of 1 MiB
+        run = run_of(number, x=BIG)
         pool.workers.submit([run])
-        child.answers(*child.take())
+        (job,) = child.take()
+        child.answers(job)
         await settle()
-        child.dies()
-        await settle()
-        following = pool.children[-1]
-        assert following.region != region
         (payload,) = run.outcomes
-        assert (payload.open()["x"] == 7).all()
+        assert payload.serialized.buffers != [], "there is room"
         pool.owner.finished.clear()
         del run, payload
-        assert pool.memory.used == 0
-        following.dies()
-        await settle()
-        assert pool.children[-1].region in (region, following.region)
+    assert pool.memory.used == 0
 
 
-@virtual
-async def test_a_region_that_is_used_again_is_not_freed_by_what_came_before():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        kept = run_of(1, x=BIG)
-        pool.workers.submit([kept])
-        first.answers(*first.take())
-        await settle()
-        regions = {first.region, second.region}
-        pool.owner.finished.clear()
-        first.dies()
-        await settle()
-        third = pool.children[-1]
-        assert third.region not in regions
-        third.is_ready()
-        await settle()
-        del kept
-        pool.memory.alloc(1)  # it is looked at here
-        third.dies()
-        await asyncio.sleep(1)
-        following = pool.children[-1]
-        following.is_ready()
-        await settle()
-        second.stops()
-        pool.workers.submit([run_of(2)])
-        following.take()
-        assert [work.freed for work in following.works] == [[]]
-
-
-@virtual
-async def test_a_worker_is_told_what_is_free_with_its_next_job():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        for number in range(100):  # 6 MiB through a region of 1 MiB
-            run = run_of(number, x=BIG)
-            pool.workers.submit([run])
-            (job,) = child.take()
-            child.answers(job)
-            await settle()
-            (payload,) = run.outcomes
-            assert payload.serialized.buffers != [], "there is room"
-            pool.owner.finished.clear()
-            del run, payload
-        assert pool.memory.used == 0
-
-
-@virtual
-async def test_inputs_stay_in_memory_until_their_worker_is_done_or_dead():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        run = run_of(1, x=BIG)
-        pool.workers.submit([run])
-        run.items[0].inputs = {}
-        run.items[0].is_over = True
-        assert pool.memory.used == 1
-        child.answers(*child.take(), payload="done")
-        await settle()
-        assert pool.memory.used == 0
+@played()
+async def test_inputs_stay_in_memory_until_their_worker_is_done_or_dead(pool, child):
+    run = run_of(1, x=BIG)
+    pool.workers.submit([run])
+    run.items[0].inputs = {}
+    run.items[0].is_over = True
+    assert pool.memory.used == 1
+    child.answers(*child.take(), payload="done")
+    await settle()
+    assert pool.memory.used == 0
 
 
 # Stop ---------------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_stop_parts_from_the_workers_and_waits_for_them():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        stopping = asyncio.ensure_future(pool.workers.stop(5.0))
-        await settle()
-        assert not first.is_killed
-        for child in (first, second):
-            assert child.take() == []
-            child.dies("ended with exit code 0")
-        assert await stopping == 0
-        await asyncio.sleep(20)
-        assert len(pool.children) == 2
+@played(2)
+async def test_stop_parts_from_the_workers_and_waits_for_them(pool, first, second):
+    stopping = asyncio.ensure_future(pool.workers.stop(5.0))
+    await settle()
+    assert not first.is_killed
+    for child in (first, second):
+        assert child.take() == []
+        child.dies("ended with exit code 0")
+    assert await stopping == 0
+    await asyncio.sleep(20)
+    assert len(pool.children) == 2
 
 
-@virtual
-async def test_workers_that_do_not_end_are_killed_and_those_that_remain_are_counted():
-    async with PlayedPool(2) as pool:
-        first, second = await pool.up()
-        stopping = asyncio.ensure_future(pool.workers.stop(5.0))
-        await asyncio.sleep(4.9)
-        assert not first.is_killed
-        await asyncio.sleep(0.2)
-        assert first.is_killed
-        assert second.is_killed
-        first.dies()
-        assert await stopping == 1
-        assert await pool.workers.stop(0.0) == 1, "asked again it says the same"
+@played(2)
+async def test_workers_that_do_not_end_are_killed_and_those_that_remain_are_counted(
+    pool, first, second
+):
+    stopping = asyncio.ensure_future(pool.workers.stop(5.0))
+    await asyncio.sleep(4.9)
+    assert not first.is_killed
+    await asyncio.sleep(0.2)
+    assert first.is_killed
+    assert second.is_killed
+    first.dies()
+    assert await stopping == 1
+    assert await pool.workers.stop(0.0) == 1, "asked again it says the same"
 
 
-@virtual
-async def test_stop_calls_off_a_restart_that_is_due():
-    async with PlayedPool() as pool:
-        await pool.up()
-        await crash(pool, 3)
-        pool.children[-1].dies()
-        assert await pool.workers.stop(1.0) == 0
-        started = len(pool.children)
-        await asyncio.sleep(30)
-        assert len(pool.children) == started
+@played()
+async def test_stop_calls_off_a_restart_that_is_due(pool):
+    await crash(pool, 3)
+    pool.children[-1].dies()
+    assert await pool.workers.stop(1.0) == 0
+    started = len(pool.children)
+    await asyncio.sleep(30)
+    assert len(pool.children) == started
 
 
-@virtual
-async def test_a_worker_that_comes_up_while_the_pool_stops_gets_no_jobs():
-    async with PlayedPool() as pool:
-        (child,) = await pool.up()
-        child.dies()
-        await settle()
-        pool.workers.submit([run_of(1)])
-        child = pool.children[-1]
-        child.is_ready()
-        stopping = asyncio.ensure_future(pool.workers.stop(1.0))
-        await settle()
-        assert pool.workers.count == 0
-        child.dies()
-        assert await stopping == 0
-        assert pool.owner.losses == []
+@played()
+async def test_a_worker_that_comes_up_while_the_pool_stops_gets_no_jobs(pool, child):
+    child.dies()
+    await settle()
+    pool.workers.submit([run_of(1)])
+    child = pool.children[-1]
+    child.is_ready()
+    stopping = asyncio.ensure_future(pool.workers.stop(1.0))
+    await settle()
+    assert pool.workers.count == 0
+    child.dies()
+    assert await stopping == 0
+    assert pool.owner.losses == []
