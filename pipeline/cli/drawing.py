@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from pipeline.cli.fused import Fused
 from pipeline.config.schema import OpConfig
 from pipeline.engine.graph import Graph
 from pipeline.frontends.dashboard.layout import arrows_of
@@ -13,38 +14,52 @@ from pipeline.op import Op, RequestOp, ResponseOp
 
 
 class Node(Struct, frozen=True):
-    """An Op as it is drawn; `details` are short texts. The edges of a graph are not `is_op`."""
+    """An Op as it is drawn; `details` are short texts. The edges of a graph are not `is_op`.
+
+    `apart` is why it never runs in one go with others.
+    """
 
     name: str
     details: tuple[str, ...]
     is_op: bool
+    apart: str = ""
 
 
 class Drawing(Struct, frozen=True):
     """Nodes, each after those that it reads, by their places in `nodes`.
 
-    `jumps` are (from, to, the name of the Op in whose place it answers).
+    `jumps` are (from, to, the name of the Op in whose place it answers), `groups` those that run in
+    one go while they are quick.
     """
 
     title: str
     nodes: Sequence[Node]
     edges: Sequence[tuple[int, int]]
     jumps: Sequence[tuple[int, int, str]]
+    groups: Sequence[tuple[int, ...]] = ()
 
 
-def drawing_of(graph: Graph, title: str) -> Drawing:
+_NOTHING = Fused((), {})
+_TOGETHER = "in one go while quick"
+
+
+def drawing_of(graph: Graph, title: str, fused: Fused = _NOTHING) -> Drawing:
     """Return the drawing of a graph; settings are shown if its Ops have been configured."""
     ops, edges, jumps = arrows_of(graph)
-    return Drawing(title, [_node(op) for op in ops], edges, jumps)
+    places = {op.name: place for place, op in enumerate(ops)}
+    groups = [tuple(places[name] for name in group) for group in fused.groups]
+    apart = fused.apart if len(graph.ops) > 1 else {}
+    return Drawing(title, [_node(op, apart) for op in ops], edges, jumps, groups)
 
 
-def _node(op: Op) -> Node:
+def _node(op: Op, apart: Mapping[str, str]) -> Node:
     kind = type(op).__name__
     if isinstance(op, RequestOp | ResponseOp):
         return Node("request" if isinstance(op, RequestOp) else "response", (kind,), is_op=False)
     config: OpConfig | None = getattr(op, "pipeline_config", None)
     own = (kind,) if type(op) is not Op else ()
-    return Node(op.name, (*own, *(_settings(config) if config else ())), is_op=True)
+    details = (*own, *(_settings(config) if config else ()))
+    return Node(op.name, details, True, apart.get(op.name, ""))
 
 
 def _settings(config: OpConfig) -> Iterator[str]:
@@ -59,8 +74,6 @@ def _settings(config: OpConfig) -> Iterator[str]:
         yield f"timeout {_ms(config.timeout_s)}"
     if config.retry > 1:
         yield f"{config.retry} attempts"
-    if not config.fuse:
-        yield "fuse off"
     local = config.local_service_conf
     if config.server_endpoints:
         yield f"{config.client_type or 'brpc'} {', '.join(config.server_endpoints)}"
@@ -92,7 +105,22 @@ def as_text(drawing: Drawing) -> str:
         f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, in the place of {over}"
         for source, to, over in drawing.jumps
     ]
-    return "\n".join([*lines, ""])
+    together = list(_together(drawing))
+    return "\n".join([*lines, *[""] * bool(together), *together, ""])
+
+
+def _together(drawing: Drawing) -> Iterator[str]:
+    """Yield a line for each group, and for each reason for which Ops are in none."""
+    for group in drawing.groups:
+        yield f"{_TOGETHER}: {', '.join(drawing.nodes[place].name for place in group)}"
+    for apart in dict.fromkeys(node.apart for node in drawing.nodes if node.apart):
+        names = ", ".join(node.name for node in drawing.nodes if node.apart == apart)
+        yield f"by itself: {names}: {apart}"
+
+
+def _labels(node: Node) -> tuple[str, ...]:
+    """Return the lines of a box."""
+    return (node.name, *node.details, *[f"by itself: {node.apart}"] * bool(node.apart))
 
 
 def _line(drawing: Drawing, number: int, width: int) -> str:
@@ -162,8 +190,11 @@ def as_mermaid(drawing: Drawing) -> str:
     lines = ["flowchart LR"]
     for number, node in enumerate(drawing.nodes):
         left, right = ("[", "]") if node.is_op else ("([", "])")
-        label = "<br>".join(map(_mermaid_text, (node.name, *node.details)))
+        label = "<br>".join(map(_mermaid_text, _labels(node)))
         lines.append(f'    n{number}{left}"{label}"{right}')
+    for number, group in enumerate(drawing.groups):
+        inside = [f"        n{place}" for place in group]
+        lines += [f'    subgraph g{number}["{_TOGETHER}"]', *inside, "    end"]
     lines += [f"    n{source} --> n{to}" for source, to in drawing.edges]
     lines += [
         f'    n{source} -.->|"instead of {_mermaid_text(over)}"| n{to}'
@@ -183,9 +214,13 @@ def as_dot(drawing: Drawing) -> str:
     """Return a digraph in Graphviz' language."""
     lines = [f"digraph {_dot_text(drawing.title)} {{", "    rankdir=LR;", "    node [shape=box];"]
     for number, node in enumerate(drawing.nodes):
-        label = _dot_text("\n".join((node.name, *node.details)))
+        label = _dot_text("\n".join(_labels(node)))
         shape = "" if node.is_op else ", shape=oval"
         lines.append(f"    n{number} [label={label}{shape}];")
+    for number, group in enumerate(drawing.groups):
+        inside = " ".join(f"n{place};" for place in group)
+        label = f"label={_dot_text(_TOGETHER)}; style=dashed;"
+        lines.append(f"    subgraph cluster_{number} {{ {label} {inside} }}")
     lines += [f"    n{source} -> n{to};" for source, to in drawing.edges]
     lines += [
         f"    n{source} -> n{to} [style=dashed, label={_dot_text(f'instead of {over}')}];"

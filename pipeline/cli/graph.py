@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.cli.drawing import FORMATS, drawing_of
+from pipeline.cli.fused import fused
 from pipeline.config import schema as configuration
 from pipeline.config.schema import (
     REQUEST_OP,
@@ -33,9 +34,10 @@ GRAPH_USAGE = """\
 usage: python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
        python -m pipeline graph [--format text|mermaid|dot] -m MODULE [ARGUMENT ...]
 
-Print the graph of the server that a script runs. The script is executed as by `python -m pipeline
-run` up to where its server would start: no worker, no model and no port is opened. What it prints
-goes to stderr. The option may also stand behind SCRIPT; behind `--` everything is the script's.
+Print the graph of the server that a script runs: its Ops, which of them run in one go while they
+are quick, and why others never do. The script is executed as by `python -m pipeline run` up to
+where its server would start: no worker, no model and no port is opened. What it prints goes to
+stderr. The option may also stand behind SCRIPT; behind `--` everything is the script's.
 
   --format F  text (the default), mermaid, or dot for Graphviz
   -m MODULE   a module that can be imported, as `python -m MODULE` runs it
@@ -99,7 +101,7 @@ def _draw(given: _GraphArguments) -> int:
             f"{given.script} ended without running a server. Its last call must be run_server() "
             "of a PipelineServer, or run_service() of a WebService."
         )
-    drawing = drawing_of(graph, server.name or given.script)
+    drawing = drawing_of(graph, server.name or given.script, fused(graph, config.dag))
     sys.stdout.write(FORMATS[given.format](drawing))
     ops = {op.name: op.pipeline_config for op in graph.ops}
     # What `prepare_server` has not logged.

@@ -1,0 +1,143 @@
+"""Which Ops of a graph may run in one go, as it is configured; no worker is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+
+from pipeline.config.schema import DagConfig
+from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.executor import DispatchCycle, Executor
+from pipeline.engine.fusable import goes_along, obstacle
+from pipeline.engine.graph import Graph
+from pipeline.engine.hosting import is_hosted
+from pipeline.engine.journal import EngineObservers
+from pipeline.engine.payload import LOCAL
+from pipeline.op import Op
+
+
+class Fused(Struct, frozen=True):
+    """Names of Ops: `groups` run in one go while all in them are quick; `apart`: why others never.
+
+    Which Ops are quick is seen at work; what `init_op` sets, and what plug-ins' workers can, is not
+    known before.
+    """
+
+    groups: Sequence[tuple[str, ...]]
+    apart: Mapping[str, str]
+
+
+def fused(graph: Graph, config: DagConfig) -> Fused:
+    """Return what becomes of a graph whose Ops are configured, if all of them are quick."""
+    executor = Executor(
+        graph,
+        lambda op, owner: cast(Any, _workers_of(op)),
+        cast(Any, _Loop),
+        DispatchCycle(cast(Any, _Loop), cast(Any, None)),
+        cast(Any, None),
+        cast(Any, None),
+        EngineObservers(),
+        config.channel_size,
+        config.fuse == "auto",
+        config.fuse_processes == "auto",
+    )
+    nodes = list(executor.nodes.values())
+    for node in nodes:
+        node.pace.is_quick = True
+    executor.fusing.changed()
+    groups = _groups(executor, nodes)
+    together = {name for group in groups for name in group}
+    return Fused(
+        groups,
+        {node.name: _why(node, nodes, config) for node in nodes if node.name not in together},
+    )
+
+
+def _groups(executor: Executor, nodes: Iterable[OpDispatcher]) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for node in nodes:
+        is_new = not any(node.name in group for group in found)
+        plan = executor.fusing.planned(node) if is_new else None
+        if plan is not None:
+            found.append(tuple(step.name for step in plan.steps))
+    return found
+
+
+def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -> str:
+    """Return why an Op runs by itself."""
+    reason = obstacle(node, nodes)
+    if reason is not None:
+        return reason
+    switch = "fuse_processes" if is_hosted(node) else "fuse"
+    if getattr(config, switch) != "auto":
+        return f"dag.{switch} is off"
+    if not node.pace.is_fusable:
+        return "it holds what only the thread may use that made it"
+    producers = [other for other in nodes if other.name in node.channel.producers]
+    free = [other for other in producers if other.pace.is_fusable]
+    if not free:
+        return "nothing next to it goes along with it"
+    if node.channel.is_join:
+        return "it waits for Ops that do not go together"
+    (other,) = free
+    if goes_along(other, node):
+        return f"{other.name} goes along with others, or leaves its group elsewhere"
+    if is_hosted(node) or is_hosted(other):
+        return f"its workers, concurrency, attempts or model do not fit those of {other.name}"
+    return f"its batches are not cut as those of {other.name}"
+
+
+# What an Executor asks for ------------------------------------------------------------------
+
+
+class _Loop:
+    """An event loop on which nothing happens later."""
+
+    @staticmethod
+    def call_soon(callback: Callable[[], None]) -> None:
+        callback()
+
+    @staticmethod
+    def call_at(when: float, callback: Callable[..., None], *args: object) -> None:
+        """Never call it."""
+
+    @staticmethod
+    def time() -> float:
+        return 0.0
+
+
+def _never(self: object, *given: object) -> None:
+    """Be there: it is for Ops that are at work."""
+
+
+class _Workers:
+    """The workers of an Op that does not start; `note`: of its model, if it has one."""
+
+    memory_domain = LOCAL
+
+    def __init__(self, op: Op) -> None:
+        self.note: object = op.pipeline_config.local_service_conf.model_config
+
+
+class _Lending(_Workers):
+    """Threads; see `Lender`."""
+
+    borrow = give_back = part = _never
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        return ()
+
+
+class _Hosted(_Workers):
+    """Processes; see `Hosting`."""
+
+    host = _never
+
+
+_KINDS: Mapping[str | None, type[_Workers]] = {"thread": _Lending, "process": _Hosted}
+
+
+def _workers_of(op: Op) -> _Workers:
+    return _KINDS.get(op.pipeline_config.workers, _Workers)(op)

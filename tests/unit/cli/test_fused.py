@@ -1,0 +1,122 @@
+"""Which Ops may run in one go, as the graph command tells it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from doubles import Tag
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.cli.drawing import FORMATS, drawing_of
+from pipeline.cli.fused import Fused, fused
+from pipeline.config.schema import load_config, resolve_op
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.op import configure_op
+
+
+class Works(Tag):
+    def process(self, feed_batch: Any, typical_logid: int) -> Any:
+        return feed_batch[0]
+
+
+def chain(*names: str) -> list[Op]:
+    ops: list[Op] = []
+    for name in names:
+        ops.append(Works(name, [ops[-1] if ops else RequestOp()]))
+    return ops
+
+
+def graph_of(last: Op, config: dict[str, Any]) -> tuple[Graph, Fused]:
+    graph = build_graph(ResponseOp(input_ops=[last]))
+    settings = load_config(yml_dict={"rpc_port": 0, **config})
+    for op in graph.ops:
+        configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
+    return graph, fused(graph, settings.dag)
+
+
+def told(last: Op, **config: Any) -> tuple[list[tuple[str, ...]], dict[str, str]]:
+    found = graph_of(last, config)[1]
+    return list(found.groups), dict(found.apart)
+
+
+def test_quick_ops_that_follow_each_other_are_a_group():
+    assert told(chain("a", "b", "c")[-1]) == ([("a", "b", "c")], {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"fuse": False}, "fuse is false"),
+        ({"workers": "process"}, "dag.fuse_processes is off"),
+        ({"batch_size": 4}, "its batches are not cut as those of b"),
+    ],
+)
+def test_an_op_that_is_in_no_group_says_why(keys, reason):
+    ops = chain("a", "b", "c")
+    assert told(ops[-1], op={"c": keys}) == ([("a", "b")], {"c": reason})
+
+
+def test_what_is_against_an_op_is_told_in_the_engine_s_words():
+    ops = chain("a", "b", "c", "d", "e")
+    ops[1].set_jump_to_ops(ops[3])
+    jumps = "it jumps, or is jumped to"
+    alone = "nothing next to it goes along with it"
+    assert told(ops[-1]) == ([], {"a": alone, "b": jumps, "c": alone, "d": jumps, "e": alone})
+
+
+def test_a_join_whose_parts_come_from_different_groups_waits():
+    ops = chain("a", "b")
+    ops[1].held = threading.local()
+    groups, apart = told(Works("c", ops))
+    assert groups == []
+    assert apart["b"] == "it holds what only the thread may use that made it"
+    assert apart["c"] == "it waits for Ops that do not go together"
+
+
+def test_off_is_said_of_each():
+    off = "dag.fuse is off"
+    assert told(chain("a", "b")[-1], dag={"fuse": "off"}) == ([], {"a": off, "b": off})
+
+
+def test_processes_go_together_where_they_are_alike():
+    dag = {"is_thread_op": False, "fuse_processes": "auto"}
+    assert told(chain("a", "b", "c")[-1], dag=dag) == ([("a", "b", "c")], {})
+    groups, apart = told(chain("a", "b", "c")[-1], dag=dag, op={"c": {"concurrency": 2}})
+    assert groups == [("a", "b")]
+    assert apart == {"c": "its workers, concurrency, attempts or model do not fit those of b"}
+    model = {"local_service_conf": {"model_config": "m.onnx"}}
+    assert told(chain("a", "b", "c")[-1], dag=dag, op={"c": model})[0] == [("a", "b")]
+
+
+def test_bounded_channels_are_thought_of():
+    read = RequestOp()
+    side = [Works("a", [read]), Works("b", [read])]
+    assert told(Works("c", side))[0] == [("a", "b", "c")]
+    assert told(Works("c", side), dag={"channel_size": 2})[0] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "group", "apart"),
+    [
+        ("text", "in one go while quick: a, b\n", "by itself: c: fuse is false\n"),
+        (
+            "mermaid",
+            '    subgraph g0["in one go while quick"]\n        n1\n        n2\n    end\n',
+            "<br>by itself: fuse is false",
+        ),
+        (
+            "dot",
+            '    subgraph cluster_0 { label="in one go while quick"; style=dashed; n1; n2; }\n',
+            "\\nby itself: fuse is false",
+        ),
+    ],
+)
+def test_every_form_shows_groups_and_reasons(form, group, apart):
+    graph, found = graph_of(chain("a", "b", "c")[-1], {"op": {"c": {"fuse": False}}})
+    text = FORMATS[form](drawing_of(graph, "svc", found))
+    assert group in text
+    assert apart in text
+    alone = graph_of(chain("a")[-1], {})
+    assert "by itself" not in FORMATS[form](drawing_of(alone[0], "svc", alone[1]))
