@@ -1,4 +1,4 @@
-"""Which Ops of a graph may run in one go, as it is configured; no worker is started."""
+"""Fused: the Ops of a graph that may run in one go, as it is configured; no worker is started."""
 
 from __future__ import annotations
 

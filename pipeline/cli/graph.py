@@ -34,10 +34,11 @@ GRAPH_USAGE = """\
 usage: python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
        python -m pipeline graph [--format text|mermaid|dot] -m MODULE [ARGUMENT ...]
 
-Print the graph of the server that a script runs: its Ops, which of them run in one go while they
-are quick, and why others never do. The script is executed as by `python -m pipeline run` up to
-where its server would start: no worker, no model and no port is opened. What it prints goes to
-stderr. The option may also stand behind SCRIPT; behind `--` everything is the script's.
+Print the graph of the server that a script runs. The script is executed as by `python -m pipeline
+run` up to where its server would start: no worker, no model and no port is opened. What it prints
+goes to stderr. The option may also stand behind SCRIPT; behind `--` everything is the script's.
+
+Below the Ops stands which of them run in one go while they are quick, and why others never do.
 
   --format F  text (the default), mermaid, or dot for Graphviz
   -m MODULE   a module that can be imported, as `python -m MODULE` runs it

@@ -75,7 +75,7 @@ class OpSpan(NamedTuple):
     preprocess_end_ns: int  # process begins
     process_end_ns: int  # postprocess begins
     end_ns: int
-    result_received_ns: int  # the event loop had the result
+    result_received_ns: int  # the event loop had the result: of all Ops of a walk at once
 
 
 class RequestRecord(NamedTuple):

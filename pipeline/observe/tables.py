@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import Rows
+from pipeline.engine.journal import NO_WORKER, Rows
 from pipeline.observe.snapshot import LATENCY_STEPS
 
 Integers = npt.NDArray[np.int64]
@@ -49,6 +49,19 @@ def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
     np.subtract(first[1:], first[:-1], out=sizes[:-1])
     sizes[-1:] = len(is_first) - first[-1:]
     return first, sizes
+
+
+def walks(spans: Rows) -> dict[tuple[int, int], list[int]]:
+    """Return the Ops that requests went through in one go, by (data_id, result_received_ns).
+
+    Such spans came back to the event loop at the same moment, to the nanosecond.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    rows = columns(spans, "data_id", "result_received_ns", "op", "worker").T.tolist()
+    for data_id, received_ns, op, worker in rows:
+        if worker != NO_WORKER and received_ns > 0:
+            found.setdefault((data_id, received_ns), []).append(op)
+    return {walk: ops for walk, ops in found.items() if len(set(ops)) > 1}
 
 
 def columns(table: Rows, *names: str) -> Integers:

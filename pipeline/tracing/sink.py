@@ -19,7 +19,7 @@ from pipeline.engine.journal import (
 )
 from pipeline.errors import InitError, one_line
 from pipeline.observe.sink import SinkContext
-from pipeline.observe.tables import Integers, Positions, batches
+from pipeline.observe.tables import Integers, Positions, batches, walks
 from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
 from pipeline.tracing.spans import RequestSpans, SpanRecord, Traced, TracedSpan
@@ -144,11 +144,17 @@ class Telemetry:
     def _traced_spans(self, spans: Rows, which: Positions) -> list[TracedSpan]:
         if not len(which):
             return []
-        found = batches(spans)
-        runs = found.of(which)
-        sizes, rows = found.sizes[runs].tolist(), op_spans(spans.take(which))
+        found, taken = batches(spans), spans.take(which)
+        runs, together = found.of(which), walks(taken)
+        sizes, rows = found.sizes[runs].tolist(), op_spans(taken)
         return [
-            TracedSpan(self._traced[row.data_id], run, size, row)
+            TracedSpan(
+                self._traced[row.data_id],
+                run,
+                size,
+                row,
+                together.get((row.data_id, row.result_received_ns), ()),
+            )
             for run, size, row in zip(runs.tolist(), sizes, rows, strict=True)
         ]
 

@@ -67,12 +67,16 @@ class Traced(msgspec.Struct, eq=False):
 
 
 class TracedSpan(NamedTuple):
-    """An OpSpan of a recorded request, in the batch number `run`, which had `size` requests."""
+    """An OpSpan of a recorded request, in the batch number `run`, which had `size` requests.
+
+    `walk` are the indexes of the Ops that it went through in one go, this one among them.
+    """
 
     traced: Traced
     run: int
     size: int
     row: OpSpan
+    walk: Sequence[int] = ()
 
 
 class RequestSpans:
@@ -110,6 +114,8 @@ class RequestSpans:
             attributes["pipeline.worker"] = row.worker
             attributes["pipeline.batch"] = row.batch
             attributes["pipeline.batch_requests"] = op_span.size
+            if op_span.walk:
+                attributes["pipeline.in_one_go"] = ", ".join(self._names[op] for op in op_span.walk)
         yield SpanRecord(
             name=op,
             context=whole,

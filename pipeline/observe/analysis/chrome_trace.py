@@ -1,7 +1,8 @@
 """Spans and requests as Chrome trace events, which chrome://tracing and ui.perfetto.dev draw.
 
 The format is the "Trace Event Format": a process for the requests and one for each Op, a thread
-for each worker, slices ("B" to "E") for batches and their stages, arrows ("s", "t", "f") that
+for each worker, slices ("B" to "E") for batches and their stages, in a request's row for the Ops
+that it went through in one go, arrows ("s", "t", "f") that
 follow a request through the Ops, counters ("C") of the requests that wait in each channel.
 
 Slices are not "X" with a duration: Perfetto drops those that overlap, as rounded sums do. Of events
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from pipeline.engine.journal import NO_WORKER, Outcome, Rows
-from pipeline.observe.tables import batches
+from pipeline.observe.tables import batches, columns, walks
 
 Event = dict[str, Any]
 
@@ -33,6 +34,9 @@ _STAGES = (
     ("process", "preprocess_end_ns", "process_end_ns"),
     ("postprocess", "process_end_ns", "end_ns"),
 )
+_Part = tuple[str, int, int]
+"""A slice inside of another one: its name, begin and end, in ns."""
+
 _PARTS = (
     ("wait", "start_ns", "admitted_ns"),
     ("unpack", "admitted_ns", "dispatched_ns"),
@@ -85,11 +89,14 @@ class _Tracer:
         self._zero_ns = zero_ns
         self._slices: list[Event] = []
         self._ways: dict[int, list[Event]] = {}  # by data id: its arrow's ends, among the slices
+        self._walks: dict[tuple[int, int], list[str]] = {}
+        self._walks_of: dict[int, list[_Part]] = {}  # by data id
 
     def events(self, spans: Rows, requests: Rows) -> list[Event]:
-        self._add_requests(requests)
         has_times = (spans["start_ns"] > 0) & (spans["end_ns"] >= spans["start_ns"])
         ran = spans[(spans["worker"] != NO_WORKER) & has_times]
+        self._find_walks(ran)
+        self._add_requests(requests)
         for bounds in _by_worker(ran, split_batches(ran)):
             self._add_worker(ran, bounds)
         for data_id, points in self._ways.items():
@@ -115,6 +122,20 @@ class _Tracer:
         for pid, name in named:
             yield _meta("process_name", pid, 0, name=self._prefix + name)
             yield _meta("process_sort_index", pid, 0, sort_index=pid)
+
+    def _find_walks(self, ran: Rows) -> None:
+        for walk, ops in walks(ran).items():
+            self._walks[walk] = [self._names[op] for op in ops]
+        if not self._walks:
+            return
+        times: dict[tuple[int, int], list[int]] = {}
+        names = ("data_id", "result_received_ns", "start_ns", "end_ns")
+        for data_id, received_ns, start_ns, end_ns in columns(ran, *names).T.tolist():
+            times.setdefault((data_id, received_ns), []).extend((start_ns, end_ns))
+        for walk, together in self._walks.items():
+            name = f"in one go: {', '.join(together)}"
+            part = (name, min(times[walk]), max(times[walk]))
+            self._walks_of.setdefault(walk[0], []).append(part)
 
     # Slices -----------------------------------------------------------------------------------
 
@@ -161,6 +182,8 @@ class _Tracer:
         about |= {name: value for name, value in known.items() if value >= 0}
         if waits.size:
             about["longest_wait_us"] = int(waits.max()) / 1e3
+        if together := self._walks.get((row["data_id"], row["result_received_ns"])):
+            about["in_one_go"] = together
         outcome = int(batch["outcome"].max())  # one that failed colours the batch
         self._begin(place, name, row["start_ns"], _ending(outcome, **about))
         for data_id in ids:
@@ -183,8 +206,19 @@ class _Tracer:
                 self._begin(place, name, row[start])
                 if name in points:
                     self._add_point(place, row["data_id"], row[start])
+                if name == "graph":
+                    self._add_walks(place, row["data_id"], (row[start], row[end]))
                 self._end(place, row[end])
                 reached = row[end]
+
+    def _add_walks(self, place: Event, data_id: int, within: tuple[int, int]) -> None:
+        """Add those of a request that do not overlap, which two side by side may."""
+        reached = within[0]
+        for name, start, end in sorted(self._walks_of.get(data_id, ()), key=lambda part: part[1]):
+            if reached <= start <= end <= within[1]:
+                self._begin(place, name, start)
+                self._end(place, end)
+                reached = end
 
     def _add_point(self, place: Event, data_id: int, time_ns: int) -> None:
         """Add a point where a request's arrow begins, ends or comes by; `_join` draws it."""

@@ -89,8 +89,10 @@ class Tracer:
             return
         self._is_idle = True
         pieces, ended_s = self._taken(), self._started_s
-        sizes = {op.name: op.queued for op in self._state().ops}
-        self._background.submit(lambda: self._write(pieces, started_s, ended_s, sizes))
+        ops = self._state().ops
+        sizes = {op.name: op.queued for op in ops}
+        groups = list(dict.fromkeys(op.group for op in ops if op.group))
+        self._background.submit(lambda: self._write(pieces, started_s, ended_s, sizes, groups))
 
     def _taken(self) -> _Pieces:
         pieces, self._taken_in, self._rows = self._taken_in, [], 0
@@ -107,14 +109,19 @@ class Tracer:
         return interval
 
     def _write(
-        self, pieces: _Pieces, started_s: float, ended_s: float, sizes: Mapping[str, int]
+        self,
+        pieces: _Pieces,
+        started_s: float,
+        ended_s: float,
+        sizes: Mapping[str, int],
+        groups: Sequence[tuple[str, ...]],
     ) -> None:
         """Add the last rows of an interval, and write the block about it; on the thread."""
         interval = self._add(pieces, started_s)
         self._interval = None
         if not interval.is_idle:
             length_s = max(ended_s - interval.started_s, 1e-9)
-            self._output.write(TracerBlock(interval, length_s, self._graph, sizes))
+            self._output.write(TracerBlock(interval, length_s, self._graph, sizes, groups))
 
 
 def open_tracer(context: SinkContext, options: None) -> Tracer:

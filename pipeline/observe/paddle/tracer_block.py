@@ -151,12 +151,16 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class TracerBlock:
-    """One interval of `length_s` seconds, and how many requests wait at each Op at its end."""
+    """One interval of `length_s` seconds.
+
+    `sizes`: how many requests wait at each Op at its end; `groups`: which Ops run in one go then.
+    """
 
     interval: Interval
     length_s: float
     graph: TracedGraph
     sizes: Mapping[str, int]
+    groups: Sequence[tuple[str, ...]] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield what goes to `pipeline.tracer`, without times and line breaks."""
@@ -215,6 +219,8 @@ class TracerBlock:
             ends = printable(f"In: {list(producers)}, Out: {[name]}")
             size = self.sizes.get(name, 0)
             yield f"\tchl{number}({ends}) size[{size}/{graph.channel_size}]"
+        for group in self.groups:
+            yield f"In one go: {printable(str(list(group)))}"
 
 
 class TracerOutput:

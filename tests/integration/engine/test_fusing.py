@@ -28,6 +28,7 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.walk import Walk
+from pipeline.observe.tables import walks
 from pipeline.workers import thread as threads
 
 
@@ -549,3 +550,25 @@ def test_the_statistics_are_those_of_ops_that_run_apart():
     fused, apart = asyncio.run(main(True)), asyncio.run(main(False))
     assert fused == apart
     assert fused
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_the_journal_tells_what_ran_in_one_go(is_fused):
+    spans = []
+
+    class Keeps:
+        def notify(self, rows, requests):
+            spans.append(rows)
+
+    async def main():
+        async with serving(chain(Calls, Processes, Calls), is_fused=is_fused) as server:
+            journal = server.executor._observers.journal
+            journal.sinks.append(Keeps())
+            for number in range(5):
+                await ask(server, str(number))
+            journal.flush()
+
+    asyncio.run(main())
+    rows = np.concatenate(spans)
+    assert len(rows) == 15
+    assert list(walks(rows).values()) == [[0, 1, 2]] * 5 * is_fused

@@ -133,7 +133,7 @@ def test_rows_are_read_by_the_names_that_they_have_in_the_journal():
 def test_a_request_is_a_span_with_one_for_each_turn_and_stage_below(bench: Bench):
     bench.begin(7)
     bench.turn(7)
-    bench.turn(7, op=2, rows=3, worker=1, batch=4)
+    bench.turn(7, op=2, rows=3, worker=1, batch=4, result_received_ns=61)
     bench.request(7)
     spans = by_name(bench.spans())
     assert {name: times(span) for name, span in spans.items()} == {
@@ -142,7 +142,7 @@ def test_a_request_is_a_span_with_one_for_each_turn_and_stage_below(bench: Bench
         "bow preprocess": (20, 30),
         "bow process": (30, 40),
         "bow postprocess": (40, 50),
-        "combine": (10, 60),
+        "combine": (10, 61),
         "combine queue": (10, 20),
         "combine preprocess": (20, 30),
         "combine process": (30, 40),
@@ -168,6 +168,29 @@ def test_a_request_is_a_span_with_one_for_each_turn_and_stage_below(bench: Bench
         ("let into the graph", 2),
         ("unpacked", 3),
         ("through the graph", 70),
+    ]
+
+
+def test_spans_of_ops_that_ran_in_one_go_say_so(bench: Bench):
+    for data_id in (7, 8):
+        bench.begin(data_id)
+    for op in (2, 0):  # came back at the same moment
+        bench.turn(7, op=op, result_received_ns=61)
+    bench.turn(7, op=1, result_received_ns=62)
+    bench.turn(7, op=1, worker=NO_WORKER, batch=-1, result_received_ns=61)
+    bench.turn(8, op=1, result_received_ns=61)
+    found = [
+        (span.context.trace_id, span.name, span.attributes.get("pipeline.in_one_go"))
+        for span in bench.spans()
+        if span.name in NAMES
+    ]
+    together = "combine, bow"
+    assert sorted(found, key=str) == [
+        (1001, "bow", together),
+        (1001, "cnn", None),
+        (1001, "cnn", None),
+        (1001, "combine", together),
+        (1002, "cnn", None),
     ]
 
 

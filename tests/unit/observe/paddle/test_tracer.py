@@ -78,9 +78,9 @@ def requests_of(*rows: Any) -> Rows:
     return np.array(list(rows), REQUEST)
 
 
-def state() -> EngineState:
+def state(group: tuple[str, ...] = ()) -> EngineState:
     workers = WorkersState("thread", 1, 1, 0)
-    ops = [OpState("uci", 9, 3, 1, workers), OpState("sum", 0, 0, 0, workers)]
+    ops = [OpState("uci", 9, 3, 1, workers, group), OpState("sum", 0, 0, 0, workers, group)]
     return EngineState(True, 0, 0, 0, 0, ops)
 
 
@@ -90,7 +90,9 @@ class Traced:
     def __init__(self, folder: Path, **files: Any) -> None:
         self.clock = Clock()
         self.file = folder / "pipeline.tracer"
-        self.tracer = Tracer(GRAPH, state, TracerFiles(self.file, **files), self.clock)
+        self.group: tuple[str, ...] = ()
+        output = TracerFiles(self.file, **files)
+        self.tracer = Tracer(GRAPH, lambda: state(self.group), output, self.clock)
         self.tracer.start()
         self.notify = self.tracer.notify
 
@@ -164,6 +166,16 @@ def test_a_block_has_the_predecessors_layout(traced: Traced):
         "Channel (server worker num[4]):",
         "\tchl0(In: ['@DAGExecutor'], Out: ['uci']) size[3/10]",
         "\tchl1(In: ['uci', 'other'], Out: ['sum']) size[0/10]",
+    ]
+
+
+def test_a_block_ends_with_what_runs_in_one_go(traced: Traced):
+    traced.group = ("uci", "sum")
+    traced.notify(turns_of(turn(10)), NO_REQUESTS)
+    traced.tick()
+    assert traced.lines()[-2:] == [
+        "\tchl1(In: ['uci', 'other'], Out: ['sum']) size[0/10]",
+        "In one go: ['uci', 'sum']",
     ]
 
 
