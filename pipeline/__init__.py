@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipeline.errors import ProductError
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
+    from pipeline.routes import Answer, Goto
     from pipeline.server import PipelineServer
     from pipeline.web_service import WebService
     from pipeline.workers.shm.pickling import allow_in_payloads
@@ -24,8 +25,10 @@ __path__.append(f"{__path__[0]}/system/moved")
 
 _HOME = {
     "Analyst": "pipeline.observe.analysis.analyst",
+    "Answer": "pipeline.routes",
     "AsyncPipelineClient": "pipeline.client",
     "Filter": "pipeline.engine.filters",
+    "Goto": "pipeline.routes",
     "LocalServiceHandler": "pipeline.dropin.local_service_handler",
     "PipelineClient": "pipeline.client",
     "ProductError": "pipeline.errors",
@@ -41,8 +44,10 @@ _HOME = {
 
 __all__ = [
     "Analyst",
+    "Answer",
     "AsyncPipelineClient",
     "Filter",
+    "Goto",
     "LocalServiceHandler",
     "Op",
     "PipelineClient",

@@ -14,6 +14,7 @@ from pipeline.errors import GraphError, NotImplementedByOpError, PackageError
 from pipeline.proto import codec, pipeline_service_pb2
 from pipeline.proto.pipeline.response import pack, pack_error
 from pipeline.proto.slices import SLICE, breathe
+from pipeline.routes import names_of_ops
 
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig
@@ -70,6 +71,9 @@ class Op:
         jump_to_ops: see `check_jumping`.
         fuse: False: its methods run on the Op's own threads only, never on those of the Op
             before it.
+        loop_to: Ops, or their names, that a `Goto` of this one may have run again: itself, or
+            those whose answers lead to it.
+        max_loops: how often it may do so for one request, >= 1; once more is an error.
 
     A value given here wins over config.yml, config.yml over the default.
     """
@@ -115,6 +119,8 @@ class Op:
         local_service_handler: Any = None,
         jump_to_ops: Op | Iterable[Op] | None = [],
         fuse: bool | None = None,
+        loop_to: str | Op | Iterable[str | Op] = (),
+        max_loops: int = 100,
     ) -> None:
         self.name: str = f"Op{next(_numbers)}" if name is None else name
         self.pipeline_given: Mapping[str, object] = {
@@ -135,6 +141,8 @@ class Op:
         self._jump_to_ops: list[Op] = []
         self.set_input_ops(input_ops)
         self.set_jump_to_ops(jump_to_ops)
+        self.pipeline_loop_to: tuple[str, ...] = names_of_ops(loop_to)
+        self.pipeline_max_loops: int = max_loops
         self.dynamic_shape_info: dict[str, Any] = dict(
             getattr(local_service_handler, "dynamic_shape_info", {})
         )

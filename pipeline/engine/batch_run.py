@@ -16,7 +16,7 @@ from msgspec import field
 from pipeline.data import ChannelData, RequestContext, context_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
-from pipeline.engine.op_state import is_as_before, keep_changes, restore
+from pipeline.engine.op_state import keep_changes, restore
 from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import log_raised, product_error, stage_error, stage_failure
@@ -30,9 +30,11 @@ from pipeline.errors import (
     WorkerDiedError,
     described,
 )
+from pipeline.routes import Routed
 from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
+_WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it
 _EXCEEDED = "exceeded retry count"
 _ADVICE = (
     "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
@@ -55,10 +57,11 @@ class BatchRun(Batch, eq=False):
     many it takes; empty: it did not get that far.
     `states` has what `preprocess` of an item stored on the Op, for its own `postprocess` to read:
     in a batch the others' `preprocess` runs in between. `outcomes` has, for each item, its
-    payload or a PipelineError; None for an item that was over before it began. A run that got
-    stuck in a call can be taken up by another worker, see `resumed`: the dispatcher then sets
-    `is_superseded`. `calls` is None until they are planned, which is not seen where the workers
-    keep no progress; `attempts` then counts the workers that it was lost with, see `again`.
+    payload, a Goto or Answer with it, or a PipelineError; None for an item that was over before it
+    began. A run that got stuck in a call can be taken up by another worker, see `resumed`: the
+    dispatcher then sets `is_superseded`. `calls` is None until they are planned, which is not seen
+    where the workers keep no progress; `attempts` then counts the workers that it was lost with,
+    see `again`.
 
     With `is_step` it is part of a walk, whose books have it.
 
@@ -199,7 +202,7 @@ class BatchRun(Batch, eq=False):
 
     def _preprocess(self, op: BoundOp) -> None:
         keeps_state = op.keeps_state and len(self.items) > 1
-        latest = before = dict(op.state) if keeps_state else {}
+        before = dict(op.state) if keeps_state else {}
         for index, item in enumerate(self.items):
             if item.is_over:
                 continue
@@ -214,17 +217,11 @@ class BatchRun(Batch, eq=False):
                 self.outcomes[index] = stage_error(error, op, "preprocess", item.log_id)
                 continue
             if keeps_state:
-                if not is_as_before(op.state, latest):
-                    latest = dict(op.state)
-                self.states[index] = latest
+                self.states[index] = dict(op.state)
             self.prepared[index] = data
             if skip:
                 self.skipping.add(index)
-        if not keeps_state:
-            return
-        if latest is before and is_as_before(op.state, before):  # as nearly always
-            self.states.clear()
-        else:
+        if keeps_state:
             keep_changes(before, self.states, op.state)
 
     # Process ----------------------------------------------------------------------------
@@ -364,9 +361,9 @@ class BatchRun(Batch, eq=False):
         for call in self.calls or ():
             for place, index in enumerate(call.items):
                 piece = call.error if call.error is not None else call.result[place]
-                if call.part is None or isinstance(piece, PipelineError):
+                if call.part is None or isinstance(piece, _WHOLE):
                     fetched[index] = piece
-                elif not isinstance(fetched[index], PipelineError):
+                elif not isinstance(fetched[index], _WHOLE):
                     fetched[index].append(piece)
         return fetched
 
@@ -374,7 +371,7 @@ class BatchRun(Batch, eq=False):
         answers = OrderedDict(
             (item.data_id, ChannelData(item.data_id, item.log_id, outcome))
             for item, outcome in zip(self.items, self.outcomes, strict=True)
-            if outcome is not None and not isinstance(outcome, PipelineError)
+            if isinstance(outcome, dict)
         )
         if not answers:
             return False
@@ -383,7 +380,6 @@ class BatchRun(Batch, eq=False):
         except BaseException as error:  # user code; a worker survives even SystemExit
             failed = stage_error(error, op, "check_jumping", 0)
             self.outcomes = [
-                outcome if outcome is None or isinstance(outcome, PipelineError) else failed
-                for outcome in self.outcomes
+                failed if isinstance(outcome, dict) else outcome for outcome in self.outcomes
             ]
             return False

@@ -49,11 +49,13 @@ from pipeline.errors import (
 )
 from pipeline.op import Op, overrides
 from pipeline.proto.slices import AbandonedError
+from pipeline.routes import Answer, Goto, Routed, checked
 
 _LOGGER = logging.getLogger(__name__)
 
 _FEEDS = (dict, list)
 _FETCHED = (dict, type(None))
+_RESULTS = (dict, Answer)
 _FLAGS = (bool, np.bool_, int, type(None))
 _UNFINISHED = (Generator, AsyncGenerator, Awaitable)
 
@@ -88,7 +90,6 @@ class BoundOp(OpFacts):
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
         self._loop = loop
-        self._calls: dict[str, Callable[..., Any]] = {}  # one-argument methods, see `call`
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.
         for name in ("preprocess", "process", "postprocess"):
@@ -111,12 +112,7 @@ class BoundOp(OpFacts):
 
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
-        returned = self.users_preprocess(inputs, data_id, log_id)
-        if type(returned) is tuple and len(returned) == 4:
-            data, skip, code, _ = returned
-            if type(data) is dict and code is None and type(skip) is bool:  # as nearly always
-                return data, skip
-        return self.prepared(returned)
+        return self.prepared(self.users_preprocess(inputs, data_id, log_id))
 
     def prepared(self, data: Any) -> Prepared:
         """Return what the user's preprocess returned, in one form."""
@@ -130,6 +126,8 @@ class BoundOp(OpFacts):
             raise self._refused("preprocess", None, "return a dict, or a list of dicts.")
         if isinstance(data, _FEEDS):
             return data, skip
+        if isinstance(data, Routed):  # nothing else runs
+            return checked(data, self._named["preprocess"]), True
         data = self._finished("preprocess", data)
         if self.runs_process and not skip:
             raise PayloadTypeError(
@@ -148,37 +146,44 @@ class BoundOp(OpFacts):
                 raise coded_error(int(code), str(info))
         if isinstance(result, dict):
             return result
+        if isinstance(result, Goto):
+            expected = "it runs for several requests at once, return Goto from postprocess"
+            raise self._refused("process", result, expected)
+        if isinstance(result, Answer):
+            return checked(result, self._named["process"])
         if result is None or self._needs_dicts:
             return self.answer(result)
         return self._finished("process", result)
 
-    def answer(self, result: Any) -> dict[str, Any]:
+    def answer(self, result: Any) -> Any:
         """Return the result of `process` as the answer, where the user has no postprocess."""
-        if isinstance(result, dict):
+        if isinstance(result, _RESULTS):
             return result
         expected = "return a dict of results, or (dict, err_code, err_info)"
         raise self._refused("process", result, expected)
 
-    def postprocess(
-        self, inputs: dict[str, Any], fetched: Any, data_id: int, log_id: int
-    ) -> dict[str, Any]:
-        """Raises ProductError for a returned product code, PayloadTypeError for no dict."""
+    def postprocess(self, inputs: dict[str, Any], fetched: Any, data_id: int, log_id: int) -> Any:
+        """Return the answer, or where it goes: a Goto or Answer, which may be there already.
+
+        Raises ProductError for a returned product code, PayloadTypeError for no dict.
+        """
+        if type(fetched) is not dict and isinstance(fetched, Routed):
+            return fetched
         if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)
-        answer = self.users_postprocess(inputs, fetched, data_id, log_id)
-        if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
-            answer = answer[0]
-        return answer if type(answer) is dict else self.answered(answer)
+        return self.answered(self.users_postprocess(inputs, fetched, data_id, log_id))
 
-    def answered(self, answer: Any) -> dict[str, Any]:
-        """Return what the user's postprocess returned, in one form."""
+    def answered(self, answer: Any) -> Any:
+        """Return what the user's postprocess returned, in one form: a dict, a Goto or Answer."""
         if isinstance(answer, tuple):
             if len(answer) != 3:
                 answer = _padded(answer, 3, self._named["postprocess"])
             answer, code, info = answer
             if code is not None:
                 raise _product_error(code, info, self._named["postprocess"])
+        if isinstance(answer, Routed):
+            return checked(answer, self._named["postprocess"])
         if not isinstance(answer, dict):
             _close(answer)
             raise PayloadTypeError(
@@ -220,12 +225,9 @@ class BoundOp(OpFacts):
 
         `context` is for a method that asks for it.
         """
-        function = self._calls.get(method)
-        if function is None:
-            function = getattr(self.op, method)
-            if inspect.iscoroutinefunction(function):
-                function = self._on_loop(function, method)
-            self._calls[method] = function
+        function = getattr(self.op, method)
+        if inspect.iscoroutinefunction(function):
+            function = self._on_loop(function, method)
         try:
             return function(argument) if context is None else function(argument, context=context)
         except AbandonedError:

@@ -6,19 +6,25 @@ And what an Op has to know of those that it fills: Room, Links.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import field
 
 from pipeline.data import RequestInfo
+from pipeline.engine.conditions import Absent, WayBack, loops_of, present
 from pipeline.engine.payload import LOCAL
-from pipeline.errors import GraphError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.request import RequestState
+
+
+_NO_ANSWER = (PipelineError, Absent)
 
 
 class Item(msgspec.Struct, eq=False):
@@ -89,7 +95,10 @@ class Channel:
 
     `producers` are the names of the Ops that feed it, in the Op's order. A request is ready
     when each of them has delivered or, with `first_arrival`, when the first of them has
-    delivered something that is no error.
+    delivered an answer: no error, nor an `Absent`.
+
+    Attributes:
+        repeats: those that answer once, while a loop has the Op run again and again.
     """
 
     def __init__(self, producers: Sequence[str], first_arrival: bool = False) -> None:
@@ -98,6 +107,8 @@ class Channel:
         self._first_arrival = first_arrival
         self._parts: dict[RequestState, dict[str, Any]] = {}
         self._names: dict[RequestState, dict[str, str]] = {}  # of stand-ins, by producer
+        self.repeats: frozenset[str] = frozenset()
+        self._kept: dict[RequestState, dict[str, Any]] = {}
 
     @property
     def waiting_for_parts(self) -> int:
@@ -109,9 +120,10 @@ class Channel:
     ) -> dict[str, Any] | None:
         """Take the part of the producer `slot`; the request's inputs once complete, else None.
 
-        A part is a payload or a `PipelineError`; inputs that hold an error are complete all
-        the same, see `first_error`. `name` is that of the Op whose answer it is, where a jump
-        stands in for the producer: the part is read under that name.
+        A part is a payload, a `PipelineError` or an `Absent`, which is in the inputs only if
+        nothing else is; inputs that hold an error are complete all the same, see `first_error`.
+        `name` is that of the Op whose answer it is, where a jump stands in for the producer: the
+        part is read under that name.
         """
         if not self.is_join:
             return {name or slot: part}
@@ -130,25 +142,38 @@ class Channel:
             return {name or slot: part}
         if not is_complete:
             return None
+        if self.repeats:
+            self._kept[request] = {slot: own_dict(parts[slot]) for slot in self.repeats}
         if names is None:
-            return {producer: parts[producer] for producer in self.producers}
+            return present({producer: parts[producer] for producer in self.producers})
         inputs: dict[str, Any] = {}
         for slot in self.producers:  # who stands in for another, and is read itself, is read once
             name, part = names.get(slot, slot), parts[slot]
             if name not in inputs or _is_answer(part):
                 inputs[name] = part
-        return inputs
+        return present(inputs)
+
+    def begin_lap(self, request: RequestState, again: Container[str]) -> None:
+        """Forget the parts of the producers `again`; those of the others are there, once more."""
+        parts = {**self._kept.get(request, {}), **self._parts.get(request, {})}
+        self.discard_parts(request)
+        left = {slot: own_dict(part) for slot, part in parts.items() if slot not in again}
+        if left and not self._first_arrival:
+            self._parts[request] = left
 
     def discard_parts(self, request: RequestState) -> None:
         """Forget the parts that still wait for others."""
         self._parts.pop(request, None)
         if self._names:
             self._names.pop(request, None)
+        if self._kept:
+            self._kept.pop(request, None)
 
     def held_error(self, request: RequestState) -> PipelineError | None:
         """Return the first error among the parts that still wait for others, in producer order."""
         parts = self._parts.get(request, {})
-        return first_error({slot: parts[slot] for slot in self.producers if slot in parts})
+        held = (parts.get(slot) for slot in self.producers)
+        return next((part for part in held if isinstance(part, PipelineError)), None)
 
 
 class Room:
@@ -222,6 +247,12 @@ class Links(msgspec.Struct, eq=False):
         runs_again: what runs again after it jumped back.
         begins_laps: those of them that read no other Op.
         is_target: whether jumps are for it.
+        loops: those of its `loop_to`, by the name of the Op that runs again.
+        is_in_loop: whether one has it run again.
+        answered: its answers so far, errors too.
+        withheld: how many of them each successor did not get.
+        taken: how many went each other way: where loops and jumps lead to.
+        skipped: requests that came past it, for nothing came for it.
         opens_payloads: whether it has to open what it reads, for its workers cannot.
     """
 
@@ -232,6 +263,12 @@ class Links(msgspec.Struct, eq=False):
     runs_again: frozenset[OpDispatcher] = frozenset()
     begins_laps: tuple[OpDispatcher, ...] = ()
     is_target: bool = False
+    loops: dict[str, WayBack] = {}
+    is_in_loop: bool = False
+    answered: int = 0
+    withheld: Counter[OpDispatcher] = field(default_factory=Counter)
+    taken: Counter[OpDispatcher] = field(default_factory=Counter)
+    skipped: int = 0
     opens_payloads: bool = False
 
 
@@ -249,6 +286,7 @@ def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]])
         links = node.links
         links.targets = tuple(nodes[target] for target in op.get_jump_to_ops())
         back = [target.links.below for target in links.targets if node in target.links.below]
+        links.loops = loops_of(op, nodes)
         links.runs_again = frozenset().union(*back)
         links.begins_laps = _wholly_below(node, nodes)
         for target in links.targets:
@@ -284,19 +322,12 @@ def _bound(nodes: list[OpDispatcher]) -> None:
             other.room.held_back += (node,)
 
 
-class PassedOver(GraphError):
-    """Stands for the part of an Op that a jump passed over; every other error goes before it."""
-
-
-def first_error(inputs: dict[str, Any]) -> PipelineError | None:
-    """Return the first error among the parts, in producer order."""
-    passed_over = None
+def first_error(inputs: dict[str, Any]) -> PipelineError | Absent | None:
+    """Return the first error among the parts, in producer order; or that there is nothing."""
     for part in inputs.values():
-        if isinstance(part, PipelineError):
-            if not isinstance(part, PassedOver):
-                return part
-            passed_over = passed_over or part
-    return passed_over
+        if isinstance(part, _NO_ANSWER):
+            return part
+    return None
 
 
 def own_dict(payload: Any) -> Any:
@@ -305,4 +336,4 @@ def own_dict(payload: Any) -> Any:
 
 
 def _is_answer(part: Any) -> bool:
-    return not isinstance(part, PipelineError)
+    return not isinstance(part, _NO_ANSWER)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PayloadTypeError, PipelineError
+from pipeline.routes import Answer
 
 LOD = ".lod"
 _SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
@@ -120,6 +121,8 @@ def distribute(call: Call) -> list[Any]:
     """
     if len(call.items) == 1:
         return [call.result]
+    if isinstance(call.result, Answer):
+        return list(map(Answer, _split(call.result.answer, call.spans)))
     return _split(call.result, call.spans)
 
 
@@ -143,35 +146,20 @@ def _are_alike(items: list[Any]) -> bool:
     first = items[0]
     if not isinstance(first, dict) or not first:
         return False
-    form = _form_of(first)
-    count = len(first)
-    for item in items[1:] if form else ():
-        if not isinstance(item, dict) or len(item) != count:
+    for item in items:
+        if not isinstance(item, dict) or len(item) != len(first):
             return False
         rows = -1
-        for name, dtype, row_shape in form:
-            value = item.get(name)
-            if type(value) is not np.ndarray or value.dtype != dtype or not value.ndim:
+        for name, value in item.items():
+            other = first.get(name)
+            if type(value) is not np.ndarray or type(other) is not np.ndarray or not value.ndim:
                 return False
-            shape = value.shape
-            if shape[1:] != row_shape or rows not in (-1, shape[0]):
+            if value.dtype != other.dtype or value.shape[1:] != other.shape[1:]:
                 return False
-            rows = shape[0]
-    return bool(form)
-
-
-def _form_of(item: dict[str, Any]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Return what plain arrays that go together have in common; empty: there are others."""
-    form: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-    rows = -1
-    for name, value in item.items():
-        if type(value) is not np.ndarray or not value.ndim or str(name).endswith(LOD):
-            return []
-        if rows not in (-1, len(value)):
-            return []
-        rows = len(value)
-        form.append((name, value.dtype, value.shape[1:]))
-    return form
+            if rows not in (-1, len(value)) or str(name).endswith(LOD):
+                return False
+            rows = len(value)
+    return True
 
 
 def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Links, Room, first_error
+from pipeline.engine.conditions import Absent
 from pipeline.engine.journal import EngineObservers, Outcome
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.pace import Pace
@@ -84,12 +85,14 @@ class OpDispatcher:
         part: Any,
         stand_in: str | None = None,
         entered: tuple[OpDispatcher, ...] = (),
+        is_all: bool = False,
     ) -> None:
         """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it.
 
-        `entered`: others that read it, and do so in one go with this Op.
+        `entered`: others that read it, and do so in one go with this Op. `is_all`: nothing else
+        is read, as of an Op that has this one run again.
         """
-        if self.channel.is_join or stand_in is not None:
+        if (self.channel.is_join and not is_all) or stand_in is not None:
             inputs = self.channel.join(request, slot, part, stand_in)
             if inputs is None:
                 return
@@ -97,10 +100,12 @@ class OpDispatcher:
             inputs = {slot: part}
         if self.links.opens_payloads:
             inputs = {name: opened(part) for name, part in inputs.items()}
-        if type(part) is not dict or len(inputs) > 1:  # else it is no error
+        if type(part) is not dict or len(inputs) > 1:  # else it is an answer
             error = first_error(inputs)
             if error is not None:
-                self._router.route(self, request, error, jumped=False)
+                if type(error) is Absent:
+                    self.links.skipped += 1
+                self._router.route(self, request, error)
                 return
         self._add(request, inputs, entered=entered)
 
@@ -137,24 +142,29 @@ class OpDispatcher:
         if not self.is_dirty:
             self._router.mark_dirty(self)
 
-    def begin_lap(self, request: RequestState) -> None:
-        """Drop what there is of a request that a jump back has run here again."""
+    def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
+        """Drop what there is of a request that a jump back, or a loop, has run here again.
+
+        `again`: those that it reads and that answer anew; None: it reads none of them now.
+        """
         laps = request.laps or {}
         request.laps = {**laps, self: laps.get(self, 0) + 1}
-        request.live -= self._discard(request)
+        if again is not None and self.channel.is_join:
+            self.channel.begin_lap(request, again)
+        request.live -= self._drop_ready(request)
 
     def drop(self, request: RequestState) -> None:
         """Drop what is queued here for a request that is over, or starts anew."""
-        self._discard(request)
+        if self.channel.is_join:
+            self.channel.discard_parts(request)
+        self._drop_ready(request)
         if self._is_awaited():
             if request.generation == RequestState.OVER:
                 self.workers.forget(request.data_id)
             self.watch.abandoned()
 
-    def _discard(self, request: RequestState) -> int:
-        """Drop what waits here for parts, or is ready: so many spans, which come to nothing."""
-        if self.channel.is_join:
-            self.channel.discard_parts(request)
+    def _drop_ready(self, request: RequestState) -> int:
+        """Drop what is ready here: so many spans, which come to nothing."""
         dropped = self.scheduler.drop(request)
         if dropped:
             self.spans.unfinished(dropped, Outcome.OTHER)
@@ -271,6 +281,7 @@ class OpDispatcher:
         if self.pace.is_fusable:
             self._router.fusing.took(self, job)
         self.release(job)
+        self.links.answered += len(job.items)
         if self.spans.is_wanted:
             self.spans.batch(worker, job)
         for item, outcome in zip(job.items, job.outcomes, strict=False):

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.channel import Item, PassedOver, Receiver, alone, link, own_dict
+from pipeline.engine.channel import Item, Receiver, alone, link, own_dict
+from pipeline.engine.conditions import Absent, nowhere, waits_in_vain
+from pipeline.engine.detours import Detours
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.fusing import Fusing
 from pipeline.engine.graph import Graph
@@ -16,8 +18,9 @@ from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
 from pipeline.engine.walk import Step
 from pipeline.engine.worker_api import Loop, WorkersFactory
-from pipeline.errors import GraphError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.op import EXECUTOR_NAME, Op
+from pipeline.routes import Answer, Goto, Routed
 
 
 class DispatchCycle:
@@ -69,9 +72,7 @@ class Executor:
     """Router of requests into a graph, and of the answers of all its Ops.
 
     Errors travel as answers do, so that a join knows all its parts and a first-arrival join can
-    take another one. The Ops that a jump passes over say that nothing will come of them, in the
-    same way. An Op that jumps are for answers once, by itself or by a jump that stands in for it;
-    and once more when a jump back has it run again.
+    take another one; and so does an `Absent`, where an answer went elsewhere (see `Detours`).
 
     Args:
         graph: checked; its Ops are configured.
@@ -87,6 +88,7 @@ class Executor:
         entries: those of them that read the request, and `last` the one whose answer is its.
         receivers: to whom a request is handed; see `Links.receivers`.
         joins: those of them that read several Ops.
+        complete: ends a request with its answer, or an error.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Executor:
     ) -> None:
         self.mark_dirty: Callable[[OpDispatcher], None] = cycle.mark_dirty
         self.workers_changed: Callable[[], None] = workers_changed
-        self._complete = complete
+        self.complete: Callable[[RequestState, Any], None] = complete
         self._clock_ns = observers.clock_ns
         self.loop: Loop = loop
         self.now: Callable[[], float] = loop.time
@@ -120,6 +122,7 @@ class Executor:
         self.receivers: tuple[Receiver, ...] = alone(self.entries)
         self.last: OpDispatcher = self.nodes[graph.last_op]
         self.fusing: Fusing = Fusing(self, loop, self._clock_ns, fuses, hosts)
+        self._detours = Detours(self)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
 
@@ -146,7 +149,7 @@ class Executor:
         """Start a request anew; what is left of its first start counts no more."""
         request.generation += 1
         request.live = 0
-        request.settled, request.laps = frozenset(), None
+        request.settled, request.laps, request.loops = frozenset(), None, None
         request.input_ns = request.infer_ns = request.output_ns = 0
         self.drop(request)
         self.start(request, payload)
@@ -158,28 +161,40 @@ class Executor:
 
     # Through --------------------------------------------------------------------------------
 
-    def route(self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool) -> None:
-        """Pass on a payload or a PipelineError of a request that is not over."""
-        if request.target is not None and request.target.op is not None:
-            self._complete(request, answer)
+    def route(
+        self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool = False
+    ) -> None:
+        """Pass on what came of a request at an Op; the request is not over.
+
+        That is a payload, perhaps in a Goto or Answer, or an Absent or PipelineError.
+        """
+        is_plain = type(answer) is dict
+        if not is_plain and isinstance(answer, Answer):
+            self.complete(request, answer.answer)
+        elif request.target is not None and request.target.op is not None:
+            self.complete(request, answer.answer if isinstance(answer, Goto) else answer)
         elif source.links.is_target and source in request.settled:
             return  # a jump stood in for it
+        elif not is_plain and isinstance(answer, Goto):
+            self._detours.goto(source, request, answer)
         elif jumped and not isinstance(answer, PipelineError):
-            self._jump(source, request, answer)
+            self._detours.jump(source, request, answer)
         elif source is self.last:
-            self._complete(request, answer)
+            self.complete(request, nowhere(answer) if type(answer) is Absent else answer)
         else:
             links = source.links
             if links.is_target:
                 request.settled |= {source}
-            is_error = isinstance(answer, PipelineError)
-            receivers = alone(links.successors) if is_error else links.receivers
+            is_for_all = not isinstance(answer, PipelineError | Absent)
+            receivers = links.receivers if is_for_all else alone(links.successors)
             self.send(request, receivers, source.name, answer)
 
     def leave(self, step: Step, item: Item, answer: Any) -> None:
         """Pass on the answer of a step of a walk to those who are not in it."""
-        if item.is_alone or step.node is self.last:
-            self._complete(item.request, answer)
+        if type(answer) is not dict and isinstance(answer, Routed):
+            self.route(step.node, item.request, answer)
+        elif item.is_alone or step.node is self.last:
+            self.complete(item.request, answer)
         else:
             receivers = step.others if isinstance(answer, PipelineError) else step.outside
             self.send(item.request, receivers, step.name, answer)
@@ -214,44 +229,10 @@ class Executor:
         if not request.live:
             self.fail_unreachable(request)
 
-    def fail(self, request: RequestState, error: PipelineError) -> None:
-        """End a request with `error`."""
-        self._complete(request, error)
-
-    def _jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
-        if self.last in source.links.targets:
-            self._complete(request, answer)
-            return
-        generation, settled, links = request.generation, request.settled, source.links
-        distinct = dict.fromkeys(links.targets)
-        targets = [t for t in distinct if t not in settled or source in t.links.below]
-        request.settled = ((settled | {source}) - links.runs_again).union(targets)
-        for node in links.begins_laps:
-            node.begin_lap(request)
-        for target in targets:
-            if request.generation == generation:
-                readers = alone(target.links.successors)
-                self.send(request, readers, target.name, answer, source.name)
-        is_heard_of = source in links.targets or source in links.runs_again
-        if request.generation == generation and not is_heard_of:
-            names = ", ".join(repr(target.name) for target in links.targets)
-            error = PassedOver(
-                f"the request got lost in the graph: Op {source.name!r} jumped to {names}, past an "
-                "Op whose answer a later Op waits for. Check jump_to_ops."
-            )
-            self.send(request, alone(links.successors), source.name, error)
-
     def fail_unreachable(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
         held = (node.channel.held_error(request) for node in self.joins)
-        self._complete(
-            request,
-            next((error for error in held if error is not None), None)
-            or GraphError(
-                "the request got lost in the graph: a jump passed over an Op whose answer a "
-                "later Op waits for. Check jump_to_ops."
-            ),
-        )
+        self.complete(request, next(filter(None, held), None) or waits_in_vain())
 
 
 def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> Any:

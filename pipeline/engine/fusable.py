@@ -66,6 +66,8 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
         return "it jumps, or is jumped to"
     if any(node in other.links.runs_again for other in nodes):
         return "it runs again after a jump back"
+    if node.links.is_in_loop:
+        return "it runs again in a loop"
     if not is_hosted(node) and has_threads_module(node.op):
         return "its module keeps something for each thread"
     return None

@@ -341,16 +341,16 @@ class Fusing:
 
     def _settle(self, walk: Walk, kept: Sequence[Any]) -> None:
         """Tell what was done, and pass on what came of it; a run still has those in `kept`."""
-        items = walk.lead.items
-        is_wanted = walk.plan.steps[0].node.spans.is_wanted
+        items, steps = walk.lead.items, walk.plan.steps
+        is_wanted = steps[0].node.spans.is_wanted
         received_ns = self._clock_ns() if is_wanted else 0
-        steps = walk.plan.steps
         for place, worker, run in walk.finished:
             node = steps[place].node
             if type(run) is PlainStep:
                 count, outcome = 1, run.outcome
             else:
                 count, outcome = len(run.items), run.outcomes[0] if run.outcomes else None
+            node.links.answered += count
             if node.pace.took(run.end_ns - run.start_ns, count):
                 self.changed()
             has_failed = type(outcome) is not dict and isinstance(outcome, PipelineError)
@@ -390,7 +390,7 @@ class Fusing:
         _LOGGER.error("%s", what, exc_info=failure)
         for item in items:
             if not item.is_over:
-                self._executor.fail(item.request, PipelineError(what))
+                self._executor.complete(item.request, PipelineError(what))
 
 
 def _may_go(plan: WalkPlan, runs: Sequence[BatchRun], is_bounded: bool) -> bool:

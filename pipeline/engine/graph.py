@@ -44,7 +44,7 @@ def build_graph(
     Raises:
         GraphError: naming the Ops: not one input of the ResponseOp, a cycle, not exactly one
             RequestOp, a source that is no RequestOp, duplicate names, Ops that lead nowhere,
-            jump targets outside the graph.
+            jump targets outside the graph, loops to Ops that do not lead to theirs.
     """
     if not isinstance(response_op, ResponseOp):
         raise GraphError(
@@ -72,6 +72,8 @@ def build_graph(
     for op in (request_op, *ops):
         op.pipeline_in_a_graph = True
     _check_jumps(graph)
+    for op in ops:
+        _check_loops(op, graph)
     return graph
 
 
@@ -160,6 +162,26 @@ def _check_jumps(graph: Graph) -> None:
             raise GraphError(
                 f"Op {op.name!r} has jump_to_ops outside the graph: {names_of(outside)}."
             )
+
+
+def _check_loops(op: Op, graph: Graph) -> None:
+    if not op.pipeline_loop_to:
+        return
+    leading = {op}
+    for other in reversed(graph.ops):
+        if any(other in reader.get_input_ops() for reader in leading):
+            leading.add(other)
+    known = {each.name for each in leading}
+    wrong = [name for name in op.pipeline_loop_to if name not in known]
+    if wrong:
+        raise GraphError(
+            f"Op {op.name!r} has in loop_to what does not lead to it: "
+            f"{', '.join(map(repr, wrong))}. It may be itself, or an Op that does: "
+            f"{names_of([*leading])}."
+        )
+    most = op.pipeline_max_loops
+    if type(most) is not int or most < 1:
+        raise GraphError(f"Op {op.name!r}: max_loops must be a whole number >= 1, found {most!r}.")
 
 
 def names_of(ops: Sequence[Op]) -> str:

@@ -18,7 +18,7 @@ class PlainStep(msgspec.Struct, eq=False):
     """A BatchRun of one item at an Op that `is_plain`, in less time.
 
     Attributes:
-        outcome: its payload or a PipelineError; None: not finished.
+        outcome: its payload, a Goto or Answer with that, or a PipelineError; None: not finished.
         apart: the batch that it has become, which may be given up meanwhile.
     """
 

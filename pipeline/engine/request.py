@@ -94,7 +94,8 @@ class RequestState(msgspec.Struct, eq=False):
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
     spans. `spans` has these, packed, where its caller asked for a profile. `trace` is its own
     traceparent; "" if it is not traced. `settled`: the targets of jumps that have answered, or
-    for which a jump stood in. `laps`: how often jumps back have had an Op run again.
+    for which a jump stood in. `laps`: how often jumps back and loops have had an Op run again;
+    `loops`: how often each Op has looped.
     """
 
     OVER: ClassVar[int] = -1
@@ -129,6 +130,7 @@ class RequestState(msgspec.Struct, eq=False):
     trace: str = ""
     settled: frozenset[OpDispatcher] = frozenset()
     laps: dict[OpDispatcher, int] | None = None
+    loops: dict[OpDispatcher, int] | None = None
 
     def advance(self, phase: Phase) -> None:
         """Go on to `phase`."""

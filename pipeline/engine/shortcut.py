@@ -124,8 +124,10 @@ class Shortcut:
                 router.fusing.changed()
             if spans.is_wanted:
                 spans.step(worker, cast(PlainStep, job), job, spans.clock_ns())
+            node.links.answered += 1
             if job.generation == request.generation:
-                router.route(node, request, outcome, False)
+                if request.laps is None or not request.laps.get(node):  # it was made in the first
+                    router.route(node, request, outcome, False)
                 router.gone(job)
         if len(node.scheduler):
             router.mark_dirty(node)

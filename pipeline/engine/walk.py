@@ -16,6 +16,7 @@ from pipeline.engine.channel import Item, Receiver, first_error, own_dict
 from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.walk_api import Host, Lender, Stepper
 from pipeline.errors import PipelineError
+from pipeline.routes import Routed
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
@@ -254,6 +255,9 @@ class Walk(msgspec.Struct, eq=False):
         """Pass on what came of a lone item at a step; return whether it is an error."""
         if answer is None:  # it was over
             return False
+        if type(answer) is not dict and isinstance(answer, Routed):  # the loop knows where to
+            self.outs.append((step, 0, answer))
+            return False
         if step.is_read_outside:
             self.outs.append((step, 0, self.plan.own(answer) if step.keeps_own else answer))
         for reader, is_own in step.readers:
@@ -332,7 +336,8 @@ class Walk(msgspec.Struct, eq=False):
     def _answer(self, place: int, index: int, answer: Any, ready_ns: int) -> None:
         """Pass on the answer of a step to those that read it."""
         step = self.plan.steps[place]
-        if place == 0 and self.lead.items[index].is_alone:
+        is_routed = isinstance(answer, Routed)  # the loop knows where to
+        if is_routed or (place == 0 and self.lead.items[index].is_alone):
             self.outs.append((step, index, answer))
             return
         if step.is_read_outside:
@@ -347,7 +352,7 @@ class Walk(msgspec.Struct, eq=False):
         producers = self.plan.steps[place].producers
         if len(producers) == 1:
             inputs = {slot: part}
-            error = part if isinstance(part, PipelineError) else None
+            error: Any = part if isinstance(part, PipelineError) else None
         else:
             parts = self.parts.setdefault((place, index), {})
             parts[slot] = part

@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Nothing:
-    """No end of its own. `waits`: something hangs; else the answer was passed over by a jump."""
+    """No end of its own. `waits`: something hangs; else the answer went elsewhere."""
 
     waits: bool
 
@@ -167,7 +167,10 @@ def joined_parts(op: OpSpec, parts: list[Part], choose: Choose) -> list[Part]:
         if part.name not in by_name or isinstance(part.result, Answer):
             by_name[part.name] = part
     good = [part for part in by_name.values() if isinstance(part.result, Answer)]
-    return [choose(good)] if op.first_arrival and good else list(by_name.values())
+    if op.first_arrival and good:
+        return [choose(good)]
+    present = [part for part in by_name.values() if part.result != ABSENT]
+    return present or list(by_name.values())
 
 
 def _passed_on(parts: list[Part]) -> Result | None:
@@ -176,8 +179,7 @@ def _passed_on(parts: list[Part]) -> Result | None:
     if NEVER in results:
         return NEVER
     failures = (result for result in results if isinstance(result, Failure))
-    # That something was passed over is the least of the reasons.
-    return next(failures, ABSENT if ABSENT in results else None)
+    return next(failures, ABSENT if ABSENT in results else None)  # then all of them are
 
 
 def is_jumping(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> bool:

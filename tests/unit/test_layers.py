@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "system", "tracing", "dropin.names"),
+    ("errors", "data", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
@@ -39,13 +39,14 @@ ONLY: dict[str, set[str]] = {
     "dropin.names": {"errors", "data"},
     "errors": set(),
     "data": {"errors"},
+    "routes": {"errors"},  # op for its types only
     "system": {"errors", "system"},
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
     "gateway.binary": {"errors", "gateway.build"},
     "gateway.build": set(),  # packaging runs it with nothing of us installed
     "engine.journal": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
-    "op": {"errors", "data", "engine.journal", "proto"},  # config for its types only
+    "op": {"errors", "data", "routes", "engine.journal", "proto"},  # config for its types only
     "predictors": {"errors", "data", "proto", "config", "predictors", "system", "tracing"},
     "tracing.context": set(),
 }

@@ -250,7 +250,7 @@ class GroupWorkers(ProcessWorkers):
         worker: ProcessWorker,
         lead: BatchRun,
         steps: Sequence[StepResult],
-        outcomes: Sequence[Any],
+        outcomes: Sequence[tuple[int, Any]],
         left: dict[int, dict[str, Any]],
     ) -> None:
         walk = self._take_out(lead)
@@ -262,7 +262,7 @@ class GroupWorkers(ProcessWorkers):
             if step.rows >= 0:
                 run.rows = [step.rows]
         walk.began_ns = walk.finished[0][2].start_ns if walk.finished else 0
-        walk.outs = [(walk.plan.steps[-1], 0, outcome) for outcome in outcomes]
+        walk.outs = [(walk.plan.steps[place], 0, outcome) for place, outcome in outcomes]
         walk.parts = {(place, 0): inputs for place, inputs in left.items()}
         self._done(worker, walk)
 

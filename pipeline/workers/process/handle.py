@@ -20,6 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
+from pipeline.routes import Answer, Goto, Routed
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.wire import (
     ErrorFields,
@@ -263,7 +264,9 @@ class ProcessWorker:
         self._head_since = self._pool.loop.time()
         run = sent.run
         if self._pool.group:
-            self._pool.walked(self, run, result.steps, outcomes, left)
+            places = (outcome.place for outcome in result.outcomes)
+            placed = list(zip(places, outcomes, strict=True))
+            self._pool.walked(self, run, result.steps, placed, left)
             return
         for index, outcome in zip(sent.indexes, outcomes, strict=True):
             run.outcomes[index] = outcome
@@ -277,10 +280,13 @@ class ProcessWorker:
             run.execution_ends_ns = result.execution_ends_ns
         self._pool.done(self, run)
 
-    def _taken(self, outcome: ItemOutcome) -> SharedPayload | PipelineError | None:
-        if outcome.payload is not None:
-            return self._memory.payload(outcome.payload, self._op_name)
-        return error_of(outcome.error)
+    def _taken(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | None:
+        if outcome.payload is None:
+            return error_of(outcome.error)
+        payload = self._memory.payload(outcome.payload, self._op_name)
+        if outcome.to is not None:
+            return Goto(payload, outcome.to)
+        return Answer(payload) if outcome.is_final else payload
 
     def _changed(self, child: Child) -> None:
         if child.state != "ended":

@@ -28,6 +28,7 @@ from pipeline.errors import (
 )
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import metadata_of
+from pipeline.routes import Answer, Goto, Routed
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.walker import Walker, WalkingOp
@@ -238,7 +239,7 @@ class _Worker:
             LeftStep(place, {slot: self._outcome(part, slot) for slot, part in inputs.items()})
             for place, inputs in walk.left
         ]
-        outcomes = [self._outcome(answer, name) for answer in walk.answers]
+        outcomes = [self._outcome(answer, name, place) for place, answer in walk.answers]
         return Result(
             job.number,
             outcomes,
@@ -263,10 +264,13 @@ class _Worker:
             opened.info, opened.forgotten = item.info, self._forgotten
         return opened
 
-    def _outcome(self, outcome: Any, maker: str) -> ItemOutcome:
+    def _outcome(self, outcome: Any, maker: str, place: int = -1) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):
+            to = outcome.to if isinstance(outcome, Goto) else None
+            answer = outcome.answer if isinstance(outcome, Routed) else outcome
             try:
-                return ItemOutcome(serialize(outcome, self._memory, self._arena))
+                payload = serialize(answer, self._memory, self._arena)
+                return ItemOutcome(payload, None, to, isinstance(outcome, Answer), place)
             except (PayloadTypeError, OverloadedError) as error:
                 outcome = type(error)(f"[{maker}] {error}")
-        return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)))
+        return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)), place=place)

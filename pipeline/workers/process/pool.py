@@ -121,7 +121,7 @@ class ProcessWorkers:
         worker: ProcessWorker,
         lead: BatchRun,
         steps: Sequence[StepResult],
-        outcomes: Sequence[Any],
+        outcomes: Sequence[tuple[int, Any]],
         left: dict[int, dict[str, Any]],
     ) -> None:
         """Take note of what a walk came to."""

@@ -60,14 +60,15 @@ class Walked(msgspec.Struct, eq=False):
     """End of a walk.
 
     Attributes:
-        answers: of the last step: one, or none if it did not get there.
+        answers: (place of the step, answer): of the last step, if it got there; and of those whose
+            answers go elsewhere than to all that read them.
         left: (place of a step that was not taken, what came for it).
     """
 
     start_ns: int
     end_ns: int
     steps: list[StepResult]
-    answers: list[Any]
+    answers: list[tuple[int, Any]]
     left: list[tuple[int, dict[str, Any]]]
 
 
@@ -100,15 +101,15 @@ class Walker:
         now_ns = clock_ns()
         if item.failure is not None:
             failed = StepResult(0, now_ns, now_ns, now_ns, now_ns, -1, _fields(item.failure))
-            return Walked(now_ns, now_ns, [failed], [item.failure], [])
+            return Walked(now_ns, now_ns, [failed], [(-1, item.failure)], [])
         lead = BatchRun([item])
         walk = Walk(self._plan, lead)
         walk.go(self._leader, clock_ns)
         steps = [_result(place, run) for place, _, run in walk.finished]
         if walk.failure is not None:  # ours, on data of any type
             text = f"a request could not be passed from Op to Op: {described(walk.failure)}"
-            return Walked(now_ns, clock_ns(), steps, [PipelineError(text)], [])
-        answers = [answer for _, _, answer in walk.outs]
+            return Walked(now_ns, clock_ns(), steps, [(-1, PipelineError(text))], [])
+        answers = [(self._places[step], answer) for step, _, answer in walk.outs]
         left = [(self._places[step], inputs) for step, _, inputs in walk.left()]
         return Walked(now_ns, clock_ns(), steps, answers, left)
 

@@ -91,10 +91,17 @@ class ErrorFields(msgspec.Struct, array_like=True):
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):
-    """Outcome of an item: one of both."""
+    """Outcome of an item: one of both.
+
+    `to` are the Ops of a Goto; with `is_final` it is an Answer. `place` is that of the step of a
+    walk whose outcome it is, -1: the last.
+    """
 
     payload: SerializedPayload | None = None
     error: ErrorFields | None = None
+    to: tuple[str, ...] | None = None
+    is_final: bool = False
+    place: int = -1
 
 
 class StepResult(msgspec.Struct, array_like=True):

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.channel import Channel, Item, PassedOver, first_error
+from pipeline.engine.channel import Channel, Item, first_error
+from pipeline.engine.conditions import Absent
 from pipeline.errors import InputError, UserCodeError
 
 
@@ -89,7 +90,7 @@ def test_a_jumping_op_that_is_read_itself_is_read_once(producers):
     """What it passed over, its own place among others, does not hide its answer."""
     channel, asked = Channel(producers), request()
     assert channel.join(asked, "over", 1, "jumper") is None
-    assert channel.join(asked, "jumper", PassedOver("passed over")) == {"jumper": 1}
+    assert channel.join(asked, "jumper", Absent(("jumper",))) == {"jumper": 1}
 
 
 def test_a_jumping_op_may_be_the_first_arrival_or_the_only_producer():
@@ -98,11 +99,34 @@ def test_a_jumping_op_may_be_the_first_arrival_or_the_only_producer():
     assert Channel(["a"]).join(asked, "a", 1, "jumper") == {"jumper": 1}
 
 
-def test_what_a_jump_passed_over_is_the_last_of_the_errors():
-    passed_over, error = PassedOver("by a"), UserCodeError("b broke")
-    assert first_error({"a": passed_over, "b": error}) is error
-    assert first_error({"a": passed_over, "b": 1}) is passed_over
+def test_a_join_takes_what_comes():
+    channel, asked = Channel(["a", "b", "c"]), request()
+    channel.join(asked, "a", Absent(("x",)))
+    channel.join(asked, "b", 2)
+    assert channel.join(asked, "c", 3) == {"b": 2, "c": 3}
+
+
+def test_a_join_of_which_nothing_comes_is_absent_and_says_why():
+    channel, asked = Channel(["a", "b"]), request()
+    channel.join(asked, "b", Absent(("y",)))
+    inputs = channel.join(asked, "a", Absent(("x",)))
+    absent = first_error(inputs)
+    assert isinstance(absent, Absent)
+    assert absent.by == ("x", "y")
+
+
+def test_what_is_absent_hides_no_error():
+    error = UserCodeError("b broke")
+    channel, asked = Channel(["a", "b"]), request()
+    channel.join(asked, "a", Absent(("x",)))
+    assert first_error(channel.join(asked, "b", error)) is error
     assert first_error({"a": 1, "b": 2}) is None
+
+
+def test_what_is_absent_is_no_first_arrival():
+    channel, asked = Channel(["a", "b"], first_arrival=True), request()
+    assert channel.join(asked, "a", Absent(("x",))) is None
+    assert channel.join(asked, "b", 2) == {"b": 2}
 
 
 def test_a_channel_tells_which_error_waits_for_other_parts():

@@ -1,0 +1,91 @@
+"""Detours: the ways of answers that are not for all that read their Op: Goto, loops and jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.channel import alone
+from pipeline.engine.conditions import Absent, WayBack, no_such_way, too_many_loops
+from pipeline.routes import Goto
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.executor import Executor
+    from pipeline.engine.request import RequestState
+
+
+class Detours:
+    """Router of answers that only some Ops get; the others learn that there is none for them.
+
+    An Op that jumps are for answers once, by itself or by a jump that stands in for it; and once
+    more when a jump back, or a loop, has it run again.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def goto(self, source: OpDispatcher, request: RequestState, goto: Goto) -> None:
+        """Pass on an answer to the Ops that it names, and to the others that there is none."""
+        links, to = source.links, goto.to
+        named = [reader for reader in links.successors if reader.name in to]
+        if len(named) == len(to):
+            if links.is_target:
+                request.settled |= {source}
+            self._send_to(named, request, source, goto.answer)
+        elif len(to) == 1 and to[0] in links.loops:
+            self._loop(source, request, links.loops[to[0]], goto.answer)
+        else:
+            self._executor.route(source, request, no_such_way(source, to))
+
+    def _send_to(
+        self,
+        named: Sequence[OpDispatcher],
+        request: RequestState,
+        source: OpDispatcher,
+        answer: Any,
+    ) -> None:
+        generation = request.generation
+        if named:
+            self._executor.send(request, alone(named), source.name, answer)
+        others = [reader for reader in source.links.successors if reader not in named]
+        if others and request.generation == generation:
+            source.links.withheld.update(others)
+            self._executor.send(request, alone(others), source.name, Absent((source.name,)))
+
+    def _loop(
+        self, source: OpDispatcher, request: RequestState, loop: WayBack, answer: Any
+    ) -> None:
+        """Have an Op that leads to `source`, and all behind it, run again."""
+        loops = request.loops or {}
+        count = loops.get(source, 0) + 1
+        if count > source.op.pipeline_max_loops:
+            self._executor.route(source, request, too_many_loops(source, loop))
+            return
+        request.loops = {**loops, source: count}
+        request.settled -= {loop.target, *loop.below}
+        source.links.taken[loop.target] += 1
+        loop.target.begin_lap(request)
+        for node in loop.below:
+            node.begin_lap(request, loop.again)
+        loop.target.enqueue(request, source.name, answer, is_all=True)
+
+    def jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
+        """Pass on an answer in the place of those of the Ops that it jumped to."""
+        executor = self._executor
+        if executor.last in source.links.targets:
+            executor.complete(request, answer)
+            return
+        generation, settled, links = request.generation, request.settled, source.links
+        distinct = dict.fromkeys(links.targets)
+        targets = [t for t in distinct if t not in settled or source in t.links.below]
+        request.settled = ((settled | {source}) - links.runs_again).union(targets)
+        for node in links.begins_laps:
+            node.begin_lap(request, node.channel.producers)
+        for target in targets:
+            if request.generation == generation:
+                readers = alone(target.links.successors)
+                self._executor.send(request, readers, target.name, answer, source.name)
+        is_heard_of = source in links.targets or source in links.runs_again
+        if request.generation == generation and not is_heard_of:
+            self._send_to((), request, source, None)

@@ -1,0 +1,80 @@
+"""Goto and Answer: what a hook returns in place of its answer, to say where that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PayloadTypeError
+
+if TYPE_CHECKING:
+    from pipeline.op import Op
+
+
+class Routed:
+    """Base of what goes elsewhere than to all that read its Op; `answer` is the plain answer."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer: Any) -> None:
+        self.answer: Any = answer
+
+
+class Goto(Routed):
+    """An answer for some of the Ops that read it only; the others see that none will come.
+
+        def postprocess(self, input_dicts, fetch_dict):
+            return Goto(fetch_dict, "big") if is_unsure(fetch_dict) else Goto(fetch_dict, "out")
+
+    A hook returns it where it may return its answer: `postprocess`; or `preprocess`, and then
+    neither `process` nor `postprocess` runs for this request.
+
+    Args:
+        answer: the dict that the Op would return.
+        to: names of Ops that read this one, or the Ops; several, a list, or none: then nobody
+            gets it. Or one of the Op's `loop_to`, alone: it runs again, and reads this answer.
+    """
+
+    __slots__ = ("to",)
+
+    def __init__(self, answer: Any, *to: str | Op | Iterable[str | Op]) -> None:
+        super().__init__(answer)
+        self.to: tuple[str, ...] = names_of_ops(*to)
+
+    def __repr__(self) -> str:
+        return f"Goto({self.answer!r}, {', '.join(map(repr, self.to))})"
+
+
+class Answer(Routed):
+    """The answer of the whole request, which ends here: no other Op runs for it.
+
+    Any hook of an Op may return it; `process` for all requests of its call, with a row for each.
+
+    Args:
+        answer: the dict that the ResponseOp packs.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Answer({self.answer!r})"
+
+
+def checked(routed: Routed, method: str) -> Routed:
+    """Return what a user's method returned; PayloadTypeError if there is no dict in it."""
+    if not isinstance(routed.answer, dict):
+        kind, found = type(routed).__name__, type(routed.answer).__name__
+        raise PayloadTypeError(f"{method} returned {kind} with {found} in it: put a dict there")
+    return routed
+
+
+def names_of_ops(*given: Any) -> tuple[str, ...]:
+    """Return the names of Ops that are given by name, as Ops, or as lists of these; each once."""
+    names: dict[str, None] = {}
+    for each in given:
+        name = each if isinstance(each, str) else getattr(each, "name", None)
+        if name is not None:
+            names[name] = None
+        else:
+            names |= dict.fromkeys(names_of_ops(*each))
+    return tuple(names)

@@ -1,0 +1,409 @@
+"""Goto, Answer and loops, over scripted workers on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from doubles import Engine, Tag, answers, run_virtual, virtual
+
+from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
+from pipeline.engine.graph import build_graph
+from pipeline.engine.request import RequestTarget
+from pipeline.errors import ErrorCode, GraphError
+
+
+def path_of(response):
+    return answers(response)["path"]
+
+
+class Sends(Tag):
+    """Sends its answer where the request's `to` says for it: "name:a,b;other:end"."""
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        asked = next(iter(input_dicts.values())).get("to", "")
+        answer = {**fetched, "to": asked}
+        ways = dict(way.split(":") for way in asked.split(";") if way)
+        if self.name not in ways:
+            return answer
+        to = ways[self.name]
+        return Answer(answer) if to == "end" else Goto(answer, [n for n in to.split(",") if n])
+
+
+class Early(Sends):
+    """The same from `preprocess`."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        data, *_ = super().preprocess(input_dicts, data_id, log_id)
+        return super().postprocess(input_dicts, data, data_id, log_id)
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        return {**fetched, "path": fetched["path"] + "+post", "to": ""}
+
+
+def cascade(kind=Sends, **given):
+    """cheap -> out, and cheap -> big -> out."""
+    cheap = kind("cheap", RequestOp(), **given)
+    return Tag("out", [cheap, Sends("big", cheap)])
+
+
+def ask(last, config=None, service_s=None, **asked):
+    """The answer of one request of a graph of its own."""
+
+    async def main():
+        async with Engine(last, config, service_s) as engine:
+            response = await engine.ask(**asked)
+            assert not engine.executor.inside
+            return response
+
+    return run_virtual(main())
+
+
+# Goto ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Sends, Early])
+@pytest.mark.parametrize(
+    ("to", "path"),
+    [
+        ("cheap:out", "cheap>out"),
+        ("cheap:big", "cheap>big>out"),
+        ("cheap:big,out", "(cheap|cheap>big)>out"),
+    ],
+)
+def test_only_those_get_an_answer_that_it_names(kind, to, path):
+    assert path_of(ask(cascade(kind), to=to)) == path
+
+
+@virtual
+async def test_who_gets_nothing_is_not_run():
+    async with Engine(cascade()) as engine:
+        assert path_of(await engine.ask(to="cheap:out")) == "cheap>out"
+        assert engine.pools["big"].batches == []
+
+
+@virtual
+async def test_each_request_of_a_batch_goes_its_own_way():
+    config = {"op": {"cheap": {"batch_size": 4, "auto_batching_timeout": 10}}}
+    async with Engine(cascade(), config, {"big": 5.0}) as engine:
+        order = []
+
+        async def one(to):
+            order.append(path_of(await engine.ask(to=to)))
+
+        await asyncio.gather(*map(one, ["cheap:big", "cheap:out", "cheap:out", "cheap:out"]))
+        assert len(engine.pools["cheap"].batches) == 1
+        assert order == ["cheap>out"] * 3 + ["cheap>big>out"]
+
+
+def test_ops_may_be_named_as_ops():
+    cheap = Tag("cheap", RequestOp())
+    big = Tag("big", cheap)
+    cheap.postprocess = lambda input_dicts, fetched: Goto(fetched, big)
+    assert path_of(ask(Tag("out", [cheap, big]))) == "cheap>big>out"
+    assert Goto({}, big, "out", [big, "x"]).to == ("big", "out", "x")
+
+
+def test_a_whole_branch_is_absent_and_another_one_is_not_waited_for():
+    fork = Sends("fork", RequestOp())
+    left = Tag("l2", [Tag("l1", [fork]), Tag("l0", [fork])])
+    right = Tag("r2", [Tag("r1", [fork])])
+    last = Tag("join", [left, right])
+    assert path_of(ask(last, to="fork:r1")) == "fork>r1>r2>join"
+
+
+def test_an_error_is_told_though_other_parts_are_absent():
+    class Fails(Op):
+        def preprocess(self, input_dicts):
+            raise ProductError(51, "refuses")
+
+    fork = Sends("fork", RequestOp())
+    last = Tag("join", [Tag("a", [fork]), Fails("bad", [fork])])
+    assert ask(last, to="fork:bad").err_msg == "refuses"
+
+
+def test_what_is_absent_is_no_first_arrival():
+    fork = Sends("fork", RequestOp())
+    last = Tag("join", [Tag("a", [fork]), Tag("b", [fork])])
+    config = {"op": {"join": {"channel_recv_first_arrive": True}}}
+    assert path_of(ask(last, config, {"b": 0.1}, to="fork:b")) == "fork>b>join"
+    assert ask(last, config, to="fork:").err_no == ErrorCode.CONF_ERROR
+
+
+def test_a_branch_may_end_and_others_go_on():
+    fork = Sends("fork", RequestOp())
+    last = Tag("join", [Sends("a", [fork]), Tag("b", [fork])])
+    assert path_of(ask(last, to="a:")) == "fork>b>join"
+
+
+def test_a_request_that_reaches_the_end_no_more_is_told_where_its_way_ended():
+    fork = Tag("fork", RequestOp())
+
+    class Ends(Tag):
+        def postprocess(self, input_dicts, fetched):
+            return Goto(fetched)
+
+    response = ask(Tag("last", [Tag("join", [Ends("a", [fork]), Ends("b", [fork])])]))
+    assert response.err_no == ErrorCode.CONF_ERROR
+    assert "lost in the graph: what 'a', 'b' answered went to no Op" in response.err_msg
+
+
+@pytest.mark.parametrize("to", ["nowhere", "big,nowhere", "last", "cheap"])
+def test_a_name_that_reads_it_not_is_an_error_that_lists_those_that_do(to):
+    last = Tag("last", [cascade()])
+    response = ask(last, to=f"cheap:{to}")
+    assert response.err_no == ErrorCode.CONF_ERROR
+    assert "Op 'cheap' returned Goto to" in response.err_msg
+    assert "Those that read it: 'big', 'out'; loop_to: none." in response.err_msg
+
+
+def test_the_last_op_can_go_nowhere():
+    response = ask(Sends("only", RequestOp()), to="only:only")
+    assert "Those that read it: none; loop_to: none." in response.err_msg
+
+
+@virtual
+async def test_who_asks_an_op_alone_gets_its_plain_answer():
+    last = cascade()
+    async with Engine(last) as engine:
+        cheap = next(op for op in engine.nodes if op.name == "cheap")
+        for to in ("cheap:big", "cheap:end", "cheap:nowhere"):
+            target = RequestTarget(cheap, {"x": {"to": to}}, wants_response=False)
+            data = await engine.executor.handle(None, None, target)
+            assert data.parse() == {"path": "cheap", "to": to}
+
+
+def test_what_is_no_dict_goes_nowhere():
+    class Wrong(Op):
+        def postprocess(self, input_dicts, fetched):
+            return Goto(3, "out")
+
+    wrong = Wrong("wrong", RequestOp())
+    response = ask(Tag("out", [wrong]))
+    assert response.err_no == ErrorCode.TYPE_ERROR
+    assert "Op 'wrong': postprocess returned Goto with int in it" in response.err_msg
+
+
+def test_process_is_for_several_requests_and_returns_no_goto():
+    class Wrong(Op):
+        def process(self, feed_batch):
+            return Goto(feed_batch[0], "out")
+
+    response = ask(Tag("out", [Wrong("wrong", RequestOp())]))
+    assert response.err_no == ErrorCode.TYPE_ERROR
+    assert "return Goto from postprocess" in response.err_msg
+
+
+def test_a_jump_op_may_go_elsewhere_request_by_request():
+    class Jumps(Sends):
+        def check_jumping(self, input_data):
+            assert all(isinstance(data.payload, dict) for data in input_data.values())
+            return True
+
+    fork = Jumps("fork", RequestOp())
+    big = Tag("big", fork)
+    last = Tag("last", [big])
+    fork.set_jump_to_ops([big])
+    assert path_of(ask(last, to="fork:big")) == "fork>big>last"
+    assert path_of(ask(last)) == "fork>last"
+
+
+# Answer ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Sends, Early])
+@virtual
+async def test_an_answer_ends_its_request_and_no_other_op_runs(kind):
+    async with Engine(Tag("last", [cascade(kind)])) as engine:
+        assert path_of(await engine.ask(to="cheap:end")) == "cheap"
+        assert engine.pools["big"].batches == engine.pools["last"].batches == []
+
+
+@virtual
+async def test_an_answer_waits_for_no_other_branch():
+    read = RequestOp()
+    last = Tag("join", [Sends("quick", read), Tag("slow", read)])
+    async with Engine(last, service_s={"slow": 9.0}) as engine:
+        began = asyncio.get_running_loop().time()
+        assert path_of(await engine.ask(to="quick:end")) == "quick"
+        assert asyncio.get_running_loop().time() - began < 1.0, "of virtual time"
+        await asyncio.sleep(10)
+        assert engine.pools["join"].batches == []
+
+
+@virtual
+async def test_an_answer_of_process_ends_each_request_with_its_own_rows():
+    class Final(Op):
+        def preprocess(self, input_dicts):
+            (given,) = input_dicts.values()
+            return {"x": np.array([[int(given["x"])]])}
+
+        def process(self, feed_batch):
+            return Answer({"y": feed_batch[0]["x"] + 1})
+
+        def postprocess(self, input_dicts, fetched):
+            raise AssertionError("it is over")
+
+    last = Tag("last", [Final("final", RequestOp(), batch_size=3, auto_batching_timeout=9)])
+    async with Engine(last) as engine:
+        got = await asyncio.gather(*(engine.ask(x=str(x)) for x in range(3)))
+        assert [response.value[0] for response in got] == [
+            "array([[1]])",
+            "array([[2]])",
+            "array([[3]])",
+        ]
+        assert len(engine.pools["final"].batches) == 1
+
+
+# Loops -----------------------------------------------------------------------------------------
+
+
+class Refines(Tag):
+    """Goes back to `back` until its path has its own name so often."""
+
+    def __init__(self, name, input_ops, back, times, **given):
+        super().__init__(name, input_ops, loop_to=[back], **given)
+        self.back, self.times = back, times
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        is_done = fetched["path"].count(self.name) >= self.times
+        return fetched if is_done else Goto(fetched, self.back)
+
+
+def test_a_loop_runs_again_what_lies_between():
+    read = RequestOp()
+    check = Refines("check", [Tag("b", [Tag("a", [read])])], "a", 3)
+    assert path_of(ask(Tag("last", [check]))) == "a>b>check>a>b>check>a>b>check>last"
+
+
+def test_an_op_may_run_again_by_itself():
+    again = Refines("again", RequestOp(), "again", 4)
+    assert path_of(ask(again)) == "again>again>again>again"
+
+
+@virtual
+async def test_too_many_loops_are_an_error_that_says_so():
+    check = Refines("check", [Tag("a", [RequestOp()])], "a", 99, max_loops=3)
+
+    async with Engine(Tag("last", [check])) as engine:
+        response = await engine.ask()
+        assert response.err_no == ErrorCode.CONF_ERROR
+        assert "sent the request back to 'a' 3 times, which is its max_loops" in (response.err_msg)
+        assert len(engine.pools["a"].batches) == 4
+
+
+@virtual
+async def test_requests_loop_each_for_itself():
+    class Counts(Refines):
+        def postprocess(self, input_dicts, fetched, data_id, log_id):
+            self.times = 1 + data_id % 4
+            return super().postprocess(input_dicts, fetched, data_id, log_id)
+
+    a = Tag("a", [RequestOp()], batch_size=4)
+    check = Counts("check", [a], "a", 0, batch_size=4, max_loops=3)
+    async with Engine(check, service_s={"a": 0.01}) as engine:
+        got = await asyncio.gather(*(engine.ask() for _ in range(8)))
+        assert [path_of(each).count("check") for each in got] == [1, 2, 3, 4] * 2
+
+
+def test_a_join_in_a_loop_gets_again_what_came_from_outside():
+    read = RequestOp()
+    first = Tag("first", [read])
+    join = Tag("join", [read, first])
+    check = Refines("check", [join], "first", 2)
+    got = path_of(ask(Tag("last", [check]), path="in"))
+    assert got == "(in|(in|in>first)>join>check>first)>join>check>last"
+
+
+@pytest.mark.parametrize("slow", ["side", "check"])
+def test_a_branch_beside_a_loop_answers_for_the_last_lap(slow):
+    """Its answer of an earlier lap, and a turn of it that is under way, count no more."""
+    first = Tag("first", [RequestOp()])
+    check = Refines("check", [first], "first", 2)
+    last = Tag("last", [check, Tag("side", [first])])
+    got = path_of(ask(last, service_s={slow: 0.5}))
+    assert got == "(first>check>first>check|first>check>first>side)>last"
+
+
+def test_a_target_that_joins_reads_the_loops_answer_alone():
+    read = RequestOp()
+    first = Tag("first", [Tag("a", [read]), Tag("b", [read])])
+    check = Refines("check", [first], "first", 2)
+    assert path_of(ask(check)) == "(a|b)>first>check>first>check"
+
+
+def test_loops_nest():
+    a = Tag("a", [RequestOp()])
+    inner = Refines("i", [a], "a", 2)
+
+    class Outer(Refines):
+        def postprocess(self, input_dicts, fetched, data_id, log_id):
+            if fetched["path"].count("o") < 2:
+                return Goto({"path": "o"}, "a")
+            return fetched
+
+    outer = Outer("o", [inner], "a", 2)
+    assert path_of(ask(Tag("last", [outer]))) == "o>a>i>a>i>o>last"
+
+
+def test_a_loop_is_named_alone():
+    class Both(Tag):
+        def postprocess(self, input_dicts, fetched):
+            return Goto(fetched, "a", "last")
+
+    both = Both("both", [Tag("a", [RequestOp()])], loop_to="a")
+    response = ask(Tag("last", [both]))
+    assert "a loop is alone" in response.err_msg
+    assert "Those that read it: 'last'; loop_to: 'a'." in response.err_msg
+
+
+@pytest.mark.parametrize("name", ["nowhere", "last", "beside", "@DAGExecutor"])
+def test_a_loop_leads_back(name):
+    read = RequestOp()
+    first = Tag("first", [read])
+    op = Tag("op", [first], loop_to=["first", name])
+    with pytest.raises(GraphError, match=rf"'op' has in loop_to .*'{name}'.*'first', 'op'"):
+        build_graph(ResponseOp(Tag("last", [op, Tag("beside", [read])])))
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, None, True])
+def test_the_number_of_loops_is_checked(most):
+    op = Tag("op", [RequestOp()], loop_to="op", max_loops=most)
+    with pytest.raises(GraphError, match="max_loops must be a whole number >= 1"):
+        build_graph(ResponseOp(op))
+
+
+@virtual
+async def test_a_deadline_ends_a_loop():
+    check = Refines("check", [Tag("a", [RequestOp()])], "a", 99)
+    async with Engine(check, service_s={"a": 0.1}) as engine:
+        response = await engine.ask(timeout_s=1.0)
+        assert response.err_no == ErrorCode.TIMEOUT
+        await asyncio.sleep(10)
+        assert len(engine.pools["a"].batches) <= 11
+        assert not engine.executor.inside
+
+
+# Counted ---------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_it_is_counted_who_got_how_many_answers():
+    async with Engine(cascade()) as engine:
+        for to in ("cheap:out", "cheap:out", "cheap:big", ""):
+            await engine.ask(to=to)
+        cheap, big, out = (node.links for node in engine.nodes.values())
+        withheld = {node.name: count for node, count in cheap.withheld.items()}
+        assert (cheap.answered, withheld) == (4, {"big": 2, "out": 1})
+        assert (big.answered, big.skipped, out.answered, out.skipped) == (2, 2, 4, 0)
+
+
+@virtual
+async def test_it_is_counted_how_often_a_loop_was_taken():
+    check = Refines("check", [Tag("a", [RequestOp()])], "a", 3)
+    async with Engine(check) as engine:
+        await engine.ask()
+        links = {node.name: node.links for node in engine.nodes.values()}
+        taken = {node.name: count for node, count in links["check"].taken.items()}
+        assert (taken, links["a"].answered, links["check"].answered) == ({"a": 2}, 3, 3)
