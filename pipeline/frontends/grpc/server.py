@@ -16,13 +16,13 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.engine.request import Begin, RequestTarget, ask
+from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, ask
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -126,13 +126,27 @@ Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[bytes, None]]
 """Bytes of the requests, as they come -> bytes of the answers. Raises GrpcError."""
 
 
+class DirectMethod(Protocol):
+    """A unary method, in two parts that need no coroutine as a rule."""
+
+    def begin(self, message: bytes, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
+        """Begin what ends the sink; None: it needs the coroutine. Raises GrpcError."""
+
+    def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
+        """Return the bytes of the answer that the sink was given. Raises GrpcError."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """A service of a GrpcFrontend: its full name, with the package, and its methods by theirs."""
+    """A service of a GrpcFrontend: its full name, with the package, and its methods by theirs.
+
+    `direct`: of the methods some, as they are for those who have a sink.
+    """
 
     name: str
     methods: Mapping[str, Unary]
     streams: Mapping[str, Stream] = field(default_factory=dict)
+    direct: Mapping[str, DirectMethod] = field(default_factory=dict)
 
 
 def pipeline_service(

@@ -9,12 +9,18 @@ import contextlib
 import functools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from pipeline.engine.offload import Offload
+from pipeline.engine.request import RequestHandle, UnarySink
 from pipeline.errors import ClosedError, PipelineError, TooLargeError, UserCodeError
-from pipeline.frontends.grpc.server import GrpcCall, GrpcError, Stream, Unary, grpc_error, trailing
+from pipeline.frontends.grpc.server import (
+    GrpcCall,
+    GrpcError,
+    grpc_error,
+    trailing,
+)
 from pipeline.frontends.link.frames import (
     CALL_CREDIT,
     FRAME_BYTES,
@@ -189,7 +195,9 @@ class _TaskCall(LinkCall):
         super().__init__(peer, number, timeout_ns, metadata)
         self._method = method
         self._task: asyncio.Task[None] | None = None
-        self.time_left: Callable[[], float | None] = _clock(peer.loop, self.timeout_s)
+        self.time_left: Callable[[], float | None] = (
+            _unlimited if timeout_ns < 0 else _clock(peer.loop, timeout_ns / _NS_PER_S)
+        )
 
     def cancel(self) -> None:
         """Cancel the coroutine."""
@@ -197,10 +205,12 @@ class _TaskCall(LinkCall):
             self._task.cancel()
 
 
-def _clock(loop: asyncio.AbstractEventLoop, timeout_s: float | None) -> Callable[[], float | None]:
-    """Return what tells the seconds that are left of so many; None: the caller did not say."""
-    if timeout_s is None:
-        return lambda: None
+def _unlimited() -> None:
+    """Tell that the caller did not say how much time there is."""
+
+
+def _clock(loop: asyncio.AbstractEventLoop, timeout_s: float) -> Callable[[], float]:
+    """Return what tells the seconds that are left of so many."""
     deadline = loop.time() + timeout_s
     return lambda: deadline - loop.time()
 
@@ -212,19 +222,67 @@ class UnaryCall(_TaskCall):
 
     def begin(self, message: bytes) -> None:
         """Begin."""
-        self._task = self._peer.loop.create_task(self._run([message]))
+        self._begin_long([message])
 
     def _begin_long(self, pieces: list[bytes]) -> None:
-        self._task = self._peer.loop.create_task(self._run(pieces))
+        self._answer_with(self._asked(pieces))
 
-    async def _run(self, pieces: list[bytes]) -> None:
+    async def _asked(self, pieces: list[bytes]) -> bytes:
+        message = await self._method.joined(pieces)
+        answer: bytes = await self._method.answer(message, self)
+        return answer
+
+    def _answer_with(self, answer: Awaitable[bytes]) -> None:
+        self._task = self._peer.loop.create_task(self._answer(answer))
+
+    async def _answer(self, answer: Awaitable[bytes]) -> None:
         try:
-            message = await self._method.joined(pieces)
-            answer = await self._method.unary(message, self)
+            message = await answer
         except Exception as error:
-            self._peer.fail(self._number, end_of_exception(error, self._method.name))
+            self._fail(error)
         else:
-            self._peer.answer(self._number, answer)
+            self._peer.answer(self._number, message)
+
+    def _fail(self, error: Exception) -> None:
+        self._peer.fail(self._number, end_of_exception(error, self._method.name))
+
+
+class DirectCall(UnarySink, UnaryCall):
+    """A call of a method that is a DirectMethod, too: the sink of its own answer."""
+
+    __slots__ = ("_work",)
+
+    def begin(self, message: bytes) -> None:
+        """Begin, with a coroutine only if the method needs one."""
+        self._work: RequestHandle | None = None
+        try:
+            self._work = self._method.direct.begin(message, self, self)
+        except Exception as error:
+            self._fail(error)
+        else:
+            if self._work is None:
+                super().begin(message)
+
+    def _begin_long(self, pieces: list[bytes]) -> None:
+        self._work = None
+        super()._begin_long(pieces)
+
+    def end(self, answer: Any) -> None:
+        """Send the answer."""
+        try:
+            reply = self._method.direct.reply(answer, self)
+            if isinstance(reply, bytes):
+                self._peer.answer(self._number, reply)
+            else:
+                self._answer_with(reply)
+        except Exception as error:
+            self._fail(error)
+
+    def cancel(self) -> None:
+        """Stop what goes on for it."""
+        super().cancel()
+        if self._work is not None:
+            self._work.cancel()
 
 
 class StreamCall(_TaskCall):
@@ -295,7 +353,7 @@ class StreamCall(_TaskCall):
             await self._arrived.wait()
 
     async def _run(self) -> None:
-        stream, name = self._method.stream, self._method.name
+        stream, name = self._method.answer, self._method.name
         try:
             async with contextlib.aclosing(stream(self._read(), self)) as answers:
                 async for message in answers:
@@ -317,21 +375,15 @@ class StreamCall(_TaskCall):
 
 
 class Method(NamedTuple):
-    """A method of the gRPC port, unary or streaming, and where long messages are joined."""
+    """A method of the gRPC port, and where long messages are joined.
+
+    `answer` is its function, a Unary or a Stream; `direct` is what else a DirectCall has.
+    """
 
     name: str
     offload: Offload
-    answer: Unary | Stream
-
-    @property
-    def unary(self) -> Unary:
-        """A unary method's own function."""
-        return self.answer  # type: ignore[return-value]  # who asks knows
-
-    @property
-    def stream(self) -> Stream:
-        """A streaming method's own function."""
-        return self.answer  # type: ignore[return-value]  # who asks knows
+    answer: Any
+    direct: Any = None
 
     async def joined(self, pieces: list[bytes]) -> bytes:
         """Return a message of its pieces."""

@@ -9,7 +9,7 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.grpc.server import SERVICE, GrpcService
-from pipeline.frontends.link.calls import LinkCall, Method, StreamCall, UnaryCall
+from pipeline.frontends.link.calls import DirectCall, LinkCall, Method, StreamCall, UnaryCall
 from pipeline.frontends.link.inference import (
     Form,
     InferenceCall,
@@ -77,8 +77,12 @@ def service_methods(services: Sequence[GrpcService], offload: Offload) -> list[L
     """Return the methods of the gRPC port's services; `offload` joins long messages."""
     found = []
     for service in services:
-        for kind, methods in ((UnaryCall, service.methods), (StreamCall, service.streams)):
-            for name, answer in methods.items():
-                method = Method(f"/{service.name}/{name}", offload, answer)
-                found.append(LinkMethod(method.name, kind, method, kind is StreamCall))
+        for name, unary in service.methods.items():
+            direct = service.direct.get(name)
+            method = Method(f"/{service.name}/{name}", offload, unary, direct)
+            call = UnaryCall if direct is None else DirectCall
+            found.append(LinkMethod(method.name, call, method))
+        for name, stream in service.streams.items():
+            method = Method(f"/{service.name}/{name}", offload, stream)
+            found.append(LinkMethod(method.name, StreamCall, method, is_stream=True))
     return found

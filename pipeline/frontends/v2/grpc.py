@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -20,11 +19,17 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import AnswerFuture
+from pipeline.engine.request import AnswerFuture, RequestHandle, ResponseSink
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
-from pipeline.frontends.v2.forms import MessageForms, Told, UnknownFormError, read_message
+from pipeline.frontends.v2.forms import (
+    InferCall,
+    MessageForms,
+    Told,
+    UnknownFormError,
+    read_message,
+)
 from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
@@ -74,7 +79,7 @@ def inference_service(
         **{name: _refusing(text) for name, text in UNSUPPORTED_METHODS.items()},
     }
     streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
-    return GrpcService(SERVICE, methods, streams)
+    return GrpcService(SERVICE, methods, streams, {"ModelInfer": calls})
 
 
 class _Calls:
@@ -121,36 +126,48 @@ class _Calls:
         return pb.RepositoryIndexResponse(models=models)
 
     async def model_infer(self, message: bytes, call: GrpcCall) -> bytes:
+        future = AnswerFuture()
+        future.request = self.begin(message, call, future)
+        if future.request is not None:
+            reply = self.reply(await future, call)
+            return reply if isinstance(reply, bytes) else await reply
         try:
-            with contextlib.suppress(UnknownFormError):
-                return await self._infer_known(message, call)
             return await self._infer(message, call, _written)
         except (V2Error, PipelineError) as error:
             raise _failure(error) from error
 
-    async def _infer_known(self, message: bytes, call: GrpcCall) -> bytes:
-        """Answer a short request; raises UnknownFormError before anything was begun."""
+    def begin(self, message: bytes, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
+        """Begin a short request; see `DirectMethod`."""
         if len(message) > SHORT_BYTES:
-            raise UnknownFormError
-        future = AnswerFuture()
+            return None
         told = Told(call.time_left(), self._trace(call), call.headers)
         try:
-            future.request = self._forms.begin(message, told, future)
-            asked, answer = await future
-            form = asked.form
-            written: bytes | None = form.written(answer, asked.id)
-            if written is not None:
-                return written
+            return self._forms.begin(message, told, sink)
+        except UnknownFormError:
+            return None
+        except (V2Error, PipelineError) as error:
+            raise _ended(error, call) from error
+
+    def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
+        """Return the answer, written; see `DirectMethod`."""
+        asked, found = answer
+        written: bytes | None = asked.form.written(found, asked.id)
+        return self._finish(asked, found, call) if written is None else written
+
+    async def _finish(self, asked: InferCall, answer: Any, call: GrpcCall) -> bytes:
+        """Write an answer of a kind that is not known yet."""
+        form = asked.form
+        try:
             if is_short_answer(answer):
                 outputs = form.fitted.outputs(answer)
             else:
                 read = partial(form.fitted.outputs, answer)
                 outputs, _ = await self._offload.run(read, call.time_left())
+            response = form.response(asked.id, outputs)
+            form.learn(answer, response)
+            return await self._write(response, call, _written)
         except (V2Error, PipelineError) as error:
-            raise _told(error, call) from error
-        response = form.response(asked.id, outputs)
-        form.learn(answer, response)
-        return await self._write(response, call, _written)
+            raise _ended(error, call) from error
 
     def _trace(self, call: GrpcCall) -> str:
         return call.header("traceparent") if self._takes_trace else ""
@@ -240,6 +257,11 @@ def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError
         return failure
     # What the caller's own library tells, if it is the first to look at the clock.
     return GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, f"Deadline Exceeded: {failure}")
+
+
+def _ended(error: V2Error | PipelineError, call: GrpcCall) -> GrpcError:
+    told = _told(error, call)
+    return told if isinstance(told, GrpcError) else _failure(told)
 
 
 def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:
