@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import selectors
 import threading
@@ -72,6 +73,19 @@ def run_virtual(test: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end on a VirtualLoop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(test)
+
+
+def in_place_of(test: Callable[..., Any], run: Any, *ours: str) -> Callable[..., Any]:
+    """`run` as the test instead of `test`, whose parameters are fixtures, but for `ours`."""
+    signature = inspect.signature(test)
+    functools.update_wrapper(run, test)
+    fixtures = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, each in signature.parameters.items()
+        if name not in ours
+    ]
+    run.__signature__ = signature.replace(parameters=fixtures)
+    return run
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:

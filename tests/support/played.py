@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from doubles import RecordingOwner, settle, virtual
+from doubles import RecordingOwner, in_place_of, settle, virtual
 
 from pipeline import Op
 from pipeline.engine.batch_run import BatchRun
@@ -252,9 +252,7 @@ def played(count: int = 1) -> Callable[[Any], Callable[..., Any]]:
     """
 
     def decorate(test: Any) -> Callable[..., Any]:
-        signature = inspect.signature(test)
-        wanted = {"pool", "child", "first", "second"} & signature.parameters.keys()
-        others = [each for each in signature.parameters.values() if each.name not in wanted]
+        wanted = {"pool", "child", "first", "second"} & inspect.signature(test).parameters.keys()
 
         @virtual
         async def run(**fixtures: Any) -> None:
@@ -262,11 +260,6 @@ def played(count: int = 1) -> Callable[[Any], Callable[..., Any]]:
                 parts = (pool, *await pool.up())
                 await test(*parts[: len(wanted)], **fixtures)
 
-        run.__name__, run.__doc__ = test.__name__, test.__doc__
-        run.__signature__ = signature.replace(parameters=others)
-        return run
+        return in_place_of(test, run, *wanted)
 
     return decorate
-
-
-_PARTS = ("pool", "child", "first", "second", "_")

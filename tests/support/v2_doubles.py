@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from doubles import Engine, run_virtual
+from doubles import Engine, in_place_of, run_virtual
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import load_config
@@ -32,6 +32,17 @@ class Double(Op):
 
     def postprocess(self, input_dicts, fetched, data_id, log_id):
         return {"y": fetched["x"]}, None, ""
+
+
+class Adds(Op):
+    """Writes into the array that it gets."""
+
+    input_tensors = (Tensor("x", "FP32", (-1,)),)
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (answer,) = input_dicts.values()
+        answer["x"] += 1
+        return {"y": answer["x"]}, False, None, ""
 
 
 class ServedDouble:
@@ -90,6 +101,21 @@ def served(last, test, **more):
             return await test(server)
 
     return run_virtual(main())
+
+
+def shown(view, name, make=None, **more):
+    """Run an async test while a server of `make()` runs; its parameter `name` is `view(server)`."""
+
+    def decorate(test):
+        def run(**fixtures):
+            async def ask(server):
+                await test(**{name: view(server)}, **fixtures)
+
+            served((make or double)(), ask, **more)
+
+        return in_place_of(test, run, name)
+
+    return decorate
 
 
 def bytes_of(*elements):

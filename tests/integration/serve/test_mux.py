@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import json
 import random
@@ -52,15 +53,19 @@ PATIENCE_S = 30.0
 pytestmark = pytest.mark.usefixtures("grpc_is_up", "open_files")
 
 
-def on_loop(test: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a test on the loop that servers run on."""
+def on_loop(test: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """Run an async test on the loop that servers run on."""
 
-    async def limited() -> Any:
-        async with asyncio.timeout(PATIENCE_S):
-            return await test()
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> Any:
+        async def limited() -> Any:
+            async with asyncio.timeout(PATIENCE_S):
+                return await test(**fixtures)
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(limited())
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(limited())
+
+    return run
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -140,84 +145,74 @@ async def peer_of(door: OnePortFrontend) -> AsyncIterator[Peer]:
 
 
 @pytest.mark.parametrize("method", ["inference", "debug"])
-def test_a_call_is_answered(method):
-    async def test():
-        async with opened() as door, peer_of(door) as peer:
-            peer.call(7, b"body", method)
-            assert await peer.answer() == (7, 0, "", b"body")
-
-    on_loop(test)
+@on_loop
+async def test_a_call_is_answered(method):
+    async with opened() as door, peer_of(door) as peer:
+        peer.call(7, b"body", method)
+        assert await peer.answer() == (7, 0, "", b"body")
 
 
-def test_a_call_may_come_byte_by_byte_or_with_others():
-    async def test():
-        async with opened() as door, peer_of(door) as peer:
-            for byte in pack(request_meta("inference", 1), b"slow"):
-                peer.send(bytes([byte]))
-                await peer.writer.drain()
-                await asyncio.sleep(0)
-            assert await peer.answer() == (1, 0, "", b"slow")
-            peer.send(b"".join(pack(request_meta("inference", n), b"x") for n in range(2, 50)))
-            assert {(await peer.answer())[0] for _ in range(2, 50)} == set(range(2, 50))
-
-    on_loop(test)
+@on_loop
+async def test_a_call_may_come_byte_by_byte_or_with_others():
+    async with opened() as door, peer_of(door) as peer:
+        for byte in pack(request_meta("inference", 1), b"slow"):
+            peer.send(bytes([byte]))
+            await peer.writer.drain()
+            await asyncio.sleep(0)
+        assert await peer.answer() == (1, 0, "", b"slow")
+        peer.send(b"".join(pack(request_meta("inference", n), b"x") for n in range(2, 50)))
+        assert {(await peer.answer())[0] for _ in range(2, 50)} == set(range(2, 50))
 
 
-def test_answers_go_out_in_the_order_in_which_they_are_there():
-    async def test():
-        releases = {b"first": asyncio.Event(), b"second": asyncio.Event()}
-        entered = asyncio.Semaphore(0)
+@on_loop
+async def test_answers_go_out_in_the_order_in_which_they_are_there():
+    releases = {b"first": asyncio.Event(), b"second": asyncio.Event()}
+    entered = asyncio.Semaphore(0)
 
-        async def held(call: ModelCall, timeout_s: float | None) -> bytes:
-            entered.release()
-            await releases[call.message].wait()
-            return call.message
+    async def held(call: ModelCall, timeout_s: float | None) -> bytes:
+        entered.release()
+        await releases[call.message].wait()
+        return call.message
 
-        async with opened(held) as door, peer_of(door) as peer:
-            peer.call(1, b"first")
-            peer.call(2, b"second")
-            for _ in releases:
-                await entered.acquire()
-            releases[b"second"].set()
-            assert (await peer.answer())[0] == 2
-            releases[b"first"].set()
-            assert (await peer.answer())[0] == 1
-
-    on_loop(test)
+    async with opened(held) as door, peer_of(door) as peer:
+        peer.call(1, b"first")
+        peer.call(2, b"second")
+        for _ in releases:
+            await entered.acquire()
+        releases[b"second"].set()
+        assert (await peer.answer())[0] == 2
+        releases[b"first"].set()
+        assert (await peer.answer())[0] == 1
 
 
-def test_the_call_is_passed_on_with_its_log_id_deadline_and_compression():
-    async def test():
-        seen = []
+@on_loop
+async def test_the_call_is_passed_on_with_its_log_id_deadline_and_compression():
+    seen = []
 
-        async def looks(call: ModelCall, timeout_s: float | None) -> bytes:
-            seen.append((call.log_id, call.compress_type, timeout_s))
-            return b""
+    async def looks(call: ModelCall, timeout_s: float | None) -> bytes:
+        seen.append((call.log_id, call.compress_type, timeout_s))
+        return b""
 
-        async with opened(looks) as door, peer_of(door) as peer:
-            peer.call(1, log_id=2**64 - 1, timeout_ms=1500)
-            peer.call(2, Request(log_id=77).SerializeToString())
-            meta = request_meta("inference", 3)
-            meta.compress_type = 2
-            peer.send(pack(meta, b"whatever"))
-            for _ in range(3):
-                await peer.answer()
-        assert seen == [(2**64 - 1, 0, 1.5), (77, 0, None), (0, 2, None)]
-
-    on_loop(test)
+    async with opened(looks) as door, peer_of(door) as peer:
+        peer.call(1, log_id=2**64 - 1, timeout_ms=1500)
+        peer.call(2, Request(log_id=77).SerializeToString())
+        meta = request_meta("inference", 3)
+        meta.compress_type = 2
+        peer.send(pack(meta, b"whatever"))
+        for _ in range(3):
+            await peer.answer()
+    assert seen == [(2**64 - 1, 0, 1.5), (77, 0, None), (0, 2, None)]
 
 
-def test_an_answer_is_compressed_as_the_call_was():
-    async def test():
-        async with opened() as door, peer_of(door) as peer:
-            meta = request_meta("inference", 1)
-            meta.compress_type = 3
-            peer.send(pack(meta, b"packed"))
-            reader = FrameReader()
-            (frame,) = reader.feed(await peer._reader.read(1000))
-            assert (frame.meta.compress_type, frame.body) == (3, b"packed")
-
-    on_loop(test)
+@on_loop
+async def test_an_answer_is_compressed_as_the_call_was():
+    async with opened() as door, peer_of(door) as peer:
+        meta = request_meta("inference", 1)
+        meta.compress_type = 3
+        peer.send(pack(meta, b"packed"))
+        reader = FrameReader()
+        (frame,) = reader.feed(await peer._reader.read(1000))
+        assert (frame.meta.compress_type, frame.body) == (3, b"packed")
 
 
 @pytest.mark.parametrize(
@@ -234,49 +229,43 @@ def test_an_answer_is_compressed_as_the_call_was():
         (InitError("e"), BrpcCode.INTERNAL),
     ],
 )
-def test_an_error_has_the_code_that_brpc_has_for_it(error, code):
-    async def test():
-        async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
-            raise error
+@on_loop
+async def test_an_error_has_the_code_that_brpc_has_for_it(error, code):
+    async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
+        raise error
 
-        async with opened(fails) as door, peer_of(door) as peer:
-            peer.call(1)
-            number, found, text, body = await peer.answer()
-            assert (number, found, body) == (1, code, b"")
-            assert text == ("InferService inference failed! e" if code == -5000 else "e")
-
-    on_loop(test)
+    async with opened(fails) as door, peer_of(door) as peer:
+        peer.call(1)
+        number, found, text, body = await peer.answer()
+        assert (number, found, body) == (1, code, b"")
+        assert text == ("InferService inference failed! e" if code == -5000 else "e")
 
 
-def test_a_bug_of_ours_is_an_internal_error_and_the_connection_goes_on(caplog):
-    async def test():
-        async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
-            raise ZeroDivisionError("of ours")
+@on_loop
+async def test_a_bug_of_ours_is_an_internal_error_and_the_connection_goes_on(caplog):
+    async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
+        raise ZeroDivisionError("of ours")
 
-        async with opened(fails) as door, peer_of(door) as peer:
-            for number in (1, 2):
-                peer.call(number)
-                assert (await peer.answer())[:2] == (number, BrpcCode.INTERNAL)
-
-    on_loop(test)
+    async with opened(fails) as door, peer_of(door) as peer:
+        for number in (1, 2):
+            peer.call(number)
+            assert (await peer.answer())[:2] == (number, BrpcCode.INTERNAL)
     assert "of ours" in caplog.text
 
 
-def test_unknown_services_and_methods_are_refused_as_brpc_does():
-    async def test():
-        async with opened() as door, peer_of(door) as peer:
-            peer.call(1, service="no.Service")
-            assert (await peer.answer())[1:3] == (1001, "Fail to find service=no.Service")
-            peer.call(2, method="other")
-            assert (await peer.answer())[1:3] == (1002, f"Fail to find method={SERVICE}/other")
-            peer.send(pack(RpcMeta(correlation_id=3), b""))
-            assert (await peer.answer())[:2] == (3, 1001)
-            meta = request_meta("inference", 4)
-            meta.content_type = 1
-            peer.send(pack(meta, b"{}"))
-            assert (await peer.answer())[:2] == (4, 1003)
-
-    on_loop(test)
+@on_loop
+async def test_unknown_services_and_methods_are_refused_as_brpc_does():
+    async with opened() as door, peer_of(door) as peer:
+        peer.call(1, service="no.Service")
+        assert (await peer.answer())[1:3] == (1001, "Fail to find service=no.Service")
+        peer.call(2, method="other")
+        assert (await peer.answer())[1:3] == (1002, f"Fail to find method={SERVICE}/other")
+        peer.send(pack(RpcMeta(correlation_id=3), b""))
+        assert (await peer.answer())[:2] == (3, 1001)
+        meta = request_meta("inference", 4)
+        meta.content_type = 1
+        peer.send(pack(meta, b"{}"))
+        assert (await peer.answer())[:2] == (4, 1003)
 
 
 def frame_of(size: int, meta_size: int, rest: bytes = b"") -> bytes:
@@ -293,22 +282,21 @@ def frame_of(size: int, meta_size: int, rest: bytes = b"") -> bytes:
         b"PRPC" + b"\xff" * 100,
     ],
 )
-def test_garbage_ends_its_own_connection_only(garbage):
-    async def test():
-        async with opened() as door, peer_of(door) as well, peer_of(door) as peer:
-            well.call(1)
-            await well.answer()
-            peer.call(1)
-            await peer.answer()
-            peer.send(garbage)
-            assert await peer.rest() == b""
-            well.call(2)
-            assert (await well.answer())[:2] == (2, 0)
-
-    on_loop(test)
+@on_loop
+async def test_garbage_ends_its_own_connection_only(garbage):
+    async with opened() as door, peer_of(door) as well, peer_of(door) as peer:
+        well.call(1)
+        await well.answer()
+        peer.call(1)
+        await peer.answer()
+        peer.send(garbage)
+        assert await peer.rest() == b""
+        well.call(2)
+        assert (await well.answer())[:2] == (2, 0)
 
 
-def test_the_port_bears_frames_with_wounds():
+@on_loop
+async def test_the_port_bears_frames_with_wounds():
     whole = pack(request_meta("inference", 1, log_id=5, timeout_ms=9), b"body" * 9, b"attached")
 
     async def fire(door: OnePortFrontend, rng: random.Random) -> None:
@@ -328,117 +316,106 @@ def test_the_port_bears_frames_with_wounds():
             peer.writer.write_eof()
             FrameReader().feed(await peer.rest())  # whatever it says is baidu_std
 
-    async def test():
-        rng = random.Random(3)
-        async with opened() as door:
-            for _ in range(20):
-                await asyncio.gather(*(fire(door, rng) for _ in range(20)))
-            async with peer_of(door) as peer:
-                peer.call(1)
-                assert (await peer.answer())[:2] == (1, 0)
-
-    on_loop(test)
+    rng = random.Random(3)
+    async with opened() as door:
+        for _ in range(20):
+            await asyncio.gather(*(fire(door, rng) for _ in range(20)))
+        async with peer_of(door) as peer:
+            peer.call(1)
+            assert (await peer.answer())[:2] == (1, 0)
 
 
 # Bounds ---------------------------------------------------------------------------------------
 
 
-def test_no_more_calls_are_read_than_may_be_worked_on():
-    async def test():
-        entered, release = asyncio.Semaphore(0), asyncio.Event()
-        inside = 0
+@on_loop
+async def test_no_more_calls_are_read_than_may_be_worked_on():
+    entered, release = asyncio.Semaphore(0), asyncio.Event()
+    inside = 0
 
-        async def held(call: ModelCall, timeout_s: float | None) -> bytes:
-            nonlocal inside
-            inside += 1
-            entered.release()
-            await release.wait()
-            return b""
+    async def held(call: ModelCall, timeout_s: float | None) -> bytes:
+        nonlocal inside
+        inside += 1
+        entered.release()
+        await release.wait()
+        return b""
 
-        register: set[BaiduStdConnection] = set()
-        server = await asyncio.get_running_loop().create_server(
-            lambda: BaiduStdConnection(held, LIMIT, register, max_calls=2), "127.0.0.1", 0
-        )
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            peer = Peer(reader, writer)
-            for number in (1, 2):
-                peer.call(number)
-                await entered.acquire()
-            peer.call(3)
-            (connection,) = register
-            assert not connection.transport.is_reading()
-            assert inside == 2
-            release.set()
-            assert {(await peer.answer())[0] for _ in range(3)} == {1, 2, 3}
-            writer.close()
-            await connection.lost
-
-    on_loop(test)
+    register: set[BaiduStdConnection] = set()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: BaiduStdConnection(held, LIMIT, register, max_calls=2), "127.0.0.1", 0
+    )
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        peer = Peer(reader, writer)
+        for number in (1, 2):
+            peer.call(number)
+            await entered.acquire()
+        peer.call(3)
+        (connection,) = register
+        assert not connection.transport.is_reading()
+        assert inside == 2
+        release.set()
+        assert {(await peer.answer())[0] for _ in range(3)} == {1, 2, 3}
+        writer.close()
+        await connection.lost
 
 
-def test_a_peer_that_does_not_take_its_answers_is_not_read_from():
-    async def test():
-        large = bytes(100_000)
-        answered = 0
+@on_loop
+async def test_a_peer_that_does_not_take_its_answers_is_not_read_from():
+    large = bytes(100_000)
+    answered = 0
 
-        async def answers(call: ModelCall, timeout_s: float | None) -> bytes:
-            nonlocal answered
-            answered += 1
-            return large
+    async def answers(call: ModelCall, timeout_s: float | None) -> bytes:
+        nonlocal answered
+        answered += 1
+        return large
 
-        async with opened(answers) as door, peer_of(door) as peer:
+    async with opened(answers) as door, peer_of(door) as peer:
+        peer.call(1)
+        await peer.answer()  # it is a baidu_std connection now
+        (connection,) = door._connections
+        for number in range(2, 1000):
+            peer.call(number, b"x" * 1000)
+        await until(lambda: not connection.transport.is_reading())
+        assert answered < 998
+        for _ in range(2, 1000):
+            await peer.answer()
+        assert answered == 999
+
+
+@on_loop
+async def test_the_calls_of_a_peer_that_leaves_are_cancelled():
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def held(call: ModelCall, timeout_s: float | None) -> bytes:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return b""
+
+    async with opened(held) as door:
+        async with peer_of(door) as peer:
             peer.call(1)
-            await peer.answer()  # it is a baidu_std connection now
-            (connection,) = door._connections
-            for number in range(2, 1000):
-                peer.call(number, b"x" * 1000)
-            await until(lambda: not connection.transport.is_reading())
-            assert answered < 998
-            for _ in range(2, 1000):
-                await peer.answer()
-            assert answered == 999
-
-    on_loop(test)
+            await entered.wait()
+            peer.writer.transport.abort()
+        await cancelled.wait()
 
 
-def test_the_calls_of_a_peer_that_leaves_are_cancelled():
-    async def test():
-        entered, cancelled = asyncio.Event(), asyncio.Event()
-
-        async def held(call: ModelCall, timeout_s: float | None) -> bytes:
-            entered.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
-            return b""
-
-        async with opened(held) as door:
-            async with peer_of(door) as peer:
-                peer.call(1)
-                await entered.wait()
-                peer.writer.transport.abort()
-            await cancelled.wait()
-
-    on_loop(test)
-
-
-def test_a_door_that_stops_delivers_what_is_answered():
-    async def test():
-        async with opened() as door, peer_of(door) as peer:
-            peer.call(1)
-            assert (await peer.answer())[0] == 1
-            await door.close(1.0)
-            peer.call(2)
-            assert (await peer.answer())[0] == 2
-            await door.stop(1.0)
-            assert await peer.rest() == b""
-            with pytest.raises(OSError, match="refused"):
-                await asyncio.open_connection("127.0.0.1", door.port)
-
-    on_loop(test)
+@on_loop
+async def test_a_door_that_stops_delivers_what_is_answered():
+    async with opened() as door, peer_of(door) as peer:
+        peer.call(1)
+        assert (await peer.answer())[0] == 1
+        await door.close(1.0)
+        peer.call(2)
+        assert (await peer.answer())[0] == 2
+        await door.stop(1.0)
+        assert await peer.rest() == b""
+        with pytest.raises(OSError, match="refused"):
+            await asyncio.open_connection("127.0.0.1", door.port)
 
 
 # What else comes to the port ------------------------------------------------------------------
@@ -460,48 +437,44 @@ async def posted(
     return int(first.split()[1]), found, rest
 
 
-def test_a_call_over_http_is_answered_in_the_form_that_it_came_in():
+@on_loop
+async def test_a_call_over_http_is_answered_in_the_form_that_it_came_in():
     asked = []
 
     async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
         asked.append(call)
         return call.message
 
-    async def test():
-        message = Request(log_id=7).SerializeToString()
-        async with opened(answer) as door:
-            for kind in ("application/proto", "application/proto; x=y", "application/x-protobuf"):
-                status, headers, body = await posted(door, message, content_type=kind)
-                assert (status, body) == (200, message)
-                assert headers["content-type"] == "application/proto"
-            form = "application/x-www-form-urlencoded"  # as `curl -d` has it
-            path = "/baidu.paddle_serving.predictor.general_model.GeneralModelService/debug"
-            status, headers, body = await posted(door, b"{}", path, content_type=form)
-            assert (status, headers["content-type"], body) == (200, "application/json", b"{}")
-        assert asked == [ModelCall(message, log_id=7)] * 3 + [ModelCall(b"{}", is_json=True)]
-
-    on_loop(test)
+    message = Request(log_id=7).SerializeToString()
+    async with opened(answer) as door:
+        for kind in ("application/proto", "application/proto; x=y", "application/x-protobuf"):
+            status, headers, body = await posted(door, message, content_type=kind)
+            assert (status, body) == (200, message)
+            assert headers["content-type"] == "application/proto"
+        form = "application/x-www-form-urlencoded"  # as `curl -d` has it
+        path = "/baidu.paddle_serving.predictor.general_model.GeneralModelService/debug"
+        status, headers, body = await posted(door, b"{}", path, content_type=form)
+        assert (status, headers["content-type"], body) == (200, "application/json", b"{}")
+    assert asked == [ModelCall(message, log_id=7)] * 3 + [ModelCall(b"{}", is_json=True)]
 
 
-def test_bodies_over_http_may_be_packed_both_ways():
-    async def test():
-        long, short = b"x" * 600, b"x" * 500
-        async with opened() as door:
-            for body, accepted, is_packed in (
-                (long, "gzip", True),
-                (long, "br, GZIP;q=0.5", True),
-                (long, "gzip;q=0, br", False),
-                (long, "br", False),
-                (short, "gzip", False),
-            ):
-                status, headers, answer = await posted(
-                    door, gzip.compress(body), content_encoding="gzip", accept_encoding=accepted
-                )
-                assert status == 200
-                assert ("content-encoding" in headers) is is_packed
-                assert (gzip.decompress(answer) if is_packed else answer) == body
-
-    on_loop(test)
+@on_loop
+async def test_bodies_over_http_may_be_packed_both_ways():
+    long, short = b"x" * 600, b"x" * 500
+    async with opened() as door:
+        for body, accepted, is_packed in (
+            (long, "gzip", True),
+            (long, "br, GZIP;q=0.5", True),
+            (long, "gzip;q=0, br", False),
+            (long, "br", False),
+            (short, "gzip", False),
+        ):
+            status, headers, answer = await posted(
+                door, gzip.compress(body), content_encoding="gzip", accept_encoding=accepted
+            )
+            assert status == 200
+            assert ("content-encoding" in headers) is is_packed
+            assert (gzip.decompress(answer) if is_packed else answer) == body
 
 
 @pytest.mark.parametrize(
@@ -513,57 +486,49 @@ def test_bodies_over_http_may_be_packed_both_ways():
         (ProductError(2**40, "odd"), 200, 50),
     ],
 )
-def test_errors_over_http_are_answers_with_code_and_text(error, status, code):
+@on_loop
+async def test_errors_over_http_are_answers_with_code_and_text(error, status, code):
     async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
         raise error
 
-    async def test():
-        async with opened(fails) as door:
-            found, _, body = await posted(door, b"{}")
-            answer = json.loads(body)
-            assert (found, answer["err_no"], answer["outputs"]) == (status, code, [])
-            message = Request(log_id=7).SerializeToString()
-            found, _, body = await posted(door, message, content_type="application/proto")
-            response = Response.FromString(body)
-            assert (found, response.err_no, response.log_id) == (status, code, 7)
-            assert str(error) in response.err_msg
-            assert answer["err_msg"] == response.err_msg
-
-    on_loop(test)
+    async with opened(fails) as door:
+        found, _, body = await posted(door, b"{}")
+        answer = json.loads(body)
+        assert (found, answer["err_no"], answer["outputs"]) == (status, code, [])
+        message = Request(log_id=7).SerializeToString()
+        found, _, body = await posted(door, message, content_type="application/proto")
+        response = Response.FromString(body)
+        assert (found, response.err_no, response.log_id) == (status, code, 7)
+        assert str(error) in response.err_msg
+        assert answer["err_msg"] == response.err_msg
 
 
-def test_other_paths_and_methods_and_too_much_json_are_told_over_http():
-    async def test():
-        async with opened() as door:
-            status, _, body = await posted(door, b" " * (JSON_LIMIT + 1))
-            assert (status, b"max_json_bytes" in body) == (413, True)
-            assert (await posted(door, b"{}", "/GeneralModelService/nope"))[0] == 404
-            async with peer_of(door) as peer:
-                head = b"GET /GeneralModelService/inference HTTP/1.1\r\nhost: x\r\n"
-                peer.send(head + b"connection: close\r\n\r\n")
-                assert (await peer.rest()).startswith(b"HTTP/1.1 405 ")
-
-    on_loop(test)
+@on_loop
+async def test_other_paths_and_methods_and_too_much_json_are_told_over_http():
+    async with opened() as door:
+        status, _, body = await posted(door, b" " * (JSON_LIMIT + 1))
+        assert (status, b"max_json_bytes" in body) == (413, True)
+        assert (await posted(door, b"{}", "/GeneralModelService/nope"))[0] == 404
+        async with peer_of(door) as peer:
+            head = b"GET /GeneralModelService/inference HTTP/1.1\r\nhost: x\r\n"
+            peer.send(head + b"connection: close\r\n\r\n")
+            assert (await peer.rest()).startswith(b"HTTP/1.1 405 ")
 
 
 @pytest.mark.parametrize("start", [b"\x16\x03\x01\x00", b"\x00" * 100, b"PRPX", b"prpc"])
-def test_who_speaks_anything_else_is_hung_up_on(start):
-    async def test():
-        async with opened() as door, peer_of(door) as peer:
-            peer.send(start)
-            assert await peer.rest() == b""
-
-    on_loop(test)
+@on_loop
+async def test_who_speaks_anything_else_is_hung_up_on(start):
+    async with opened() as door, peer_of(door) as peer:
+        peer.send(start)
+        assert await peer.rest() == b""
 
 
 @pytest.mark.parametrize("start", [b"", b"PR"])
-def test_who_does_not_say_what_he_speaks_is_hung_up_on(start):
-    async def test():
-        async with opened(read_timeout_s=0.05) as door, peer_of(door) as peer:
-            peer.send(start)
-            assert await peer.rest() == b""
-
-    on_loop(test)
+@on_loop
+async def test_who_does_not_say_what_he_speaks_is_hung_up_on(start):
+    async with opened(read_timeout_s=0.05) as door, peer_of(door) as peer:
+        peer.send(start)
+        assert await peer.rest() == b""
 
 
 # gRPC, relayed --------------------------------------------------------------------------------
@@ -573,21 +538,19 @@ def method_of(channel: Any, name: str = "inference") -> Any:
     return channel.unary_unary(f"/{SERVICE}/{name}", None, None)
 
 
-def test_grpc_comes_through_in_whatever_size_and_number():
-    async def test():
-        async with (
-            opened() as door,
-            grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel,
-        ):
-            bodies = [bytes([n]) * (n * n * 100) for n in range(40)]
-            answers = await asyncio.gather(*(method_of(channel)(body) for body in bodies))
-            assert answers == bodies
-            assert await method_of(channel, "debug")(b"d") == b"d"
-            with pytest.raises(grpc.RpcError) as caught:
-                await method_of(channel, "other")(b"")
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-    on_loop(test)
+@on_loop
+async def test_grpc_comes_through_in_whatever_size_and_number():
+    async with (
+        opened() as door,
+        grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        bodies = [bytes([n]) * (n * n * 100) for n in range(40)]
+        answers = await asyncio.gather(*(method_of(channel)(body) for body in bodies))
+        assert answers == bodies
+        assert await method_of(channel, "debug")(b"d") == b"d"
+        with pytest.raises(grpc.RpcError) as caught:
+            await method_of(channel, "other")(b"")
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(
@@ -600,67 +563,59 @@ def test_grpc_comes_through_in_whatever_size_and_number():
         (PredictorError, grpc.StatusCode.INTERNAL),
     ],
 )
-def test_an_error_has_a_status_of_grpc(kind, status):
-    async def test():
-        async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
-            raise kind("why")
+@on_loop
+async def test_an_error_has_a_status_of_grpc(kind, status):
+    async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
+        raise kind("why")
 
-        async with (
-            opened(fails) as door,
-            grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel,
-        ):
-            with pytest.raises(grpc.RpcError) as caught:
-                await method_of(channel)(b"")
-            assert (caught.value.code(), caught.value.details()) == (status, "why")
-
-    on_loop(test)
+    async with (
+        opened(fails) as door,
+        grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await method_of(channel)(b"")
+        assert (caught.value.code(), caught.value.details()) == (status, "why")
 
 
-def test_a_relayed_connection_ends_at_both_ends():
-    async def test():
-        async with opened() as door:
-            async with peer_of(door) as peer:
-                peer.send(PREFACE)
-                await peer._reader.read(1)  # it is relayed
-            await until(lambda: not door._proxied)
-            async with peer_of(door) as peer:
-                peer.send(PREFACE)
-                await peer._reader.read(1)
-                for end in door._proxied:
-                    end.other.transport.abort()
-                await peer.rest()
-
-    on_loop(test)
+@on_loop
+async def test_a_relayed_connection_ends_at_both_ends():
+    async with opened() as door:
+        async with peer_of(door) as peer:
+            peer.send(PREFACE)
+            await peer._reader.read(1)  # it is relayed
+        await until(lambda: not door._proxied)
+        async with peer_of(door) as peer:
+            peer.send(PREFACE)
+            await peer._reader.read(1)
+            for end in door._proxied:
+                end.other.transport.abort()
+            await peer.rest()
 
 
-def test_without_a_server_behind_the_relay_the_caller_is_hung_up_on():
-    async def test():
-        listener = bind("127.0.0.1", 0, "port")
-        nobody = "\0pipeline-test-nobody"
-        door = OnePortFrontend(echo, listener, LIMIT, nobody, nobody)
-        await door.start()
-        for said in (PREFACE, b"GET / HTTP/1.1\r\n\r\n"):
-            async with peer_of(door) as peer:
-                peer.send(said)
-                assert await peer.rest() == b""
-        await door.stop(0.0)
-
-    on_loop(test)
+@on_loop
+async def test_without_a_server_behind_the_relay_the_caller_is_hung_up_on():
+    listener = bind("127.0.0.1", 0, "port")
+    nobody = "\0pipeline-test-nobody"
+    door = OnePortFrontend(echo, listener, LIMIT, nobody, nobody)
+    await door.start()
+    for said in (PREFACE, b"GET / HTTP/1.1\r\n\r\n"):
+        async with peer_of(door) as peer:
+            peer.send(said)
+            assert await peer.rest() == b""
+    await door.stop(0.0)
 
 
 # Small parts ------------------------------------------------------------------------------------
 
 
-def test_what_the_graph_answers_is_bytes_or_an_error():
-    async def test():
-        async def bad(call: object, timeout_s: float | None) -> object:
-            code = int(ErrorCode.INPUT_PARAMS_ERROR)
-            return pipeline_service_pb2.Response(err_no=code, err_msg="bad")
+@on_loop
+async def test_what_the_graph_answers_is_bytes_or_an_error():
+    async def bad(call: object, timeout_s: float | None) -> object:
+        code = int(ErrorCode.INPUT_PARAMS_ERROR)
+        return pipeline_service_pb2.Response(err_no=code, err_msg="bad")
 
-        with pytest.raises(InputError, match="bad"):
-            await answers_of(begin_of(bad))(ModelCall(b""), None)
-
-    on_loop(test)
+    with pytest.raises(InputError, match="bad"):
+        await answers_of(begin_of(bad))(ModelCall(b""), None)
 
 
 @pytest.mark.parametrize("log_id", [0, 1, 127, 128, 2**63, 2**64 - 1])

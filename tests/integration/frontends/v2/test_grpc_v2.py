@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import numpy as np
 import pytest
 from doubles import server_for, settle, virtual
-from v2_doubles import Double, Server, double, running, served
+from v2_doubles import Double, Server, double, running, shown
 
 from pipeline import PipelineServer, RequestOp
 from pipeline.data import Tensor
@@ -71,76 +72,58 @@ class Service:
         return self.service.streams["ModelStreamInfer"](messages, Call(left))
 
 
-def called(test, last=None, **more):
-    """Run `test(service)` while a server runs."""
-
-    async def ask(server):
-        return await test(Service(server))
-
-    return served(last or double(), ask, **more)
+called = partial(shown, Service, "service")
 
 
 # Unary --------------------------------------------------------------------------------------
 
 
-def test_the_service_has_the_protocols_name():
-    async def test(service):
-        assert service.service.name == SERVICE == "inference.GRPCInferenceService"
-
-    called(test)
+@called()
+async def test_the_service_has_the_protocols_name(service):
+    assert service.service.name == SERVICE == "inference.GRPCInferenceService"
 
 
-def test_states_are_told():
-    async def test(service):
-        assert (await service.ask("ServerLive")).live
-        assert (await service.ask("ServerReady")).ready
-        assert (await service.ask("ModelReady", pb.ModelReadyRequest(name="double"))).ready
-        assert not (await service.ask("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
-        service.server.snapshots = []
-        assert not (await service.ask("ServerReady")).ready
-
-    called(test)
+@called()
+async def test_states_are_told(service):
+    assert (await service.ask("ServerLive")).live
+    assert (await service.ask("ServerReady")).ready
+    assert (await service.ask("ModelReady", pb.ModelReadyRequest(name="double"))).ready
+    assert not (await service.ask("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
+    service.server.snapshots = []
+    assert not (await service.ask("ServerReady")).ready
 
 
-def test_server_model_and_configuration_are_described():
-    async def test(service):
-        server = await service.ask("ServerMetadata")
-        assert "statistics" in server.extensions
-        metadata = await service.ask("ModelMetadata", pb.ModelMetadataRequest(name="double"))
-        assert (metadata.name, list(metadata.versions)) == ("double", ["1"])
-        assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
-            ("x", "FP32", [-1])
-        ]
-        answer = await service.ask("ModelConfig", pb.ModelConfigRequest(name="svc", version="1"))
-        assert answer.config.platform == "ensemble"
-        assert [step.model_name for step in answer.config.ensemble_scheduling.step] == ["double"]
-
-    called(test)
+@called()
+async def test_server_model_and_configuration_are_described(service):
+    server = await service.ask("ServerMetadata")
+    assert "statistics" in server.extensions
+    metadata = await service.ask("ModelMetadata", pb.ModelMetadataRequest(name="double"))
+    assert (metadata.name, list(metadata.versions)) == ("double", ["1"])
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [("x", "FP32", [-1])]
+    answer = await service.ask("ModelConfig", pb.ModelConfigRequest(name="svc", version="1"))
+    assert answer.config.platform == "ensemble"
+    assert [step.model_name for step in answer.config.ensemble_scheduling.step] == ["double"]
 
 
-def test_statistics_and_the_index_list_all_models():
-    async def test(service):
-        answer = await service.ask("ModelStatistics")
-        assert [stats.name for stats in answer.model_stats] == ["double", "svc"]
-        one = await service.ask("ModelStatistics", pb.ModelStatisticsRequest(name="svc"))
-        assert one.model_stats[0].inference_stats.success.count == 2
-        index = await service.ask("RepositoryIndex", pb.RepositoryIndexRequest(ready=True))
-        assert [(m.name, m.version, m.state) for m in index.models] == [
-            ("double", "1", "READY"),
-            ("svc", "1", "READY"),
-        ]
-
-    called(test)
+@called()
+async def test_statistics_and_the_index_list_all_models(service):
+    answer = await service.ask("ModelStatistics")
+    assert [stats.name for stats in answer.model_stats] == ["double", "svc"]
+    one = await service.ask("ModelStatistics", pb.ModelStatisticsRequest(name="svc"))
+    assert one.model_stats[0].inference_stats.success.count == 2
+    index = await service.ask("RepositoryIndex", pb.RepositoryIndexRequest(ready=True))
+    assert [(m.name, m.version, m.state) for m in index.models] == [
+        ("double", "1", "READY"),
+        ("svc", "1", "READY"),
+    ]
 
 
-def test_a_model_is_asked():
-    async def test(service):
-        response = await service.ask("ModelInfer", infer_message(1, 2, request_id="7"))
-        assert (response.model_name, response.model_version, response.id) == ("svc", "1", "7")
-        assert outputs_of(response) == {"y": [2.0, 4.0]}
-        assert not response.parameters
-
-    called(test)
+@called()
+async def test_a_model_is_asked(service):
+    response = await service.ask("ModelInfer", infer_message(1, 2, request_id="7"))
+    assert (response.model_name, response.model_version, response.id) == ("svc", "1", "7")
+    assert outputs_of(response) == {"y": [2.0, 4.0]}
+    assert not response.parameters
 
 
 @pytest.mark.parametrize(
@@ -183,36 +166,30 @@ def test_a_model_is_asked():
         ("LogSettings", b"", "UNIMPLEMENTED", "log settings are not served here"),
     ],
 )
-def test_errors_have_gRPCs_status_and_tritons_words(method, message, status, text):
-    async def test(service):
-        found, said = await service.refused(method, message)
-        assert found is grpc.StatusCode[status]
-        assert text in said
-
-    called(test)
+@called()
+async def test_errors_have_gRPCs_status_and_tritons_words(service, method, message, status, text):
+    found, said = await service.refused(method, message)
+    assert found is grpc.StatusCode[status]
+    assert text in said
 
 
-def test_the_callers_deadline_holds():
-    async def test(service):
-        service.server.engine.pools["double"].service_s = 5.0
-        status, text = await service.refused("ModelInfer", infer_message(1), left=1.0)
-        assert status is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "Deadline Exceeded: " in text
-
-    called(test)
+@called()
+async def test_the_callers_deadline_holds(service):
+    service.server.engine.pools["double"].service_s = 5.0
+    status, text = await service.refused("ModelInfer", infer_message(1), left=1.0)
+    assert status is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "Deadline Exceeded: " in text
 
 
-def test_a_request_that_has_less_time_than_its_call_is_unavailable():
-    async def test(service):
-        service.server.engine.pools["double"].service_s = 5.0
-        message = infer_message(1)
-        message.parameters["timeout"].int64_param = 1_000_000
-        for left in (None, 3.0):
-            status, text = await service.refused("ModelInfer", message, left=left)
-            assert status is grpc.StatusCode.UNAVAILABLE
-            assert "deadline" in text
-
-    called(test, timeout=60_000)
+@called(timeout=60000)
+async def test_a_request_that_has_less_time_than_its_call_is_unavailable(service):
+    service.server.engine.pools["double"].service_s = 5.0
+    message = infer_message(1)
+    message.parameters["timeout"].int64_param = 1_000_000
+    for left in (None, 3.0):
+        status, text = await service.refused("ModelInfer", message, left=left)
+        assert status is grpc.StatusCode.UNAVAILABLE
+        assert "deadline" in text
 
 
 @virtual
@@ -239,18 +216,16 @@ def parsed(answer):
     return response
 
 
-def test_a_stream_ends_with_its_deadline():
-    async def test(service):
-        pool = service.server.engine.pools["double"]
-        answers = service.stream(sent(infer_message(1), infer_message(2)), left=1.0)
-        assert not parsed(await anext(answers)).error_message
-        pool.service_s = 5.0
-        answers = service.stream(sent(infer_message(1), infer_message(2)), left=1.0)
-        with pytest.raises(GrpcError) as caught:
-            await anext(answers)
-        assert caught.value.status is grpc.StatusCode.DEADLINE_EXCEEDED
-
-    called(test)
+@called()
+async def test_a_stream_ends_with_its_deadline(service):
+    pool = service.server.engine.pools["double"]
+    answers = service.stream(sent(infer_message(1), infer_message(2)), left=1.0)
+    assert not parsed(await anext(answers)).error_message
+    pool.service_s = 5.0
+    answers = service.stream(sent(infer_message(1), infer_message(2)), left=1.0)
+    with pytest.raises(GrpcError) as caught:
+        await anext(answers)
+    assert caught.value.status is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @virtual
@@ -271,18 +246,16 @@ async def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
             await anext(answers)
 
 
-def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on():
-    async def test(service):
-        messages = sent(
-            infer_message(1, model="nope", request_id="a"), infer_message(1, request_id="b")
-        )
-        failed, good = [parsed(answer) async for answer in service.stream(messages)]
-        assert failed.error_message == "Request for unknown model: 'nope' is not found"
-        assert failed.infer_response.id == "a"
-        assert good.error_message == ""
-        assert good.infer_response.id == "b"
-
-    called(test)
+@called()
+async def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(service):
+    messages = sent(
+        infer_message(1, model="nope", request_id="a"), infer_message(1, request_id="b")
+    )
+    failed, good = [parsed(answer) async for answer in service.stream(messages)]
+    assert failed.error_message == "Request for unknown model: 'nope' is not found"
+    assert failed.infer_response.id == "a"
+    assert good.error_message == ""
+    assert good.infer_response.id == "b"
 
 
 @virtual
@@ -309,18 +282,16 @@ async def test_requests_of_a_stream_are_worked_on_side_by_side_but_not_without_l
         pool.release()
 
 
-def test_a_stream_that_breaks_ends_after_the_answers_before():
-    async def test(service):
-        async def breaks():
-            yield infer_message(1).SerializeToString()
-            raise ConnectionError("gone")
+@called()
+async def test_a_stream_that_breaks_ends_after_the_answers_before(service):
+    async def breaks():
+        yield infer_message(1).SerializeToString()
+        raise ConnectionError("gone")
 
-        answers = service.stream(breaks())
-        assert outputs_of(parsed(await anext(answers)).infer_response) == {"y": [2.0]}
-        with pytest.raises(ConnectionError, match="gone"):
-            await anext(answers)
-
-    called(test)
+    answers = service.stream(breaks())
+    assert outputs_of(parsed(await anext(answers)).infer_response) == {"y": [2.0]}
+    with pytest.raises(ConnectionError, match="gone"):
+        await anext(answers)
 
 
 @virtual

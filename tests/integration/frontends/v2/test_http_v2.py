@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPConnection
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from doubles import server_for, settle, virtual
 from hypothesis import given
 from hypothesis import strategies as st
-from v2_doubles import Double, Server, double, running, served
+from v2_doubles import Double, Server, double, running, shown
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.data import Tensor
@@ -57,24 +58,16 @@ class Site:
         return await self.ask("POST", f"/v2/models/{model}/infer", body, headers)
 
 
-def visited(test, last=None, **more):
-    """Run `test(site)` while a server runs."""
-
-    async def ask(server):
-        return await test(Site(server))
-
-    return served(last or double(), ask, **more)
+visited = partial(shown, Site, "site")
 
 
 # Paths and methods --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/", "/v3", "/v20", "/metrics", "/x/v2", "/svc/prediction"])
-def test_other_paths_are_for_others(path):
-    async def test(site):
-        assert site.site.endpoint(web_request("GET", path)) is None
-
-    visited(test)
+@visited()
+async def test_other_paths_are_for_others(site, path):
+    assert site.site.endpoint(web_request("GET", path)) is None
 
 
 @pytest.mark.parametrize(
@@ -91,13 +84,11 @@ def test_other_paths_are_for_others(path):
         "/v2/models/a/b/stats",
     ],
 )
-def test_a_path_that_is_none_is_not_found(path):
-    async def test(site):
-        reply = await site.reply("GET", path)
-        assert (reply.status, reply.body) == (404, b'{"error":"Not Found"}')
-        assert reply.content_type.startswith(b"text/plain")
-
-    visited(test)
+@visited()
+async def test_a_path_that_is_none_is_not_found(site, path):
+    reply = await site.reply("GET", path)
+    assert (reply.status, reply.body) == (404, b'{"error":"Not Found"}')
+    assert reply.content_type.startswith(b"text/plain")
 
 
 @pytest.mark.parametrize(
@@ -111,12 +102,10 @@ def test_a_path_that_is_none_is_not_found(path):
         ("PUT", "/v2/models/svc", b"GET"),
     ],
 )
-def test_other_methods_are_not_allowed(method, path, allowed):
-    async def test(site):
-        assert await site.ask(method, path) == (405, {"error": "Method Not Allowed"})
-        assert (await site.reply(method, path)).headers == ((b"allow", allowed),)
-
-    visited(test)
+@visited()
+async def test_other_methods_are_not_allowed(site, method, path, allowed):
+    assert await site.ask(method, path) == (405, {"error": "Method Not Allowed"})
+    assert (await site.reply(method, path)).headers == ((b"allow", allowed),)
 
 
 @pytest.mark.parametrize(
@@ -130,93 +119,81 @@ def test_other_methods_are_not_allowed(method, path, allowed):
         ("GET", "/v2/repository/index", False),
     ],
 )
-def test_a_refused_method_is_plain_text_where_it_is_in_triton(method, path, is_plain):
-    async def test(site):
-        reply = await site.reply(method, path)
-        assert (reply.content_type == TEXT) is is_plain
-        assert reply.status == 405
-
-    visited(test)
+@visited()
+async def test_a_refused_method_is_plain_text_where_it_is_in_triton(site, method, path, is_plain):
+    reply = await site.reply(method, path)
+    assert (reply.content_type == TEXT) is is_plain
+    assert reply.status == 405
 
 
-def test_the_repository_may_be_named():
-    async def test(site):
-        status, index = await site.ask("POST", "/v2/repository/mine/index")
-        assert (status, [entry["name"] for entry in index]) == (200, ["double", "svc"])
-        for verb in ("load", "unload"):
-            asked = f"/v2/repository/mine/models/double/{verb}"
-            refused = (501, {"error": "'repository_name' specification is not supported"})
-            assert await site.ask("POST", asked) == refused
-            assert (await site.ask("POST", f"/v2/repository/models/double/{verb}"))[0] == 503
-
-    visited(test)
+@visited()
+async def test_the_repository_may_be_named(site):
+    status, index = await site.ask("POST", "/v2/repository/mine/index")
+    assert (status, [entry["name"] for entry in index]) == (200, ["double", "svc"])
+    for verb in ("load", "unload"):
+        asked = f"/v2/repository/mine/models/double/{verb}"
+        refused = (501, {"error": "'repository_name' specification is not supported"})
+        assert await site.ask("POST", asked) == refused
+        assert (await site.ask("POST", f"/v2/repository/models/double/{verb}"))[0] == 503
 
 
-def test_names_may_hold_anything_when_they_are_quoted():
-    async def test(site):
-        status, metadata = await site.ask("GET", "/v2/models/a%2Fb%20%C3%A9/versions/1")
-        assert (status, metadata["name"]) == (200, "a/b é")
-        assert metadata["versions"] == ["1"]
-
-    visited(test, Double("a/b é", RequestOp()))
+@visited(lambda: Double("a/b é", RequestOp()))
+async def test_names_may_hold_anything_when_they_are_quoted(site):
+    status, metadata = await site.ask("GET", "/v2/models/a%2Fb%20%C3%A9/versions/1")
+    assert (status, metadata["name"]) == (200, "a/b é")
+    assert metadata["versions"] == ["1"]
 
 
-def test_a_model_called_stats_can_be_asked_for_with_its_version():
-    async def test(site):
-        status, metadata = await site.ask("GET", "/v2/models/stats/versions/1")
-        assert (status, metadata["name"]) == (200, "stats")
-        assert "model_stats" in (await site.ask("GET", "/v2/models/stats"))[1]
-
-    visited(test, Double("stats", RequestOp()))
+@visited(lambda: Double("stats", RequestOp()))
+async def test_a_model_called_stats_can_be_asked_for_with_its_version(site):
+    status, metadata = await site.ask("GET", "/v2/models/stats/versions/1")
+    assert (status, metadata["name"]) == (200, "stats")
+    assert "model_stats" in (await site.ask("GET", "/v2/models/stats"))[1]
 
 
 # Descriptions and states --------------------------------------------------------------------
 
 
-def test_server_model_and_configuration_are_described():
-    async def test(site):
-        status, server = await site.ask("GET", "/v2")
-        assert status == 200
-        assert set(server["extensions"]) == {
-            "statistics",
-            "binary_tensor_data",
-            "model_configuration",
-            "model_repository",
-        }
-        assert set(server) == {"name", "version", "extensions"}
-        status, metadata = await site.ask("GET", "/v2/models/double")
-        assert metadata == {
-            "name": "double",
-            "versions": ["1"],
-            "platform": "python",
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}],
-            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
-        }
-        status, config = await site.ask("GET", "/v2/models/svc/versions/1/config")
-        assert (status, config["platform"]) == (200, "ensemble")
-        assert config["ensemble_scheduling"]["step"][0]["model_version"] == -1
-
-    visited(test)
+@visited()
+async def test_server_model_and_configuration_are_described(site):
+    status, server = await site.ask("GET", "/v2")
+    assert status == 200
+    assert set(server["extensions"]) == {
+        "statistics",
+        "binary_tensor_data",
+        "model_configuration",
+        "model_repository",
+    }
+    assert set(server) == {"name", "version", "extensions"}
+    status, metadata = await site.ask("GET", "/v2/models/double")
+    assert metadata == {
+        "name": "double",
+        "versions": ["1"],
+        "platform": "python",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+    }
+    status, config = await site.ask("GET", "/v2/models/svc/versions/1/config")
+    assert (status, config["platform"]) == (200, "ensemble")
+    assert config["ensemble_scheduling"]["step"][0]["model_version"] == -1
 
 
-def test_health_and_readiness_are_told_by_the_status_and_in_the_body():
-    async def test(site):
-        ready = {"name": "svc", "ready": True}
-        for path, body in (
-            ("health/live", {"live": True}),
-            ("health/ready", {"ready": True}),
-            ("models/svc/ready", ready),
-            ("models/svc/versions/1/ready", ready),
-        ):
-            assert await site.ask("GET", f"/v2/{path}") == (200, body)
-        not_ready = (400, {"error": "Model version not ready"})
-        assert await site.ask("GET", "/v2/models/nope/ready") == not_ready
-        assert await site.ask("GET", "/v2/models/svc/versions/2/ready") == not_ready
-        site.server.snapshots = []
-        assert await site.ask("GET", "/v2/health/ready") == (400, {"ready": False})
-        assert await site.ask("GET", "/v2/health/live") == (200, {"live": True})
-
-    visited(test)
+@visited()
+async def test_health_and_readiness_are_told_by_the_status_and_in_the_body(site):
+    ready = {"name": "svc", "ready": True}
+    for path, body in (
+        ("health/live", {"live": True}),
+        ("health/ready", {"ready": True}),
+        ("models/svc/ready", ready),
+        ("models/svc/versions/1/ready", ready),
+    ):
+        assert await site.ask("GET", f"/v2/{path}") == (200, body)
+    not_ready = (400, {"error": "Model version not ready"})
+    assert await site.ask("GET", "/v2/models/nope/ready") == not_ready
+    assert await site.ask("GET", "/v2/models/svc/versions/2/ready") == not_ready
+    site.server.snapshots = []
+    assert await site.ask("GET", "/v2/health/ready") == (400, {"ready": False})
+    assert await site.ask("GET", "/v2/health/live") == (200, {"live": True})
 
 
 @pytest.mark.parametrize(
@@ -233,105 +210,93 @@ def test_health_and_readiness_are_told_by_the_status_and_in_the_body():
         ("POST", "models/svc/versions/1/generate_stream", "generate"),
     ],
 )
-def test_an_extension_that_is_not_served_is_named(method, path, told):
-    async def test(site):
-        status, answer = await site.ask(method, f"/v2/{path}")
-        assert status == 501
-        assert f"{told} " in answer["error"]
-        assert " not served here" in answer["error"]
-
-    visited(test)
+@visited()
+async def test_an_extension_that_is_not_served_is_named(site, method, path, told):
+    status, answer = await site.ask(method, f"/v2/{path}")
+    assert status == 501
+    assert f"{told} " in answer["error"]
+    assert " not served here" in answer["error"]
 
 
-def test_statistics_come_for_all_and_for_one_and_are_refused_in_tritons_words():
-    async def test(site):
-        _, everything = await site.ask("GET", "/v2/models/stats")
-        assert [stats["name"] for stats in everything["model_stats"]] == ["double", "svc"]
-        _, one = await site.ask("GET", "/v2/models/svc/versions/1/stats")
-        (stats,) = one["model_stats"]
-        assert (stats["name"], stats["version"]) == ("svc", "1")
-        assert stats["inference_stats"]["success"]["count"] == 2
-        for path, text in [
-            ("nope/stats", "requested model 'nope' is not available"),
-            ("svc/versions/9/stats", "requested model version is not available for model 'svc'"),
-            (
-                f"svc/versions/{'9' * 30}/stats",
-                f"failed to get model version from specified version string '{'9' * 30}' "
-                "(details: stol), version should be an integral value > 0",
-            ),
-        ]:
-            assert await site.ask("GET", f"/v2/models/{path}") == (400, {"error": text})
-
-    visited(test)
+@visited()
+async def test_statistics_come_for_all_and_for_one_and_are_refused_in_tritons_words(site):
+    _, everything = await site.ask("GET", "/v2/models/stats")
+    assert [stats["name"] for stats in everything["model_stats"]] == ["double", "svc"]
+    _, one = await site.ask("GET", "/v2/models/svc/versions/1/stats")
+    (stats,) = one["model_stats"]
+    assert (stats["name"], stats["version"]) == ("svc", "1")
+    assert stats["inference_stats"]["success"]["count"] == 2
+    for path, text in [
+        ("nope/stats", "requested model 'nope' is not available"),
+        ("svc/versions/9/stats", "requested model version is not available for model 'svc'"),
+        (
+            f"svc/versions/{'9' * 30}/stats",
+            f"failed to get model version from specified version string '{'9' * 30}' "
+            "(details: stol), version should be an integral value > 0",
+        ),
+    ]:
+        assert await site.ask("GET", f"/v2/models/{path}") == (400, {"error": text})
 
 
-def test_the_repository_lists_its_models_and_loads_none():
-    async def test(site):
-        ready = {"version": "1", "state": "READY", "reason": ""}
-        everything = [{"name": "double", **ready}, {"name": "svc", **ready}]
-        for body in (b"", b"{}", {"ready": True}):
-            assert await site.ask("POST", "/v2/repository/index", body) == (200, everything)
-        for body in (b"{", b"[]", {"ready": 1}):
-            status, answer = await site.ask("POST", "/v2/repository/index", body)
-            assert status == 400, answer
-        for what in ("load", "unload"):
-            reply = await site.reply("POST", f"/v2/repository/models/svc/{what}")
-            assert reply.status == 503
-            assert b"explicit model load / unload is not allowed" in reply.body
-            assert all(name != b"retry-after" for name, _ in reply.headers)
-
-    visited(test)
+@visited()
+async def test_the_repository_lists_its_models_and_loads_none(site):
+    ready = {"version": "1", "state": "READY", "reason": ""}
+    everything = [{"name": "double", **ready}, {"name": "svc", **ready}]
+    for body in (b"", b"{}", {"ready": True}):
+        assert await site.ask("POST", "/v2/repository/index", body) == (200, everything)
+    for body in (b"{", b"[]", {"ready": 1}):
+        status, answer = await site.ask("POST", "/v2/repository/index", body)
+        assert status == 400, answer
+    for what in ("load", "unload"):
+        reply = await site.reply("POST", f"/v2/repository/models/svc/{what}")
+        assert reply.status == 503
+        assert b"explicit model load / unload is not allowed" in reply.body
+        assert all(name != b"retry-after" for name, _ in reply.headers)
 
 
 # Inference ----------------------------------------------------------------------------------
 
 
-def test_tensors_come_and_go_as_json():
-    async def test(site):
-        status, answer = await site.infer({"id": "7", "inputs": [X]})
-        assert status == 200
-        assert list(answer) == ["id", "model_name", "model_version", "outputs"]
-        assert answer == {
-            "id": "7",
-            "model_name": "svc",
-            "model_version": "1",
-            "outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}],
-        }
-        status, answer = await site.infer({"inputs": [X]}, model="double/versions/1")
-        assert (status, answer["model_name"]) == (200, "double")
-
-    visited(test)
+@visited()
+async def test_tensors_come_and_go_as_json(site):
+    status, answer = await site.infer({"id": "7", "inputs": [X]})
+    assert status == 200
+    assert list(answer) == ["id", "model_name", "model_version", "outputs"]
+    assert answer == {
+        "id": "7",
+        "model_name": "svc",
+        "model_version": "1",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}],
+    }
+    status, answer = await site.infer({"inputs": [X]}, model="double/versions/1")
+    assert (status, answer["model_name"]) == (200, "double")
 
 
-def test_tensors_come_and_go_as_bytes():
-    async def test(site):
-        raw = np.array([1, 2], "<f4").tobytes()
-        entry = {k: v for k, v in X.items() if k != "data"}
-        entry["parameters"] = {"binary_data_size": len(raw)}
-        wanted = [{"name": "y", "parameters": {"binary_data": True}}]
-        head = orjson.dumps({"inputs": [entry], "outputs": wanted})
-        headers = {LENGTH: len(head)}
-        reply = await site.reply("POST", "/v2/models/svc/infer", head + raw, headers)
-        assert (reply.status, reply.content_type) == (200, b"application/octet-stream")
-        length = int(dict(reply.headers)[LENGTH.encode()])
-        (output,) = orjson.loads(reply.body[:length])["outputs"]
-        assert output["parameters"] == {"binary_data_size": 8}
-        assert np.frombuffer(reply.body[length:], "<f4").tolist() == [2.0, 4.0]
-
-    visited(test)
+@visited()
+async def test_tensors_come_and_go_as_bytes(site):
+    raw = np.array([1, 2], "<f4").tobytes()
+    entry = {k: v for k, v in X.items() if k != "data"}
+    entry["parameters"] = {"binary_data_size": len(raw)}
+    wanted = [{"name": "y", "parameters": {"binary_data": True}}]
+    head = orjson.dumps({"inputs": [entry], "outputs": wanted})
+    headers = {LENGTH: len(head)}
+    reply = await site.reply("POST", "/v2/models/svc/infer", head + raw, headers)
+    assert (reply.status, reply.content_type) == (200, b"application/octet-stream")
+    length = int(dict(reply.headers)[LENGTH.encode()])
+    (output,) = orjson.loads(reply.body[:length])["outputs"]
+    assert output["parameters"] == {"binary_data_size": 8}
+    assert np.frombuffer(reply.body[length:], "<f4").tolist() == [2.0, 4.0]
 
 
-def test_data_alone_are_enough_for_a_model_with_one_input():
-    async def test(site):
-        raw = np.arange(3, dtype="<f4").tobytes()
-        reply = await site.reply("POST", "/v2/models/double/infer", raw, {LENGTH: 0})
-        assert reply.status == 200, reply.body
-        length = int(dict(reply.headers)[LENGTH.encode()])
-        assert np.frombuffer(reply.body[length:], "<f4").tolist() == [0.0, 2.0, 4.0]
-        status, answer = await site.ask("POST", "/v2/models/svc/infer", raw, {LENGTH: 0})
-        assert status == 400, answer
-
-    visited(test)
+@visited()
+async def test_data_alone_are_enough_for_a_model_with_one_input(site):
+    raw = np.arange(3, dtype="<f4").tobytes()
+    reply = await site.reply("POST", "/v2/models/double/infer", raw, {LENGTH: 0})
+    assert reply.status == 200, reply.body
+    length = int(dict(reply.headers)[LENGTH.encode()])
+    assert np.frombuffer(reply.body[length:], "<f4").tolist() == [0.0, 2.0, 4.0]
+    status, answer = await site.ask("POST", "/v2/models/svc/infer", raw, {LENGTH: 0})
+    assert status == 400, answer
 
 
 @pytest.mark.parametrize(
@@ -348,57 +313,45 @@ def test_data_alone_are_enough_for_a_model_with_one_input():
         ({"inputs": [X], "parameters": {"triton_a": 1}}, {}, 400, "reserved for Triton usage"),
     ],
 )
-def test_requests_that_break_the_protocol_are_refused(body, headers, status, text):
-    async def test(site):
-        reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
-        assert reply.status == status
-        assert text in orjson.loads(reply.body)["error"]
-        assert reply.content_type == (TEXT if LENGTH in headers else JSON)
-
-    visited(test)
+@visited()
+async def test_requests_that_break_the_protocol_are_refused(site, body, headers, status, text):
+    reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
+    assert reply.status == status
+    assert text in orjson.loads(reply.body)["error"]
+    assert reply.content_type == (TEXT if LENGTH in headers else JSON)
 
 
-def test_an_output_that_is_asked_for_twice_comes_once():
-    async def test(site):
-        body = {"inputs": [X], "outputs": [{"name": "y"}, {"name": "y"}]}
-        status, answer = await site.infer(body)
-        assert (status, [output["name"] for output in answer["outputs"]]) == (200, ["y"])
-
-    visited(test)
+@visited()
+async def test_an_output_that_is_asked_for_twice_comes_once(site):
+    body = {"inputs": [X], "outputs": [{"name": "y"}, {"name": "y"}]}
+    status, answer = await site.infer(body)
+    assert (status, [output["name"] for output in answer["outputs"]]) == (200, ["y"])
 
 
-def test_a_parameter_called_headers_is_one_of_the_callers_own():
-    async def test(site):
-        status, _ = await site.infer({"inputs": [X], "parameters": {"headers": "a"}})
-        assert status == 200
-
-    visited(test)
+@visited()
+async def test_a_parameter_called_headers_is_one_of_the_callers_own(site):
+    status, _ = await site.infer({"inputs": [X], "parameters": {"headers": "a"}})
+    assert status == 200
 
 
-def test_an_unknown_model_is_not_found_before_the_body_is_read():
+@visited()
+async def test_an_unknown_model_is_not_found_before_the_body_is_read(site):
     async def never():
         raise AssertionError("the body was read")
 
-    async def test(site):
-        reply = await site.reply("POST", "/v2/models/nope/infer", read=never)
-        assert reply.status == 404
-        assert orjson.loads(reply.body) == {
-            "error": "Request for unknown model: 'nope' is not found"
-        }
-
-    visited(test)
+    reply = await site.reply("POST", "/v2/models/nope/infer", read=never)
+    assert reply.status == 404
+    assert orjson.loads(reply.body) == {"error": "Request for unknown model: 'nope' is not found"}
 
 
-def test_a_body_that_cannot_be_read_is_refused_in_the_protocols_form():
+@visited()
+async def test_a_body_that_cannot_be_read_is_refused_in_the_protocols_form(site):
     async def broken():
         raise HttpError(413, PackageError("too large"), (b"x", b"y"))
 
-    async def test(site):
-        reply = await site.reply("POST", "/v2/models/svc/infer", read=broken)
-        assert (reply.status, reply.headers) == (413, ((b"x", b"y"),))
-        assert orjson.loads(reply.body) == {"error": "too large"}
-
-    visited(test)
+    reply = await site.reply("POST", "/v2/models/svc/infer", read=broken)
+    assert (reply.status, reply.headers) == (413, ((b"x", b"y"),))
+    assert orjson.loads(reply.body) == {"error": "too large"}
 
 
 @virtual
@@ -415,15 +368,13 @@ async def test_an_overloaded_server_says_when_to_come_again():
 
 
 @given(body=st.binary(max_size=60), length=st.integers(-1, 70) | st.none())
-def test_no_body_breaks_the_server(body, length):
-    async def test(site):
-        headers = {} if length is None else {LENGTH: length}
-        reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
-        assert reply.status in (200, 400)
-        if reply.status == 400:
-            assert orjson.loads(reply.body)["error"]
-
-    visited(test)
+@visited()
+async def test_no_body_breaks_the_server(site, body, length):
+    headers = {} if length is None else {LENGTH: length}
+    reply = await site.reply("POST", "/v2/models/double/infer", body, headers)
+    assert reply.status in (200, 400)
+    if reply.status == 400:
+        assert orjson.loads(reply.body)["error"]
 
 
 @virtual
@@ -456,24 +407,20 @@ async def test_the_callers_trace_is_passed_on():
         (";;,q=,gzip;q=x", "gzip"),
     ],
 )
-def test_answers_are_packed_as_the_caller_takes_them(accepts, encoding):
-    async def test(site):
-        headers = {"accept-encoding": accepts}
-        reply = await site.reply("POST", "/v2/models/svc/infer", {"inputs": [X]}, headers)
-        told = dict(reply.headers).get(b"content-encoding")
-        assert told == (None if encoding is None else encoding.encode())
-        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
-        assert orjson.loads(unpack(reply.body))["outputs"][0]["data"] == [2.0, 4.0]
-
-    visited(test)
+@visited()
+async def test_answers_are_packed_as_the_caller_takes_them(site, accepts, encoding):
+    headers = {"accept-encoding": accepts}
+    reply = await site.reply("POST", "/v2/models/svc/infer", {"inputs": [X]}, headers)
+    told = dict(reply.headers).get(b"content-encoding")
+    assert told == (None if encoding is None else encoding.encode())
+    unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
+    assert orjson.loads(unpack(reply.body))["outputs"][0]["data"] == [2.0, 4.0]
 
 
-def test_descriptions_are_not_packed():
-    async def test(site):  # Triton's own clients do not unpack them
-        reply = await site.reply("GET", "/v2/models/svc", headers={"accept-encoding": "gzip"})
-        assert orjson.loads(reply.body)["name"] == "svc"
-
-    visited(test)
+@visited()
+async def test_descriptions_are_not_packed(site):
+    reply = await site.reply("GET", "/v2/models/svc", headers={"accept-encoding": "gzip"})
+    assert orjson.loads(reply.body)["name"] == "svc"
 
 
 # On the port --------------------------------------------------------------------------------

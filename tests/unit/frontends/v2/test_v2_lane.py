@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
-from doubles import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from v2_doubles import double, running
+from v2_doubles import Adds, shown
 
 from pipeline import Op, RequestOp
 from pipeline.data import Tensor
@@ -85,12 +85,7 @@ class Both:
         return found
 
 
-def with_both(test, last=None, **more):
-    async def main():
-        async with running(last or mixed(), **more) as server:
-            return await test(Both(server))
-
-    return run_virtual(main())
+with_both = partial(shown, Both, "both")
 
 
 class Mixed(Op):
@@ -119,10 +114,6 @@ class Mixed(Op):
             return {**fetched, "sum": fetched["x"].sum()}, None, ""
 
 
-def mixed():
-    return Mixed("mixed", RequestOp())
-
-
 def binary_body(x, request_id="", **more):
     """Return a request with 16-bit and other numbers as bytes, and the length of its JSON."""
     fields, raw = tensor("x", "FP32", np.array(x, np.float32), is_binary=True)
@@ -143,95 +134,77 @@ OUTS = pytest.mark.parametrize("output", [{}, {"parameters": {"binary_data_outpu
 
 @BODIES
 @OUTS
-def test_requests_of_one_form_are_answered_each_with_its_own(body_of, output):
-    async def test(both):
-        for number in range(5):
-            body, length = body_of([number, 0.5], f"id{number}", **output)
-            reply = await both.same(body, length)
-            size = dict(reply.headers).get(LENGTH)
-            assert (size is not None) is bool(output)
-            head = json.loads(reply.body[: int(size)] if size else reply.body)
-            assert head["id"] == f"id{number}"
-            y = np.frombuffer(reply.body[int(size) :], np.float32) if size else head["outputs"][0]
-            assert (y if size else np.array(y["data"])).tolist() == [2.0 * number, 1.0]
-        assert both.in_lane == 5
-
-    with_both(test, double())
+@with_both()
+async def test_requests_of_one_form_are_answered_each_with_its_own(both, body_of, output):
+    for number in range(5):
+        body, length = body_of([number, 0.5], f"id{number}", **output)
+        reply = await both.same(body, length)
+        size = dict(reply.headers).get(LENGTH)
+        assert (size is not None) is bool(output)
+        head = json.loads(reply.body[: int(size)] if size else reply.body)
+        assert head["id"] == f"id{number}"
+        y = np.frombuffer(reply.body[int(size) :], np.float32) if size else head["outputs"][0]
+        assert (y if size else np.array(y["data"])).tolist() == [2.0 * number, 1.0]
+    assert both.in_lane == 5
 
 
 @BODIES
-def test_the_third_of_a_form_is_not_read_anew(body_of, monkeypatch):
+@with_both()
+async def test_the_third_of_a_form_is_not_read_anew(both, body_of, monkeypatch):
     def read(*args, **more):
         raise AssertionError("it is read anew")
 
-    async def test(both):
-        for number in range(2):
-            await both.same(*body_of([number, 1]))
-        monkeypatch.setattr(forms, "read_request", read)
-        for number in range(2):
-            await both.same(*body_of([number, 2], ""))
-            with pytest.raises(AssertionError, match="read anew"):
-                await both.by_lane(*sent(body_of([number, 2, 3])))
-
-    with_both(test, double())
+    for number in range(2):
+        await both.same(*body_of([number, 1]))
+    monkeypatch.setattr(forms, "read_request", read)
+    for number in range(2):
+        await both.same(*body_of([number, 2], ""))
+        with pytest.raises(AssertionError, match="read anew"):
+            await both.by_lane(*sent(body_of([number, 2, 3])))
 
 
 @BODIES
-def test_arrays_can_be_written_to(body_of):
-    class Adds(Op):
-        input_tensors = (Tensor("x", "FP32", (-1,)),)
-
-        def preprocess(self, input_dicts, data_id, log_id):
-            (answer,) = input_dicts.values()
-            answer["x"] += 1
-            return {"y": answer["x"]}, False, None, ""
-
-    async def test(both):
-        for _ in range(4):
-            assert await both.same(*body_of([1, 2]))
-
-    with_both(test, Adds("adds", RequestOp()))
+@with_both(lambda: Adds("adds", RequestOp()))
+async def test_arrays_can_be_written_to(both, body_of):
+    for _ in range(4):
+        assert await both.same(*body_of([1, 2]))
 
 
-def test_an_id_is_that_of_its_request_wherever_it_stands():
-    async def test(both):
-        for request_id in ("a", "b", "a", "b", "", "é", 'q"', "\\", "x" * 5000):
-            for number in range(3):
-                fields, raw = tensor("x", "FP32", np.float32([number]), is_binary=True)
-                for more in ({"id": "z"}, {"parameters": {}}, {}):
-                    first = json.dumps({"id": request_id, "inputs": [fields], **more}).encode()
-                    twice = first[:-1] + b', "id": "twice"}'
-                    last = json.dumps({"inputs": [fields], "id": request_id}).encode()
-                    for text in (first, twice, last):
-                        assert await both.same(text + raw, len(text))
-
-    with_both(test, double())
+@with_both()
+async def test_an_id_is_that_of_its_request_wherever_it_stands(both):
+    for request_id in ("a", "b", "a", "b", "", "é", 'q"', "\\", "x" * 5000):
+        for number in range(3):
+            fields, raw = tensor("x", "FP32", np.float32([number]), is_binary=True)
+            for more in ({"id": "z"}, {"parameters": {}}, {}):
+                first = json.dumps({"id": request_id, "inputs": [fields], **more}).encode()
+                twice = first[:-1] + b', "id": "twice"}'
+                last = json.dumps({"inputs": [fields], "id": request_id}).encode()
+                for text in (first, twice, last):
+                    assert await both.same(text + raw, len(text))
 
 
-def test_a_damaged_body_is_left_to_the_routes_also_when_its_form_is_known():
-    async def test(both):
-        good, length = binary_body([1, 2], "7")
-        for _ in range(3):
-            assert await both.same(good, length)
-        for body, size in (
-            (good + b"x", length), (good[:-1], length), (good, length - 1), (good, length + 1),
-            (good, len(good) + 1), (good, 0), (good.replace(b"7", b"\n"), length),
-            (good.replace(b"7", b"\xff"), length), (good[:length], length), (b"", None),
-        ):  # fmt: skip
-            assert await both.same(body, size) is None
-        good, _ = json_body([1, 2], "7")
-        for _ in range(3):
-            assert await both.same(good)
-        for found, put in (
-            (b"1.0", b"true"), (b"1.0", b"[1.0]"), (b"1.0", b'"1"'), (b"1.0", b"01"),
-            (b"1.0", b"1e39"), (b"1.0", b""), (b"1.0", b"1.0, 2.0"), (b"1.0", b"]"),
-            (b"[1.0, 2.0]", b"\0"), (b"[1.0, 2.0]", b"[]"), (b"]", b"}"), (b"7", b"\x1f"),
-        ):  # fmt: skip
-            assert put in (changed := good.replace(found, put, 1))
-            assert await both.same(changed) is None
-        assert (await both.same(good.replace(b"1.0", b"NaN"))).status == 200
-
-    with_both(test, double())
+@with_both()
+async def test_a_damaged_body_is_left_to_the_routes_also_when_its_form_is_known(both):
+    good, length = binary_body([1, 2], "7")
+    for _ in range(3):
+        assert await both.same(good, length)
+    for body, size in (
+        (good + b"x", length), (good[:-1], length), (good, length - 1), (good, length + 1),
+        (good, len(good) + 1), (good, 0), (good.replace(b"7", b"\n"), length),
+        (good.replace(b"7", b"\xff"), length), (good[:length], length), (b"", None),
+    ):  # fmt: skip
+        assert await both.same(body, size) is None
+    good, _ = json_body([1, 2], "7")
+    for _ in range(3):
+        assert await both.same(good)
+    for found, put in (
+        (b"1.0", b"true"), (b"1.0", b"[1.0]"), (b"1.0", b'"1"'), (b"1.0", b"01"),
+        (b"1.0", b"1e39"), (b"1.0", b""), (b"1.0", b"1.0, 2.0"), (b"1.0", b"]"),
+        (b"[1.0, 2.0]", b"\0"), (b"[1.0, 2.0]", b"[]"), (b"]", b"}"), (b"7", b"\x1f"),
+    ):  # fmt: skip
+        assert put in (changed := good.replace(found, put, 1))
+        assert await both.same(changed) is None
+    assert (await both.same(good.replace(b"1.0", b"NaN"))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -242,12 +215,10 @@ def test_a_damaged_body_is_left_to_the_routes_also_when_its_form_is_known():
         {b"accept-encoding": b"*"}, {b"grpc-timeout": b"x"}, {b"content-length": b"1048577"},
     ],
 )  # fmt: skip
-def test_unusual_headers_are_left_to_the_routes(headers):
-    async def test(both):
-        assert both.lane.endpoint(PATH, {b"content-length": b"4", **headers}) is None
-        assert both.lane.endpoint(PATH, {b"accept-encoding": b"identity, gzip;q=0"}) is not None
-
-    with_both(test, double())
+@with_both()
+async def test_unusual_headers_are_left_to_the_routes(both, headers):
+    assert both.lane.endpoint(PATH, {b"content-length": b"4", **headers}) is None
+    assert both.lane.endpoint(PATH, {b"accept-encoding": b"identity, gzip;q=0"}) is not None
 
 
 @pytest.mark.parametrize(
@@ -256,50 +227,42 @@ def test_unusual_headers_are_left_to_the_routes(headers):
      "/v2/models/svc/versions/x/infer", "/svc/prediction", "/v2/models//infer",
      "/v2/models/svc/versions/01/infer", "/v2/models/svc/versions/0/infer"],
 )  # fmt: skip
-def test_other_paths_are_left_to_the_routes(path):
-    async def test(both):
-        assert both.lane.endpoint(path, {}) is None
-
-    with_both(test, double())
+@with_both()
+async def test_other_paths_are_left_to_the_routes(both, path):
+    assert both.lane.endpoint(path, {}) is None
 
 
 @pytest.mark.parametrize("path", ["/v2/models/svc/versions/1/infer", "/v2/models/double/infer"])
-def test_a_version_and_an_op_have_the_lane_too(path):
-    async def test(both):
-        for number in range(4):
-            assert (await both.same(*binary_body([number]), path=path)).status == 200
-        assert await both.same(*binary_body([1]), path="/v2/models/svc/versions/2/infer") is None
-
-    with_both(test, double())
+@with_both()
+async def test_a_version_and_an_op_have_the_lane_too(both, path):
+    for number in range(4):
+        assert (await both.same(*binary_body([number]), path=path)).status == 200
+    assert await both.same(*binary_body([1]), path="/v2/models/svc/versions/2/infer") is None
 
 
-def test_an_unloaded_model_is_asked_no_more():
-    async def test(both):
-        for number in range(4):
-            assert await both.same(*binary_body([number]))
-        for state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
-            for entry in both.server.registry.entries():
-                entry.advance(state)
-        assert await both.same(*binary_body([5])) is None
-
-    with_both(test, double())
+@with_both()
+async def test_an_unloaded_model_is_asked_no_more(both):
+    for number in range(4):
+        assert await both.same(*binary_body([number]))
+    for state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
+        for entry in both.server.registry.entries():
+            entry.advance(state)
+    assert await both.same(*binary_body([5])) is None
 
 
 @BODIES
-def test_ever_new_forms_do_not_make_it_grow(body_of):
-    async def test(both):
-        for number in range(1500):
-            for _ in range(2 if number % 3 else 1):
-                await both.by_lane(*sent(body_of([1], parameters={"mine": number})))
-        (known,) = both.lane._forms.values()
-        assert 0 < len(known._known) <= forms._MOST_FORMS
-        assert len(known._seen) <= forms._MOST_SEEN
-        body = body_of([1], parameters={"mine": "x" * 5000})
-        for _ in range(4):
-            assert await both.same(*body)
-        assert all(len(key) < 5000 for key in known._known)
-
-    with_both(test, double())
+@with_both()
+async def test_ever_new_forms_do_not_make_it_grow(both, body_of):
+    for number in range(1500):
+        for _ in range(2 if number % 3 else 1):
+            await both.by_lane(*sent(body_of([1], parameters={"mine": number})))
+    (known,) = both.lane._forms.values()
+    assert 0 < len(known._known) <= forms._MOST_FORMS
+    assert len(known._seen) <= forms._MOST_SEEN
+    body = body_of([1], parameters={"mine": "x" * 5000})
+    for _ in range(4):
+        assert await both.same(*body)
+    assert all(len(key) < 5000 for key in known._known)
 
 
 def sent(body):
@@ -307,15 +270,13 @@ def sent(body):
     return data, PATH, {} if length is None else {LENGTH: b"%d" % length}
 
 
-def test_a_full_server_says_so_and_when_to_come_back():
-    async def test(both):
-        for number in range(3):
-            assert await both.same(*binary_body([number]))
-        both.server.engine.executor._admission.queue_size = 0
-        both.server.engine.executor._admission.is_open = False
-        assert (await both.same(*binary_body([5]))).status == 503
-
-    with_both(test, double())
+@with_both()
+async def test_a_full_server_says_so_and_when_to_come_back(both):
+    for number in range(3):
+        assert await both.same(*binary_body([number]))
+    both.server.engine.executor._admission.queue_size = 0
+    both.server.engine.executor._admission.is_open = False
+    assert (await both.same(*binary_body([5]))).status == 503
 
 
 # Bodies -------------------------------------------------------------------------------------
@@ -422,23 +383,20 @@ def _damage(draw, fields):
 
 
 @settings(max_examples=100, deadline=None)
-@given(bodies(), st.data())
-def test_whatever_is_sent_is_answered_as_by_the_routes(body, data):
+@given(body=bodies(), data=st.data())
+@with_both(lambda: Mixed("mixed", RequestOp()))
+async def test_whatever_is_sent_is_answered_as_by_the_routes(both, body, data):
     text, tail = body
     has_length = bool(tail) or data.draw(st.booleans())
-
-    async def test(both):
-        for _ in range(4):
-            await both.same(text + tail, len(text) if has_length else None)
-        for _ in range(3):  # what is known now meets others
-            changed = _changed(data.draw, text)
-            rest = data.draw(st.sampled_from([tail, tail + b"x", tail[:-1]]))
-            for _ in range(2):
-                await both.same(changed + rest, len(changed) if has_length else None)
-            at = data.draw(st.integers(0, len(text) + len(tail)))
-            await both.same(text + tail, at)
-
-    with_both(test)
+    for _ in range(4):
+        await both.same(text + tail, len(text) if has_length else None)
+    for _ in range(3):  # what is known now meets others
+        changed = _changed(data.draw, text)
+        rest = data.draw(st.sampled_from([tail, tail + b"x", tail[:-1]]))
+        for _ in range(2):
+            await both.same(changed + rest, len(changed) if has_length else None)
+        at = data.draw(st.integers(0, len(text) + len(tail)))
+        await both.same(text + tail, at)
 
 
 def _changed(draw, text):

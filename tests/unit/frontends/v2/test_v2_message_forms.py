@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 import numpy as np
 import pytest
-from doubles import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from v2_doubles import Double, double, running
+from v2_doubles import Adds, Double, shown
 
 from pipeline import Op, RequestOp
-from pipeline.data import Tensor
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcError
 from pipeline.frontends.v2 import V2Error, forms, v2_error
@@ -63,12 +63,7 @@ class Both:
         return found
 
 
-def with_both(test, last=None):
-    async def main():
-        async with running(last or Mixed("mixed", RequestOp())) as server:
-            return await test(Both(server))
-
-    return run_virtual(main())
+with_both = partial(shown, Both, "both")
 
 
 class Mixed(Op):
@@ -95,46 +90,32 @@ def message_of(*arrays, **more):
     return request.SerializeToString()
 
 
-def test_requests_of_one_form_are_answered_each_with_its_own(monkeypatch):
-    async def test(both):
-        for number in range(6):
-            if number == 2:
-                monkeypatch.setattr(forms, "request_from_message", None)
-            x = np.array([number, 0.5], np.float32)
-            answer = pb.ModelInferResponse.FromString(
-                await both.by_forms(message_of(x, id=f"é{number}"))
-            )
-            assert answer.id == f"é{number}"
-            (raw,) = answer.raw_output_contents
-            assert np.frombuffer(raw, np.float32).tolist() == [2 * number, 1]
-
-    with_both(test, double())
+@with_both()
+async def test_requests_of_one_form_are_answered_each_with_its_own(both, monkeypatch):
+    for number in range(6):
+        if number == 2:
+            monkeypatch.setattr(forms, "request_from_message", None)
+        x = np.array([number, 0.5], np.float32)
+        answer = pb.ModelInferResponse.FromString(
+            await both.by_forms(message_of(x, id=f"é{number}"))
+        )
+        assert answer.id == f"é{number}"
+        (raw,) = answer.raw_output_contents
+        assert np.frombuffer(raw, np.float32).tolist() == [2 * number, 1]
 
 
 @pytest.mark.parametrize("request_id", ["", "a", "é", "x" * 127, "x" * 128, "x" * 20000])
-def test_ids_of_any_length(request_id):
-    async def test(both):
-        for number in range(4):
-            x = np.array([number], np.float32)
-            assert isinstance(await both.same(message_of(x, id=request_id)), bytes)
-
-    with_both(test, double())
+@with_both()
+async def test_ids_of_any_length(both, request_id):
+    for number in range(4):
+        x = np.array([number], np.float32)
+        assert isinstance(await both.same(message_of(x, id=request_id)), bytes)
 
 
-def test_arrays_can_be_written_to():
-    class Adds(Op):
-        input_tensors = (Tensor("x", "FP32", (-1,)),)
-
-        def preprocess(self, input_dicts, data_id, log_id):
-            (answer,) = input_dicts.values()
-            answer["x"] += 1
-            return {"y": answer["x"]}, False, None, ""
-
-    async def test(both):
-        for _ in range(4):
-            assert isinstance(await both.same(message_of(np.float32([1, 2]))), bytes)
-
-    with_both(test, Adds("adds", RequestOp()))
+@with_both(lambda: Adds("adds", RequestOp()))
+async def test_arrays_can_be_written_to(both):
+    for _ in range(4):
+        assert isinstance(await both.same(message_of(np.float32([1, 2]))), bytes)
 
 
 def test_a_length_without_end_is_no_work():
@@ -181,34 +162,31 @@ def messages(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(messages(), st.data())
-def test_whatever_is_sent_is_answered_as_if_it_were_read_anew(message, data):
-    async def test(both):
-        for _ in range(4):
-            await both.same(message)
-        for _ in range(4):
-            changed = bytearray(message)
-            if changed:
-                at = data.draw(st.integers(0, len(changed) - 1))
-                changed[at : at + data.draw(st.integers(0, 2))] = data.draw(
-                    st.binary(max_size=2) | st.just(b"")
-                )
-            for _ in range(3):
-                await both.same(bytes(changed))
-            await both.same(message)
-
-    with_both(test)
+@given(message=messages(), data=st.data())
+@with_both(lambda: Mixed("mixed", RequestOp()))
+async def test_whatever_is_sent_is_answered_as_if_it_were_read_anew(both, message, data):
+    for _ in range(4):
+        await both.same(message)
+    for _ in range(4):
+        changed = bytearray(message)
+        if changed:
+            at = data.draw(st.integers(0, len(changed) - 1))
+            changed[at : at + data.draw(st.integers(0, 2))] = data.draw(
+                st.binary(max_size=2) | st.just(b"")
+            )
+        for _ in range(3):
+            await both.same(bytes(changed))
+        await both.same(message)
 
 
-def test_errors_of_the_ops_are_told():
-    class Fails(Double):
-        def preprocess(self, input_dicts, data_id, log_id):
-            raise ValueError("no")
+class Fails(Double):
+    def preprocess(self, input_dicts, data_id, log_id):
+        raise ValueError("no")
 
-    async def test(both):
-        for _ in range(4):
-            status, text = await both.by_forms(message_of(np.float32([1])))
-            assert status is grpc.StatusCode.INTERNAL
-            assert "no" in text
 
-    with_both(test, Fails("fails", RequestOp()))
+@with_both(lambda: Fails("fails", RequestOp()))
+async def test_errors_of_the_ops_are_told(both):
+    for _ in range(4):
+        status, text = await both.by_forms(message_of(np.float32([1])))
+        assert status is grpc.StatusCode.INTERNAL
+        assert "no" in text
