@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from doubles import until
+from doubles import on_loop, until
 from fused import PATIENCE_S, TIMED_OUT, Hangs, ask, counted, quick_server, set_pace, value_of
 
 from pipeline import Op, RequestOp, ResponseOp
@@ -75,26 +75,22 @@ async def serving(reads=nothing, passes=nothing, writes=nothing, names="ab", qui
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_unpack_ops_and_pack_run_on_one_thread(names):
+@on_loop
+async def test_unpack_ops_and_pack_run_on_one_thread(names):
     seen = []
 
     def act(x):
         seen.append(here())
 
-    async def main():
-        async with serving(act, act, act, names) as server:
-            assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    async with serving(act, act, act, names) as server:
+        assert value_of(await ask(server)) == "1"
     assert seen == [FIRST] * (2 + len(names))
 
 
-def test_a_single_op_is_no_group():
-    async def main():
-        async with serving(names="a") as server:
-            assert [op.group for op in server.executor.state().ops] == [()]
-
-    asyncio.run(main())
+@on_loop
+async def test_a_single_op_is_no_group():
+    async with serving(names="a") as server:
+        assert [op.group for op in server.executor.state().ops] == [()]
 
 
 @pytest.mark.parametrize(
@@ -106,32 +102,30 @@ def test_a_single_op_is_no_group():
         ({"op": {"@DAGExecutor": {"fuse": False}}}, True),
     ],
 )
-def test_apart_they_run_on_their_own(config, quick):
+@on_loop
+async def test_apart_they_run_on_their_own(config, quick):
     seen = []
 
-    async def main():
-        act = lambda x: seen.append(here())  # noqa: E731
-        async with serving(act, nothing, act, quick=quick, **config) as server:
-            assert value_of(await ask(server)) == "1"
+    def act(x):
+        seen.append(here())
 
-    asyncio.run(main())
+    async with serving(act, nothing, act, quick=quick, **config) as server:
+        assert value_of(await ask(server)) == "1"
     assert all(name.startswith(OWN) for name in seen)
     assert len(seen) == 2
 
 
-def test_who_wants_to_see_the_payload_on_the_loop_does():
+@on_loop
+async def test_who_wants_to_see_the_payload_on_the_loop_does():
     seen = []
-
-    async def main():
-        config = {"dag": {"retry": 2}}
-        async with serving(lambda x: seen.append(here()), **config) as server:
-            assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    config = {"dag": {"retry": 2}}
+    async with serving(lambda x: seen.append(here()), **config) as server:
+        assert value_of(await ask(server)) == "1"
     assert seen[0].startswith(OWN)
 
 
-def test_an_unpack_with_a_connection_of_its_thread_goes_on_working():
+@on_loop
+async def test_an_unpack_with_a_connection_of_its_thread_goes_on_working():
     class Asks(Reads):
         def init_op(self):
             self.db = sqlite3.connect(":memory:", check_same_thread=False)
@@ -142,12 +136,8 @@ def test_an_unpack_with_a_connection_of_its_thread_goes_on_working():
             return super().unpack_request_package(request)
 
     seen = []
-
-    async def main():
-        async with quick_server(Writes(input_ops=[Passes(name="a", input_ops=[Asks()])])) as server:
-            assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    async with quick_server(Writes(input_ops=[Passes(name="a", input_ops=[Asks()])])) as server:
+        assert value_of(await ask(server)) == "1"
     assert seen[0].startswith(OWN)
 
 
@@ -180,26 +170,24 @@ def test_errors_and_statistics_are_those_of_what_runs_apart(where):
     assert fused[1]
 
 
-def test_others_go_on_while_an_unpack_hangs():
+@on_loop
+async def test_others_go_on_while_an_unpack_hangs():
     hangs = Hangs()
-
-    async def main():
-        async with serving(hangs) as server:
-            lost = asyncio.create_task(ask(server, "hang"))
-            await until(hangs.began.is_set)
-            for number in range(20):
-                assert value_of(await ask(server, str(number))) == str(number)
-            assert not lost.done()
-            assert server.executor.state().ops[0].running == 0
-            hangs.release.set()
-            assert value_of(await lost) == "hang"
-            assert [op.running for op in server.executor.state().ops] == [0, 0]
-
-    asyncio.run(main())
+    async with serving(hangs) as server:
+        lost = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        for number in range(20):
+            assert value_of(await ask(server, str(number))) == str(number)
+        assert not lost.done()
+        assert server.executor.state().ops[0].running == 0
+        hangs.release.set()
+        assert value_of(await lost) == "hang"
+        assert [op.running for op in server.executor.state().ops] == [0, 0]
     assert hangs.calls["hang"] == 1
 
 
-def test_those_in_the_batch_of_an_unpack_that_hangs_go_on():
+@on_loop
+async def test_those_in_the_batch_of_an_unpack_that_hangs_go_on():
     hangs, holds, began = Hangs(), threading.Event(), threading.Event()
 
     def passes(x):
@@ -207,72 +195,61 @@ def test_those_in_the_batch_of_an_unpack_that_hangs_go_on():
             began.set()
             assert holds.wait(PATIENCE_S)
 
-    async def main():
-        config = {"op": {"a": {"batch_size": 8, "auto_batching_timeout": 20}}}
-        async with serving(hangs, passes, **config) as server:
-            asked = {x: asyncio.create_task(ask(server, x)) for x in ("1", "hang", "2", "3")}
-            for x in "123":
-                assert value_of(await asked[x]) == x
-            hangs.release.set()
-            assert value_of(await asked["hang"]) == "hang"
-
-    asyncio.run(main())
+    config = {"op": {"a": {"batch_size": 8, "auto_batching_timeout": 20}}}
+    async with serving(hangs, passes, **config) as server:
+        asked = {x: asyncio.create_task(ask(server, x)) for x in ("1", "hang", "2", "3")}
+        for x in "123":
+            assert value_of(await asked[x]) == x
+        hangs.release.set()
+        assert value_of(await asked["hang"]) == "hang"
     assert hangs.calls == {"1": 1, "hang": 1, "2": 1, "3": 1}
 
 
-def test_others_go_on_while_a_pack_hangs():
+@on_loop
+async def test_others_go_on_while_a_pack_hangs():
     hangs = Hangs()
-
-    async def main():
-        async with serving(writes=hangs) as server:
-            lost = asyncio.create_task(ask(server, "hang"))
-            await until(hangs.began.is_set)
-            for number in range(20):
-                assert value_of(await ask(server, str(number))) == str(number)
-            assert not lost.done()
-            hangs.release.set()
-            assert value_of(await lost) == "hang"
-
-    asyncio.run(main())
+    async with serving(writes=hangs) as server:
+        lost = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        for number in range(20):
+            assert value_of(await ask(server, str(number))) == str(number)
+        assert not lost.done()
+        hangs.release.set()
+        assert value_of(await lost) == "hang"
     assert hangs.calls["hang"] == 1
 
 
 @pytest.mark.parametrize("where", ["reads", "writes"])
-def test_a_deadline_that_passes_in_it_is_kept(where):
+@on_loop
+async def test_a_deadline_that_passes_in_it_is_kept(where):
     hangs = Hangs()
-
-    async def main():
-        async with serving(**{where: hangs}) as server:
-            answer = await ask(server, "hang", 0.05, log_id=7)
-            assert answer.err_no == TIMED_OUT
-            assert value_of(await ask(server)) == "1"
-            hangs.release.set()
-            assert value_of(await ask(server)) == "1"
-            assert [op.running for op in server.executor.state().ops] == [0, 0]
-
-    asyncio.run(main())
+    async with serving(**{where: hangs}) as server:
+        answer = await ask(server, "hang", 0.05, log_id=7)
+        assert answer.err_no == TIMED_OUT
+        assert value_of(await ask(server)) == "1"
+        hangs.release.set()
+        assert value_of(await ask(server)) == "1"
+        assert [op.running for op in server.executor.state().ops] == [0, 0]
 
 
 @pytest.mark.parametrize("where", ["reads", "writes"])
-def test_a_request_that_is_cancelled_in_it_goes_no_further(where):
+@on_loop
+async def test_a_request_that_is_cancelled_in_it_goes_no_further(where):
     hangs, later = Hangs(), []
-
-    async def main():
-        async with serving(**{where: hangs}, passes=later.append) as server:
-            task = asyncio.create_task(ask(server, "hang"))
-            await until(hangs.began.is_set)
-            task.cancel()
-            await asyncio.wait([task])
-            hangs.release.set()
-            assert value_of(await ask(server)) == "1"
-            assert server.executor.inside == 0
-
-    asyncio.run(main())
+    async with serving(**{where: hangs}, passes=later.append) as server:
+        task = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        hangs.release.set()
+        assert value_of(await ask(server)) == "1"
+        assert server.executor.inside == 0
     if where == "reads":
         assert "hang" not in later
 
 
-def test_what_waits_when_the_group_comes_apart_is_unpacked_as_ever():
+@on_loop
+async def test_what_waits_when_the_group_comes_apart_is_unpacked_as_ever():
     holds, began = threading.Event(), threading.Event()
 
     def passes(x):
@@ -280,33 +257,27 @@ def test_what_waits_when_the_group_comes_apart_is_unpacked_as_ever():
             began.set()
             assert holds.wait(PATIENCE_S)
 
-    async def main():
-        async with serving(passes=passes, names="a") as server:
-            first = asyncio.create_task(ask(server, "first"))
-            await until(began.is_set)
-            others = [asyncio.create_task(ask(server, x)) for x in "123"]
-            await asyncio.sleep(0)
-            set_pace(server, is_quick=False)
-            holds.set()
-            assert value_of(await first) == "first"
-            assert [value_of(await other) for other in others] == list("123")
-            assert [op.running for op in server.executor.state().ops] == [0]
-
-    asyncio.run(main())
+    async with serving(passes=passes, names="a") as server:
+        first = asyncio.create_task(ask(server, "first"))
+        await until(began.is_set)
+        others = [asyncio.create_task(ask(server, x)) for x in "123"]
+        await asyncio.sleep(0)
+        set_pace(server, is_quick=False)
+        holds.set()
+        assert value_of(await first) == "first"
+        assert [value_of(await other) for other in others] == list("123")
+        assert [op.running for op in server.executor.state().ops] == [0]
 
 
-def test_requests_for_one_op_and_those_that_want_no_response():
+@on_loop
+async def test_requests_for_one_op_and_those_that_want_no_response():
     packed = []
-
-    async def main():
-        async with serving(writes=packed.append) as server:
-            op = next(op for op in server.executor.executor.nodes if op.name == "a")
-            alone = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
-            assert (await ask(server, target=alone)).payload == {"x": "2"}
-            through = RequestTarget(payload={"x": "3"}, wants_response=False)
-            assert (await ask(server, target=through)).payload == {"x": "3"}
-
-    asyncio.run(main())
+    async with serving(writes=packed.append) as server:
+        op = next(op for op in server.executor.executor.nodes if op.name == "a")
+        alone = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
+        assert (await ask(server, target=alone)).payload == {"x": "2"}
+        through = RequestTarget(payload={"x": "3"}, wants_response=False)
+        assert (await ask(server, target=through)).payload == {"x": "3"}
     assert packed == []
 
 
@@ -343,45 +314,42 @@ def test_arrays_are_packed_on_the_thread_that_made_them_as_on_the_loop(raw, monk
     assert "0.333" in fused[2].value[0]
 
 
-def test_the_journal_knows_when_it_was_unpacked_and_when_packing_began():
-    async def main():
-        slow = lambda x: threading.Event().wait(0.002)  # noqa: E731
-        async with serving(slow, nothing, slow) as server:
-            request = server.executor.begin(
-                Request(key=["x"], value=["1"]), None, None, sink := Sink()
-            )
-            await sink.ended
-            return request
+class Sink:
+    def __init__(self):
+        self.ended = asyncio.get_running_loop().create_future()
 
-    class Sink:
-        def __init__(self):
-            self.ended = asyncio.get_running_loop().create_future()
+    def end(self, answer):
+        self.ended.set_result(answer)
 
-        def end(self, answer):
-            self.ended.set_result(answer)
 
-    request = asyncio.run(main())
+@on_loop
+async def test_the_journal_knows_when_it_was_unpacked_and_when_packing_began():
+    def slow(x):
+        threading.Event().wait(0.002)
+
+    async with serving(slow, nothing, slow) as server:
+        raw = Request(key=["x"], value=["1"])
+        request = server.executor.begin(raw, None, None, sink := Sink())
+        await sink.ended
     assert request.dispatched_ns - request.admitted_ns >= 2_000_000
     assert request.end_ns - request.completed_ns >= 2_000_000
     assert request.dispatched_ns <= request.completed_ns
 
 
-def test_an_error_of_ours_in_the_middle_loses_no_request(monkeypatch):
-    async def main():
-        config = {"op": {"a": {"batch_size": 8, "auto_batching_timeout": 20}}}
-        async with serving(**config) as server:
-            unpacker, tried = server.executor._unpacker, []
-            read = unpacker.read
+@on_loop
+async def test_an_error_of_ours_in_the_middle_loses_no_request(monkeypatch):
+    config = {"op": {"a": {"batch_size": 8, "auto_batching_timeout": 20}}}
+    async with serving(**config) as server:
+        unpacker, tried = server.executor._unpacker, []
+        read = unpacker.read
 
-            def fails_once(request, unpacked):
-                tried.append(here())
-                if tried.count(FIRST) == 2 and tried[-1] == FIRST:
-                    raise RuntimeError("ours")
-                return read(request, unpacked)
+        def fails_once(request, unpacked):
+            tried.append(here())
+            if tried.count(FIRST) == 2 and tried[-1] == FIRST:
+                raise RuntimeError("ours")
+            return read(request, unpacked)
 
-            monkeypatch.setattr(unpacker, "read", fails_once)
-            answers = await asyncio.gather(*(ask(server, x) for x in "1234"))
-            assert [value_of(answer) for answer in answers] == list("1234")
-            assert [op.running for op in server.executor.state().ops] == [0, 0]
-
-    asyncio.run(main())
+        monkeypatch.setattr(unpacker, "read", fails_once)
+        answers = await asyncio.gather(*(ask(server, x) for x in "1234"))
+        assert [value_of(answer) for answer in answers] == list("1234")
+        assert [op.running for op in server.executor.state().ops] == [0, 0]

@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from doubles import until
+from doubles import on_loop, until
 from fused import (
     PATIENCE_S,
     TIMED_OUT,
@@ -75,47 +75,42 @@ def state_of(server, name):
     return next(op for op in server.executor.state().ops if op.name == name)
 
 
-def test_a_chain_runs_on_one_thread():
+@on_loop
+async def test_a_chain_runs_on_one_thread():
     seen = []
 
     def act(op, x):
         seen.append((op.name, threading.current_thread().name))
 
-    async def main():
-        last = chain(Calls, Processes, Calls, a=act, b=act, c=act)
-        async with serving(last, expected=[("a", "b", "c")]) as server:
-            assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    last = chain(Calls, Processes, Calls, a=act, b=act, c=act)
+    async with serving(last, expected=[("a", "b", "c")]) as server:
+        assert value_of(await ask(server)) == "1"
     assert seen == [(name, "pipeline-a-0") for name in "abc"]
 
 
-def test_the_state_of_an_op_names_its_group():
-    async def main():
-        async with serving(chain(Calls, Calls)) as server:
-            assert [op.group for op in server.executor.state().ops] == [("a", "b")] * 2
-        async with serving(chain(Calls, Calls), is_fused=False) as server:
-            assert [op.group for op in server.executor.state().ops] == [()] * 2
-
-    asyncio.run(main())
+@on_loop
+async def test_the_state_of_an_op_names_its_group():
+    async with serving(chain(Calls, Calls)) as server:
+        assert [op.group for op in server.executor.state().ops] == [("a", "b")] * 2
+    async with serving(chain(Calls, Calls), is_fused=False) as server:
+        assert [op.group for op in server.executor.state().ops] == [()] * 2
 
 
-def test_apart_each_op_runs_on_its_own():
+@on_loop
+async def test_apart_each_op_runs_on_its_own():
     seen = []
 
     def act(op, x):
         seen.append(threading.current_thread().name)
 
-    async def main():
-        last = chain(Calls, Calls, a=act, b=act)
-        async with serving(last, is_fused=False, expected=[]) as server:
-            await ask(server)
-
-    asyncio.run(main())
+    last = chain(Calls, Calls, a=act, b=act)
+    async with serving(last, is_fused=False, expected=[]) as server:
+        await ask(server)
     assert seen == ["pipeline-a-0", "pipeline-b-0"]
 
 
-def test_an_op_that_says_so_keeps_its_own_thread():
+@on_loop
+async def test_an_op_that_says_so_keeps_its_own_thread():
     seen = []
 
     def act(op, x):
@@ -125,17 +120,15 @@ def test_an_op_that_says_so_keeps_its_own_thread():
         def __init__(self, **given):
             super().__init__(fuse=False, **given)
 
-    async def main():
-        last = chain(Calls, Stays, Calls, Calls, a=act, b=act, c=act, d=act)
-        config = {"op": {"d": {"fuse": False}}}
-        async with serving(last, expected=[], **config) as server:
-            await ask(server)
-
-    asyncio.run(main())
+    last = chain(Calls, Stays, Calls, Calls, a=act, b=act, c=act, d=act)
+    config = {"op": {"d": {"fuse": False}}}
+    async with serving(last, expected=[], **config) as server:
+        await ask(server)
     assert seen == [f"pipeline-{name}-0" for name in "abcd"]
 
 
-def test_an_op_with_a_database_connection_of_its_thread_goes_on_working():
+@on_loop
+async def test_an_op_with_a_database_connection_of_its_thread_goes_on_working():
     class Reads(Calls):
         def init_op(self):
             self.db = sqlite3.connect(":memory:")
@@ -144,13 +137,10 @@ def test_an_op_with_a_database_connection_of_its_thread_goes_on_working():
             x = next(iter(input_dicts.values()))["x"]
             return {"x": str(self.db.execute("select ?", [x]).fetchone()[0])}
 
-    async def main():
-        last = chain(Calls, Reads, Calls, Calls)
-        async with serving(last, expected=[("c", "d")]) as server:
-            for _ in range(3):
-                assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    last = chain(Calls, Reads, Calls, Calls)
+    async with serving(last, expected=[("c", "d")]) as server:
+        for _ in range(3):
+            assert value_of(await ask(server)) == "1"
 
 
 class Holder:
@@ -158,7 +148,8 @@ class Holder:
         self.all = [{"db": sqlite3.connect(":memory:")}]
 
 
-def test_a_connection_that_another_object_of_the_op_holds_is_found():
+@on_loop
+async def test_a_connection_that_another_object_of_the_op_holds_is_found():
     class Reads(Calls):
         def init_op(self):
             self.store = Holder()
@@ -167,15 +158,13 @@ def test_a_connection_that_another_object_of_the_op_holds_is_found():
             self.store.all[0]["db"].execute("select 1").fetchone()
             return next(iter(input_dicts.values()))
 
-    async def main():
-        last = chain(Calls, Reads, Calls, Calls)
-        async with serving(last, expected=[("c", "d")]) as server:
-            assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    last = chain(Calls, Reads, Calls, Calls)
+    async with serving(last, expected=[("c", "d")]) as server:
+        assert value_of(await ask(server)) == "1"
 
 
-def test_an_op_whose_module_keeps_something_for_each_thread_goes_by_itself(monkeypatch):
+@on_loop
+async def test_an_op_whose_module_keeps_something_for_each_thread_goes_by_itself(monkeypatch):
     monkeypatch.setitem(globals(), "OF_A_THREAD", threading.local())
 
     class Elsewhere(Op):
@@ -184,14 +173,12 @@ def test_an_op_whose_module_keeps_something_for_each_thread_goes_by_itself(monke
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             return next(iter(input_dicts.values()))
 
-    async def main():
-        async with serving(chain(Calls, Elsewhere, Elsewhere), expected=[("b", "c")]):
-            pass
-
-    asyncio.run(main())
+    async with serving(chain(Calls, Elsewhere, Elsewhere), expected=[("b", "c")]):
+        pass
 
 
-def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
+@on_loop
+async def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
     class Reads(Calls):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             x = next(iter(input_dicts.values()))["x"]
@@ -202,22 +189,19 @@ def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
             return {"x": x}
 
     made = []
-
-    async def main():
-        thread = threading.Thread(target=lambda: made.append(sqlite3.connect(":memory:")))
-        thread.start()
-        thread.join()
-        async with serving(chain(Calls, Reads, Calls)) as server:
-            fusing = server.executor.executor.fusing
-            assert set(fusing.groups()) == {"a", "b", "c"}
-            assert (await ask(server, "open")).err_no
-            await asyncio.sleep(0)
-            assert "b" not in fusing.groups()
-
-    asyncio.run(main())
+    thread = threading.Thread(target=lambda: made.append(sqlite3.connect(":memory:")))
+    thread.start()
+    thread.join()
+    async with serving(chain(Calls, Reads, Calls)) as server:
+        fusing = server.executor.executor.fusing
+        assert set(fusing.groups()) == {"a", "b", "c"}
+        assert (await ask(server, "open")).err_no
+        await asyncio.sleep(0)
+        assert "b" not in fusing.groups()
 
 
-def test_what_an_op_sets_in_its_context_no_other_sees():
+@on_loop
+async def test_what_an_op_sets_in_its_context_no_other_sees():
     variable = contextvars.ContextVar("variable", default="none")
     seen = []
 
@@ -226,12 +210,9 @@ def test_what_an_op_sets_in_its_context_no_other_sees():
         variable.set(op.name)
         np.set_printoptions(precision={"a": 2, "b": 3}[op.name])
 
-    async def main():
-        async with serving(chain(Calls, Calls, a=sets, b=sets)) as server:
-            await ask(server)
-            await ask(server)
-
-    asyncio.run(main())
+    async with serving(chain(Calls, Calls, a=sets, b=sets)) as server:
+        await ask(server)
+        await ask(server)
     usual = repr(np.array([1 / 3]))
     assert seen == [
         ("a", "none", usual),
@@ -241,7 +222,8 @@ def test_what_an_op_sets_in_its_context_no_other_sees():
     ]
 
 
-def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_request():
+@on_loop
+async def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_request():
     class Keeps(Op):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             self.x = next(iter(input_dicts.values()))["x"]
@@ -250,30 +232,25 @@ def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_request():
         def postprocess(self, input_dicts, fetch_data, data_id=0, log_id=0):
             return {"x": self.x}
 
-    async def main():
-        config = {"op": {name: {"concurrency": 2, "batch_size": 4} for name in "abc"}}
-        async with serving(chain(Keeps, Keeps, Keeps), **config) as server:
-            answers = await asyncio.gather(*(ask(server, str(number)) for number in range(200)))
-            assert [value_of(answer) for answer in answers] == [str(n) for n in range(200)]
-
-    asyncio.run(main())
+    config = {"op": {name: {"concurrency": 2, "batch_size": 4} for name in "abc"}}
+    async with serving(chain(Keeps, Keeps, Keeps), **config) as server:
+        answers = await asyncio.gather(*(ask(server, str(number)) for number in range(200)))
+        assert [value_of(answer) for answer in answers] == [str(n) for n in range(200)]
 
 
-def test_slow_ops_side_by_side_run_at_the_same_time():
+@on_loop
+async def test_slow_ops_side_by_side_run_at_the_same_time():
     both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def act(op, x):
         both.wait()
 
-    async def main():
-        read = RequestOp()
-        a, b = (Calls(name=name, input_ops=[read]) for name in "ab")
-        a.act = b.act = act
-        join = Join(name="c", input_ops=[a, b])
-        async with serving(join, expected=[("a", "b", "c")]) as server:
-            assert value_of(await ask(server)) == "1|1"
-
-    asyncio.run(main())
+    read = RequestOp()
+    a, b = (Calls(name=name, input_ops=[read]) for name in "ab")
+    a.act = b.act = act
+    join = Join(name="c", input_ops=[a, b])
+    async with serving(join, expected=[("a", "b", "c")]) as server:
+        assert value_of(await ask(server)) == "1|1"
 
 
 class Join(Op):
@@ -282,30 +259,28 @@ class Join(Op):
 
 
 @pytest.mark.parametrize("kind", [Calls, Processes])
-def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
+@on_loop
+async def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
     hangs = Hangs()
-
-    async def main():
-        config = {"op": {"b": {"concurrency": 2}}}
-        async with serving(chain(Calls, kind, Calls, b=hangs, c=hangs), **config) as server:
-            lost = asyncio.create_task(ask(server, "hang"))
-            await until(hangs.began.is_set)
-            for number in range(20):
-                assert value_of(await ask(server, str(number))) == str(number)
-            assert not lost.done()
-            assert state_of(server, "a").workers.busy == 0  # its worker is free
-            assert state_of(server, "b").running == 1
-            hangs.release.set()
-            assert value_of(await lost) == "hang"
-            assert state_of(server, "b").workers.stuck == 0
-            assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
-
-    asyncio.run(main())
+    config = {"op": {"b": {"concurrency": 2}}}
+    async with serving(chain(Calls, kind, Calls, b=hangs, c=hangs), **config) as server:
+        lost = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        for number in range(20):
+            assert value_of(await ask(server, str(number))) == str(number)
+        assert not lost.done()
+        assert state_of(server, "a").workers.busy == 0  # its worker is free
+        assert state_of(server, "b").running == 1
+        hangs.release.set()
+        assert value_of(await lost) == "hang"
+        assert state_of(server, "b").workers.stuck == 0
+        assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
     assert hangs.calls["hang"] == 2
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_call_that_hangs_ends_by_its_timeout_and_is_tried_again(attempts):
+@on_loop
+async def test_a_call_that_hangs_ends_by_its_timeout_and_is_tried_again(attempts):
     release, calls = threading.Event(), []
 
     def act(op, x):
@@ -313,25 +288,23 @@ def test_a_call_that_hangs_ends_by_its_timeout_and_is_tried_again(attempts):
         if len(calls) == 1:
             assert release.wait(PATIENCE_S)
 
-    async def main():
-        config = {"op": {"b": {"timeout": 100, "retry": attempts}}}
-        async with serving(chain(Calls, Processes, Calls, b=act), **config) as server:
-            answer = await ask(server)
-            if attempts == 2:
-                assert value_of(answer) == "1"
-            else:
-                assert answer.err_no == TIMED_OUT
-                assert "exceeded retry count" in answer.err_msg
-            assert state_of(server, "b").workers.stuck == 1
-            assert state_of(server, "a").workers.stuck == 0
-            assert value_of(await ask(server, "2")) == "2"
-            release.set()
-            await until(lambda: state_of(server, "b").workers.stuck == 0)
-
-    asyncio.run(main())
+    config = {"op": {"b": {"timeout": 100, "retry": attempts}}}
+    async with serving(chain(Calls, Processes, Calls, b=act), **config) as server:
+        answer = await ask(server)
+        if attempts == 2:
+            assert value_of(answer) == "1"
+        else:
+            assert answer.err_no == TIMED_OUT
+            assert "exceeded retry count" in answer.err_msg
+        assert state_of(server, "b").workers.stuck == 1
+        assert state_of(server, "a").workers.stuck == 0
+        assert value_of(await ask(server, "2")) == "2"
+        release.set()
+        await until(lambda: state_of(server, "b").workers.stuck == 0)
 
 
-def test_the_leader_itself_may_hang():
+@on_loop
+async def test_the_leader_itself_may_hang():
     release, calls = threading.Event(), []
 
     def act(op, x):
@@ -339,56 +312,49 @@ def test_the_leader_itself_may_hang():
         if len(calls) == 1:
             assert release.wait(PATIENCE_S)
 
-    async def main():
-        config = {"op": {"a": {"timeout": 100, "retry": 2}}}
-        async with serving(chain(Processes, Calls, a=act), **config) as server:
-            assert value_of(await ask(server)) == "1"
-            assert state_of(server, "a").workers.stuck == 1
-            release.set()
-
-    asyncio.run(main())
+    config = {"op": {"a": {"timeout": 100, "retry": 2}}}
+    async with serving(chain(Processes, Calls, a=act), **config) as server:
+        assert value_of(await ask(server)) == "1"
+        assert state_of(server, "a").workers.stuck == 1
+        release.set()
 
 
-def test_an_op_all_of_whose_workers_hang_says_so_and_the_one_before_it_works(monkeypatch):
+@on_loop
+async def test_an_op_all_of_whose_workers_hang_says_so_and_the_one_before_it_works(monkeypatch):
     monkeypatch.setattr(threads, "_MAX_STUCK", 2)
     hangs = Hangs()
-
-    async def main():
-        config = {"op": {"b": {"timeout": 50}}}
-        async with serving(chain(Calls, Processes, Calls, b=hangs), **config) as server:
-            for number in range(3):
-                set_pace(server)
-                assert (await ask(server, f"hang{number}")).err_no == TIMED_OUT
-            answer = await ask(server)
-            assert answer.err_no == TIMED_OUT
-            assert "all workers hang" in answer.err_msg
-            a = next(op for op in server.executor.executor.nodes if op.name == "a")
-            target = RequestTarget(op=a, payload={"r": {"x": "1"}}, wants_response=False)
-            assert (await ask(server, target=target)).payload == {"x": "1"}
-            assert state_of(server, "a").workers.stuck == 0
-            hangs.release.set()
-
-    asyncio.run(main())
+    config = {"op": {"b": {"timeout": 50}}}
+    async with serving(chain(Calls, Processes, Calls, b=hangs), **config) as server:
+        for number in range(3):
+            set_pace(server)
+            assert (await ask(server, f"hang{number}")).err_no == TIMED_OUT
+        answer = await ask(server)
+        assert answer.err_no == TIMED_OUT
+        assert "all workers hang" in answer.err_msg
+        a = next(op for op in server.executor.executor.nodes if op.name == "a")
+        target = RequestTarget(op=a, payload={"r": {"x": "1"}}, wants_response=False)
+        assert (await ask(server, target=target)).payload == {"x": "1"}
+        assert state_of(server, "a").workers.stuck == 0
+        hangs.release.set()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
 @pytest.mark.parametrize("kind", [Calls, Processes])
-def test_user_code_that_raises_fails_its_request_only(kind, error):
+@on_loop
+async def test_user_code_that_raises_fails_its_request_only(kind, error):
     def act(op, x):
         if x == "bad":
             raise error
 
-    async def main():
-        async with serving(chain(Calls, kind, Calls, b=act)) as server:
-            answers = await asyncio.gather(*(ask(server, x) for x in ["bad", *"123456"]))
-            assert answers[0].err_no
-            assert type(error).__name__ in answers[0].err_msg
-            assert [value_of(answer) for answer in answers[1:]] == list("123456")
-
-    asyncio.run(main())
+    async with serving(chain(Calls, kind, Calls, b=act)) as server:
+        answers = await asyncio.gather(*(ask(server, x) for x in ["bad", *"123456"]))
+        assert answers[0].err_no
+        assert type(error).__name__ in answers[0].err_msg
+        assert [value_of(answer) for answer in answers[1:]] == list("123456")
 
 
-def test_a_step_that_ends_as_it_is_looked_at_stays_one():
+@on_loop
+async def test_a_step_that_ends_as_it_is_looked_at_stays_one():
     class Ends(list):
         """Is emptied by the walk's thread as soon as somebody reads it."""
 
@@ -397,102 +363,85 @@ def test_a_step_that_ends_as_it_is_looked_at_stays_one():
             self.clear()
             return read[place] if isinstance(place, slice) else super().__getitem__(place)
 
-    async def main():
-        async with serving(chain(Calls, Calls)) as server:
-            fusing = server.executor.executor.fusing
-            leader = next(iter(server.executor.executor.nodes.values()))
-            run = BatchRun([], is_step=True)
-            walk = Walk(fusing.plan(leader), run)
-            walk.held = Ends([(0, None, run)])
-            fusing._under_way[walk] = None
-            assert not fusing.part(run)
-            assert run.is_step
-            del fusing._under_way[walk]
-
-    asyncio.run(main())
+    async with serving(chain(Calls, Calls)) as server:
+        fusing = server.executor.executor.fusing
+        leader = next(iter(server.executor.executor.nodes.values()))
+        run = BatchRun([], is_step=True)
+        walk = Walk(fusing.plan(leader), run)
+        walk.held = Ends([(0, None, run)])
+        fusing._under_way[walk] = None
+        assert not fusing.part(run)
+        assert run.is_step
+        del fusing._under_way[walk]
 
 
-def test_a_request_that_is_cancelled_in_the_middle_goes_no_further():
+@on_loop
+async def test_a_request_that_is_cancelled_in_the_middle_goes_no_further():
     hangs, later = Hangs(), []
-
-    async def main():
-        last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
-        async with serving(last) as server:
-            task = asyncio.create_task(ask(server, "hang"))
-            await until(hangs.began.is_set)
-            task.cancel()
-            await asyncio.wait([task])
-            hangs.release.set()
-            assert value_of(await ask(server)) == "1"
-
-    asyncio.run(main())
+    last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
+    async with serving(last) as server:
+        task = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        hangs.release.set()
+        assert value_of(await ask(server)) == "1"
     assert later == ["1"]
 
 
-def test_a_deadline_that_passes_in_the_middle_is_kept():
+@on_loop
+async def test_a_deadline_that_passes_in_the_middle_is_kept():
     hangs, later = Hangs(), []
-
-    async def main():
-        last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
-        async with serving(last) as server:
-            assert (await ask(server, "hang", 0.05)).err_no == TIMED_OUT
-            # Nobody awaits it: its worker is given up, and another one goes on.
-            assert value_of(await ask(server, "1", PATIENCE_S)) == "1"
-            hangs.release.set()
-
-    asyncio.run(main())
+    last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
+    async with serving(last) as server:
+        assert (await ask(server, "hang", 0.05)).err_no == TIMED_OUT
+        # Nobody awaits it: its worker is given up, and another one goes on.
+        assert value_of(await ask(server, "1", PATIENCE_S)) == "1"
+        hangs.release.set()
     assert later == ["1"]
 
 
-def test_a_server_that_stops_does_not_wait_for_what_hangs():
+@on_loop
+async def test_a_server_that_stops_does_not_wait_for_what_hangs():
     hangs = Hangs()
-
-    async def main():
-        async with serving(chain(Calls, Calls, b=hangs), stop_grace_period=50) as server:
-            tasks = [asyncio.create_task(ask(server, "hang")) for _ in range(5)]
-            await until(hangs.began.is_set)
-            asyncio.get_running_loop().call_later(0.2, hangs.release.set)
-            await server.__aexit__()
-            answers = await asyncio.gather(*tasks)
-            assert all("dag closed" in answer.err_msg for answer in answers)
-
-    asyncio.run(main())
+    async with serving(chain(Calls, Calls, b=hangs), stop_grace_period=50) as server:
+        tasks = [asyncio.create_task(ask(server, "hang")) for _ in range(5)]
+        await until(hangs.began.is_set)
+        asyncio.get_running_loop().call_later(0.2, hangs.release.set)
+        await server.__aexit__()
+        answers = await asyncio.gather(*tasks)
+        assert all("dag closed" in answer.err_msg for answer in answers)
 
 
-def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
+@on_loop
+async def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
     hangs = Hangs()
-
-    async def main():
-        async with serving(chain(Calls, Calls, Calls, b=hangs)) as server:
-            walking = asyncio.create_task(ask(server, "hang"))
-            await until(hangs.began.is_set)
-            op = next(op for op in server.executor.executor.nodes if op.name == "b")
-            target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
-            alone = asyncio.create_task(ask(server, target=target))
-            await asyncio.sleep(0)
-            hangs.release.set()
-            assert (await alone).payload == {"x": "2"}
-            assert value_of(await walking) == "hang"
-
-    asyncio.run(main())
+    async with serving(chain(Calls, Calls, Calls, b=hangs)) as server:
+        walking = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        op = next(op for op in server.executor.executor.nodes if op.name == "b")
+        target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
+        alone = asyncio.create_task(ask(server, target=target))
+        await asyncio.sleep(0)
+        hangs.release.set()
+        assert (await alone).payload == {"x": "2"}
+        assert value_of(await walking) == "hang"
 
 
-def test_a_request_for_the_first_op_alone_goes_no_further():
+@on_loop
+async def test_a_request_for_the_first_op_alone_goes_no_further():
     later = []
-
-    async def main():
-        last = chain(Calls, Calls, b=lambda op, x: later.append(x))
-        async with serving(last) as server:
-            op = next(op for op in server.executor.executor.nodes if op.name == "a")
-            target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
-            assert (await ask(server, target=target)).payload == {"x": "2"}
-
-    asyncio.run(main())
+    last = chain(Calls, Calls, b=lambda op, x: later.append(x))
+    async with serving(last) as server:
+        op = next(op for op in server.executor.executor.nodes if op.name == "a")
+        target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
+        assert (await ask(server, target=target)).payload == {"x": "2"}
     assert later == []
 
 
 @pytest.mark.parametrize("concurrency", [(4, 1, 2), (1, 4, 1), (3, 3, 3)])
-def test_a_copy_of_an_op_is_never_in_two_threads(concurrency):
+@on_loop
+async def test_a_copy_of_an_op_is_never_in_two_threads(concurrency):
     inside, clashes = Counter(), []
 
     def act(op, x):
@@ -502,37 +451,30 @@ def test_a_copy_of_an_op_is_never_in_two_threads(concurrency):
         threading.Event().wait(0.0005)  # others run meanwhile
         inside[id(op)] -= 1
 
-    async def main():
-        config = {
-            "op": {name: {"concurrency": n} for name, n in zip("abc", concurrency, strict=True)}
-        }
-        async with serving(chain(Calls, Calls, Calls, a=act, b=act, c=act), **config) as server:
-            answers = await asyncio.gather(*(ask(server, str(number)) for number in range(300)))
-            assert [value_of(answer) for answer in answers] == [str(n) for n in range(300)]
-            assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
-
-    asyncio.run(main())
+    config = {"op": {name: {"concurrency": n} for name, n in zip("abc", concurrency, strict=True)}}
+    async with serving(chain(Calls, Calls, Calls, a=act, b=act, c=act), **config) as server:
+        answers = await asyncio.gather(*(ask(server, str(number)) for number in range(300)))
+        assert [value_of(answer) for answer in answers] == [str(n) for n in range(300)]
+        assert [op.running for op in server.executor.state().ops] == [0, 0, 0]
     assert clashes == []
 
 
-def test_the_dicts_of_two_readers_are_two():
+@on_loop
+async def test_the_dicts_of_two_readers_are_two():
     class Changes(Calls):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             ((_, got),) = input_dicts.items()
             got["x"] += self.name
             return got
 
-    async def main():
-        read = RequestOp()
-        top = Calls(name="top", input_ops=[read])
-        a, b, c = (Changes(name=name, input_ops=[top]) for name in "abc")
-        join = Join(name="join", input_ops=[a, b, c, top])
-        async with serving(join, expected=[("top", "a", "b", "c", "join")]) as server:
-            assert value_of(await ask(server)) == "1a|1b|1c|1"
-        async with serving(join, is_fused=False) as server:
-            assert value_of(await ask(server)) == "1a|1b|1c|1"
-
-    asyncio.run(main())
+    read = RequestOp()
+    top = Calls(name="top", input_ops=[read])
+    a, b, c = (Changes(name=name, input_ops=[top]) for name in "abc")
+    join = Join(name="join", input_ops=[a, b, c, top])
+    async with serving(join, expected=[("top", "a", "b", "c", "join")]) as server:
+        assert value_of(await ask(server)) == "1a|1b|1c|1"
+    async with serving(join, is_fused=False) as server:
+        assert value_of(await ask(server)) == "1a|1b|1c|1"
 
 
 def test_the_statistics_are_those_of_ops_that_run_apart():
@@ -553,22 +495,20 @@ def test_the_statistics_are_those_of_ops_that_run_apart():
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_the_journal_tells_what_ran_in_one_go(is_fused):
+@on_loop
+async def test_the_journal_tells_what_ran_in_one_go(is_fused):
     spans = []
 
     class Keeps:
         def notify(self, rows, requests):
             spans.append(rows)
 
-    async def main():
-        async with serving(chain(Calls, Processes, Calls), is_fused=is_fused) as server:
-            journal = server.executor._observers.journal
-            journal.sinks.append(Keeps())
-            for number in range(5):
-                await ask(server, str(number))
-            journal.flush()
-
-    asyncio.run(main())
+    async with serving(chain(Calls, Processes, Calls), is_fused=is_fused) as server:
+        journal = server.executor._observers.journal
+        journal.sinks.append(Keeps())
+        for number in range(5):
+            await ask(server, str(number))
+        journal.flush()
     rows = np.concatenate(spans)
     assert len(rows) == 15
     assert list(walks(rows).values()) == [[0, 1, 2]] * 5 * is_fused

@@ -7,7 +7,7 @@ import contextvars
 import threading
 
 import pytest
-from doubles import RecordingOwner, settle, side_by_side, wait_until
+from doubles import RecordingOwner, on_loop, settle, side_by_side, wait_until
 
 from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
@@ -81,50 +81,43 @@ class HoldsGil:
 
 
 @pytest.mark.parametrize(("predictor", "warnings"), [(HoldsGil(), 1), (object(), 0)])
-def test_a_model_that_holds_the_gil_in_threads_is_warned_about(caplog, predictor, warnings):
+@on_loop
+async def test_a_model_that_holds_the_gil_in_threads_is_warned_about(caplog, predictor, warnings):
     def set_up(op, worker):
         op.client = predictor
 
-    async def main():
-        async with Pool(Op("a"), 2, set_up):
-            pass
-
-    asyncio.run(main())
+    async with Pool(Op("a"), 2, set_up):
+        pass
     assert caplog.text.count("set op.a.workers: process") == warnings
 
 
-def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_there():
+@on_loop
+async def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_there():
     class Loads(Op):
         def init_op(self):
             seen.append((self.client, threading.current_thread().name))
 
     seen = []
-
-    async def main():
-        async with Pool(Loads("op"), 3, set_up=lambda op, worker: setattr(op, "client", "model")):
-            assert seen == [("model", "pipeline-op-0")]
-
-    asyncio.run(main())
+    async with Pool(Loads("op"), 3, set_up=lambda op, worker: setattr(op, "client", "model")):
+        assert seen == [("model", "pipeline-op-0")]
 
 
-def test_an_async_init_op_runs_on_the_loop():
+@on_loop
+async def test_an_async_init_op_runs_on_the_loop():
     class Loads(Op):
         async def init_op(self):
             await asyncio.sleep(0)
             seen.append(asyncio.get_running_loop())
 
     seen = []
-
-    async def main():
-        async with Pool(Loads("op")):
-            assert seen == [asyncio.get_running_loop()]
-
-    asyncio.run(main())
+    async with Pool(Loads("op")):
+        assert seen == [asyncio.get_running_loop()]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("error", [ValueError("no file"), SystemExit("no file")])
-def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(error, is_async):
+@on_loop
+async def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(error, is_async):
     class Broken(Op):
         def init_op(self):
             raise error
@@ -133,142 +126,128 @@ def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(error, is
         async def init_op(self):
             raise error
 
-    async def main():
-        pool = Pool((BrokenOnLoop if is_async else Broken)("broken_one"), 2)
-        with pytest.raises(InitError, match=r"(?s)'broken_one' failed.*no file.*in init_op"):
-            await pool.workers.start()
-        assert await pool.workers.stop(10.0) == 0
-
-    asyncio.run(main())
+    pool = Pool((BrokenOnLoop if is_async else Broken)("broken_one"), 2)
+    with pytest.raises(InitError, match=r"(?s)'broken_one' failed.*no file.*in init_op"):
+        await pool.workers.start()
+    assert await pool.workers.stop(10.0) == 0
 
 
-def test_every_worker_works_on_its_own_copy_of_the_op():
-    async def main():
-        async with Pool(count=4) as pool:
-            meeting = threading.Barrier(4, timeout=20)
-            seen = []
+@on_loop
+async def test_every_worker_works_on_its_own_copy_of_the_op():
+    async with Pool(count=4) as pool:
+        meeting = threading.Barrier(4, timeout=20)
+        seen = []
 
-            def store_and_read(op):
-                op.mine = threading.current_thread().name
-                meeting.wait()  # all four have stored before any of them reads
-                seen.append(op.mine == threading.current_thread().name)
+        def store_and_read(op):
+            op.mine = threading.current_thread().name
+            meeting.wait()  # all four have stored before any of them reads
+            seen.append(op.mine == threading.current_thread().name)
 
-            for _ in range(4):
-                pool.workers.submit([Task(store_and_read)])
-            await pool.until(lambda: len(pool.done) == 4)
-            assert seen == [True] * 4
-
-    asyncio.run(main())
+        for _ in range(4):
+            pool.workers.submit([Task(store_and_read)])
+        await pool.until(lambda: len(pool.done) == 4)
+        assert seen == [True] * 4
 
 
-def test_a_stuck_worker_is_replaced_and_its_late_result_changes_nothing():
-    async def main():
-        async with Pool() as pool:
-            began, release = threading.Event(), threading.Event()
+@on_loop
+async def test_a_stuck_worker_is_replaced_and_its_late_result_changes_nothing():
+    async with Pool() as pool:
+        began, release = threading.Event(), threading.Event()
 
-            def hang(op):
-                began.set()
-                release.wait(20)
+        def hang(op):
+            began.set()
+            release.wait(20)
 
-            hung = Task(hang)
-            pool.workers.submit([hung])
-            await asyncio.to_thread(began.wait, 20)
-            (worker,) = pool.workers.busy()
-            assert worker.job is hung
-            assert worker.call_started is not None
-            resumed = Task()
-            assert pool.workers.replace(worker, resumed)
-            await pool.until(lambda: len(pool.done) == 1)
-            assert pool.done[0][1] is resumed
-            assert (pool.workers.count, pool.workers.stuck, pool.workers.replaced) == (1, 1, 1)
-            release.set()
-            await pool.until(lambda: pool.workers.stuck == 0)
-            assert pool.workers.count == 1
-            assert (
-                not hung.ran_in.is_alive() or await asyncio.to_thread(hung.ran_in.join, 20) is None
-            )
-
-    asyncio.run(main())
+        hung = Task(hang)
+        pool.workers.submit([hung])
+        await asyncio.to_thread(began.wait, 20)
+        (worker,) = pool.workers.busy()
+        assert worker.job is hung
+        assert worker.call_started is not None
+        resumed = Task()
+        assert pool.workers.replace(worker, resumed)
+        await pool.until(lambda: len(pool.done) == 1)
+        assert pool.done[0][1] is resumed
+        assert (pool.workers.count, pool.workers.stuck, pool.workers.replaced) == (1, 1, 1)
+        release.set()
+        await pool.until(lambda: pool.workers.stuck == 0)
+        assert pool.workers.count == 1
+        assert not hung.ran_in.is_alive() or await asyncio.to_thread(hung.ran_in.join, 20) is None
 
 
-def test_the_replacement_has_the_state_of_the_worker_it_replaces():
-    async def main():
-        async with Pool() as pool:
-            began, release = threading.Event(), threading.Event()
+@on_loop
+async def test_the_replacement_has_the_state_of_the_worker_it_replaces():
+    async with Pool() as pool:
+        began, release = threading.Event(), threading.Event()
 
-            def hang(op):
-                op.raw_im = "picture"
+        def hang(op):
+            op.raw_im = "picture"
+            began.set()
+            release.wait(20)
+
+        pool.workers.submit([Task(hang)])
+        await asyncio.to_thread(began.wait, 20)
+        seen = []
+        (worker,) = pool.workers.busy()
+        pool.workers.replace(worker, Task(lambda op: seen.append(op.raw_im)))
+        await pool.until(lambda: bool(seen))
+        assert seen == ["picture"]
+        release.set()
+
+
+@on_loop
+async def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_return():
+    async with Pool() as pool:
+        release = threading.Event()
+        replaced = True
+        while replaced:
+            began = threading.Event()
+
+            def hang(op, began=began):
                 began.set()
                 release.wait(20)
 
             pool.workers.submit([Task(hang)])
             await asyncio.to_thread(began.wait, 20)
-            seen = []
             (worker,) = pool.workers.busy()
-            pool.workers.replace(worker, Task(lambda op: seen.append(op.raw_im)))
-            await pool.until(lambda: bool(seen))
-            assert seen == ["picture"]
-            release.set()
-
-    asyncio.run(main())
-
-
-def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_return():
-    async def main():
-        async with Pool() as pool:
-            release = threading.Event()
-            replaced = True
-            while replaced:
-                began = threading.Event()
-
-                def hang(op, began=began):
-                    began.set()
-                    release.wait(20)
-
-                pool.workers.submit([Task(hang)])
-                await asyncio.to_thread(began.wait, 20)
-                (worker,) = pool.workers.busy()
-                replaced = pool.workers.replace(worker, None)
-            assert pool.workers.count == 0
-            assert pool.workers.stuck == 33
-            release.set()
-            await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
-            pool.workers.submit([Task()])
-            await pool.until(lambda: len(pool.done) >= 1)
-
-    asyncio.run(main())
+            replaced = pool.workers.replace(worker, None)
+        assert pool.workers.count == 0
+        assert pool.workers.stuck == 33
+        release.set()
+        await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
+        pool.workers.submit([Task()])
+        await pool.until(lambda: len(pool.done) >= 1)
 
 
-def test_what_waits_for_a_worker_is_lost_when_the_last_one_is_not_replaced():
-    async def main():
-        async with Pool() as pool:
-            release = threading.Event()
-            replaced = True
-            while replaced:
-                began = threading.Event()
+@on_loop
+async def test_what_waits_for_a_worker_is_lost_when_the_last_one_is_not_replaced():
+    async with Pool() as pool:
+        release = threading.Event()
+        replaced = True
+        while replaced:
+            began = threading.Event()
 
-                def hang(op, began=began):
-                    began.set()
-                    release.wait(20)
+            def hang(op, began=began):
+                began.set()
+                release.wait(20)
 
-                pool.workers.submit([Task(hang)])
-                await asyncio.to_thread(began.wait, 20)
-                waiting = Task()
-                (worker,) = pool.workers.busy()
-                if pool.workers.stuck == 32:
-                    pool.workers.submit([waiting])
-                replaced = pool.workers.replace(worker, None)
-            ((lost, error),) = pool.owner.losses
-            assert lost is waiting
-            assert isinstance(error, DeadlineError)
-            assert not pool.workers.backlog
-            release.set()
-            await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
-
-    asyncio.run(main())
+            pool.workers.submit([Task(hang)])
+            await asyncio.to_thread(began.wait, 20)
+            waiting = Task()
+            (worker,) = pool.workers.busy()
+            if pool.workers.stuck == 32:
+                pool.workers.submit([waiting])
+            replaced = pool.workers.replace(worker, None)
+        ((lost, error),) = pool.owner.losses
+        assert lost is waiting
+        assert isinstance(error, DeadlineError)
+        assert not pool.workers.backlog
+        release.set()
+        await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
 
 
-def test_an_async_method_that_hangs_is_cancelled_and_its_thread_comes_back():
+@on_loop
+async def test_an_async_method_that_hangs_is_cancelled_and_its_thread_comes_back():
     class Hangs(Op):
         async def process(self, feed_batch, typical_logid):
             try:
@@ -281,35 +260,29 @@ def test_an_async_method_that_hangs_is_cancelled_and_its_thread_comes_back():
             bound.process({}, 0)
 
     ended = threading.Event()
-
-    async def main():
-        async with Pool(Hangs("op")) as pool:
-            for _ in range(40):  # more than may be stuck at once
-                ended.clear()
-                job = BoundTask(call)
-                pool.workers.submit([job])
-                await pool.until(lambda job=job: job.bound and job.bound._awaited is not None)
-                (worker,) = pool.workers.busy()
-                assert pool.workers.replace(worker, None)
-                await pool.until(lambda: pool.workers.stuck == 0)
-                assert await asyncio.to_thread(ended.wait, 20)
-
-    asyncio.run(main())
+    async with Pool(Hangs("op")) as pool:
+        for _ in range(40):  # more than may be stuck at once
+            ended.clear()
+            job = BoundTask(call)
+            pool.workers.submit([job])
+            await pool.until(lambda job=job: job.bound and job.bound._awaited is not None)
+            (worker,) = pool.workers.busy()
+            assert pool.workers.replace(worker, None)
+            await pool.until(lambda: pool.workers.stuck == 0)
+            assert await asyncio.to_thread(ended.wait, 20)
 
 
-def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
-    async def main():
-        loop = asyncio.get_running_loop()
-        wakes = []
-        box = LoopInbox(loop, after=lambda: wakes.append(1))
-        got = []
-        # The loop is busy here, so all of these are ready before it can wake.
-        side_by_side(lambda i: box.post(lambda *_: got.append(i), None, None), 10)
-        await settle()
-        assert sorted(got) == list(range(10))
-        assert len(wakes) == 1
-
-    asyncio.run(main())
+@on_loop
+async def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
+    loop = asyncio.get_running_loop()
+    wakes = []
+    box = LoopInbox(loop, after=lambda: wakes.append(1))
+    got = []
+    # The loop is busy here, so all of these are ready before it can wake.
+    side_by_side(lambda i: box.post(lambda *_: got.append(i), None, None), 10)
+    await settle()
+    assert sorted(got) == list(range(10))
+    assert len(wakes) == 1
 
 
 def test_a_post_after_the_loop_is_closed_is_dropped():
@@ -319,26 +292,24 @@ def test_a_post_after_the_loop_is_closed_is_dropped():
     box.post(lambda *_: pytest.fail("must not run"), None, None)
 
 
-def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
-    async def main():
-        async with Pool(count=2) as pool:
-            for number in range(200):  # the pool learns that its jobs are quick
-                pool.workers.submit([Task()])
-                await pool.until(lambda number=number: len(pool.done) > number)
-            began, release = threading.Event(), threading.Event()
+@on_loop
+async def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
+    async with Pool(count=2) as pool:
+        for number in range(200):  # the pool learns that its jobs are quick
+            pool.workers.submit([Task()])
+            await pool.until(lambda number=number: len(pool.done) > number)
+        began, release = threading.Event(), threading.Event()
 
-            def hang(op):
-                began.set()
-                release.wait(20)
+        def hang(op):
+            began.set()
+            release.wait(20)
 
-            pool.workers.submit([Task(hang)])
-            await asyncio.to_thread(began.wait, 20)
-            left = Task()
-            pool.workers.submit([left])
-            await pool.until(lambda: any(job is left for _, job in pool.done))
-            release.set()
-
-    asyncio.run(main())
+        pool.workers.submit([Task(hang)])
+        await asyncio.to_thread(began.wait, 20)
+        left = Task()
+        pool.workers.submit([left])
+        await pool.until(lambda: any(job is left for _, job in pool.done))
+        release.set()
 
 
 # What the starter of the server set in its context ------------------------------------------
@@ -362,16 +333,14 @@ async def marks_of_two_workers(pool):
     return seen
 
 
-def test_workers_run_in_copies_of_the_context_that_they_are_made_in():
-    async def main():
-        MARK.set("starter")
-        pool = Pool(count=2)
-        MARK.set("later")
-        async with pool:
-            assert await marks_of_two_workers(pool) == ["starter", "starter"]
-        assert MARK.get() == "later"
-
-    asyncio.run(main())
+@on_loop
+async def test_workers_run_in_copies_of_the_context_that_they_are_made_in():
+    MARK.set("starter")
+    pool = Pool(count=2)
+    MARK.set("later")
+    async with pool:
+        assert await marks_of_two_workers(pool) == ["starter", "starter"]
+    assert MARK.get() == "later"
 
 
 class SetsMark(Op):
@@ -386,56 +355,48 @@ class SetsMarkAsync(Op):
 
 
 @pytest.mark.parametrize("kind", [SetsMark, SetsMarkAsync])
-def test_what_init_op_sets_in_its_context_holds_for_every_worker(kind):
-    async def main():
-        async with Pool(kind("op"), 2) as pool:
-            assert await marks_of_two_workers(pool) == ["init_op", "init_op"]
-
-    asyncio.run(main())
+@on_loop
+async def test_what_init_op_sets_in_its_context_holds_for_every_worker(kind):
+    async with Pool(kind("op"), 2) as pool:
+        assert await marks_of_two_workers(pool) == ["init_op", "init_op"]
 
 
-def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
-    async def main():
-        async with Pool(count=3) as pool:
-            on_done_busy = threading.Event()
-            holds = Task(lambda op: on_done_busy.wait(10), worker=1)
-            addressed = [Task(worker=1) for _ in range(5)]
-            anybodys = Task()
-            pool.workers.submit([holds, *addressed, anybodys])
-            await pool.until(lambda: anybodys.ran_in is not None)
-            assert not any(task.ran_in for task in addressed), "others are idle"
-            on_done_busy.set()
-            await pool.until(lambda: len(pool.done) == 7)
-            pool.workers.submit([last := Task(worker=1)])
-            await pool.until(lambda: len(pool.done) == 8)
-            ran_in = {task.ran_in for task in (holds, *addressed, last)}
-            assert [thread.name for thread in ran_in] == ["pipeline-op-1"]
-
-    asyncio.run(main())
+@on_loop
+async def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
+    async with Pool(count=3) as pool:
+        on_done_busy = threading.Event()
+        holds = Task(lambda op: on_done_busy.wait(10), worker=1)
+        addressed = [Task(worker=1) for _ in range(5)]
+        anybodys = Task()
+        pool.workers.submit([holds, *addressed, anybodys])
+        await pool.until(lambda: anybodys.ran_in is not None)
+        assert not any(task.ran_in for task in addressed), "others are idle"
+        on_done_busy.set()
+        await pool.until(lambda: len(pool.done) == 7)
+        pool.workers.submit([last := Task(worker=1)])
+        await pool.until(lambda: len(pool.done) == 8)
+        ran_in = {task.ran_in for task in (holds, *addressed, last)}
+        assert [thread.name for thread in ran_in] == ["pipeline-op-1"]
 
 
-def test_what_names_a_worker_that_hangs_is_for_its_replacement():
-    async def main():
-        async with Pool(count=2) as pool:
-            on_done_busy = threading.Event()
-            hangs, waits = Task(lambda op: on_done_busy.wait(10), worker=0), Task(worker=0)
-            pool.workers.submit([hangs, waits])
-            await pool.until(lambda: any(pool.workers.busy()))
-            (worker,) = pool.workers.busy()
-            assert pool.workers.replace(worker, None)
-            await pool.until(lambda: waits.ran_in is not None)
-            assert waits.ran_in is not hangs.ran_in
-            assert waits.ran_in.name == "pipeline-op-0"
-            on_done_busy.set()
-            await pool.until(lambda: pool.workers.stuck == 0)
-
-    asyncio.run(main())
+@on_loop
+async def test_what_names_a_worker_that_hangs_is_for_its_replacement():
+    async with Pool(count=2) as pool:
+        on_done_busy = threading.Event()
+        hangs, waits = Task(lambda op: on_done_busy.wait(10), worker=0), Task(worker=0)
+        pool.workers.submit([hangs, waits])
+        await pool.until(lambda: any(pool.workers.busy()))
+        (worker,) = pool.workers.busy()
+        assert pool.workers.replace(worker, None)
+        await pool.until(lambda: waits.ran_in is not None)
+        assert waits.ran_in is not hangs.ran_in
+        assert waits.ran_in.name == "pipeline-op-0"
+        on_done_busy.set()
+        await pool.until(lambda: pool.workers.stuck == 0)
 
 
-def test_what_names_a_worker_that_is_not_there_is_for_anybody():
-    async def main():
-        async with Pool(count=1) as pool:
-            pool.workers.submit([task := Task(worker=9)])
-            await pool.until(lambda: task.ran_in is not None)
-
-    asyncio.run(main())
+@on_loop
+async def test_what_names_a_worker_that_is_not_there_is_for_anybody():
+    async with Pool(count=1) as pool:
+        pool.workers.submit([task := Task(worker=9)])
+        await pool.until(lambda: task.ran_in is not None)
