@@ -407,3 +407,27 @@ async def test_it_is_counted_how_often_a_loop_was_taken():
         links = {node.name: node.links for node in engine.nodes.values()}
         taken = {node.name: count for node, count in links["check"].taken.items()}
         assert (taken, links["a"].answered, links["check"].answered) == ({"a": 2}, 3, 3)
+
+
+# Cascades --------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_the_sure_ones_do_not_wait_for_a_dear_model():
+    """One in ten goes to a model of 50 ms, behind one of 2 ms; 16 callers, virtual time."""
+    loop, took = asyncio.get_running_loop(), {"big": [], "out": []}
+    config = {"op": {"cheap": {"batch_size": 8}, "big": {"batch_size": 8}}}
+    numbers = iter(range(2000))
+
+    async def caller(engine):
+        for number in numbers:
+            to, began = "out" if number % 10 else "big", loop.time()
+            await engine.ask(to=f"cheap:{to}")
+            took[to].append(loop.time() - began)
+
+    async with Engine(cascade(), config, {"cheap": 0.002, "big": 0.05}) as engine:
+        await asyncio.gather(*(caller(engine) for _ in range(16)))
+    sure, unsure = sorted(took["out"]), sorted(took["big"])
+    assert (len(sure), len(unsure)) == (1800, 200)
+    assert sure[900] <= 0.005
+    assert sure[-1] <= 0.01 < 0.05 <= unsure[0]
