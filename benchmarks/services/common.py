@@ -14,6 +14,9 @@ from pipeline.engine import fusing, pace, walk
 PROCESSES, UNFUSED = "processes", "unfused"
 """Arguments of a service: process workers in all Ops; each Op on a thread of its own."""
 
+HOSTED = "hosted"
+"""The argument, beside `processes`, of a service whose quick Ops share processes."""
+
 GATEWAY = "gateway"
 """The argument of a service that has its ports served by the gateway."""
 
@@ -32,6 +35,7 @@ _ALL_SINKS: dict[str, Any] = {
 }
 _MEANS: dict[str, list[dict[str, Any]]] = {  # what config.yml has, besides, for an argument
     PROCESSES: [{"dag": {"is_thread_op": False}}],
+    HOSTED: [{"dag": {"fuse_processes": "auto"}}],
     UNFUSED: [{"dag": {"fuse": "off"}}],
     GATEWAY: [{"edge": "gateway"}],
     BLIND: [{"statistics": False}],

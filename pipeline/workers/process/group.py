@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from pipeline.engine.batch_run import BatchRun
@@ -25,25 +26,17 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class MemberWorkers(ProcessWorkers):
-    """The process workers of one Op, which may be in groups with others.
+    """The process workers of one Op, which may be in groups with others."""
 
-    Attributes:
-        hosts: of the groups that this Op leads, until they have ended.
-        visited: the hosts of those that it is in.
-    """
+    @cached_property
+    def hosts(self) -> list[GroupWorkers]:
+        """Return those of the groups that this Op leads, until they have ended."""
+        return []
 
-    def __init__(
-        self,
-        op: Op,
-        count: int,
-        loop: asyncio.AbstractEventLoop,
-        processes: ProcessContext,
-        owner: Owner,
-        schedule: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(op, count, loop, processes, owner, schedule)
-        self.hosts: list[GroupWorkers] = []
-        self.visited: list[GroupWorkers] = []
+    @cached_property
+    def visited(self) -> list[GroupWorkers]:
+        """Return the hosts of those that it is in."""
+        return []
 
     def host(self, plan: WalkPlan, owner: WalkOwner) -> GroupWorkers:
         """Start the processes of a group that this Op leads."""
