@@ -90,6 +90,7 @@ class BoundOp(OpFacts):
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
         self._loop = loop
+        self._calls: dict[str, Callable[..., Any]] = {}  # one-argument methods, see `call`
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.
         for name in ("preprocess", "process", "postprocess"):
@@ -225,9 +226,12 @@ class BoundOp(OpFacts):
 
         `context` is for a method that asks for it.
         """
-        function = getattr(self.op, method)
-        if inspect.iscoroutinefunction(function):
-            function = self._on_loop(function, method)
+        function = self._calls.get(method)
+        if function is None:
+            function = getattr(self.op, method)
+            if inspect.iscoroutinefunction(function):
+                function = self._on_loop(function, method)
+            self._calls[method] = function
         try:
             return function(argument) if context is None else function(argument, context=context)
         except AbandonedError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,13 +59,18 @@ class AbandonedError(ClosedError):
     """Nobody waits for the work any more."""
 
 
-@contextlib.contextmanager
-def wanted_while(is_wanted: Callable[[], bool]) -> Iterator[None]:
+class wanted_while:  # read as the verb of a `with`
     """Work of this thread, within the block, that `breathe` ends if it is not wanted."""
-    _thread.is_wanted = is_wanted
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_is_wanted",)
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        self._is_wanted = is_wanted
+
+    def __enter__(self) -> None:
+        _thread.is_wanted = self._is_wanted
+
+    def __exit__(self, *error: object) -> None:
         del _thread.is_wanted
 
 
