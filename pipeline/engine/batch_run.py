@@ -16,7 +16,7 @@ from msgspec import field
 from pipeline.data import ChannelData, RequestContext, context_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
-from pipeline.engine.op_state import keep_changes, restore
+from pipeline.engine.op_state import is_as_before, keep_changes, restore
 from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import log_raised, product_error, stage_error, stage_failure
@@ -202,7 +202,7 @@ class BatchRun(Batch, eq=False):
 
     def _preprocess(self, op: BoundOp) -> None:
         keeps_state = op.keeps_state and len(self.items) > 1
-        before = dict(op.state) if keeps_state else {}
+        latest = before = dict(op.state) if keeps_state else {}
         for index, item in enumerate(self.items):
             if item.is_over:
                 continue
@@ -217,11 +217,17 @@ class BatchRun(Batch, eq=False):
                 self.outcomes[index] = stage_error(error, op, "preprocess", item.log_id)
                 continue
             if keeps_state:
-                self.states[index] = dict(op.state)
+                if not is_as_before(op.state, latest):
+                    latest = dict(op.state)
+                self.states[index] = latest
             self.prepared[index] = data
             if skip:
                 self.skipping.add(index)
-        if keeps_state:
+        if not keeps_state:
+            return
+        if latest is before and is_as_before(op.state, before):  # as nearly always
+            self.states.clear()
+        else:
             keep_changes(before, self.states, op.state)
 
     # Process ----------------------------------------------------------------------------

@@ -113,7 +113,12 @@ class BoundOp(OpFacts):
 
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
-        return self.prepared(self.users_preprocess(inputs, data_id, log_id))
+        returned = self.users_preprocess(inputs, data_id, log_id)
+        if type(returned) is tuple and len(returned) == 4:
+            data, skip, code, _ = returned
+            if type(data) is dict and code is None and type(skip) is bool:  # as nearly always
+                return data, skip
+        return self.prepared(returned)
 
     def prepared(self, data: Any) -> Prepared:
         """Return what the user's preprocess returned, in one form."""
@@ -173,7 +178,10 @@ class BoundOp(OpFacts):
         if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)
-        return self.answered(self.users_postprocess(inputs, fetched, data_id, log_id))
+        answer = self.users_postprocess(inputs, fetched, data_id, log_id)
+        if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
+            answer = answer[0]
+        return answer if type(answer) is dict else self.answered(answer)
 
     def answered(self, answer: Any) -> Any:
         """Return what the user's postprocess returned, in one form: a dict, a Goto or Answer."""

@@ -146,20 +146,35 @@ def _are_alike(items: list[Any]) -> bool:
     first = items[0]
     if not isinstance(first, dict) or not first:
         return False
-    for item in items:
-        if not isinstance(item, dict) or len(item) != len(first):
+    form = _form_of(first)
+    count = len(first)
+    for item in items[1:] if form else ():
+        if not isinstance(item, dict) or len(item) != count:
             return False
         rows = -1
-        for name, value in item.items():
-            other = first.get(name)
-            if type(value) is not np.ndarray or type(other) is not np.ndarray or not value.ndim:
+        for name, dtype, row_shape in form:
+            value = item.get(name)
+            if type(value) is not np.ndarray or value.dtype != dtype or not value.ndim:
                 return False
-            if value.dtype != other.dtype or value.shape[1:] != other.shape[1:]:
+            shape = value.shape
+            if shape[1:] != row_shape or rows not in (-1, shape[0]):
                 return False
-            if rows not in (-1, len(value)) or str(name).endswith(LOD):
-                return False
-            rows = len(value)
-    return True
+            rows = shape[0]
+    return bool(form)
+
+
+def _form_of(item: dict[str, Any]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Return what plain arrays that go together have in common; empty: there are others."""
+    form: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    rows = -1
+    for name, value in item.items():
+        if type(value) is not np.ndarray or not value.ndim or str(name).endswith(LOD):
+            return []
+        if rows not in (-1, len(value)):
+            return []
+        rows = len(value)
+        form.append((name, value.dtype, value.shape[1:]))
+    return form
 
 
 def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 _UNSET = object()
+
+
+def is_as_before(state: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Return whether an Op has the same attributes with the same values, none set again."""
+    return (
+        len(state) == len(before)
+        and all(map(is_, state.values(), before.values()))
+        and all(map(is_, state, before))
+    )
 
 
 def keep_changes(
