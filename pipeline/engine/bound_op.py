@@ -90,7 +90,6 @@ class BoundOp(OpFacts):
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
         self._loop = loop
-        self._calls: dict[str, Callable[..., Any]] = {}  # one-argument methods, see `call`
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.
         for name in ("preprocess", "process", "postprocess"):
@@ -124,10 +123,7 @@ class BoundOp(OpFacts):
         """Return what the user's preprocess returned, in one form."""
         skip = False
         if isinstance(data, tuple):
-            if len(data) == 4 and data[2] is None and type(data[1]) is bool:  # as nearly always
-                data, skip, _, _ = data
-            else:
-                data, skip = self._unpack_prepared(data)
+            data, skip = self._unpack_prepared(data)
         elif data is None:
             raise self._refused("preprocess", None, "return a dict, or a list of dicts.")
         if isinstance(data, _FEEDS):
@@ -234,12 +230,9 @@ class BoundOp(OpFacts):
 
         `context` is for a method that asks for it.
         """
-        function = self._calls.get(method)
-        if function is None:
-            function = getattr(self.op, method)
-            if inspect.iscoroutinefunction(function):
-                function = self._on_loop(function, method)
-            self._calls[method] = function
+        function = getattr(self.op, method)
+        if inspect.iscoroutinefunction(function):
+            function = self._on_loop(function, method)
         try:
             return function(argument) if context is None else function(argument, context=context)
         except AbandonedError:
