@@ -113,10 +113,9 @@ class BoundOp(OpFacts):
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
         returned = self.users_preprocess(inputs, data_id, log_id)
-        if type(returned) is tuple and len(returned) == 4:
-            data, skip, code, _ = returned
-            if type(data) is dict and code is None and type(skip) is bool:  # as nearly always
-                return data, skip
+        if type(returned) is tuple and len(returned) == 4 and returned[2] is None:
+            if type(returned[0]) is dict and type(returned[1]) is bool:  # as nearly always
+                return returned[:2]
         return self.prepared(returned)
 
     def prepared(self, data: Any) -> Prepared:
