@@ -113,10 +113,10 @@ class BoundOp(OpFacts):
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
         returned = self.users_preprocess(inputs, data_id, log_id)
-        if type(returned) is tuple and len(returned) == 4 and returned[2] is None:
-            if type(returned[0]) is dict and type(returned[1]) is bool:  # as nearly always
-                return returned[:2]
-        return self.prepared(returned)
+        is_short = type(returned) is not tuple or len(returned) != 4 or returned[2] is not None
+        if is_short or type(returned[0]) is not dict or type(returned[1]) is not bool:
+            return self.prepared(returned)
+        return returned[0], returned[1]  # as nearly always
 
     def prepared(self, data: Any) -> Prepared:
         """Return what the user's preprocess returned, in one form."""
