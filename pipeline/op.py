@@ -350,7 +350,7 @@ class ResponseOp(Op):
         """
         if channeldata.error is not None:
             return pack_error(channeldata)
-        as_text, as_tensors = response_formats(self, channeldata)
+        as_text, as_tensors = response_formats(self, channeldata.as_tensors)
         payload = channeldata.payload
         if as_text and not as_tensors and set(map(type, payload.values())) <= _STR:
             return pipeline_service_pb2.Response(key=map(str, payload), value=payload.values())
@@ -421,13 +421,16 @@ def runs_on_the_loop(op: Op, method: str) -> bool:
     return op.pipeline_is_quick or not overrides(op, method)
 
 
-def response_formats(op: ResponseOp, channeldata: ChannelData) -> tuple[bool, bool]:
-    """Return whether our own ResponseOp answers in text, and whether in tensors."""
+def response_formats(op: ResponseOp, as_tensors: bool) -> tuple[bool, bool]:
+    """Return whether our own ResponseOp answers in text, and whether in tensors.
+
+    `as_tensors`: whether who asks does so in tensors.
+    """
     if op.pipeline_pack_format is not None:
         return not op.pipeline_pack_format, op.pipeline_pack_format
     if op.pipeline_packs_tensors or op._input_ops[0].pipeline_packs_tensors:
         return False, True
-    return True, channeldata.as_tensors
+    return True, as_tensors
 
 
 def _pairs(keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:

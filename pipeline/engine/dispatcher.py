@@ -98,16 +98,17 @@ class OpDispatcher:
                 return
         else:
             inputs = {slot: part}
-        if self.links.opens_payloads:
-            inputs = {name: opened(part) for name, part in inputs.items()}
-        if type(part) is not dict or len(inputs) > 1:  # else it is an answer
+        if type(part) is not dict or len(inputs) > 1:  # else it is neither closed nor an error
+            if self.links.opens_payloads:
+                inputs = {name: opened(part) for name, part in inputs.items()}
             error = first_error(inputs)
             if error is not None:
                 if type(error) is Absent:
                     self.links.skipped += 1
                 self._router.route(self, request, error)
                 return
-        self._add(request, inputs, entered=entered)
+        if self.shortcut is None or not self.shortcut.take(request, inputs, entered):
+            self._add(request, inputs, entered=entered)
 
     def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
         """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
@@ -124,14 +125,10 @@ class OpDispatcher:
         is_feed: bool = False,
         entered: tuple[OpDispatcher, ...] = (),
     ) -> None:
-        spans = self.spans
+        now, spans = self._router.loop.time(), self.spans
         if request.spans is not None:
             spans.is_wanted = True
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
-        shortcut = self.shortcut
-        if shortcut and not is_feed and shortcut.take(request, inputs, ready_ns, entered):
-            return
-        now = self._router.loop.time()
         request.live += 1
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
         lap = 0 if request.laps is None else request.laps.get(self, 0)
@@ -213,6 +210,8 @@ class OpDispatcher:
         self.is_dirty = False
         scheduler, load, room, runs = self.scheduler, self.load, self.room, []
         now = self._router.loop.time()
+        if not load.workers and self.shortcut is not None:
+            self.shortcut.workers_are_there()
         load.workers = self.workers.count
         load.max_rows = load.rows_limits[self.workers.note is not None]
         while True:

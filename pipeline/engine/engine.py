@@ -48,6 +48,7 @@ from pipeline.errors import (
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 
 _LOGGER = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class Engine:
     ) -> None:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
+        self._clock_ns = observers.clock_ns
         # For every Op a batch at each worker, and the next one waiting.
         ops = (op.pipeline_config for op in graph.ops)
         enough = max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
@@ -252,7 +254,7 @@ class Engine:
                 this one cannot be answered in its time. The sink gets nothing.
         """
         data_id = next(self._ids) % _LAST_ID
-        start_ns = self._observers.clock_ns()
+        start_ns = self._clock_ns()
         request = RequestState(raw, sink, self, data_id, start_ns, target, timeout_s)
         if target is not None:
             request.rows = target.rows
@@ -304,7 +306,7 @@ class Engine:
     def _enter(self, request: RequestState) -> None:
         """Unpack a request that is admitted."""
         request.advance(ACTIVE)
-        request.admitted_ns = self._observers.clock_ns()
+        request.admitted_ns = self._clock_ns()
         if request.target is not None and request.target.payload is not None:
             request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
             self._dispatch(request, request.target.payload)
@@ -326,19 +328,19 @@ class Engine:
         wants_response = target is None or target.wants_response
         payload: Any = answer
         error: PipelineError | None = None
+        is_packed = False
         if type(answer) is not dict:
             payload = opened(answer, copy=not (self._packer.is_inline and wants_response))
-        if isinstance(payload, PipelineError):
-            payload, error = None, payload
-            for look in self._filters.on_error if not self._is_closing else ():
-                if look(request, error):
-                    return
-        request.advance(PACKING)
+            is_packed = type(payload) is PackJob
+            if isinstance(payload, PipelineError):
+                payload, error = None, payload
+                for look in self._filters.on_error if not self._is_closing else ():
+                    if look(request, error):
+                        return
+                request.blame(error, outcome_of(error))
+        request.phase = PACKING  # it was ACTIVE
         request.generation = RequestState.OVER
-        is_packed = type(payload) is PackJob
-        request.completed_ns = payload.began_ns if is_packed else self._observers.clock_ns()
-        if error is not None:
-            request.blame(error, outcome_of(error))
+        request.completed_ns = payload.began_ns if is_packed else self._clock_ns()
         for node in self.executor.joins:
             node.channel.discard_parts(request)
         if request.live > 1:  # there are branches that nobody waits for any more
@@ -346,7 +348,7 @@ class Engine:
         if is_packed:
             self._packer.take(payload)
         elif wants_response:
-            self._packer.pack(request, channel_data(request, payload, error), keeps=answer)
+            self._packer.pack(request, payload, error, keeps=answer)
         else:
             self._answer(request, channel_data(request, payload, error))
 
@@ -363,17 +365,18 @@ class Engine:
         request.blame(error, outcome)
         if request.phase is not PACKING:
             request.generation = RequestState.OVER
-            request.completed_ns = self._observers.clock_ns()
+            request.completed_ns = self._clock_ns()
             self.executor.drop(request)
 
     def _answer(self, request: RequestState, answer: Any) -> None:
         """Give a request its answer, unless it is over already."""
         if request.phase is ENDED:
             return
-        message = answer.head if type(answer) is LargeResponse else answer
-        if type(message) is Response and message.err_no and request.error is None:
-            error = error_from_wire(message.err_no, message.err_msg)
-            request.blame(error, outcome_of(error))
+        if type(answer) is not PlainResponse:
+            message = answer.head if type(answer) is LargeResponse else answer
+            if type(message) is Response and message.err_no and request.error is None:
+                error = error_from_wire(message.err_no, message.err_msg)
+                request.blame(error, outcome_of(error))
         for change in self._filters.on_answer:
             answer = change(request, answer)
         self._end(request)
@@ -387,9 +390,8 @@ class Engine:
         request.advance(ENDED)
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
-        op = request.target.op if request.target is not None else None
-        target = PIPELINE if op is None else self.executor.nodes[op].spans.index
-        self._observers.tell(request, target)
+        op = None if request.target is None else request.target.op
+        self._observers.tell(request, self.executor.nodes[op].spans.index if op else PIPELINE)
         for look in self._filters.on_end:
             look(request)
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)

@@ -29,7 +29,7 @@ from pipeline.op import (
 )
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
-from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse, pack_plain
+from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse, pack_plain, pack_short
 from pipeline.proto.pipeline.response import is_cheap, pack_error, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
@@ -164,23 +164,29 @@ class Unpacker(PackRunner):
 
     def unpack(self, request: RequestState) -> None:
         """Unpack a request, at once if it is quick."""
-        target = request.target
+        raw, target = request.raw, request.target
+        if type(raw) is PlainRequest and self._is_ours:
+            payload = raw.pairs()
+            if payload is not None:
+                request.log_id = raw.logid
+                self._unpacked(request, payload)
+                return
         if not self.is_inline:
             if self.begin and (target is None or not (target.op or target.is_large)):
                 self.begin(request)
             else:
                 self.submit(request)
-        elif request.target is not None and request.target.is_large:
-            self.workers.submit([PackJob(request, self._unpack_large, request.raw)])
+        elif target is not None and target.is_large:
+            self.workers.submit([PackJob(request, self._unpack_large, raw)])
         else:
             try:
-                unpacked = self._op.unpack_request_package(request.raw)
+                unpacked = self._op.unpack_request_package(raw)
             except Exception as error:  # ours, on a caller's data: that caller is told
                 self.refuse(request, _refused(error))
                 return
             if self._is_ours:  # and has one form
                 payload, request.log_id = unpacked[:2]
-                request.as_tensors = bool(request.raw.tensors)
+                request.as_tensors = bool(raw.tensors)
                 self._unpacked(request, payload)
             else:
                 self._take(request, unpacked)
@@ -272,7 +278,9 @@ class Packer(PackRunner):
         data = channel_data(request, answer, None)
         if not self.is_inline:
             return PackJob(request, "pack_response_package", data, answer)
-        if self._is_at_once(data) or not is_cheap(answer, response_formats(self._op, data)[0]):
+        if self._is_at_once(data) or not is_cheap(
+            answer, response_formats(self._op, data.as_tensors)[0]
+        ):
             return None
         return PackJob(request, self._pack_large, data)
 
@@ -285,19 +293,32 @@ class Packer(PackRunner):
         if not job.is_under_way:
             self.done(None, job)
 
-    def pack(self, request: RequestState, data: ChannelData, keeps: Any) -> None:
+    def pack(
+        self, request: RequestState, payload: Any, error: PipelineError | None, keeps: Any
+    ) -> None:
         """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`."""
+        if error is None and self._goes_plain(request):
+            response = pack_short(payload)  # as most are
+            if response is not None:
+                self._packed(request, response)
+                return
+        data = channel_data(request, payload, error)
         if not self.is_inline:
             self.workers.submit([PackJob(request, "pack_response_package", data, keeps)])
         elif self._is_at_once(data):
             self._packed(request, self._pack_now(request, data))
-        elif is_cheap(data.payload, response_formats(self._op, data)[0]):
+        elif is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0]):
             if not self._packs_arrays:
                 self._packs_arrays = True
                 self.changed()
             self._packed(request, self._pack_now(request, data))
         else:
             self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
+
+    def _goes_plain(self, request: RequestState) -> bool:
+        """Return whether who asks takes a PlainResponse, and text is all that is answered."""
+        is_plain = self._is_ours and type(request.raw) is PlainRequest and request.spans is None
+        return is_plain and not response_formats(self._op, request.as_tensors)[1]
 
     def _is_at_once(self, data: ChannelData) -> bool:
         """Return whether our own method is done with it in no time."""
@@ -316,15 +337,16 @@ class Packer(PackRunner):
 
     def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
         """Return the answer without protobuf, if it has that form and who asks takes it."""
-        is_plain = self._is_ours and type(request.raw) is PlainRequest and request.spans is None
-        if not is_plain or data.error is not None or response_formats(self._op, data)[1]:
+        if data.error is not None or not self._goes_plain(request):
             return None
         return pack_plain(data.payload)
 
     def _pack_large(self, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of a large answer, in a thread."""
         try:
-            return pack_large(data.payload, *response_formats(self._op, data), self._limits)
+            return pack_large(
+                data.payload, *response_formats(self._op, data.as_tensors), self._limits
+            )
         except AbandonedError:
             raise
         except Exception as error:  # as in `pack`

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.op_facts import OpFacts
-from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.walk_api import Lender
 from pipeline.engine.worker_api import Loop, Worker
 
@@ -37,7 +36,7 @@ class Shortcut:
         self._node = node
         self._router = router
         self._loop = loop
-        self._is_plain: bool | None = None  # not known before the workers are there
+        self._is_plain = False  # as far as is known before the workers are there
         self._waiting: list[Any] = []
         self._is_rush = False  # several came in the last round
 
@@ -49,21 +48,30 @@ class Shortcut:
         return lets_pass and is_lone and isinstance(node.workers, Lender)
 
     def take(
-        self,
-        request: RequestState,
-        inputs: dict[str, Any],
-        ready_ns: int,
-        entered: tuple[OpDispatcher, ...],
+        self, request: RequestState, inputs: dict[str, Any], entered: tuple[OpDispatcher, ...]
     ) -> bool:
         """Hand a request to the workers, if it is its turn."""
         node = self._node
-        load = node.load
+        load, spans = node.load, node.spans
         running = load.running
         if running >= load.workers and not 0 < running * load.service_s < _AHEAD_S:
             return False
-        if not load.workers or request.laps is not None or len(node.scheduler):
+        if not load.workers or len(node.scheduler) or request.laps is not None:
             return False
-        job = self._job(request, inputs, ready_ns, entered)
+        if request.spans is not None:
+            spans.is_wanted = True
+        ready_ns = spans.clock_ns() if spans.is_wanted else 0
+        generation, data_id, log_id = request.generation, request.data_id, request.log_id
+        job: Any
+        if self._is_plain and not entered and not self._has_walks():
+            job = LoneRun(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
+        else:
+            now = self._loop.time()
+            item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
+            item.entered = entered
+            job = BatchRun([item])
+            if node.pace.is_fusable:
+                (job,) = self._router.fusing.begin(node, [job])
         self.taken += 1
         request.live += 1
         load.running = running + 1
@@ -76,30 +84,18 @@ class Shortcut:
             self._submit([job])
         return True
 
-    def _job(
-        self,
-        request: RequestState,
-        inputs: dict[str, Any],
-        ready_ns: int,
-        entered: tuple[OpDispatcher, ...],
-    ) -> Any:
-        node, generation, data_id = self._node, request.generation, request.data_id
-        fusing, log_id = self._router.fusing, request.log_id
-        if self._is_plain is None:
-            self._is_plain = OpFacts(node.op).is_plain
-        is_fusable = node.pace.is_fusable
-        has_walks = is_fusable and fusing.plan(node) is not None
-        if self._is_plain and not has_walks and not entered:
-            return LoneRun(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
-        item = Item(request, generation, data_id, log_id, inputs, self._loop.time(), ready_ns)
-        item.entered = entered
-        run = BatchRun([item])
-        return fusing.begin(node, [run])[0] if is_fusable else run
+    def _has_walks(self) -> bool:
+        node = self._node
+        return node.pace.is_fusable and self._router.fusing.plan(node) is not None
 
     def _hand_over(self) -> None:
         jobs, self._waiting = self._waiting, []
         self._is_rush = len(jobs) > 1
         self._submit(jobs)
+
+    def workers_are_there(self) -> None:
+        """Find out what kind of runs they take."""
+        self._is_plain = OpFacts(self._node.op).is_plain
 
     def _submit(self, jobs: list[Any]) -> None:
         node = self._node
@@ -107,8 +103,8 @@ class Shortcut:
         if node.watch.timeout_s is not None:
             node.watch.submitted()
 
-    def done(self, worker: Worker, job: LoneRun) -> None:
-        """Take down what came of a request, and pass it on."""
+    def done(self, worker: Worker, job: Any) -> None:
+        """Take down what came of a LoneRun, and pass it on."""
         if job.apart is not None and job.apart.is_superseded:
             return
         node, router, request, outcome = self._node, self._router, job.request, job.outcome
@@ -123,11 +119,12 @@ class Shortcut:
             if pace.is_fusable and pace.took(took_ns):
                 router.fusing.changed()
             if spans.is_wanted:
-                spans.step(worker, cast(PlainStep, job), job, spans.clock_ns())
+                spans.step(worker, job, job, spans.clock_ns())
             node.links.answered += 1
             if job.generation == request.generation:
                 if request.laps is None or not request.laps.get(node):  # it was made in the first
                     router.route(node, request, outcome, False)
-                router.gone(job)
+                if job.generation == request.generation:  # it goes on
+                    router.gone(job)
         if len(node.scheduler):
             router.mark_dirty(node)

@@ -16,12 +16,15 @@ import orjson
 from pipeline.data import ChannelData
 from pipeline.errors import ErrorCode, PayloadTypeError
 from pipeline.proto import codec
+from pipeline.proto.messages import PROFILE_KEY
 from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.pipeline.json import request_from_json
 from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.proto.slices import SHORT_BYTES, SLICE
 
 _STR = frozenset({str})
 _INT64 = 2**63
+_FEW, _SHORT = 64, SHORT_BYTES // 2
 _dumps = orjson.dumps
 
 _ONE_BYTE = 0x7F  # most that a number of one byte says
@@ -44,6 +47,15 @@ class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
     logid: int = 0  # of 64 bits once it is read
     clientip: str = ""
     tensors: ClassVar[tuple[()]] = ()
+
+    def pairs(self) -> dict[str, Any] | None:
+        """Return what the RequestOp makes of it; None: it is long, or lacks keys or values."""
+        keys, values = self.key, self.value
+        if len(keys) != len(values) or len(keys) > SLICE:
+            return None
+        pairs: dict[str, Any] = dict(zip(keys, values, strict=True))
+        pairs.pop(PROFILE_KEY, None)
+        return pairs
 
 
 class PlainResponse(msgspec.Struct):
@@ -124,6 +136,18 @@ def plain_request_from_message(message: bytes) -> PlainRequest | None:
     return None
 
 
+def pack_short(payload: Mapping[str, Any]) -> PlainResponse | None:
+    """Return an answer of a few short texts; None: it is none."""
+    if len(payload) > _FEW:
+        return None
+    keys, values = [*payload], [*payload.values()]
+    if {*map(type, keys), *map(type, values)} != _STR:
+        return None
+    texts = "".join(keys + values)
+    is_fit = len(texts) <= _SHORT and (texts.isascii() or _is_utf8(texts))
+    return PlainResponse(keys, values) if is_fit else None
+
+
 def pack_plain(payload: Mapping[str, Any]) -> PlainResponse | None:
     """Return an answer as text; None: its Response is another one, or an error's."""
     keys, values = [*map(str, payload)], [*payload.values()]
@@ -135,9 +159,13 @@ def pack_plain(payload: Mapping[str, Any]) -> PlainResponse | None:
         except PayloadTypeError:
             return None
     texts = "".join(keys + values)
-    if not texts.isascii():
-        try:
-            texts.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
-            return None
-    return PlainResponse(keys, values)
+    return PlainResponse(keys, values) if texts.isascii() or _is_utf8(texts) else None
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether there is no half of a surrogate pair in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

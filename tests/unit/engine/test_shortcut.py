@@ -58,24 +58,27 @@ def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
         last = Tag("a", [RequestOp()])
         async with Engine(last, service_s={"a": None}) as engine:
             pool, load = engine.pools["a"], engine.nodes[last].load
-            load.workers, load.service_s = 1, 1e-5
             asked = [engine.ask()]
             await settle()
-            assert pool.given == [[LoneRun]]
+            await finish(pool, 1)
+            assert pool.given == [[BatchRun]]  # how many workers there are was not known
+            load.service_s = 1e-5  # a scripted run takes no time by its own clock
+            asked.append(engine.ask())
+            await settle()
+            assert pool.given[1:] == [[LoneRun]]
             asked += [engine.ask() for _ in range(3)]
             await settle()
-            assert pool.given[1:] == [[LoneRun] * 3]
+            assert pool.given[2:] == [[LoneRun] * 3]
             await finish(pool, 4)
-            load.service_s = 1e-5  # a scripted run takes no time by its own clock
             asked += [engine.ask() for _ in range(2)]
             await settle()
-            assert pool.given[2:] == [[LoneRun] * 2]  # in such a crowd the first one waits, too
+            assert pool.given[3:] == [[LoneRun] * 2]  # in such a crowd the first one waits, too
             await finish(pool, 2)
             for _ in range(2):
                 asked.append(engine.ask())
                 await settle()
                 await finish(pool, 1)
-            assert pool.given[3:] == [[LoneRun], [LoneRun]]
+            assert pool.given[4:] == [[LoneRun], [LoneRun]]
             assert {answers(each)["path"] for each in await asyncio.gather(*asked)} == {"a"}
             engine.journal.flush()
             assert sorted(span["data_id"] for span in engine.spans) == [*range(len(asked))]
