@@ -113,8 +113,8 @@ class BoundOp(OpFacts):
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
         returned = self.users_preprocess(inputs, data_id, log_id)
-        is_short = type(returned) is not tuple or len(returned) != 4 or returned[2] is not None
-        if is_short or type(returned[0]) is not dict or type(returned[1]) is not bool:
+        is_other = type(returned) is not tuple or len(returned) != 4 or returned[2] is not None
+        if is_other or type(returned[0]) is not dict or type(returned[1]) is not bool:
             return self.prepared(returned)
         return returned[0], returned[1]  # as nearly always
 

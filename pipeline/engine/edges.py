@@ -206,11 +206,12 @@ class Edges:
         Returns whether it goes on; else the job that ran has become its worker's own.
         """
         items = walk.lead.items
-        if not any(map(_is_unopened, items)):
+        waiting = [item for item in items if _is_unopened(item)]
+        if not waiting:
             return True
-        opening = Opening(len(items))
-        for item in items:
-            (opening.waiting if _is_unopened(item) else opening.unpacked).append(item)
+        opening = Opening(len(items), waiting)
+        if len(waiting) < len(items):
+            opening.unpacked = [item for item in items if not _is_unopened(item)]
         walk.lead.items = []
         walk.opening = opening
         lender = cast(Lender, self._unpacker.workers)

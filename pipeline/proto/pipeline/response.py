@@ -12,8 +12,9 @@ from pipeline.errors import ErrorCode, PayloadTypeError, TooLargeError, shortene
 from pipeline.proto import codec
 from pipeline.proto.pipeline.large import LargeResponse, large_tensor, tensors_of
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import SHORT_BYTES, Limits, weight
+from pipeline.proto.slices import Limits, is_short
 
+_ARRAYS = frozenset({np.ndarray})
 _TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
 
 
@@ -29,7 +30,7 @@ def pack_error(channeldata: ChannelData) -> Response:
 
 def is_cheap(payload: Mapping[str, Any], as_text: bool) -> bool:
     """Return whether packing is quick enough for the event loop: nothing in the answer is large."""
-    if weight(payload) > SHORT_BYTES:
+    if not is_short(payload):
         return False
     return not as_text or all(map(_is_short, payload.values()))
 
@@ -78,11 +79,20 @@ def _pack_text(
     payload: Mapping[str, Any], response: Response, limits: Limits | None = None
 ) -> None:
     """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
-    arrays = ChannelData.check_npdata(payload)[0] == ErrorCode.OK
-    for key, value in payload.items():
-        text = codec.numpy_to_text(value, limits) if arrays else _checked_str(value)
-        response.key.append(str(key))
-        response.value.append(text)
+    values = payload.values()
+    if _are_arrays(payload):
+        texts = [codec.numpy_to_text(value, limits) for value in values]
+    else:
+        texts = [_checked_str(value) for value in values]
+    response.key.extend(map(str, payload))
+    response.value.extend(texts)
+
+
+def _are_arrays(payload: Mapping[str, Any]) -> bool:
+    """Return whether all values are arrays, or lists of str."""
+    if _ARRAYS.issuperset(map(type, payload.values())):  # as nearly always
+        return True
+    return ChannelData.check_npdata(payload)[0] == ErrorCode.OK
 
 
 def _checked_str(value: object) -> str:
