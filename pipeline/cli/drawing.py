@@ -28,8 +28,8 @@ class Node(Struct, frozen=True):
 class Drawing(Struct, frozen=True):
     """Nodes, each after those that it reads, by their places in `nodes`.
 
-    `jumps` are (from, to, the name of the Op in whose place it answers), `groups` those that run in
-    one go while they are quick.
+    `jumps` are (from, to, the name of the Op in whose place it answers), `loops` (from, to, how
+    often a request may take it), `groups` those that run in one go while they are quick.
     """
 
     title: str
@@ -37,6 +37,7 @@ class Drawing(Struct, frozen=True):
     edges: Sequence[tuple[int, int]]
     jumps: Sequence[tuple[int, int, str]]
     groups: Sequence[tuple[int, ...]] = ()
+    loops: Sequence[tuple[int, int, int]] = ()
 
 
 _NOTHING = Fused((), {})
@@ -45,11 +46,12 @@ _TOGETHER = "in one go while quick"
 
 def drawing_of(graph: Graph, title: str, fused: Fused = _NOTHING) -> Drawing:
     """Return the drawing of a graph; settings are shown if its Ops have been configured."""
-    ops, edges, jumps = arrows_of(graph)
-    places = {op.name: place for place, op in enumerate(ops)}
+    arrows = arrows_of(graph)
+    places = {op.name: place for place, op in enumerate(arrows.ops)}
     groups = [tuple(places[name] for name in group) for group in fused.groups]
     apart = fused.apart if len(graph.ops) > 1 else {}
-    return Drawing(title, [_node(op, apart) for op in ops], edges, jumps, groups)
+    nodes = [_node(op, apart) for op in arrows.ops]
+    return Drawing(title, nodes, arrows.edges, arrows.jumps, groups, arrows.loops)
 
 
 def _node(op: Op, apart: Mapping[str, str]) -> Node:
@@ -100,13 +102,21 @@ def as_text(drawing: Drawing) -> str:
     for row, place in rails.rows:
         told = "" if place is None else _line(drawing, place, names)
         lines.append(f"{row:{width}}  {told}".rstrip())
-    lines += [""] * bool(drawing.jumps)
+    lines += [""] * bool(drawing.jumps or drawing.loops)
     lines += [
         f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, in the place of {over}"
         for source, to, over in drawing.jumps
     ]
+    lines += [
+        f"{drawing.nodes[source].name} may loop to {drawing.nodes[to].name}, {_at_most(count)}"
+        for source, to, count in drawing.loops
+    ]
     together = list(_together(drawing))
     return "\n".join([*lines, *[""] * bool(together), *together, ""])
+
+
+def _at_most(count: int) -> str:
+    return f"{count} times at most" if count > 1 else "once at most"
 
 
 def _together(drawing: Drawing) -> Iterator[str]:
@@ -200,6 +210,10 @@ def as_mermaid(drawing: Drawing) -> str:
         f'    n{source} -.->|"instead of {_mermaid_text(over)}"| n{to}'
         for source, to, over in drawing.jumps
     ]
+    lines += [
+        f'    n{source} -.->|"again, {_at_most(count)}"| n{to}'
+        for source, to, count in drawing.loops
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -225,6 +239,10 @@ def as_dot(drawing: Drawing) -> str:
     lines += [
         f"    n{source} -> n{to} [style=dashed, label={_dot_text(f'instead of {over}')}];"
         for source, to, over in drawing.jumps
+    ]
+    lines += [
+        f"    n{source} -> n{to} [style=dashed, label={_dot_text(f'again, {_at_most(count)}')}];"
+        for source, to, count in drawing.loops
     ]
     return "\n".join([*lines, "}", ""])
 

@@ -251,7 +251,7 @@ class Links(msgspec.Struct, eq=False):
         is_in_loop: whether one has it run again.
         answered: its answers so far, errors too.
         withheld: how many of them each successor did not get.
-        taken: how many went each other way: where loops and jumps lead to.
+        taken: how many went each of the other `ways`.
         skipped: requests that came past it, for nothing came for it.
         opens_payloads: whether it has to open what it reads, for its workers cannot.
     """
@@ -270,6 +270,12 @@ class Links(msgspec.Struct, eq=False):
     taken: Counter[OpDispatcher] = field(default_factory=Counter)
     skipped: int = 0
     opens_payloads: bool = False
+
+    @property
+    def ways(self) -> list[OpDispatcher]:
+        """Those that loops and jumps lead to."""
+        back = [loop.target for loop in self.loops.values()]
+        return back + [reader for target in self.targets for reader in target.links.successors]
 
 
 def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:

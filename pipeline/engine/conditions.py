@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pipeline.engine.state import EdgeState
 from pipeline.errors import GraphError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
+    from pipeline.engine.channel import Links
     from pipeline.engine.dispatcher import OpDispatcher
 
 
@@ -69,6 +71,16 @@ def loops_of(op: Op, nodes: Mapping[Op, OpDispatcher]) -> dict[str, WayBack]:
             node.links.is_in_loop = True
             node.channel.repeats |= frozenset(node.channel.producers) - again
     return loops
+
+
+def edges_of(links: Links) -> list[EdgeState]:
+    """Return who got how many of an Op's answers."""
+    edges = []
+    for node in dict.fromkeys((*links.successors, *links.ways)):
+        is_read = node in links.successors
+        sent = links.taken[node] + (links.answered - links.withheld[node] if is_read else 0)
+        edges.append(EdgeState(node.name, sent, max(0, links.answered - sent)))
+    return edges
 
 
 # Errors ---------------------------------------------------------------------------------------

@@ -46,11 +46,11 @@ class Detours:
         answer: Any,
     ) -> None:
         generation = request.generation
+        others = [reader for reader in source.links.successors if reader not in named]
+        source.links.withheld.update(others)
         if named:
             self._executor.send(request, alone(named), source.name, answer)
-        others = [reader for reader in source.links.successors if reader not in named]
         if others and request.generation == generation:
-            source.links.withheld.update(others)
             self._executor.send(request, alone(others), source.name, Absent((source.name,)))
 
     def _loop(
@@ -65,6 +65,7 @@ class Detours:
         request.loops = {**loops, source: count}
         request.settled -= {loop.target, *loop.below}
         source.links.taken[loop.target] += 1
+        source.links.withheld.update(source.links.successors)
         loop.target.begin_lap(request)
         for node in loop.below:
             node.begin_lap(request, loop.again)
@@ -84,8 +85,11 @@ class Detours:
             node.begin_lap(request, node.channel.producers)
         for target in targets:
             if request.generation == generation:
-                readers = alone(target.links.successors)
-                self._executor.send(request, readers, target.name, answer, source.name)
+                readers = target.links.successors
+                links.taken.update(readers)
+                self._executor.send(request, alone(readers), target.name, answer, source.name)
         is_heard_of = source in links.targets or source in links.runs_again
-        if request.generation == generation and not is_heard_of:
+        if is_heard_of:
+            links.withheld.update(links.successors)
+        elif request.generation == generation:
             self._send_to((), request, source, None)

@@ -9,7 +9,7 @@ from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Links, Room, first_error
-from pipeline.engine.conditions import Absent
+from pipeline.engine.conditions import Absent, edges_of
 from pipeline.engine.journal import EngineObservers, Outcome
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.pace import Pace
@@ -198,6 +198,8 @@ class OpDispatcher:
             running=self.load.items,
             workers=self.workers.state(),
             group=group,
+            skipped=self.links.skipped,
+            edges=edges_of(self.links),
         )
 
     # Batches ----------------------------------------------------------------------------

@@ -170,8 +170,10 @@ class Executor:
         """
         is_plain = type(answer) is dict
         if not is_plain and isinstance(answer, Answer):
+            source.links.withheld.update(source.links.successors)
             self.complete(request, answer.answer)
         elif request.target is not None and request.target.op is not None:
+            source.links.withheld.update(source.links.successors)
             self.complete(request, answer.answer if isinstance(answer, Goto) else answer)
         elif source.links.is_target and source in request.settled:
             return  # a jump stood in for it
@@ -191,9 +193,9 @@ class Executor:
 
     def leave(self, step: Step, item: Item, answer: Any) -> None:
         """Pass on the answer of a step of a walk to those who are not in it."""
-        if type(answer) is not dict and isinstance(answer, Routed):
+        if item.is_alone or (type(answer) is not dict and isinstance(answer, Routed)):
             self.route(step.node, item.request, answer)
-        elif item.is_alone or step.node is self.last:
+        elif step.node is self.last:
             self.complete(item.request, answer)
         else:
             receivers = step.others if isinstance(answer, PipelineError) else step.outside

@@ -20,11 +20,23 @@ class WorkersState(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
 
 
+class EdgeState(msgspec.Struct, frozen=True, array_like=True):
+    """Answers of one Op that the Op `to` got, and those that it did not: they went elsewhere.
+
+    Beside those that read it `to` may be one that it loops to, or jumps to.
+    """
+
+    to: str
+    sent: int
+    absent: int
+
+
 class OpState(msgspec.Struct, frozen=True, array_like=True):
     """One Op: requests that wait for parts (`joining`), are ready (`queued`), are worked on.
 
     `group` names the Ops that run in one go now, this one among them; empty: it goes by itself.
-    What they work on counts as running at the first of them.
+    What they work on counts as running at the first of them. `skipped`: requests of which nothing
+    came for it, since the start; so are the `edges`.
     """
 
     name: str
@@ -33,6 +45,8 @@ class OpState(msgspec.Struct, frozen=True, array_like=True):
     running: int
     workers: WorkersState
     group: tuple[str, ...] = ()
+    skipped: int = 0
+    edges: list[EdgeState] = []
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):

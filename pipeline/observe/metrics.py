@@ -153,6 +153,13 @@ def _op_workers(replicas: _Replicas) -> _Samples:
             yield {**labels, "kind": workers.kind, "state": state}, count
 
 
+def _edges(replicas: _Replicas) -> _Samples:
+    for labels, op in replicas.ops():
+        for edge in op.edges:
+            yield {**labels, "to": edge.to, "state": "sent"}, edge.sent
+            yield {**labels, "to": edge.to, "state": "absent"}, edge.absent
+
+
 def _memory(replicas: _Replicas) -> _Samples:
     for labels, model in replicas.models():
         for use in model.memory:
@@ -203,6 +210,12 @@ _OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
         "pipeline_op_worker_restarts_total",
         "Workers that were replaced.",
         lambda replicas: ((labels, op.workers.restarts) for labels, op in replicas.ops()),
+    ),
+    (
+        "counter",
+        "pipeline_edge_answers_total",
+        "Answers of an Op that another one got, or that went elsewhere.",
+        _edges,
     ),
     (
         "gauge",

@@ -233,7 +233,8 @@ def _metrics() -> Iterator[str]:
     memory = importlib.import_module("pipeline.predictors.metadata")
     counters = snapshots.ModelCounters("op")
     counters.memory = [memory.MemoryUse("GPU", 0, 1)]
-    op = state.OpState("op", 5, 6, 7, state.WorkersState("thread", 4, 3, 2, 1, 9))
+    workers = state.WorkersState("thread", 4, 3, 2, 1, 9)
+    op = state.OpState("op", 5, 6, 7, workers, edges=[state.EdgeState("next", 8, 2)])
     engine = state.EngineState(True, 3, 2, 50, 4, [op])
     snapshot = snapshots.Snapshot(0, engine, [snapshots.ModelCounters("pipeline"), counters])
     text = metrics.render([snapshot]) + metrics.render_predecessor([snapshot])

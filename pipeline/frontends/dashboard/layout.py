@@ -31,7 +31,7 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class DrawnEdge(msgspec.Struct, frozen=True):
-    """One Op read by another; with `is_jump` only if the first jumps (`jump_to_ops`).
+    """One Op read by another; with `is_jump` only if the first jumps, or loops, to it.
 
     `through` has (column, row) of the places between both.
     """
@@ -49,15 +49,24 @@ class Layout(msgspec.Struct, frozen=True):
     wires: list[DrawnEdge]
 
 
-def arrows_of(
-    graph: Graph,
-) -> tuple[tuple[Op, ...], list[tuple[int, int]], list[tuple[int, int, str]]]:
-    """Return all Ops, each behind those that it reads, and edges and jumps between their places.
+class Arrows(msgspec.Struct, frozen=True):
+    """All Ops of a graph, each behind those that it reads, and what leads from one to another.
 
-    Jumps are (from, to, the name of the Op in whose place the first answers).
+    All are places in `ops`: `edges` (from, to), `jumps` (from, to, the name of the Op in whose
+    place the first answers), `loops` (from, to, how often a request may take it).
     """
+
+    ops: tuple[Op, ...]
+    edges: list[tuple[int, int]]
+    jumps: list[tuple[int, int, str]]
+    loops: list[tuple[int, int, int]]
+
+
+def arrows_of(graph: Graph) -> Arrows:
+    """Return the Ops of a graph and its arrows."""
     ops = (graph.request_op, *graph.ops, graph.response_op)
     places = {op: place for place, op in enumerate(ops)}
+    named = {op.name: place for place, op in enumerate(graph.ops, 1)}
     read = {op: list(dict.fromkeys(op.get_input_ops())) for op in ops}
     edges = [(places[source], places[op]) for op in ops for source in read[op]]
     jumps = [
@@ -67,20 +76,27 @@ def arrows_of(
         for reader in ops
         if target in read[reader]
     ]
-    return ops, edges, jumps
+    loops = [
+        (places[op], named[name], op.pipeline_max_loops)
+        for op in graph.ops
+        for name in op.pipeline_loop_to
+    ]
+    return Arrows(ops, edges, jumps, loops)
 
 
 def layout_of(graph: Graph) -> Layout:
     """Lay a pipeline out from its RequestOp on the left to its ResponseOp."""
-    ops, to_draw, jumping = arrows_of(graph)
+    arrows = arrows_of(graph)
     names = [REQUEST_BOX, *(op.name for op in graph.ops), RESPONSE_BOX]
-    edges = [(names[source], names[reader]) for source, reader in to_draw]
-    jumps = dict.fromkeys((names[source], names[reader]) for source, reader, _ in jumping)
+    edges = [(names[source], names[reader]) for source, reader in arrows.edges]
+    beside = (*arrows.jumps, *arrows.loops)
+    jumps = dict.fromkeys((names[source], names[reader]) for source, reader, _ in beside)
     new_jumps = [jump for jump in jumps if jump not in edges]
     places, through = lay_out(names, edges, new_jumps)
     return Layout(
         boxes=[
-            Box(name, type(op).__name__, *places[name]) for name, op in zip(names, ops, strict=True)
+            Box(name, type(op).__name__, *places[name])
+            for name, op in zip(names, arrows.ops, strict=True)
         ],
         wires=[DrawnEdge(*edge, through[edge], edge not in edges) for edge in (*edges, *new_jumps)],
     )

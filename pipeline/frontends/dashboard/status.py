@@ -80,9 +80,17 @@ def _op(name: str, states: Sequence[OpState], counters: dict[str, Any]) -> dict[
             "kind": workers[0].kind if workers else "",
             **_sums(workers, "wanted", "up", "busy", "stuck", "restarts"),
         },
+        **_sums(states, "skipped"),
+        "edges": _edges(states),
         "group": next((list(state.group) for state in states if state.group), []),
         "counters": counters,
     }
+
+
+def _edges(states: Sequence[OpState]) -> list[dict[str, Any]]:
+    """Return how many answers of an Op each of the others got, and how many it did not get."""
+    several = zip(*(state.edges for state in states), strict=True)
+    return [{"to": edges[0].to, **_sums(edges, "sent", "absent")} for edges in several]
 
 
 def _sums(states: Sequence[Any], *names: str) -> dict[str, Any]:

@@ -88,6 +88,19 @@ def test_rails_pass_what_others_join():
     )  # the exact picture is compared edge by edge below
 
 
+def looping() -> Op:
+    read = RequestOp()
+    draft = Op("draft", read)
+    return Op("check", draft, loop_to=[draft, "check"], max_loops=3)
+
+
+def test_loops_are_told():
+    text = "check may loop to draft, 3 times at most\ncheck may loop to check, 3 times at most\n"
+    assert as_text(drawn(looping())).endswith(f"\n\n{text}")
+    assert '    n2 -.->|"again, 3 times at most"| n1' in as_mermaid(drawn(looping()))
+    assert 'n2 -> n2 [style=dashed, label="again, 3 times at most"];' in as_dot(drawn(looping()))
+
+
 def test_jumps_are_told():
     assert as_text(drawn(jumping())).endswith(
         "\n\ncache may jump to answer, in the place of model\n"

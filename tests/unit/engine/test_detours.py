@@ -388,25 +388,55 @@ async def test_a_deadline_ends_a_loop():
 # Counted ---------------------------------------------------------------------------------------
 
 
+def edges_of(engine):
+    """{(from, to): (answers that came there, answers that did not)} of an engine."""
+    states = engine.executor.state().ops
+    return {(op.name, edge.to): (edge.sent, edge.absent) for op in states for edge in op.edges}
+
+
 @virtual
 async def test_it_is_counted_who_got_how_many_answers():
-    async with Engine(cascade()) as engine:
-        for to in ("cheap:out", "cheap:out", "cheap:big", ""):
+    async with Engine(Tag("last", [cascade()])) as engine:
+        for to in ("cheap:out", "cheap:out", "cheap:big", "", "cheap:end"):
             await engine.ask(to=to)
-        cheap, big, out = (node.links for node in engine.nodes.values())
-        withheld = {node.name: count for node, count in cheap.withheld.items()}
-        assert (cheap.answered, withheld) == (4, {"big": 2, "out": 1})
-        assert (big.answered, big.skipped, out.answered, out.skipped) == (2, 2, 4, 0)
+        assert edges_of(engine) == {
+            ("cheap", "big"): (2, 3),
+            ("cheap", "out"): (3, 2),
+            ("big", "out"): (2, 0),
+            ("out", "last"): (4, 0),
+        }
+        assert {op.name: op.skipped for op in engine.executor.state().ops}["big"] == 2
 
 
 @virtual
 async def test_it_is_counted_how_often_a_loop_was_taken():
     check = Refines("check", [Tag("a", [RequestOp()])], "a", 3)
-    async with Engine(check) as engine:
+    async with Engine(Tag("last", [check])) as engine:
         await engine.ask()
-        links = {node.name: node.links for node in engine.nodes.values()}
-        taken = {node.name: count for node, count in links["check"].taken.items()}
-        assert (taken, links["a"].answered, links["check"].answered) == ({"a": 2}, 3, 3)
+        assert edges_of(engine) == {
+            ("a", "check"): (3, 0),
+            ("check", "last"): (1, 2),
+            ("check", "a"): (2, 1),
+        }
+
+
+@virtual
+async def test_it_is_counted_how_often_a_jump_was_taken():
+    class Jumps(Tag):
+        def check_jumping(self, input_data):
+            return "hop" in next(iter(input_data.values())).payload["path"]
+
+    jumper = Jumps("jumper", RequestOp())
+    over = Tag("over", jumper)
+    jumper.set_jump_to_ops(over)
+    async with Engine(Tag("last", [over])) as engine:
+        for path in ("hop", "hop", "walk"):
+            await engine.ask(path=path)
+        assert edges_of(engine) == {
+            ("jumper", "over"): (1, 2),
+            ("jumper", "last"): (2, 1),
+            ("over", "last"): (1, 0),
+        }
 
 
 # Cascades --------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.engine.journal import Outcome
-from pipeline.engine.state import EngineState, OpState, WorkersState
+from pipeline.engine.state import EdgeState, EngineState, OpState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
 from pipeline.observe.snapshot import (
     LATENCY_STEPS,
@@ -150,6 +151,14 @@ def test_each_worker_is_counted_in_one_state(workers, expected):
         for state in expected
     }
     assert found == expected
+
+
+def test_it_is_counted_where_answers_went():
+    op = op_state("a")
+    op = msgspec.structs.replace(op, edges=[EdgeState("big", 10, 90), EdgeState("out", 90, 10)])
+    text = render([Snapshot(0, engine(op), [counters("svc"), counters("a")])])
+    assert value(text, "pipeline_edge_answers_total", model="a", to="big", state="sent") == 10
+    assert value(text, "pipeline_edge_answers_total", model="a", to="out", state="absent") == 10
 
 
 def test_memory_is_told_where_it_is_known():

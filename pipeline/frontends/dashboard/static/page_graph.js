@@ -13,6 +13,7 @@ const HIGH = 0.7; // from that load on an Op is shown as busy
 export class GraphView {
   #parent;
   #nodes = new Map();
+  #shares = new Map();
   #drawn = "";
 
   constructor(parent) {
@@ -28,7 +29,8 @@ export class GraphView {
     this.#nodes = new Map(graph.boxes.map((node) => [node.name, card(node, plan.boxes.get(node.name))]));
     this.#parent.style.width = `${plan.width}px`;
     this.#parent.style.height = `${plan.height}px`;
-    this.#parent.replaceChildren(wires(graph, plan), ...[...this.#nodes.values()].map((node) => node.root));
+    this.#shares = new Map();
+    this.#parent.replaceChildren(wires(graph, plan, this.#shares), ...[...this.#nodes.values()].map((node) => node.root));
   }
 
   /** Fill in one Op's figures. */
@@ -55,6 +57,10 @@ export class GraphView {
     say(node.share, figures.load === undefined ? "" : `${Math.round(100 * figures.load)} %`);
     node.load.style.width = `${100 * (figures.load ?? 0)}%`;
     node.load.className = figures.load >= HIGH ? "high" : "";
+    for (const { to, sent, absent } of op.edges ?? []) {
+      const share = this.#shares.get(`${op.name} ${to}`);
+      if (share) say(share, absent > 0 ? `${digits((100 * sent) / (sent + absent))} %` : "");
+    }
   }
 }
 
@@ -148,7 +154,7 @@ function boxOf(plan, { name, column, row }) {
 
 // Lines ----------------------------------------------------------------------------------------
 
-function wires(graph, plan) {
+function wires(graph, plan, shares) {
   const picture = draw("svg", { "aria-hidden": "true" });
   const marker = draw("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4,
     markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" });
@@ -159,7 +165,11 @@ function wires(graph, plan) {
   for (const wire of graph.wires) {
     const d = leadsBack(wire, plan) ? back(wire, plan) : onwards(wire, plan);
     const name = wire.is_jump ? "wire jump" : "wire";
-    picture.append(draw("path", { d, class: name, "marker-end": "url(#arrow)" }));
+    const path = draw("path", { d, class: name, "marker-end": "url(#arrow)" });
+    const { x, y } = path.getPointAtLength(path.getTotalLength() / 2);
+    const share = draw("text", { x, y: y - 4, class: "share" });
+    shares.set(`${wire.source} ${wire.target}`, share);
+    picture.append(path, share);
   }
   return picture;
 }

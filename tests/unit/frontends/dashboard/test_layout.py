@@ -83,6 +83,14 @@ def test_a_graph_begins_at_its_request_op_and_ends_at_its_response_op():
     assert len(wires) == 5
 
 
+def test_a_loop_leads_back():
+    draft = Op("draft", RequestOp())
+    check = Op("check", draft, loop_to=[draft, "check"])
+    wires = layout_of(build_graph(ResponseOp(check))).wires
+    loops = {(w.source, w.target): w.through for w in wires if w.is_jump}
+    assert loops == {("check", "draft"): [], ("check", "check"): []}
+
+
 def test_a_jump_leads_to_where_the_answers_of_its_target_go():
     first = Op("first", [RequestOp()])
     second = Op("second", [first])
