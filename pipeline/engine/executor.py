@@ -48,7 +48,9 @@ class DispatchCycle:
 
     def run(self) -> None:
         """Let every Op to which something happened cut its batches."""
-        is_left = False
+        admission, is_left = self._admission, False
+        if not self._dirty and admission.throughput is None and not admission.queued:
+            return
         if self._handle is not None:  # this is that run, or one that comes before it
             self._handle.cancel()
             self._handle = None
@@ -58,7 +60,6 @@ class DispatchCycle:
             for node in nodes:
                 is_left = node.schedule() or is_left
         self._is_due = False
-        admission = self._admission
         throughput = admission.throughput
         if throughput is not None and (is_left or admission.queued or throughput.is_backed_up):
             is_backed_up = admission.queued > 0 or any(node.is_backed_up for node in self.nodes)

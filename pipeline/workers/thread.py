@@ -12,12 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
@@ -29,139 +27,14 @@ from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import ModelMetadata, metadata_of
+from pipeline.workers.inbox import LoopInbox
+from pipeline.workers.thread_worker import EXCHANGE, ThreadWorker
 
 _LOGGER = logging.getLogger(__name__)
 
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
-_EXCHANGE = threading.Lock()  # held while two workers exchange their threads
-
-
-class ThreadWorker:
-    """One copy of the Op, and the thread that works with it; another one may borrow it meanwhile.
-
-    The loop reads `job` and `call_started`; only the thread that runs the copy writes them.
-    """
-
-    def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
-        self.pool: ThreadWorkers = pool
-        self.op: BoundOp | None = op
-        self.number: int = number
-        self.addressed: deque[Job | Walk] = deque()  # for this worker alone, which is busy
-        self.job: Any = None
-        self.call_started: float | None = None
-        self.is_stuck: bool = False
-        self.began_ns: int = 0
-        self.took_ns: int = 0
-        # What its Op sets in it, such as numpy's print options, no other Op sees.
-        self.context: contextvars.Context = pool.context.copy()
-        self.thread: WorkerThread = WorkerThread(self)
-
-    @property
-    def job_started(self) -> float | None:
-        return self.began_ns / 1e9 or None
-
-    def start(self, job: Job | None = None) -> None:
-        self.job = job
-        self.thread.start()
-
-    def call_begins(self) -> None:
-        self.call_started = time.monotonic()
-
-    def call_ends(self) -> None:
-        self.call_started = None
-
-    def perform(self, run: Any, now_ns: int, clock_ns: Callable[[], int]) -> None:
-        """Run a job, in whatever thread."""
-        assert self.op is not None, "only workers that have one are idle"
-        self.began_ns = now_ns
-        self.job = run
-        self.context.run(run.run, self.op, self, clock_ns)
-
-
-class WorkerThread(threading.Thread):
-    """One thread: waits at its inbox for the jobs of its worker.
-
-    On a walk it runs the copies of other workers, too. If it takes too long there, it becomes the
-    thread of the worker that it is busy with, and that one's takes its place; see `part`.
-    """
-
-    def __init__(self, worker: ThreadWorker) -> None:
-        name = f"pipeline-{worker.pool.name}-{worker.number}"
-        super().__init__(name=name, daemon=True)
-        self.worker: ThreadWorker = worker
-        self.inbox: SimpleQueue[Job | Walk | None] = SimpleQueue()
-
-    def run(self) -> None:
-        worker = self.worker
-        if worker.op is None and not worker.context.run(worker.pool.initialise, worker):
-            return
-        clock_ns = time.monotonic_ns
-        job = worker.job or self.inbox.get()
-        worker = self.worker  # it may be another one by now
-        while job is not None:
-            if isinstance(job, Walk):
-                worker.job = job
-                worker.began_ns = clock_ns()
-                if not job.go(worker, clock_ns):
-                    with _EXCHANGE:  # who took the walk may be at it still
-                        worker = self.worker
-                    job = worker.job
-                    assert job is not None, "it is what has just run"
-            else:
-                worker.perform(job, clock_ns(), clock_ns)
-            worker.took_ns = clock_ns() - worker.began_ns
-            worker.job = None
-            pool = worker.pool
-            has_more = (worker.addressed or pool.backlog) and not worker.is_stuck
-            following = pool.next_job(worker) if has_more else None
-            if following is not None:
-                pool.post(pool.on_done_busy, worker, job)
-                job = following
-            else:
-                pool.post(pool.on_done_idle, worker, job)
-                job = self.inbox.get()
-                worker = self.worker
-
-
-class LoopInbox:
-    """Way of the workers to the event loop: runs callbacks there that any thread may post.
-
-    While a wake-up is on its way further messages join it, so that a busy server pays for one
-    wake-up per loop iteration, not per message.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, after: Callable[[], None]) -> None:
-        self._loop = loop
-        self._after = after
-        self._messages: deque[tuple[Callable[..., None], object, object]] = deque()
-        self._is_scheduled = False
-
-    def post(self, callback: Callable[..., None], first: object, second: object) -> None:
-        """Have `callback(first, second)` called on the loop.
-
-        Thread-safe; dropped when the loop is closed.
-        """
-        self._messages.append((callback, first, second))
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            try:
-                self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the loop is closed: a thread that was stuck came back late
-                self._messages.clear()
-
-    def _drain(self) -> None:
-        # First the flag, then the messages: one posted in between schedules another drain.
-        self._is_scheduled = False
-        messages = self._messages
-        for _ in range(len(messages)):
-            callback, first, second = messages.popleft()
-            callback(first, second)
-        if messages and not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._drain)
-        self._after()
 
 
 class ThreadKind:
@@ -302,22 +175,18 @@ class ThreadWorkers:
 
     def submit(self, jobs: Sequence[Job | Walk]) -> None:
         for job in jobs:
-            self._submit(job)
-
-    def _submit(self, job: Job | Walk) -> None:
-        if job.worker is not None and self._address(job, job.worker):
-            return
-        is_somebody_up = len(self._idle) < len(self._workers)
-        if is_somebody_up and self._usual_ns < _QUICK_NS:
-            self.backlog.append(job)
-            if self._idle and self._rescue is None:
-                self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
-            return
-        try:
-            self._idle.pop().thread.inbox.put(job)
-        except IndexError:
-            self.backlog.append(job)
-            self._employ_idle()  # somebody may have become idle in between
+            if job.worker is not None and self._address(job, job.worker):
+                continue
+            if self._usual_ns < _QUICK_NS and len(self._idle) < len(self._workers):
+                self.backlog.append(job)
+                if self._idle and self._rescue is None:
+                    self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
+                continue
+            try:
+                self._idle.pop().thread.inbox.put(job)
+            except IndexError:
+                self.backlog.append(job)
+                self._employ_idle()  # somebody may have become idle in between
 
     def _address(self, job: Job | Walk, number: int) -> bool:
         """Give a job to the worker with this number; False: there is none now, any will do."""
@@ -350,8 +219,10 @@ class ThreadWorkers:
         """`worker` is done with `job` and found no other."""
         if worker.is_stuck:
             self._on_recovered(worker)
-        else:
+        elif worker.addressed or self.backlog:
             self.make_idle(worker)
+        else:  # jobs are added on the loop only, as this is
+            self._idle.append(worker)
         self.on_done_busy(worker, job)
 
     # Idle workers: any thread takes them and gives them back. Who takes one has it alone; who
@@ -401,7 +272,7 @@ class ThreadWorkers:
             self.make_idle(worker)
 
     def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
-        with _EXCHANGE:
+        with EXCHANGE:
             found = walk.take_out()
             if found is None:
                 return None

@@ -64,7 +64,7 @@ AT_HOME: dict[str, set[str]] = {
     "opentelemetry": {"tracing.recorder"},
     "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"frontends.grpc.server"},
-    "uvicorn": {"frontends.http.connection"},
+    "uvicorn": {"frontends.http.connection", "frontends.http.listener"},
     "httptools": {"frontends.http.connection", "frontends.http.heads"},
     "uvloop": {"system.event_loop"},
     "yaml": {"config.yaml"},

@@ -1,4 +1,4 @@
-"""HttpListener and its connections: all that rests on uvicorn, and on names of its own.
+"""HttpConnection: uvicorn's protocol, made fit for an open network; it rests on names of its own.
 
 pyproject.toml has an upper bound of its version for this module, and tests/e2e/test_dependencies.py
 tries both ends. uvicorn parses, and keeps the state of a request and the order of those that are
@@ -11,22 +11,19 @@ import asyncio
 import contextlib
 import functools
 import logging
-import socket
 from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.errors import DeadlineError, PackageError
-from pipeline.frontends.http.heads import HeadMemory
-from pipeline.frontends.http.lane import LaneConnection
 from pipeline.frontends.http.routes import CLOSE, JSON, Header, HttpError, WebResponse, error_body
-from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
-from pipeline.system.event_loop import waited
+
+if TYPE_CHECKING:
+    from pipeline.frontends.http.listener import HttpListener
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,9 +36,6 @@ HEADERS = "pipeline.headers"
 _STOPS = (httptools.HttpParserUpgrade, httptools.HttpParserError)
 _MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
 _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
-_KEEP_ALIVE_S = 75  # between two requests
-_DRAIN_TIMEOUT_S = 0.2  # for the last requests on connections that were kept
-_DRAIN_ROUNDS = 4  # of the loop, in which it reads what has come
 
 
 def _not_http(why: str) -> HttpError:
@@ -54,7 +48,7 @@ def _head_too_large() -> HttpError:
 
 
 @functools.lru_cache(maxsize=64)  # of a second, most answers have the same
-def _head(status: int, content_type: bytes, headers: tuple[Header, ...]) -> bytes:
+def head_of(status: int, content_type: bytes, headers: tuple[Header, ...]) -> bytes:
     """Return the head of an answer up to its length."""
     lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
     lines += [b"%b: %b\r\n" % header for header in headers]
@@ -150,7 +144,7 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or cycle.scope is not self.scope:
             if cycle is before:
-                self._count_head(len(data))
+                self._counthead_of(len(data))
             else:  # it began behind a request in the same packet
                 self._head_bytes = 0
         elif not cycle.more_body:  # a whole request: from here on it is we who take time
@@ -161,7 +155,7 @@ class HttpConnection(HttpToolsProtocol):
         elif cycle.body:
             self._head_bytes = 0
         else:
-            self._count_head(len(data))
+            self._counthead_of(len(data))
         if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
             self._set_timer(self._listener.read_timeout_s, self.time_out)
 
@@ -208,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
             ours = stop.__context__  # raised by `on_headers_complete`
             self._refuse(ours if isinstance(ours, HttpError) else _not_http(str(stop)))
 
-    def _count_head(self, size: int) -> None:
+    def _counthead_of(self, size: int) -> None:
         """Count bytes of a head, or of trailers: nobody takes them until they are complete."""
         self._head_bytes += size
         if self._head_bytes > _MAX_HEAD_BYTES and not self._is_ignoring:
@@ -239,7 +233,7 @@ class HttpConnection(HttpToolsProtocol):
             cycle.keep_alive = False
 
     def _write_error(self, error: HttpError) -> None:
-        head = _head(error.status, JSON, (*self.server_state.default_headers, CLOSE))
+        head = head_of(error.status, JSON, (*self.server_state.default_headers, CLOSE))
         body = error_body(error.error)
         self.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         self.transport.close()
@@ -276,7 +270,7 @@ class HttpConnection(HttpToolsProtocol):
             cycle.keep_alive = False
             headers = (*headers, CLOSE)
         cycle.response_started = True
-        head = _head(status, content_type, (*self.server_state.default_headers, *headers))
+        head = head_of(status, content_type, (*self.server_state.default_headers, *headers))
         size = len(body)
         if cycle.scope["method"] == "HEAD":
             body = b""
@@ -338,126 +332,3 @@ class _Transport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-
-class HttpListener:
-    """A listening socket and its connections.
-
-    Args:
-        app: answers requests, as ASGI has it; the scope has CONNECTION and HEADERS.
-        read_timeout_s: for a request to arrive, from its first byte to its last.
-        heads: those with which connections may begin in the lane; None: there is none.
-
-    Attributes:
-        is_draining: each connection is closed with the answer that it is given next.
-        lost: set when a connection is closed.
-        connections: those that there are.
-        keep_alive_s: for a caller between two requests.
-    """
-
-    keep_alive_s: float = _KEEP_ALIVE_S
-
-    def __init__(self, app: Any, read_timeout_s: float, heads: HeadMemory | None = None) -> None:
-        self._app = app
-        self._heads = heads
-        self.read_timeout_s = read_timeout_s
-        self.is_draining: bool = False
-        self.lost: asyncio.Event = asyncio.Event()
-        self._socket: socket.socket | None = None
-        self._server: uvicorn.Server | None = None
-        self._closed_at: float | None = None
-        self._closing_idle: asyncio.TimerHandle | None = None
-        self._dated: list[Header] | None = None
-        self._ok_head = b""
-
-    async def start(self, listener: socket.socket) -> None:
-        """Accept connections on a socket that listens."""
-        self._loop = asyncio.get_running_loop()
-        self._socket = listener
-        config = uvicorn.Config(
-            self._app,
-            http=self._connection,  # type: ignore[arg-type]  # uvicorn calls it like the class
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            log_config=None,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            backlog=BACKLOG,
-        )
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._state = self._server.server_state
-        self.connections: set[Any] = self._state.connections
-        self._server.lifespan = config.lifespan_class(config)
-        self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
-        await self._server.startup(sockets=[listener])
-
-    def _connection(self, **arguments: Any) -> LaneConnection | HttpConnection:
-        """Return the protocol of a new connection, as uvicorn asks for it."""
-        make = functools.partial(HttpConnection, listener=self, **arguments)
-        return make() if self._heads is None else LaneConnection(self, self._heads, make)
-
-    def ok_head(self) -> bytes:
-        """Return the head of an answer in JSON up to its length."""
-        if self._state.default_headers is not self._dated:  # there is a new list each second
-            self._dated = self._state.default_headers
-            self._ok_head = _head(200, JSON, tuple(self._dated))
-        return self._ok_head
-
-    def answer(self, reply: WebResponse, is_last: bool) -> bytes:
-        """Return the bytes of an answer; `is_last`: of its connection."""
-        headers = (*self._state.default_headers, *reply.headers, *((CLOSE,) if is_last else ()))
-        head = _head(reply.status, reply.content_type, headers)
-        return b"%b%d\r\n\r\n%b" % (head, len(reply.body), reply.body)
-
-    async def close(self) -> None:
-        """Accept no more; those that there are end as when draining, idle ones soon.
-
-        Not at once: what is asked on one may be on its way.
-        """
-        self.is_draining = True
-        if self._closed_at is not None or self._server is None or self._socket is None:
-            return
-        self._closed_at = self._loop.time()
-        await take_last(self._socket)
-        for listener in self._server.servers:
-            listener.close()
-        self._socket.close()
-        self._closing_idle = self._loop.call_later(_DRAIN_TIMEOUT_S, self._close_idle)
-
-    def _close_idle(self, rounds: int = _DRAIN_ROUNDS) -> None:
-        """Close the connections on which nothing is asked; the others end with their answers.
-
-        First the loop reads what has come: it may have been busy until now.
-        """
-        if rounds:
-            self._loop.call_soon(self._close_idle, rounds - 1)
-        elif self._server is not None:
-            for connection in list(self._server.server_state.connections):
-                connection.shutdown()
-
-    async def stop(self, grace_s: float) -> None:
-        """End all connections."""
-        if self._server is None:
-            return
-        await self.close()
-        await self._wait_for_callers(self._server, min(_DRAIN_TIMEOUT_S, grace_s))
-        if self._closing_idle is not None:
-            self._closing_idle.cancel()
-        self._server.should_exit = True
-        await self._ticker
-        self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
-        await self._server.shutdown(sockets=[self._socket] if self._socket else None)
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()  # its caller does not read its answer
-        self._server = None
-
-    async def _wait_for_callers(self, server: uvicorn.Server, timeout_s: float) -> None:
-        """Wait, so long after `close`, for what callers sent before they could know of it."""
-        ends = (self._closed_at or 0.0) + timeout_s
-        while server.server_state.connections:
-            self.lost.clear()
-            if not await waited(self.lost, ends - self._loop.time()):
-                break

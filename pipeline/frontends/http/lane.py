@@ -30,7 +30,8 @@ from pipeline.frontends.http.routes import (
 from pipeline.proto.slices import SHORT_BYTES
 
 if TYPE_CHECKING:
-    from pipeline.frontends.http.connection import HttpConnection, HttpListener
+    from pipeline.frontends.http.connection import HttpConnection
+    from pipeline.frontends.http.listener import HttpListener
 
 _LOGGER = logging.getLogger(__name__)
 

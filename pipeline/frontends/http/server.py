@@ -23,9 +23,10 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
-from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection, HttpListener
+from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.hosts import Hosts
+from pipeline.frontends.http.listener import HttpListener
 from pipeline.frontends.http.plain_posts import PlainPosts
 from pipeline.frontends.http.routes import (
     CLOSE,

@@ -13,7 +13,8 @@ from pipeline import Op
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
-from pipeline.workers.thread import LoopInbox, ThreadWorkers
+from pipeline.workers.inbox import LoopInbox
+from pipeline.workers.thread import ThreadWorkers
 
 
 class Task:

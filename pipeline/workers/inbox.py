@@ -1,0 +1,46 @@
+"""LoopInbox: the way of worker threads to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class LoopInbox:
+    """Way of the workers to the event loop: runs callbacks there that any thread may post.
+
+    While a wake-up is on its way further messages join it, so that a busy server pays for one
+    wake-up per loop iteration, not per message.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, after: Callable[[], None]) -> None:
+        self._loop = loop
+        self._after = after
+        self._messages: deque[tuple[Callable[..., None], object, object]] = deque()
+        self._is_scheduled = False
+
+    def post(self, callback: Callable[..., None], first: object, second: object) -> None:
+        """Have `callback(first, second)` called on the loop.
+
+        Thread-safe; dropped when the loop is closed.
+        """
+        self._messages.append((callback, first, second))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed: a thread that was stuck came back late
+                self._messages.clear()
+
+    def _drain(self) -> None:
+        # First the flag, then the messages: one posted in between schedules another drain.
+        self._is_scheduled = False
+        messages = self._messages
+        for _ in range(len(messages)):
+            callback, first, second = messages.popleft()
+            callback(first, second)
+        if messages and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._drain)
+        self._after()
