@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from doubles import chain, client_of, server_for, wait_until
+from doubles import Holds, chain, client_of, server_for, wait_until
 from garbage import collect
 from paths import TESTS
 from served import children, nothing_more
@@ -78,6 +78,14 @@ def grpc_is_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _use_grpc() -> None:
     with server_for(chain("a")) as server, client_of(server) as client:
         client.predict({})
+
+
+@pytest.fixture
+def holds() -> Iterator[Holds]:
+    """An Op that holds requests; at the end it lets them go."""
+    op = Holds()
+    yield op
+    op.release.set()
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def parts_of_two_requests_mixed() -> Iterator[None]:
             before = getattr(self, "mixed_up", None)
             if before is not None and len(item.inputs) > 1 and item.data_id % 4 == 3:
                 item.inputs = {**before, **dict(list(item.inputs.items())[1:])}
-            self.mixed_up = dict(item.inputs)  # type: ignore[attr-defined]
+            self.mixed_up = dict(item.inputs)
             push(self, item, now)
 
         return mixing

@@ -289,25 +289,17 @@ def test_a_request_that_cannot_be_in_time_is_told_at_every_door_when_to_try_agai
         assert found[2] == {"error": "server is overloaded: 2 s are too few"}
 
 
-def test_a_caller_that_goes_away_frees_its_place():
-    entered, release = threading.Event(), threading.Event()
-
-    class Slow(Op):
-        def preprocess(self, input_dicts, data_id, log_id):
-            entered.set()
-            release.wait(60)
-            return {"ok": "1"}
-
-    with server_for(Slow("slow", [RequestOp()])) as server, client_of(server) as client:
+def test_a_caller_that_goes_away_frees_its_place(holds):
+    with server_for(holds) as server, client_of(server) as client:
         future = client.predict({}, asyn=True)
-        assert entered.wait(30)
+        assert holds.entered.acquire(timeout=30)
         future.cancel()
         wait_until(lambda: server.executor.inside == 0)
         with socket.create_connection(("127.0.0.1", server.http_port)) as caller:
             caller.sendall(b"POST /svc/p HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
             wait_until(lambda: server.executor.inside == 1)
         wait_until(lambda: server.executor.inside == 0)
-        release.set()
+        holds.release.set()
 
 
 def test_the_service_name_is_checked_and_no_name_serves_all():
@@ -416,45 +408,29 @@ async def test_a_server_lives_inside_a_running_loop_as_well():
         assert [response["path"] for response in got] == [f"{i}>a" for i in range(20)]
 
 
-def test_stop_answers_those_inside_and_is_idempotent():
-    entered, release = threading.Event(), threading.Event()
-
-    class Slow(Op):
-        def preprocess(self, input_dicts, data_id, log_id):
-            entered.set()
-            release.wait(60)
-            return {"ok": "done"}
-
-    server = server_for(Slow("slow", [RequestOp()])).start()
+def test_stop_answers_those_inside_and_is_idempotent(holds):
+    server = server_for(holds).start()
     with client_of(server) as client, ThreadPoolExecutor() as pool:
         future = client.predict({}, asyn=True)
-        assert entered.wait(30)
+        assert holds.entered.acquire(timeout=30)
         stopping = pool.submit(server.stop)
-        release.set()
-        assert future.result()["ok"] == "done"
+        holds.release.set()
+        assert future.result()["done"] == 1
         stopping.result()
     server.stop()
 
 
-def test_stop_gives_up_on_those_that_outlast_the_grace_period():
-    entered, release = threading.Event(), threading.Event()
-
-    class Slow(Op):
-        def preprocess(self, input_dicts, data_id, log_id):
-            entered.set()
-            release.wait(60)
-            return {}
-
-    server = server_for(Slow("slow", [RequestOp()]), stop_grace_period=50).start()
+def test_stop_gives_up_on_those_that_outlast_the_grace_period(holds):
+    server = server_for(holds, stop_grace_period=50).start()
     with client_of(server) as client, ThreadPoolExecutor() as pool:
         future = client.predict({}, asyn=True)
         answered = pool.submit(post, server, {})
-        assert entered.wait(30)
+        assert holds.entered.acquire(timeout=30)
         wait_until(lambda: server.executor.inside == 2)
         stopping = pool.submit(server.stop)
         assert future.result().err_no == 3001
         assert answered.result()[1]["err_no"] == 3001
-        release.set()
+        holds.release.set()
         stopping.result()
 
 

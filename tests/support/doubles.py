@@ -297,7 +297,7 @@ class Engine:
         times = service_s or {}
         elsewhere = MemoryDomain()
         if serialize is not None:
-            elsewhere.serialize = serialize  # type: ignore[method-assign]
+            elsewhere.serialize = serialize
 
         def make_workers(pump: Callable[[], None]) -> Any:
             def make(op: Op, owner: Owner) -> ScriptedWorkers:
@@ -367,6 +367,19 @@ class Tag(Op):
         paths = [str(answer.get("path", "")) for answer in input_dicts.values()]
         joined = paths[0] if len(paths) == 1 else "(" + "|".join(paths) + ")"
         return {"path": f"{joined}>{self.name}" if joined else self.name}, False, None, ""
+
+
+class Holds(Op):
+    """Holds every request until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__("holds", [RequestOp()])
+        self.entered, self.release = threading.Semaphore(0), threading.Event()
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        self.entered.release()
+        self.release.wait(60)
+        return {"done": "1"}
 
 
 def chain(*names: str, read: RequestOp | None = None) -> Op:

@@ -56,7 +56,7 @@ class Connection:
 
     def answer(self, method: str = "POST") -> Answer:
         """The next answer; to `method`, since one to HEAD has no body."""
-        response = HTTPResponse(_Unclosable(self._file), method=method)  # type: ignore[arg-type]
+        response = HTTPResponse(_Unclosable(self._file), method=method)
         response.begin()
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, headers, response.read())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -222,19 +220,6 @@ def test_what_waits_when_its_time_is_over_is_rejected(served):
 
 
 # A full server, and requests that start anew ------------------------------------------------------
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., ServedSeen]]:
-    """Starts a server of a test's own: `serve(**config)`."""
-    with contextlib.ExitStack() as stack:
-
-        def start(**config: Any) -> ServedSeen:
-            served = ServedSeen(tmp_path, **config)
-            stack.callback(served.close)
-            return served.wait_until_ready()
-
-        yield start
 
 
 def test_what_a_full_server_refuses_is_rejected_and_counted_nowhere_else(serve):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import io
 import json
@@ -14,7 +13,6 @@ import sys
 import threading
 import urllib.error
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,18 +34,6 @@ EVERYTHING: dict[str, Any] = {
     "enable_prometheus": True,
     "prometheus_port": 0,
 }
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., ServedSeen]]:
-    with contextlib.ExitStack() as stack:
-
-        def start(**config: Any) -> ServedSeen:
-            served = ServedSeen(tmp_path, **config)
-            stack.callback(served.close)
-            return served.wait_until_ready()
-
-        yield start
 
 
 def ask_mixed(served: ServedSeen, count: int = 60) -> int:

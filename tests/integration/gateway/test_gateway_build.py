@@ -17,7 +17,7 @@ from paths import ROOT
 from pipeline.gateway import build as gateway_build
 from pipeline.gateway.build import GO_BIN, SOURCES, BuildError, build, find_go, main
 
-NEEDED = re.search(r"^go (\S+)", (SOURCES / "go.mod").read_text(), re.M)[1]  # type: ignore[index]
+NEEDED = re.search(r"^go (\S+)", (SOURCES / "go.mod").read_text(), re.M)[1]
 NEW, OLD = f"go{NEEDED}", "go1.9.3"
 
 

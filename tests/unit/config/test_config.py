@@ -299,7 +299,7 @@ def test_a_local_model_runs_in_this_process_unless_said_otherwise() -> None:
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        service().worker_num = 1  # type: ignore[misc]
+        service().worker_num = 1
 
 
 # What is refused, and in which words -----------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_name_is_registered_once_but_the_same_may_come_again(built_in):
 
 def test_there_is_no_kind_but_the_known_ones():
     with pytest.raises(ConfigError, match=r"expected engines or clients or .*, found 'sink'"):
-        registry.register("sink", "mine", object())  # type: ignore[arg-type]
+        registry.register("sink", "mine", object())
 
 
 def test_the_options_of_an_implementation_are_its_struct():
@@ -167,7 +167,7 @@ class Toy:
 @pytest.fixture
 def toys() -> None:
     for kind in ("clients", "workers", "schedulers", "sinks", "filters", "frontends"):
-        registry.register(kind, "toy", Toy)  # type: ignore[arg-type]
+        registry.register(kind, "toy", Toy)
     registry.register("filters", "plain", print)
 
 

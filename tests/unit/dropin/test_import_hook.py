@@ -214,5 +214,5 @@ def test_numpy_has_again_what_scripts_of_that_time_call():
     assert array.tolist() == [7, 2]
     assert np.fromstring("\x01", np.uint8).tolist() == [1]
     assert np.fromstring("1, 2", sep=",").tolist() == [1.0, 2.0]
-    assert np.float(1) == 1.0  # type: ignore[attr-defined]
-    assert np.array([1], np.int).dtype == np.int64  # type: ignore[attr-defined]
+    assert np.float(1) == 1.0
+    assert np.array([1], np.int).dtype == np.int64

@@ -48,4 +48,4 @@ def test_an_endpoint_that_cannot_be_called_is_refused(endpoints: str | list[str]
 
 def test_an_endpoint_that_is_no_text_is_refused():
     with pytest.raises(TypeError, match="9998"):
-        grpc_target([9998])  # type: ignore[list-item]
+        grpc_target([9998])

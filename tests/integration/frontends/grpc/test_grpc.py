@@ -162,26 +162,6 @@ def test_many_calls_share_a_channel(echo):
     wait_until(lambda: echo.executor.inside == 0)
 
 
-class Holds(Op):
-    """Holds every request until it is released."""
-
-    def __init__(self):
-        super().__init__("holds", [RequestOp()])
-        self.entered, self.release = threading.Semaphore(0), threading.Event()
-
-    def preprocess(self, input_dicts, data_id, log_id):
-        self.entered.release()
-        self.release.wait(60)
-        return {"done": "1"}
-
-
-@pytest.fixture
-def holds() -> Iterator[Holds]:
-    op = Holds()
-    yield op
-    op.release.set()
-
-
 def test_cancelled_calls_give_up_their_places_waiting_or_not(holds):
     with server_for(holds, worker_num=2) as server, client_of(server) as client:
         calls = [client.predict({}, asyn=True) for _ in range(10)]

@@ -701,23 +701,15 @@ def test_a_slow_client_does_not_hold_up_the_others(echo):
             assert pairs_of(connection.answer()) == {"a": "slow"}
 
 
-def test_a_client_that_leaves_with_pipelined_requests_frees_its_places():
-    entered, release = threading.Event(), threading.Event()
-
-    class Slow(Op):
-        def preprocess(self, input_dicts, data_id, log_id):
-            entered.set()
-            release.wait(60)
-            return {}
-
-    with server_for(Slow("slow", [RequestOp()])) as server:
+def test_a_client_that_leaves_with_pipelined_requests_frees_its_places(holds):
+    with server_for(holds) as server:
         with connect(server) as connection:
             connection.send(request(b"{}") * 3)
-            assert entered.wait(30)
+            assert holds.entered.acquire(timeout=30)
         try:
             wait_until(lambda: server.executor.inside == 0)
         finally:
-            release.set()
+            holds.release.set()
 
 
 def test_a_client_that_does_not_read_its_answer_does_not_keep_the_server_from_stopping(open_files):

@@ -86,7 +86,7 @@ def test_an_answer_may_take_longer_than_one_receive_waits(
     with PlayedServer(held) as server, connected(server) as connection:
         receives: list[int] = []
         receive = connection._receive
-        connection._receive = lambda: (receives.append(1), receive())  # type: ignore[method-assign]
+        connection._receive = lambda: (receives.append(1), receive())
         call = callers.submit(ask, connection, b"late, but in time")
         wait_until(lambda: len(receives) > 2)
         peer, frame = held.wait_for(1)[0]

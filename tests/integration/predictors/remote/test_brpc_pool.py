@@ -23,7 +23,7 @@ from pipeline.proto.brpc.frames import request_meta
 
 @contextlib.contextmanager
 def pool_to(address: tuple[str, int], **arguments: object) -> Iterator[BrpcPool]:
-    pool = BrpcPool(address, **arguments)  # type: ignore[arg-type]
+    pool = BrpcPool(address, **arguments)
     try:
         yield pool
     finally:
@@ -153,7 +153,7 @@ def full(dead_address: tuple[str, int]) -> Iterator[tuple[BrpcPool, BrpcConnecti
 
 
 def is_waited_for(pool: BrpcPool) -> bool:
-    return len(pool._given_back._waiters) == 1  # type: ignore[attr-defined]
+    return len(pool._given_back._waiters) == 1
 
 
 def test_where_no_more_connections_can_be_opened_the_next_that_is_given_back_is_used(full) -> None:

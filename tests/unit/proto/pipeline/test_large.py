@@ -403,7 +403,7 @@ def test_a_message_of_text_is_parsed_without_a_copy_of_it():
             return Request.FromString(data)
 
     message = Request(key=["x"], value=["text" * 50]).SerializeToString()
-    read = blocks.hollow(message, Kind, large._REQUEST_SHAPE, LIMITS)  # type: ignore[arg-type]
+    read = blocks.hollow(message, Kind, large._REQUEST_SHAPE, LIMITS)
     assert read.value == ["text" * 50]
     assert seen[0] is message
 

@@ -84,7 +84,7 @@ def test_a_usual_request_is_plain_and_our_request_op_unpacks_it():
     request = plain_request_from_json(body, "service", "method")
     assert type(request) is PlainRequest
     assert (request.name, request.method) == ("service", "method")
-    unpacked = RequestOp().unpack_request_package(request)  # type: ignore[arg-type]
+    unpacked = RequestOp().unpack_request_package(request)
     assert unpacked == ({"x": "1", "y": "词"}, 12, None, "")
 
 
@@ -93,7 +93,7 @@ def test_pairs_that_do_not_match_are_refused_in_the_same_words(body):
     texts = []
     for read in (plain_request_from_json, request_from_json):
         with pytest.raises(PackageError) as raised:
-            RequestOp().unpack_request_package(read(body, "", ""))  # type: ignore[arg-type]
+            RequestOp().unpack_request_package(read(body, "", ""))
         texts.append(str(raised.value))
     assert texts[0] == texts[1]
 
