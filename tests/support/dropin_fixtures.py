@@ -1,15 +1,17 @@
-"""The drop-in, installed for one test and gone afterwards."""
+"""The drop-in, installed for one test and gone afterwards, and its client."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
 from pipeline.dropin import import_hook as finder
+from pipeline.dropin.client import HttpClient
 
 
 def _imported() -> set[str]:
@@ -34,3 +36,26 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def installed(clean_imports: None) -> None:
     finder.install()
+
+
+CONF = """
+feed_var { name: "words.tmp_0" alias_name: "words" is_lod_tensor: true feed_type: 0 shape: -1 }
+fetch_var { name: "fc_2" alias_name: "prediction" fetch_type: 1 shape: 2 }
+"""
+
+
+@pytest.fixture
+def client_conf(tmp_path: Path) -> Path:
+    """What clients have to know of a model."""
+    path = tmp_path / "serving_client_conf.prototxt"
+    path.write_text(CONF)
+    return path
+
+
+@pytest.fixture
+def http_client(client_conf: Path) -> Iterator[HttpClient]:
+    """A client that has read it."""
+    client = HttpClient()
+    client.load_client_config(str(client_conf))
+    yield client
+    client.release()

@@ -6,50 +6,52 @@ import asyncio
 import threading
 
 import pytest
+from doubles import in_place_of, on_loop
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError
 from pipeline.proto.slices import AbandonedError, breathe
 
 
-def run(test, **how):
-    async def outer():
-        offload = Offload(**how)
-        offload.start()
-        try:
-            await test(offload)
-        finally:
-            await offload.stop()
+def offloaded(**how):
+    """Runs an async test with an `offload` that was made so."""
 
-    asyncio.run(outer())
+    def decorate(test):
+        @on_loop
+        async def run(**fixtures):
+            offload = Offload(**how)
+            offload.start()
+            try:
+                await test(offload, **fixtures)
+            finally:
+                await offload.stop()
 
+        return in_place_of(test, run, "offload")
 
-def test_work_runs_in_a_thread_of_its_own_and_gives_its_result():
-    async def test(offload):
-        thread, left_s = await offload.run(threading.current_thread)
-        assert thread.name.startswith("pipeline-large")
-        assert left_s is None
-
-    run(test)
+    return decorate
 
 
-def test_an_error_of_the_work_is_the_askers():
-    async def test(offload):
-        with pytest.raises(ZeroDivisionError):
-            await offload.run(lambda: 1 // 0)
-
-    run(test)
-
-
-def test_the_shorter_of_two_deadlines_counts_and_what_is_left_of_it_is_told():
-    async def test(offload):
-        _, left_s = await offload.run(lambda: None, 1000.0)
-        assert 0 < left_s <= 50.0
-
-    run(test, limit_s=50.0)
+@offloaded()
+async def test_work_runs_in_a_thread_of_its_own_and_gives_its_result(offload):
+    thread, left_s = await offload.run(threading.current_thread)
+    assert thread.name.startswith("pipeline-large")
+    assert left_s is None
 
 
-def test_work_that_takes_too_long_is_given_up_at_its_next_slice():
+@offloaded()
+async def test_an_error_of_the_work_is_the_askers(offload):
+    with pytest.raises(ZeroDivisionError):
+        await offload.run(lambda: 1 // 0)
+
+
+@offloaded(limit_s=50.0)
+async def test_the_shorter_of_two_deadlines_counts_and_what_is_left_of_it_is_told(offload):
+    _, left_s = await offload.run(lambda: None, 1000.0)
+    assert 0 < left_s <= 50.0
+
+
+@offloaded(threads=1)
+async def test_work_that_takes_too_long_is_given_up_at_its_next_slice(offload):
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work():
@@ -61,35 +63,30 @@ def test_work_that_takes_too_long_is_given_up_at_its_next_slice():
             ended.set()
             raise
 
-    async def test(offload):
-        with pytest.raises(DeadlineError):
-            await offload.run(work, 0.01)
-        assert begun.wait(20)
-        released.set()
-        assert await asyncio.to_thread(ended.wait, 20)
-
-    run(test, threads=1)
+    with pytest.raises(DeadlineError):
+        await offload.run(work, 0.01)
+    assert begun.wait(20)
+    released.set()
+    assert await asyncio.to_thread(ended.wait, 20)
 
 
-def test_work_of_a_caller_who_leaves_before_its_turn_is_never_begun():
+@offloaded(threads=1)
+async def test_work_of_a_caller_who_leaves_before_its_turn_is_never_begun(offload):
     released, begun = threading.Event(), []
-
-    async def test(offload):
-        first = asyncio.ensure_future(offload.run(lambda: released.wait(20)))
-        second = asyncio.ensure_future(offload.run(lambda: begun.append(1)))
-        await asyncio.sleep(0)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        released.set()
-        await first
-        await offload.run(lambda: None)  # behind the second
-        assert begun == []
-
-    run(test, threads=1)
+    first = asyncio.ensure_future(offload.run(lambda: released.wait(20)))
+    second = asyncio.ensure_future(offload.run(lambda: begun.append(1)))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    released.set()
+    await first
+    await offload.run(lambda: None)  # behind the second
+    assert begun == []
 
 
-def test_no_more_works_at_once_than_there_are_threads():
+@offloaded(threads=2)
+async def test_no_more_works_at_once_than_there_are_threads(offload):
     inside, most, lock = [0], [0], threading.Lock()
 
     def work():
@@ -100,14 +97,12 @@ def test_no_more_works_at_once_than_there_are_threads():
         with lock:
             inside[0] -= 1
 
-    async def test(offload):
-        await asyncio.gather(*(offload.run(work) for _ in range(20)))
-        assert most[0] <= 2
-
-    run(test, threads=2)
+    await asyncio.gather(*(offload.run(work) for _ in range(20)))
+    assert most[0] <= 2
 
 
-def test_stopping_gives_up_what_is_at_work():
+@offloaded(threads=1)
+async def test_stopping_gives_up_what_is_at_work(offload):
     begun = threading.Event()
 
     def work():
@@ -115,18 +110,13 @@ def test_stopping_gives_up_what_is_at_work():
         while True:
             breathe()
 
-    async def test(offload):
-        asked = asyncio.ensure_future(offload.run(work))
-        assert await asyncio.to_thread(begun.wait, 20)
-        await offload.stop()
-        with pytest.raises(AbandonedError):
-            await asked
-
-    run(test, threads=1)
+    asked = asyncio.ensure_future(offload.run(work))
+    assert await asyncio.to_thread(begun.wait, 20)
+    await offload.stop()
+    with pytest.raises(AbandonedError):
+        await asked
 
 
-def test_without_threads_work_is_done_where_it_is_asked_for():
-    async def test(offload):
-        assert await offload.run(threading.current_thread, 5.0) == (threading.current_thread(), 5.0)
-
-    run(test, threads=0)
+@offloaded(threads=0)
+async def test_without_threads_work_is_done_where_it_is_asked_for(offload):
+    assert await offload.run(threading.current_thread, 5.0) == (threading.current_thread(), 5.0)
