@@ -134,6 +134,7 @@ class _Hosted(_Workers):
     """Processes; see `Hosting`."""
 
     host = _never
+    keeps_state = False
 
 
 _KINDS: Mapping[str | None, type[_Workers]] = {"thread": _Lending, "process": _Hosted}

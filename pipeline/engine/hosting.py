@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.walk import Walk, WalkPlan
@@ -44,9 +44,12 @@ class HostedGroups:
     def regroup(self, nodes: Iterable[OpDispatcher]) -> None:
         """Plan the groups anew; those whose host is up run in one go from now on."""
         self._wanted = {}
-        for node in nodes:
-            if not is_hosted(node):
-                continue
+        hosted = [node for node in nodes if is_hosted(node)]
+        for node in hosted:
+            if node.pace.is_fusable and cast(Hosting, node.workers).keeps_state:
+                node.pace.is_fusable = False
+                _LOGGER.info("[%s] shares no process: requests change its attributes", node.name)
+        for node in hosted:
             node.pace.plan, node.pace.is_planned = None, True
             if not any(node in members for members in self._wanted):
                 self._plan(node)

@@ -93,7 +93,14 @@ class Host(Protocol):
 
 @runtime_checkable
 class Hosting(Protocol):
-    """Workers in processes, which walks of theirs need processes of their own for."""
+    """Workers in processes, which walks of theirs need processes of their own for.
+
+    Attributes:
+        keeps_state: whether the Op was seen to keep something from request to request: it is not to
+            have further copies.
+    """
+
+    keeps_state: bool
 
     def host(self, plan: WalkPlan, owner: WalkOwner) -> Host:
         """Start the processes of a group that these workers' Op leads."""

@@ -210,6 +210,11 @@ class GroupWorkers(ProcessWorkers):
             for op, step in zip(self.group, self._plan.steps, strict=True)
         ]
 
+    def on_changed(self, places: Sequence[int]) -> None:
+        for place in places:
+            self._pools()[place].keeps_state = True
+        self._walks.host_changed()
+
     # Who is at what -----------------------------------------------------------------------------
 
     def at_work(self, pool: ProcessWorkers) -> Iterable[AtWork]:

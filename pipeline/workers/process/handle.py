@@ -243,6 +243,8 @@ class ProcessWorker:
         elif report.failure:
             self.failure, self.cause = report.failure, self.cause or "failed to start"
             self._pool.on_exiting(self)
+        if report.changed:
+            self._pool.on_changed(report.changed)
         for result in report.results:
             self._take_result(result)
         for number in report.skipped:

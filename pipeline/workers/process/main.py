@@ -31,6 +31,7 @@ from pipeline.predictors.metadata import metadata_of
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.state_watch import StateWatch
 from pipeline.workers.process.walker import Walker, WalkingOp
 from pipeline.workers.process.wire import (
     ErrorFields,
@@ -112,7 +113,7 @@ class WorkerMain:
             with contextlib.ExitStack() as stack:
                 try:
                     walker = self._walker(number, stack, init) if init.steps else None
-                    bound = walker.first if walker else self._initialise(self.op, number, stack)
+                    bound = walker.ops[0] if walker else self._initialise(self.op, number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
                     where = "".join(traceback.format_exception(error))
                     link.send(WorkerReport(failure=utf8_text(f"{described(error)}\n{where}")))
@@ -165,6 +166,9 @@ class _Worker:
         self._jobs: deque[WireJob] = deque()
         self._results: list[Result] = []
         self._skipped: list[int] = []
+        ops = [op] if walker is None else walker.ops
+        self._watches = {place: StateWatch(each.state) for place, each in enumerate(ops)}
+        self._changed: list[int] = []
         self._held_since = 0
         self._quick_in_a_row = 0
 
@@ -177,6 +181,7 @@ class _Worker:
                 self._skipped.append(job.number)
                 continue
             result = self._work_on(job) if self._walker is None else self._walk(job, self._walker)
+            self._look_at_states()
             if not self._results:
                 self._held_since = result.start_ns
             self._results.append(result)
@@ -198,10 +203,18 @@ class _Worker:
                 self._memory.free(block)
             self._jobs.extend(work.jobs)
 
+    def _look_at_states(self) -> None:
+        """Find out which Ops keep something from job to job."""
+        changed = [place for place, watch in self._watches.items() if watch.has_changed()]
+        for place in changed:
+            del self._watches[place]
+        self._changed += changed
+
     def _report(self) -> None:
         if self._results or self._skipped:
-            self._link.send(WorkerReport(results=self._results, skipped=self._skipped))
-            self._results, self._skipped = [], []
+            results, skipped, changed = self._results, self._skipped, self._changed
+            self._link.send(WorkerReport(results=results, skipped=skipped, changed=changed))
+            self._results, self._skipped, self._changed = [], [], []
 
     def _work_on(self, job: WireJob) -> Result:
         """Run it.
@@ -234,7 +247,7 @@ class _Worker:
         opened = self._open(item)
         opened.forgotten, opened.entered = self._forgotten, item.is_entered
         walk = walker.go(opened)
-        name = walker.last.name
+        name = walker.ops[-1].name
         left = [
             LeftStep(place, {slot: self._outcome(part, slot) for slot, part in inputs.items()})
             for place, inputs in walk.left

@@ -76,6 +76,7 @@ class ProcessWorkers:
         self._is_started = False
         self._launched = 0
         self.note: ModelMetadata | None = None
+        self.keeps_state: bool = False
         self._all_ended = asyncio.Event()
         self._is_stopped = False
 
@@ -233,6 +234,10 @@ class ProcessWorkers:
         """Go on after a worker's results were taken in."""
         self.feed()
         self._schedule()
+
+    def on_changed(self, places: Sequence[int]) -> None:
+        """Take note that Ops keep something in their attributes; see `WorkerReport`."""
+        self.keeps_state = True
 
     def on_returned(self, runs: list[BatchRun]) -> None:
         """Take back runs that a worker has not begun, and will not."""

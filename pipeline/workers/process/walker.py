@@ -89,8 +89,7 @@ class Walker:
             )
             for place, (step, member) in enumerate(zip(init.steps, members, strict=True))
         ]
-        self.first: BoundOp = members[0].op
-        self.last: BoundOp = members[-1].op
+        self.ops: list[BoundOp] = [member.op for member in members]
         self._leader = members[0]
         self._places = {step: place for place, step in enumerate(steps)}
         self._plan = WalkPlan(tuple(steps), init.entries, own=own)

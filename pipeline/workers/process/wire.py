@@ -147,7 +147,8 @@ class WorkerReport(msgspec.Struct, array_like=True):
     """From a worker.
 
     `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
-    `records` are log lines, `skipped` are the numbers of jobs that were revoked.
+    `records` are log lines, `skipped` are the numbers of jobs that were revoked, `changed` are the
+    places in its group, 0 without one, of the Ops that keep something in their attributes.
     """
 
     is_ready: bool = False
@@ -156,6 +157,7 @@ class WorkerReport(msgspec.Struct, array_like=True):
     records: list[bytes] = []
     skipped: list[int] = []
     note: ModelMetadata | None = None
+    changed: list[int] = []
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)

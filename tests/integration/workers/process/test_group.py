@@ -17,7 +17,7 @@ from fused import TIMED_OUT, ask, groups, quick_server, set_pace, value_of
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
-from pipeline.engine import hosting, pace, walk
+from pipeline.engine import fusing, hosting, pace, walk
 from pipeline.engine.journal import SPAN, Journal, OpSpan, Outcome
 from pipeline.engine.request import RequestTarget
 from pipeline.workers.process import group
@@ -239,7 +239,8 @@ async def test_who_dies_is_blamed_and_nobody_runs_twice(tmp_path, place):
 
 
 @on_loop
-async def test_the_others_go_on_when_a_process_dies(tmp_path):
+async def test_the_others_go_on_when_a_process_dies(tmp_path, monkeypatch):
+    monkeypatch.setattr(fusing, "_STEP_S", 60.0)  # they wait behind it, however long they take
     go = tmp_path / "go"
 
     def act(op, x):
@@ -556,3 +557,45 @@ def test_spans_are_as_those_of_ops_by_themselves(tmp_path):
     ]
     assert told[0] == told[1]
     assert {outcome for *_, outcome in told[0]} == {Outcome.OK, Outcome.PRODUCT}
+
+
+class Counts(Calls):
+    """Answers how many requests there were."""
+
+    count = 0
+
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        self.count += 1
+        return {"x": f"{super().preprocess(input_dicts)['x']}{self.count}"}
+
+
+@on_loop
+async def test_an_op_that_keeps_something_keeps_its_process(tmp_path):
+    """Its count is one: no copy begins anew when the others form a group, or come apart."""
+    last = chain(tmp_path, Calls, Calls, Counts, Calls, Calls)
+    async with serving(last, op={}, is_quick=False) as server:
+        assert value_of(await ask(server)) == "1>a>b>c1>d>e"
+        await until(lambda: node(server, "c").workers.keeps_state)
+        set_pace(server)
+        await until(lambda: groups(server) == [("a", "b"), ("d", "e")])
+        assert value_of(await ask(server)) == "1>a>b>c2>d>e"
+        set_pace(server, False)
+        assert value_of(await ask(server)) == "1>a>b>c3>d>e"
+
+
+@on_loop
+async def test_an_op_that_comes_to_keep_something_leaves_its_group(tmp_path):
+    class Keeps(Calls):
+        def preprocess(self, input_dicts, data_id=0, log_id=0):
+            found = super().preprocess(input_dicts)
+            if found["x"].startswith("keep"):
+                self.kept = found["x"]
+            return found
+
+    last = chain(tmp_path, Calls, Calls, Keeps)
+    async with serving(last, [("a", "b", "c")]) as server:
+        assert value_of(await ask(server)) == "1>a>b>c"
+        assert groups(server) == [("a", "b", "c")]
+        assert value_of(await ask(server, "keep")) == "keep>a>b>c"
+        await until(lambda: groups(server) == [("a", "b")])
+        assert value_of(await ask(server)) == "1>a>b>c"
