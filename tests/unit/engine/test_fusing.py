@@ -226,6 +226,47 @@ def test_no_more_wait_at_an_op_than_its_channel_takes(size, fuse):
     assert max(waited.values()) == size
 
 
+JUMPS = chain("a", "b", "c", "d", "e", "f", b={"jumps_to": ("d",)})
+BACK = chain("a", "b", "c", "d", "e", d={"jumps_to": ("c",)})
+FIRST = [
+    *chain("a", "b"),
+    OpSpec("c", ("a",)),
+    OpSpec("join", ("b", "c"), first_arrival=True),
+    *(OpSpec(name, (before,)) for before, name in (("join", "d"), ("d", "e"))),
+]
+
+
+@pytest.mark.parametrize(
+    ("ops", "jumps", "groups"),
+    [
+        (JUMPS, frozenset("b"), [("e", "f")]),
+        (BACK, frozenset("d"), [("a", "b")]),
+        (FIRST, frozenset(), [("a", "b", "c"), ("d", "e")]),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 2])
+def test_groups_stand_beside_jumps_and_what_comes_first(ops, jumps, groups, size):
+    """Half of the requests jump, some at once; the fuzzer's model says what the answers are."""
+    assert groups_of(ops) == groups
+    requests = tuple(
+        RequestSpec(
+            number,
+            at_s=number // 4 * 0.002,
+            jumps=jumps if number % 2 else frozenset(),
+            laps=number % 3,
+            delays_s={"a": (0.001 * (number % 3), 0.0, 0.0), "c": (0.004 * (number % 2), 0.0, 0.0)},
+        )
+        for number in range(1, 61)
+    )
+    strands = Strands()
+    try:
+        for fuse in ("on", "switching"):
+            case = Case(tuple(ops), requests, channel_size=size, fuse=fuse, origin="beside")
+            assert virtual.run(case, strands) == []
+    finally:
+        strands.close()
+
+
 def test_the_names_of_what_can_go_wrong_are_told():
     case = Case(tuple(chain("a", "b", b={"workers": "process"})), (), fuse="on")
 
