@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -128,28 +129,24 @@ class InferEndpoint:
             return failure(error)
 
     def _reply(self, call: InferCall, answer: Any) -> LaneReply:
-        form = call.form
         if not is_short_answer(answer):
-            return self._reply_to_large(call, answer)
-        outputs = form.fitted.outputs(answer)
-        response = form.response(call.id, outputs)
-        if not is_short(outputs):
-            return self._large_reply(call, response)
+            return self._beside(partial(self._made_of, call, answer))
+        form = call.form
+        response = form.response(call.id, form.fitted.outputs(answer))
+        if not is_short(response.outputs):
+            return self._beside(partial(self._written, call, response))
         form.learn(answer, response)
-        reply: WebResponse = reply_of(response, form.binary(outputs), "", self._limits)
-        return reply
+        return self._written(call, response)
 
-    async def _reply_to_large(self, call: InferCall, answer: Any) -> WebResponse:
-        try:
-            read = partial(call.form.fitted.outputs, answer)
-            outputs, _ = await self._offload.run(read, self._left_s)
-        except (PipelineError, V2Error) as error:
-            return failure(error)
-        return await self._large_reply(call, call.form.response(call.id, outputs))
+    def _made_of(self, call: InferCall, answer: Any) -> WebResponse:
+        form = call.form
+        return self._written(call, form.response(call.id, form.fitted.outputs(answer)))
 
-    async def _large_reply(self, call: InferCall, response: InferResponse) -> WebResponse:
-        binary = call.form.binary(response.outputs)
-        write = partial(reply_of, response, binary, "", self._limits)
+    def _written(self, call: InferCall, response: InferResponse) -> WebResponse:
+        return reply_of(response, call.form.binary(response.outputs), "", self._limits)
+
+    async def _beside(self, write: Callable[[], WebResponse]) -> WebResponse:
+        """Have a large answer written beside the event loop."""
         try:
             reply, _ = await self._offload.run(write, self._left_s)
             return reply
