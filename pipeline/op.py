@@ -74,6 +74,8 @@ class Op:
         loop_to: Ops, or their names, that a `Goto` of this one may have run again: itself, or
             those whose answers lead to it.
         max_loops: how often it may do so for one request, >= 1; once more is an error.
+        gather: True: of what streams to it, it gets all parts at once: in `input_dicts` the list
+            of them.
 
     A value given here wins over config.yml, config.yml over the default.
     """
@@ -121,6 +123,7 @@ class Op:
         fuse: bool | None = None,
         loop_to: str | Op | Iterable[str | Op] = (),
         max_loops: int = 100,
+        gather: bool = False,
     ) -> None:
         self.name: str = f"Op{next(_numbers)}" if name is None else name
         self.pipeline_given: Mapping[str, object] = {
@@ -136,6 +139,7 @@ class Op:
             "local_service_handler": local_service_handler,
             "fuse": fuse,
         }
+        self.pipeline_gathers: bool = gather
         self.pipeline_consumers: weakref.WeakSet[Op] = weakref.WeakSet()
         self._input_ops: list[Op] = []
         self._jump_to_ops: list[Op] = []
@@ -326,11 +330,19 @@ class ResponseOp(Op):
 
     Args:
         input_ops: the last Op, or a list of it alone.
+        combine: makes one answer of the parts of a stream, a list of dicts, for callers that take
+            only one. None: text, bytes and lists are appended, arrays concatenated along axis 0,
+            of everything else the last one counts.
     """
 
-    def __init__(self, input_ops: Op | Iterable[Op]) -> None:
+    def __init__(
+        self,
+        input_ops: Op | Iterable[Op],
+        combine: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None,
+    ) -> None:
         super().__init__(name=EXECUTOR_NAME, input_ops=input_ops)
         self.pipeline_pack_format: bool | None = None
+        self.pipeline_combine: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = combine
 
     def set_pack_format(self, isTensor: bool = False) -> None:
         """Answer with tensors only (True) or with key/value text only (False).

@@ -15,6 +15,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.hosting import is_hosted
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
+from pipeline.engine.streams.plan import plan_streams
 from pipeline.op import Op
 
 
@@ -39,9 +40,8 @@ def fused(graph: Graph, config: DagConfig) -> Fused:
         cast(Any, None),
         cast(Any, None),
         EngineObservers(),
-        config.channel_size,
-        config.fuse == "auto",
-        config.fuse_processes == "auto",
+        config,
+        plan_streams(graph),
     )
     nodes = list(executor.nodes.values())
     for node in nodes:

@@ -122,6 +122,15 @@ class DagConfig(Struct, frozen=True, kw_only=True):
         "auto: the same for quick Ops in processes, in a process that"
         " has all of them; off: each in its own.",
     ] = "off"
+    stream_window: Annotated[
+        Count, "Parts of a stream that a request may have under way before its generator waits."
+    ] = 16
+    first_part_timeout_s: Annotated[
+        Millis | None, "Limit until the first part of a stream, ms; <= 0: none."
+    ] = None
+    part_timeout_s: Annotated[
+        Millis | None, "Limit from one part of a stream to the next, ms; <= 0: none."
+    ] = None
     tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
     forward_headers: Annotated[
         Pattern, 'Names of headers that the context of a request has, as a pattern; "": none.'

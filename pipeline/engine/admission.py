@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from pipeline.config.schema import OpConfig
 from pipeline.engine.request import QUEUED, RequestState
 from pipeline.errors import OverloadedError
 
+_DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _MIN_SEEN = 8  # requests that have to be answered before anybody is refused
 _MIN_SPANS = 3.0  # ... in at least the time of so many spans at the slowest Op
 _LONG_S, _LONG_SPANS = 1.0, 4.0  # what is measured fades in this time, and not before so many spans
@@ -21,6 +23,11 @@ _MAX_GAP_S = 1.0  # of a queue that is there again and again
 _BURST_SHARE, _QUEUE_SHARE = 0.9, 0.4  # of a request's time may pass before it is answered
 _MIN_PER_S = 1e-9  # what was measured may fade to nothing
 _MAX_OVER_S = 60.0  # nobody is told to come back later than that: nothing is known so far ahead
+
+
+def places_for(ops: Iterable[OpConfig]) -> int:
+    """Return how many requests a graph of such Ops takes: for each worker a batch and the next."""
+    return max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
 
 
 class AdmissionController:

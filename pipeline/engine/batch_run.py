@@ -178,7 +178,7 @@ class BatchRun(Batch, eq=False):
             tried = self.attempts
         elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
             return []
-        return [BatchRun([item], self.worker, attempts=tried) for item in live]
+        return [type(self)([item], self.worker, attempts=tried) for item in live]
 
     def timed_out(self, op_name: str, worker: int) -> DeadlineError:
         """Return what the items are told when the run took too long."""

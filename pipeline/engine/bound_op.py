@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextvars
 import copy
 import inspect
 import logging
@@ -37,6 +36,7 @@ from pipeline.engine.hooks import (
     Hook,
     call_form,
 )
+from pipeline.engine.init_op import ending_alone
 from pipeline.engine.op_facts import OpFacts
 from pipeline.errors import (
     ErrorCode,
@@ -75,6 +75,7 @@ class BoundOp(OpFacts):
         context: of what the worker is about to work on, for the hooks that ask for it: that of one
             request, or those of a call of `process`.
         users_preprocess: the method itself, with all its parameters; see `prepared`.
+        users_process: the same; see `processed`.
         users_postprocess: the same; see `answered`.
     """
 
@@ -97,7 +98,7 @@ class BoundOp(OpFacts):
             if inspect.ismethod(own) and own.__self__ is op:
                 setattr(self.op, name, own.__func__.__get__(self.op))
         self.users_preprocess: Callable[..., Any] = self._adapt(PREPROCESS)
-        self._process = self._adapt(PROCESS)
+        self.users_process: Callable[..., Any] = self._adapt(PROCESS)
         self.users_postprocess: Callable[..., Any] = self._adapt(POSTPROCESS)
 
     def replacement(self) -> BoundOp:
@@ -139,7 +140,11 @@ class BoundOp(OpFacts):
 
     def process(self, feed: Any, log_id: int) -> Any:
         """Return the result for one merged feed. Raises PipelineError for a returned error code."""
-        result = self._process([feed], log_id)
+        result = self.users_process([feed], log_id)
+        return result if type(result) is dict else self.processed(result)
+
+    def processed(self, result: Any) -> Any:
+        """Return what the user's process returned, or yielded, in one form."""
         if _is_process_triple(result):
             result, code, info = result
             code = code.value if isinstance(code, Enum) else code
@@ -198,7 +203,10 @@ class BoundOp(OpFacts):
     def _finished(self, method: str, value: Any) -> Any:
         """Return `value`; refuse what is still to be awaited or iterated over."""
         if isinstance(value, _UNFINISHED):
-            expected = "return a dict; only what is declared async def is awaited, nothing streams"
+            expected = (
+                "return a dict; only what is declared async def is awaited, and only a process or "
+                "postprocess that has a yield itself streams"
+            )
             raise self._refused(method, value, expected)
         return value
 
@@ -262,57 +270,29 @@ class BoundOp(OpFacts):
 
     def _on_loop(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Return an `async def` method as a plain one: it runs on the loop, its worker waits."""
-        loop = self._loop
-        if loop is None:
+        if self._loop is None:
             raise PipelineError(f"Op {self.name!r}: async methods need a running server")
 
         def wait_for(*args: Any, **named: Any) -> Any:
-            coroutine = _ending_alone(method, args, named)
-            self._awaited = awaited = asyncio.run_coroutine_threadsafe(coroutine, loop)
-            try:
-                result, left_by = awaited.result()
-            except concurrent.futures.CancelledError as error:  # by us, or by user code
-                raise PipelineError(f"{name} was cancelled") from error
-            finally:
-                self._awaited = None
-            if left_by is not None:
-                raise left_by
-            return result
+            return self.wait_for(method(*args, **named), name)
 
         return wait_for
 
-
-async def _ending_alone(
-    method: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Any, BaseException | None]:
-    """Return what a method returns, or what it raises that would end the event loop, too."""
-    try:
-        return await method(*args, **named), None
-    except (SystemExit, KeyboardInterrupt) as error:
-        return None, error
-
-
-def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Call `init_op`; what it sets in its context, such as numpy's print options, stays set.
-
-    An `async def` one runs on `loop`, in a context of its own that is taken over from there.
-    """
-    init_op: Callable[[], Any] = op.init_op
-    if not inspect.iscoroutinefunction(init_op):
-        init_op()
-        return
-    assert loop is not None, "there is a loop for every async method"
-
-    async def run() -> tuple[BaseException | None, contextvars.Context]:
-        return (await _ending_alone(init_op, (), {}))[1], contextvars.copy_context()
-
-    now = contextvars.copy_context()
-    left_by, context = asyncio.run_coroutine_threadsafe(run(), loop).result()
-    if left_by is not None:
-        raise left_by
-    for variable, value in context.items():
-        if variable not in now or now[variable] is not value:
-            variable.set(value)
+    def wait_for(self, coroutine: Awaitable[Any], name: str) -> Any:
+        """Return what `coroutine`, called `name`, returns, which runs on the loop."""
+        assert self._loop is not None, "there is a loop for every async method"
+        self._awaited = awaited = asyncio.run_coroutine_threadsafe(
+            ending_alone(coroutine), self._loop
+        )
+        try:
+            result, left_by = awaited.result()
+        except concurrent.futures.CancelledError as error:  # by us, or by user code
+            raise PipelineError(f"{name} was cancelled") from error
+        finally:
+            self._awaited = None
+        if left_by is not None:
+            raise left_by
+        return result
 
 
 def coded_error(code: int, text: str) -> PipelineError:

@@ -121,9 +121,18 @@ def distribute(call: Call) -> list[Any]:
     """
     if len(call.items) == 1:
         return [call.result]
-    if isinstance(call.result, Answer):
-        return list(map(Answer, _split(call.result.answer, call.spans)))
-    return _split(call.result, call.spans)
+    return split_result(call.result, call.spans)
+
+
+def split_result(result: Any, spans: list[list[int]]) -> list[Any]:
+    """Return a result, or an Answer with one, cut into one for each item.
+
+    Raises:
+        PayloadTypeError: it does not have a row for each row in `spans`.
+    """
+    if isinstance(result, Answer):
+        return list(map(Answer, _split(result.answer, spans)))
+    return _split(result, spans)
 
 
 def _plan_one(index: int, item: Any) -> list[Call]:
@@ -306,14 +315,15 @@ def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
         )
     for counts in spans:
         if sum(counts) == len(value):
-            return _slices(value, counts)
+            return slices(value, counts)
     raise PayloadTypeError(
         f"process returned {name} with {len(value)} rows for a batch of {sum(spans[0])} rows "
         f"from {len(spans[0])} requests: return one row for each row fed, or set batch_size to 1."
     )
 
 
-def _slices(value: Any, counts: Sequence[int]) -> list[Any]:
+def slices(value: Any, counts: Sequence[int]) -> list[Any]:
+    """Return `value` cut into pieces of so many rows each."""
     ends = itertools.accumulate(counts)
     return [value[end - count : end] for count, end in zip(counts, ends, strict=True)]
 

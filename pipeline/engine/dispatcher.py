@@ -36,7 +36,14 @@ class OpDispatcher:
         op: configured.
         index: the Op's place in the graph, by which the journal knows it.
         channel_size: requests that may be ready here before producers are held back; 0 = any.
+
+    Attributes:
+        streams: whether its Op makes or reads streams.
+        run_type: what its batches are.
     """
+
+    streams: bool = False
+    run_type: type[BatchRun] = BatchRun
 
     def __init__(
         self,
@@ -223,7 +230,7 @@ class OpDispatcher:
             if not isinstance(batch, Batch):
                 left = len(scheduler)
                 break
-            runs.append(self.count(BatchRun(batch.items, batch.worker)))
+            runs.append(self.count(self.run_type(batch.items, batch.worker)))
             if room.size:
                 self._places_freed()
             left = len(scheduler)

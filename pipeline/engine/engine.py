@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.admission import AdmissionController
+from pipeline.engine.admission import AdmissionController, places_for
+from pipeline.engine.answers import channel_data, refusal
 from pipeline.engine.edges import Edges
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import (
@@ -22,7 +23,7 @@ from pipeline.engine.filters import (
 )
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
-from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker, channel_data, refusal
+from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
 from pipeline.engine.payload import opened
 from pipeline.engine.request import (
     ACTIVE,
@@ -35,6 +36,8 @@ from pipeline.engine.request import (
 )
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
+from pipeline.engine.streams.delivery import StreamDelivery, Ways
+from pipeline.engine.streams.plan import plan_streams
 from pipeline.engine.worker_api import WorkersFactory
 from pipeline.errors import (
     ClosedError,
@@ -53,7 +56,6 @@ from pipeline.proto.pipeline_service_pb2 import Response
 
 _LOGGER = logging.getLogger(__name__)
 
-_DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _LAST_ID = 10**18
 _JOIN_TIMEOUT_S = 5.0
 
@@ -86,29 +88,23 @@ class Engine:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
         self._clock_ns = observers.clock_ns
-        # For every Op a batch at each worker, and the next one waiting.
-        ops = (op.pipeline_config for op in graph.ops)
-        enough = max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
-        cap = config.max_active or enough
+        cap = config.max_active or places_for(op.pipeline_config for op in graph.ops)
         self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
         cycle = DispatchCycle(loop, self._admission)
         factory = make_workers(cycle.run)
+        streams = plan_streams(graph)
+        tell = self._complete, self.workers_changed
         self.executor: Executor = Executor(
-            graph,
-            factory,
-            loop,
-            cycle,
-            self._complete,
-            self.workers_changed,
-            observers,
-            config.dag.channel_size,
-            config.dag.fuse == "auto",
-            config.dag.fuse_processes == "auto",
+            graph, factory, loop, cycle, *tell, observers, config.dag, streams
         )
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
         self._unpacker = Unpacker(graph.request_op, factory, self._dispatch, self._complete)
         self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
+        ways = Ways(self._complete, self._answer, self._end, self._end_now, lambda: self._filters)
+        self.executor.delivery = StreamDelivery.made(
+            streams, config, self.executor, self._packer, loop, observers, ways
+        )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
         if config.dag.fuse == "auto" and not config.dag.channel_size:
             edges = (self._unpacker, self._packer, observers.clock_ns, chain.looks)
@@ -123,6 +119,7 @@ class Engine:
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
         observers = self._observers
         filters: list[Filter] = [Deadline(config.timeout_s, self._loop, self._judge, self._end_now)]
+        filters += [self.executor.delivery] if self.executor.delivery is not None else []
         if observers.begin_trace is not None:
             filters.append(Trace(observers.begin_trace))
         if observers.profile is not None:

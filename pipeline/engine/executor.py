@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.channel import Item, Receiver, alone, link, own_dict
 from pipeline.engine.conditions import Absent, nowhere, waits_in_vain
@@ -16,6 +17,9 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
+from pipeline.engine.streams.delivery import StreamDelivery
+from pipeline.engine.streams.dispatcher import StreamDispatcher
+from pipeline.engine.streams.plan import StreamPlan
 from pipeline.engine.walk import Step
 from pipeline.engine.worker_api import Loop, WorkersFactory
 from pipeline.errors import PipelineError
@@ -80,9 +84,8 @@ class Executor:
         cycle: lets them cut their batches.
         complete: takes the answer of a request, or the error in its place.
         workers_changed: told when an Op lost a worker, or got one back.
-        channel_size: requests that may be ready at an Op before producers are held back; 0 = any.
-        fuses: whether quick Ops run in one go.
-        hosts: whether those in processes do.
+        dag: what all Ops have in common.
+        streams: those of the graph; None: it has none.
 
     Attributes:
         nodes: the dispatchers of the Ops, in the order of the graph.
@@ -90,6 +93,7 @@ class Executor:
         receivers: to whom a request is handed; see `Links.receivers`.
         joins: those of them that read several Ops.
         complete: ends a request with its answer, or an error.
+        delivery: takes the parts of answers; None: there are no streams.
     """
 
     def __init__(
@@ -101,20 +105,23 @@ class Executor:
         complete: Callable[[RequestState, Any], None],
         workers_changed: Callable[[], None],
         observers: EngineObservers,
-        channel_size: int = 0,
-        fuses: bool = False,
-        hosts: bool = False,
+        dag: DagConfig,
+        streams: StreamPlan | None = None,
     ) -> None:
         self.mark_dirty: Callable[[OpDispatcher], None] = cycle.mark_dirty
         self.workers_changed: Callable[[], None] = workers_changed
         self.complete: Callable[[RequestState, Any], None] = complete
         self._clock_ns = observers.clock_ns
         self.loop: Loop = loop
+        self.delivery: StreamDelivery | None = None
         self.now: Callable[[], float] = loop.time
-        self.nodes: dict[Op, OpDispatcher] = {
-            op: OpDispatcher(op, make_workers, self, loop, index, observers, channel_size)
-            for index, op in enumerate(graph.ops)
-        }
+        self.nodes: dict[Op, OpDispatcher] = {}
+        for index, op in enumerate(graph.ops):
+            own = op, make_workers, self, loop, index, observers, dag.channel_size
+            if streams is not None and streams.has(op):
+                self.nodes[op] = StreamDispatcher(streams, dag.stream_window, *own)
+            else:
+                self.nodes[op] = OpDispatcher(*own)
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
         self.entries: tuple[OpDispatcher, ...] = tuple(
@@ -122,10 +129,15 @@ class Executor:
         )
         self.receivers: tuple[Receiver, ...] = alone(self.entries)
         self.last: OpDispatcher = self.nodes[graph.last_op]
-        self.fusing: Fusing = Fusing(self, loop, self._clock_ns, fuses, hosts)
+        fuses = dag.fuse == "auto", dag.fuse_processes == "auto"
+        self.fusing: Fusing = Fusing(self, loop, self._clock_ns, *fuses)
         self._detours = Detours(self)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
+
+    def is_decoupled(self, op: Op | None = None) -> bool:
+        """Return whether requests for an Op, None: for the pipeline, are answered in parts."""
+        return self.delivery is not None and self.delivery.is_decoupled(op)
 
     def is_full(self) -> bool:
         """Return whether one of the first Ops takes no more requests."""
@@ -149,7 +161,7 @@ class Executor:
     def start_over(self, request: RequestState, payload: Any) -> None:
         """Start a request anew; what is left of its first start counts no more."""
         request.generation += 1
-        request.live = 0
+        request.live = 0 if request.stream is None else request.stream.began_anew()
         request.settled, request.laps, request.loops = frozenset(), None, None
         request.input_ns = request.infer_ns = request.output_ns = 0
         self.drop(request)

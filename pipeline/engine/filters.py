@@ -212,6 +212,9 @@ class RequestRetry(Filter):
         request.payload = own_dict(payload)
 
     def on_error(self, request: RequestState, error: PipelineError) -> bool:
+        stream = request.stream
+        if stream is not None and (stream.given or stream.is_packing):
+            return False
         has_attempts = request.generation + 1 < self._attempts
         if not (has_attempts and isinstance(error, DeadlineError)):
             return False

@@ -62,6 +62,8 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
         return f"its scheduler, {config.batching}, has to see each request"
     if config.channel_recv_first_arrive and node.channel.is_join:
         return "it takes the first of several that arrives"
+    if node.streams:
+        return "it makes or reads a stream"
     if node.links.targets or node.links.is_target:
         return "it jumps, or is jumped to"
     if any(node in other.links.runs_again for other in nodes):

@@ -31,6 +31,7 @@ class Hook:
         may_be_async: whether somebody awaits it.
         answer: what it returns, for texts.
         gives_context: whether it works on requests, and so can ask for their context.
+        may_yield: whether it may be a generator, each of whose answers is a part of a stream.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Hook:
     may_be_async: bool = True
     answer: str = "one dict"
     gives_context: bool = False
+    may_yield: bool = False
 
     @property
     def forms(self) -> str:
@@ -57,13 +59,14 @@ PREPROCESS = Hook(
     answer="one dict, or a list of dicts",
     gives_context=True,
 )
-PROCESS = Hook("process", ("feed_batch", "typical_logid"), 1, gives_context=True)
+PROCESS = Hook("process", ("feed_batch", "typical_logid"), 1, gives_context=True, may_yield=True)
 POSTPROCESS = Hook(
     "postprocess",
     ("input_dicts", "fetch_data", "data_id", "log_id"),
     2,
     (("input_dicts", "fetch_data", "log_id"), ("input_dicts", "fetch_data", "data_id")),
     gives_context=True,
+    may_yield=True,
 )
 CHECK_JUMPING = Hook("check_jumping", ("input_data",), 1, may_be_async=False, answer="a bool")
 SHAPES = Hook("set_dynamic_shape_info", may_be_async=False, answer="nothing")
@@ -153,17 +156,25 @@ def _faults(op: Op, hook: Hook) -> Iterator[str]:
         )
         return
     where = f"Op {op.name!r}: {_described(method, hook)}"
-    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+    if yields(op, hook.name) and not hook.may_yield:
         yield (
-            f"{where} has a yield, which makes it a generator: an Op answers once, streams are "
-            f"not served yet. Return {hook.answer}."
+            f"{where} has a yield, which makes it a generator: only process or postprocess may be "
+            f"one, whose answers are then a stream. Return {hook.answer}."
         )
+    elif hook is POSTPROCESS and yields(op, hook.name) and yields(op, PROCESS.name):
+        yield f"{where} is a generator, and so is process: only one of them may be."
     elif inspect.iscoroutinefunction(method) and not hook.may_be_async:
         yield f"{where} is async def, and nobody awaits it. Make it def."
     try:
         call_form(op, hook)
     except InitError as error:
         yield str(error)
+
+
+def yields(op: Op, hook: str) -> bool:
+    """Return whether a hook is a generator, `async def` or not."""
+    method = getattr(op, hook)
+    return inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
 
 
 def _described(method: Any, hook: Hook) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.data import announced_batch, declares, max_batch_size_of
-from pipeline.engine.hooks import asking
+from pipeline.engine.hooks import asking, yields
 from pipeline.op import Op, predictor_of, runs_process
 
 
@@ -16,6 +16,7 @@ class OpFacts:
         asking: the names of the hooks that ask for the context of their requests.
         is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it,
             and neither asks for that context.
+        streams: the name of the hook that is a generator; "": none is.
     """
 
     def __init__(self, op: Op) -> None:
@@ -29,6 +30,13 @@ class OpFacts:
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()
         self.asking: frozenset[str] = asking(op)
+        streaming = [hook for hook in ("process", "postprocess") if yields(op, hook)]
+        self.streams: str = streaming[0] if streaming else ""
         self.is_plain: bool = not (
-            self.runs_process or self.has_model or self.most_rows or self.jumps or self.asking
+            self.runs_process
+            or self.has_model
+            or self.most_rows
+            or self.jumps
+            or self.asking
+            or self.streams
         )

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from pipeline.data import ChannelData, context_of
+from pipeline.engine.answers import channel_data, not_unpacked, packing_error
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.engine.fusable import has_threads_module, is_bound_after_all
@@ -18,7 +19,7 @@ from pipeline.engine.pace import Pace
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
 from pipeline.engine.walk_api import Lender
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
-from pipeline.errors import PackageError, PipelineError, described
+from pipeline.errors import PipelineError
 from pipeline.op import (
     Op,
     RequestOp,
@@ -40,7 +41,8 @@ class PackJob(msgspec.Struct, eq=False):
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
     argument needs to stay alive. `began_ns` is known of one that stands for an answer, as it is
-    `is_under_way` or done; `took_ns` and `ended_ns` when it is done.
+    `is_under_way` or done; `took_ns` and `ended_ns` when it is done. `packed` takes the result, if
+    it is not the answer of its request.
     """
 
     worker: ClassVar[None] = None  # any will do
@@ -54,6 +56,7 @@ class PackJob(msgspec.Struct, eq=False):
     took_ns: int = 0
     ended_ns: int = 0
     is_under_way: bool = False
+    packed: Callable[[RequestState, Any], None] | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -182,7 +185,7 @@ class Unpacker(PackRunner):
             try:
                 unpacked = self._op.unpack_request_package(raw)
             except Exception as error:  # ours, on a caller's data: that caller is told
-                self.refuse(request, _refused(error))
+                self.refuse(request, not_unpacked(error))
                 return
             if self._is_ours:  # and has one form
                 payload, request.log_id = unpacked[:2]
@@ -210,7 +213,7 @@ class Unpacker(PackRunner):
         except AbandonedError:
             raise
         except Exception as error:  # as in `unpack`
-            return _refused(error)
+            return not_unpacked(error)
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread unpacked, if the request still waits for it."""
@@ -251,6 +254,7 @@ class Packer(PackRunner):
 
     Attributes:
         goes: whether answers are packed in one go with the last Ops.
+        combine: makes one answer of the parts of a stream; None: ours does.
     """
 
     def __init__(
@@ -264,6 +268,7 @@ class Packer(PackRunner):
         self._op = op
         self._packed = packed
         self._limits = limits
+        self.combine: Callable[[list[Any]], Any] | None = op.pipeline_combine
         self._is_ours = not overrides(op, "pack_response_package")
         self._packs_arrays = False  # as far as was seen
 
@@ -294,26 +299,35 @@ class Packer(PackRunner):
             self.done(None, job)
 
     def pack(
-        self, request: RequestState, payload: Any, error: PipelineError | None, keeps: Any
+        self,
+        request: RequestState,
+        payload: Any,
+        error: PipelineError | None,
+        keeps: Any,
+        packed: Callable[[RequestState, Any], None] | None = None,
     ) -> None:
-        """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`."""
+        """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`.
+
+        `packed` takes it, if it is a part of the answer only.
+        """
         if error is None and self._goes_plain(request):
             response = pack_short(payload)  # as most are
             if response is not None:
-                self._packed(request, response)
+                (packed or self._packed)(request, response)
                 return
         data = channel_data(request, payload, error)
         if not self.is_inline:
-            self.workers.submit([PackJob(request, "pack_response_package", data, keeps)])
+            job = PackJob(request, "pack_response_package", data, keeps, packed=packed)
+            self.workers.submit([job])
         elif self._is_at_once(data):
-            self._packed(request, self._pack_now(request, data))
+            (packed or self._packed)(request, self._pack_now(request, data))
         elif is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0]):
             if not self._packs_arrays:
                 self._packs_arrays = True
                 self.changed()
-            self._packed(request, self._pack_now(request, data))
+            (packed or self._packed)(request, self._pack_now(request, data))
         else:
-            self.workers.submit([PackJob(request, self._pack_large, data, keeps)])
+            self.workers.submit([PackJob(request, self._pack_large, data, keeps, packed=packed)])
 
     def _goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""
@@ -333,7 +347,7 @@ class Packer(PackRunner):
         try:
             return self._plain(request, data) or self._op.pack_response_package(data)
         except Exception as error:  # ours, on an answer of any type: that caller is told
-            return _packing_error(data, error)
+            return packing_error(data, error)
 
     def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
         """Return the answer without protobuf, if it has that form and who asks takes it."""
@@ -350,48 +364,12 @@ class Packer(PackRunner):
         except AbandonedError:
             raise
         except Exception as error:  # as in `pack`
-            return _packing_error(data, error)
+            return packing_error(data, error)
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread packed."""
         self.took(job)
         response = job.result
-        if isinstance(response, PipelineError):
-            response = pack_error(ChannelData(job.argument.data_id, error=response))
-        self._packed(job.request, response)
-
-
-def channel_data(request: RequestState, payload: Any, error: PipelineError | None) -> ChannelData:
-    """Return the answer of a request, or the error in its place, as the ResponseOp gets it."""
-    return ChannelData(
-        request.data_id,
-        request.log_id,
-        payload,
-        error,
-        as_tensors=request.as_tensors,
-        client_need_profile=request.spans is not None,
-    )
-
-
-def refusal(request: RequestState, error: PipelineError) -> Any:
-    """Return the answer for an error that nobody's code is asked about."""
-    data = channel_data(request, None, error)
-    wants_response = request.target is None or request.target.wants_response
-    return pack_error(data) if wants_response else data
-
-
-def _packing_error(data: ChannelData, error: Exception) -> Response:
-    return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
-
-
-def _refused(error: Exception) -> PipelineError:
-    """Return what is told whose request cannot be unpacked by our own RequestOp."""
-    refused = _package_error(error)
-    refused.is_callers = True
-    return refused
-
-
-def _package_error(error: Exception) -> PipelineError:
-    if isinstance(error, PipelineError) and not isinstance(error, PackageError):
-        return error
-    return PackageError(f"rpc package error: {described(error)}")
+        if isinstance(response, PipelineError) and not (job.packed and job.is_ours):
+            response = pack_error(ChannelData(job.request.data_id, error=response))
+        (job.packed or self._packed)(job.request, response)

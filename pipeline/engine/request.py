@@ -21,6 +21,7 @@ from pipeline.op import Op
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.engine import Engine
+    from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ class RequestState(msgspec.Struct, eq=False):
     spans. `spans` has these, packed, where its caller asked for a profile. `trace` is its own
     traceparent; "" if it is not traced. `settled`: the targets of jumps that have answered, or
     for which a jump stood in. `laps`: how often jumps back and loops have had an Op run again;
-    `loops`: how often each Op has looped.
+    `loops`: how often each Op has looped. `stream`: where the graph has streams, how far
+    those of this request are.
     """
 
     OVER: ClassVar[int] = -1
@@ -131,6 +133,7 @@ class RequestState(msgspec.Struct, eq=False):
     settled: frozenset[OpDispatcher] = frozenset()
     laps: dict[OpDispatcher, int] | None = None
     loops: dict[OpDispatcher, int] | None = None
+    stream: RequestStream | None = None
 
     def advance(self, phase: Phase) -> None:
         """Go on to `phase`."""
@@ -141,6 +144,12 @@ class RequestState(msgspec.Struct, eq=False):
     def cancel(self) -> None:
         """Drop the request, whose caller has left; does nothing once it is answered."""
         self.engine.cancel(self)
+
+    def took_part(self) -> None:
+        """Take note that a part of the answer is on its way to the caller: another may follow."""
+        stream = self.stream
+        if stream is not None and stream.out is not None and self.phase is ACTIVE:
+            stream.out.took(self)
 
     def blame(self, error: PipelineError, outcome: Outcome) -> None:
         """Take down why the request fails, unless it has failed before."""
@@ -172,14 +181,19 @@ class ResponseSink(Protocol):
     """Receiver of a request's answer, on the event loop; it must not block.
 
     A sink is ended once, maybe before `Engine.begin` returns, and gets nothing after that. The
-    sink of a request that was cancelled gets nothing at all.
+    sink of a request that was cancelled gets nothing at all. Parts come only to those whose
+    `takes_parts` is true, and never before `Engine.begin` has returned; for each of them
+    `took_part` of the request is to be called, or there are no more.
     """
 
     def part(self, answer: Any) -> None:
         """Take one answer of a stream; others follow, or the end."""
 
     def end(self, answer: Any) -> None:
-        """Take the last answer, which of a unary request is the only one, or an error's."""
+        """Take the last answer, which of a unary request is the only one, or an error's.
+
+        None: the answer was a stream, all of whose parts were given.
+        """
 
 
 class RequestHandle(Protocol):
@@ -189,18 +203,35 @@ class RequestHandle(Protocol):
         """Drop the request, whose caller has left; does nothing once it is answered."""
 
 
+class StreamHandle(RequestHandle, Protocol):
+    """A request that has begun, and may be answered in parts."""
+
+    def took_part(self) -> None:
+        """Take note that a part of the answer is on its way to the caller: another may follow."""
+
+
 Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], RequestHandle]
 """`Engine.begin`: (raw, timeout_s, target, sink) -> the request."""
 
 
 class UnarySink:
-    """Base of the sinks of requests that have one answer."""
+    """Base of the sinks that take one answer: the parts of a stream come as one."""
 
     __slots__ = ()
+
+    takes_parts: ClassVar[bool] = False
 
     def part(self, answer: Any) -> None:
         """Refuse what a unary request never gets."""
         raise TypeError("a unary request has one answer")
+
+
+class StreamSink:
+    """Base of the sinks that take the parts of a stream, each as it comes."""
+
+    __slots__ = ()
+
+    takes_parts: ClassVar[bool] = True
 
 
 class AnswerFuture(UnarySink, asyncio.Future[Any]):

@@ -37,6 +37,11 @@ class SpanRecorder:
         self.clock_ns: Callable[[], int] = observers.clock_ns
         self._batches = 0
 
+    def next_batch(self) -> int:
+        """Return the number of one more batch."""
+        self._batches += 1
+        return self._batches
+
     def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
         """Take down the spans of a batch that a worker is done with, now or at that time."""
         result_received_ns = result_received_ns or self.clock_ns()

@@ -58,6 +58,7 @@ class Workers(Protocol):
         keeps_progress: whether what a job has got to is seen in the job itself, so that another
             worker can go on with it; else a job that hangs is started over.
         addressable: whether a job goes to the worker that its `worker` names.
+        runs_slices: whether they run a StreamRun slice by slice.
     """
 
     @property
@@ -66,6 +67,8 @@ class Workers(Protocol):
     def keeps_progress(self) -> bool: ...
     @property
     def addressable(self) -> bool: ...
+    @property
+    def runs_slices(self) -> bool: ...
     @property
     def count(self) -> int:
         """Workers that take jobs: those that are stuck, or being restarted, are not among them."""
@@ -118,6 +121,13 @@ class Owner(Protocol):
 
     def workers_changed(self) -> None:
         """`count`, `is_ready` or `outage` is not what it was."""
+
+
+class StreamOwner(Owner, Protocol):
+    """Listener to the workers of an Op that is a generator."""
+
+    def parts(self, run: Any, entries: Sequence[tuple[int, Any]]) -> None:
+        """Take what a StreamRun makes, in order; see `engine.streams.run`."""
 
 
 WorkersFactory = Callable[[Op, Owner], Workers]

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp, run_init_op
+from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.init_op import run_init_op
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
+from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.walk import Walk
-from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
+from pipeline.engine.worker_api import Job, Owner, SetUp, StreamOwner, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, described
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import ModelMetadata, metadata_of
@@ -77,6 +79,7 @@ class ThreadWorkers:
         self.memory_domain: MemoryDomain = LOCAL
         self.keeps_progress: bool = True
         self.addressable: bool = True
+        self.runs_slices: bool = True
         self.replaced: int = 0
         self.note: ModelMetadata | None = None
         self._op = op
@@ -204,11 +207,21 @@ class ThreadWorkers:
         self._employ_idle()
 
     def next_job(self, worker: ThreadWorker) -> Job | Walk | None:
-        """Return a job for `worker`, if there is one. Called by the workers, too."""
+        """Return a job for `worker`, if there is one. Called by the workers, too.
+
+        What is for it alone and what is for any of them have turns.
+        """
+        if worker.addressed and not (worker.ran_addressed and self.backlog):
+            worker.ran_addressed = True
+            return worker.addressed.popleft()
+        worker.ran_addressed = False
         try:
-            return worker.addressed.popleft() if worker.addressed else self.backlog.popleft()
+            return self.backlog.popleft()
         except IndexError:
-            return None
+            return worker.addressed.popleft() if worker.addressed else None
+
+    def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        cast(StreamOwner, self._owner).parts(run, entries)
 
     def on_done_busy(self, worker: ThreadWorker, job: Job | Walk) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""

@@ -6,11 +6,12 @@ import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Job
 
@@ -32,6 +33,7 @@ class ThreadWorker:
         self.op: BoundOp | None = op
         self.number: int = number
         self.addressed: deque[Job | Walk] = deque()  # for this worker alone, which is busy
+        self.ran_addressed: bool = False
         self.job: Any = None
         self.call_started: float | None = None
         self.is_stuck: bool = False
@@ -54,6 +56,9 @@ class ThreadWorker:
 
     def call_ends(self) -> None:
         self.call_started = None
+
+    def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        self.pool.post(self.pool.on_parts, run, entries)
 
     def perform(self, run: Any, now_ns: int, clock_ns: Callable[[], int]) -> None:
         """Run a job, in whatever thread."""

@@ -88,7 +88,7 @@ def rows_split_one_off() -> Iterator[None]:
         pieces[-1] = value[len(value) - counts[-1] :]
         return pieces
 
-    with mock.patch.object(collate, "_slices", shifted):
+    with mock.patch.object(collate, "slices", shifted):
         yield
 
 

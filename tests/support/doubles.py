@@ -159,6 +159,7 @@ class ScriptedWorkers:
         self.memory_domain = memory_domain
         self.keeps_progress = True
         self.addressable = False
+        self.runs_slices = True
         self.op = op
         self.service_s = service_s
         self.owner = owner

@@ -17,7 +17,8 @@ import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp, run_init_op
+from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.init_op import run_init_op
 from pipeline.errors import (
     OverloadedError,
     PayloadTypeError,

@@ -61,6 +61,7 @@ class ProcessWorkers:
         self.memory_domain: MemoryDomain = processes.memory
         self.keeps_progress: bool = False
         self.addressable: bool = True
+        self.runs_slices: bool = False
         self.loop = loop
         self._processes = processes
         self._op = op

@@ -166,11 +166,22 @@ async def async_generator(self, *args):
 
 
 @pytest.mark.parametrize("method", [generator, async_generator])
-@pytest.mark.parametrize("name", ["preprocess", "process", "postprocess", "init_op"])
-def test_a_generator_is_refused_until_there_are_streams(name, method):
+@pytest.mark.parametrize("name", ["preprocess", "init_op"])
+def test_a_generator_that_cannot_stream_is_refused(name, method):
     (text,) = faults(op_with(**{name: method}))
     assert "has a yield" in text
-    assert "streams are not served yet" in text
+    assert "only process or postprocess may be one" in text
+
+
+@pytest.mark.parametrize("method", [generator, async_generator])
+@pytest.mark.parametrize("name", ["process", "postprocess"])
+def test_process_or_postprocess_may_be_a_generator(name, method):
+    assert faults(op_with(**{name: method})) == []
+
+
+def test_both_process_and_postprocess_cannot_be_generators():
+    (text,) = faults(op_with(process=generator, postprocess=generator))
+    assert "only one of them may be" in text
 
 
 def test_what_is_no_method_is_refused():
@@ -190,7 +201,7 @@ def test_an_async_check_jumping_would_always_be_true():
 
 
 def test_all_that_is_wrong_is_said_at_once():
-    op = op_with(preprocess=lambda self: {}, process=generator)
+    op = op_with(preprocess=lambda self: {}, init_op=generator)
     assert len(faults(op)) == 2
 
 

@@ -1,0 +1,294 @@
+"""StreamDelivery: parts of an answer on their way out: packed in order, timed, or put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.config.schema import ServiceConfig
+from pipeline.engine.answers import channel_data
+from pipeline.engine.conditions import Absent, nowhere
+from pipeline.engine.filters import Filter, FilterChain
+from pipeline.engine.journal import EngineObservers, Outcome
+from pipeline.engine.pack_jobs import Packer, PackJob
+from pipeline.engine.payload import opened
+from pipeline.engine.request import ACTIVE, PACKING, RequestState
+from pipeline.engine.stage_errors import log_raised
+from pipeline.engine.streams.combine import combined, size_of
+from pipeline.engine.streams.dispatcher import StreamDispatcher
+from pipeline.engine.streams.flow import ENDED, RequestStream
+from pipeline.engine.streams.plan import StreamPlan
+from pipeline.errors import (
+    DeadlineError,
+    PayloadTypeError,
+    PipelineError,
+    TooLargeError,
+    UserCodeError,
+    described,
+)
+from pipeline.op import Op
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from pipeline.engine.executor import Executor
+
+_LOGGER = logging.getLogger(__name__)
+
+_SMALL_BYTES = 64 * 1024  # put together on the event loop
+
+
+class Ways(NamedTuple):
+    """An engine's ways to end a request.
+
+    Attributes:
+        complete: takes an answer that comes at once, or the error that ends a stream.
+        answer: ends a request with what its sink gets.
+        end: ends a request whose sink is to be told that there is no more.
+        end_now: answers a request with an error, at once.
+        filters: returns its filters.
+    """
+
+    complete: Callable[[RequestState, Any], None]
+    answer: Callable[[RequestState, Any], None]
+    end: Callable[[RequestState], None]
+    end_now: Callable[[RequestState, PipelineError, Outcome], None]
+    filters: Callable[[], FilterChain]
+
+
+class StreamDelivery(Filter):
+    """Way of streams out of the graph, to sinks that take parts and to those that do not.
+
+    A filter as well: it begins and ends the streams of each request.
+    """
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        config: ServiceConfig,
+        executor: Executor,
+        packer: Packer,
+        loop: asyncio.AbstractEventLoop,
+        observers: EngineObservers,
+        ways: Ways,
+    ) -> None:
+        super().__init__()
+        self._plan = plan
+        self._config = config
+        self._executor = executor
+        self._packer = packer
+        self._loop = loop
+        self._clock_ns = observers.clock_ns
+        self._ways = ways
+        nodes = executor.nodes
+        for op, ends in plan.ends.items():
+            node = nodes[op]
+            assert isinstance(node, StreamDispatcher), "every maker has one"
+            node.ends = tuple((None if end is None else nodes[end], name) for end, name in ends)
+        for node in nodes.values():
+            if isinstance(node, StreamDispatcher):
+                node.deliver = self._take
+
+    @classmethod
+    def made(cls, plan: StreamPlan | None, *args: Any) -> StreamDelivery | None:
+        """Return one for a graph that has streams."""
+        return None if plan is None else cls(plan, *args)
+
+    # A request begins and ends ------------------------------------------------------------------
+
+    def on_input(self, request: RequestState, payload: Any) -> None:
+        op = request.target.op if request.target is not None else None
+        if op is not None and op not in self._plan.makers:
+            return
+        request.stream = stream = RequestStream()
+        stream.out = self._out_of(op)
+        request.live += stream.began_anew()
+        if stream.out is not None:
+            self._expect(request, stream, self._config.dag.first_part_timeout_s)
+
+    def on_end(self, request: RequestState) -> None:
+        stream = request.stream
+        if stream is not None and stream.timer is not None:
+            stream.timer.cancel()
+
+    def is_decoupled(self, op: Op | None) -> bool:
+        """Return whether requests for an Op, None: for the pipeline, are answered in parts."""
+        return self._out_of(None) is not None if op is None else op in self._plan.makers
+
+    def _out_of(self, op: Op | None) -> StreamDispatcher | None:
+        """Return what makes the parts of the answer; None: there is one answer."""
+        source = self._plan.sources.get(self._executor.last.op) if op is None else op
+        node = None if source is None else self._executor.nodes[source]
+        assert node is None or isinstance(node, StreamDispatcher), "every maker has one"
+        return node
+
+    # Parts --------------------------------------------------------------------------------------
+
+    def _take(self, request: RequestState, message: Any) -> None:
+        """Take the next Part of an answer, ENDED, or a PipelineError."""
+        stream = request.stream
+        assert stream is not None, "it has made a part"
+        stream.waiting.append(message)
+        self._go_on(request, stream)
+
+    def _go_on(self, request: RequestState, stream: RequestStream) -> None:
+        if stream.is_passing:
+            return
+        stream.is_passing = True
+        while stream.waiting and not stream.is_packing and request.phase is ACTIVE:
+            message = stream.waiting.popleft()
+            if message is ENDED:
+                self._finish(request, stream)
+            elif isinstance(message, PipelineError):
+                self._ways.complete(request, message)
+            elif isinstance(message.payload, Absent):
+                stream.absent = message.payload
+                request.took_part()
+            else:
+                self._pass(request, stream, message.payload)
+        stream.is_passing = False
+
+    def _pass(self, request: RequestState, stream: RequestStream, payload: Any) -> None:
+        """Pack a part for its sink, or keep it for the one answer."""
+        target = request.target
+        wants_response = target is None or target.wants_response
+        is_kept = not getattr(request.sink, "takes_parts", False)
+        data = payload
+        if type(payload) is not dict:
+            data = opened(payload, copy=is_kept or not (self._packer.is_inline and wants_response))
+        if isinstance(data, PipelineError):
+            self._ways.complete(request, data)
+        elif is_kept:
+            self._keep(request, stream, data)
+        elif wants_response:
+            stream.is_packing = True
+            self._packer.pack(request, data, None, keeps=payload, packed=self._packed)
+        else:
+            self._give(request, stream, channel_data(request, data, None))
+
+    def _packed(self, request: RequestState, response: Any) -> None:
+        """Give a sink its part; one that cannot be packed ends the stream."""
+        stream = request.stream
+        if stream is None or request.phase is not ACTIVE:
+            return
+        stream.is_packing = False
+        message = response.head if type(response) is LargeResponse else response
+        if type(message) is Response and message.err_no:
+            self._close(request)
+            self._ways.answer(request, response)
+            return
+        self._give(request, stream, response)
+        self._go_on(request, stream)
+
+    def _give(self, request: RequestState, stream: RequestStream, answer: Any) -> None:
+        stream.given += 1
+        self._expect(request, stream, self._config.dag.part_timeout_s)
+        for change in self._ways.filters().on_answer:
+            answer = change(request, answer)
+        try:
+            request.sink.part(answer)
+        except Exception:  # a bug of ours: other requests go on
+            _LOGGER.exception("a part could not be handed over")
+            request.cancel()
+
+    def _finish(self, request: RequestState, stream: RequestStream) -> None:
+        """End a stream that ended well, unless all of its parts went elsewhere."""
+        if stream.absent is not None and not (stream.given or stream.collected):
+            self._ways.complete(request, nowhere(stream.absent))
+            return
+        if getattr(request.sink, "takes_parts", False):
+            self._close(request)
+            self._ways.end(request)
+            request.sink.end(None)
+            return
+        parts, combine = stream.collected, self._packer.combine
+        if combine is None and stream.collected_bytes <= _SMALL_BYTES:
+            self._ways.complete(request, combined(parts))
+        else:
+            job = PackJob(request, _combining(combine or combined), parts, packed=self._combined)
+            stream.is_packing = True
+            self._packer.workers.submit([job])
+
+    def _combined(self, request: RequestState, answer: Any) -> None:
+        if request.phase is ACTIVE:
+            self._ways.complete(request, answer)
+
+    def _close(self, request: RequestState) -> None:
+        """Have all that is left of a request in the graph end: its answer is known."""
+        request.advance(PACKING)
+        request.generation = RequestState.OVER
+        request.completed_ns = self._clock_ns()
+        self._executor.drop(request)
+
+    def _keep(self, request: RequestState, stream: RequestStream, data: Any) -> None:
+        """Keep a part for a caller who takes one answer only."""
+        stream.collected.append(data)
+        stream.collected_bytes += size_of(data)
+        most = self._config.limits.message_bytes
+        if stream.collected_bytes > most:
+            self._ways.complete(
+                request,
+                TooLargeError(
+                    f"the parts of the answer are larger than max_message_bytes ({most} bytes) "
+                    "in all: ask for them as a stream"
+                ),
+            )
+            return
+        self._expect(request, stream, self._config.dag.part_timeout_s)
+        request.took_part()
+
+    # Time ---------------------------------------------------------------------------------------
+
+    def _expect(self, request: RequestState, stream: RequestStream, limit_s: float | None) -> None:
+        """Have the next part of a stream be there within so many seconds."""
+        stream.due_at = None if limit_s is None else self._loop.time() + limit_s
+        if stream.due_at is not None and stream.timer is None:
+            stream.timer = self._loop.call_at(stream.due_at, self._look, request, stream)
+
+    def _look(self, request: RequestState, stream: RequestStream) -> None:
+        """End a stream whose next part is overdue; its reader's time does not count."""
+        stream.timer = None
+        due_at = stream.due_at
+        if due_at is None or request.phase is not ACTIVE:
+            return
+        dag = self._config.dag
+        limit_s = dag.part_timeout_s if stream.given or stream.collected else None
+        assert stream.out is not None, "else nothing is due"
+        flow = stream.flows.get(stream.out)
+        if flow is not None and flow.sent - flow.slowest >= dag.stream_window:
+            due_at = self._loop.time() + (limit_s or 0.0)  # it waits for its reader
+            stream.due_at = due_at
+        if self._loop.time() < due_at:
+            stream.timer = self._loop.call_at(due_at, self._look, request, stream)
+            return
+        which = "first_part_timeout" if limit_s is None else "part_timeout"
+        seconds = dag.first_part_timeout_s if limit_s is None else limit_s
+        what = "first part" if limit_s is None else f"part {stream.given or len(stream.collected)}"
+        error = DeadlineError(
+            f"(data_id={request.data_id} log_id={request.log_id}) {which} passed: the {what} of "
+            f"the stream was not there after {seconds:.4g} s."
+        )
+        self._ways.end_now(request, error, Outcome.REJECTED)
+
+
+def _combining(combine: Callable[[list[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+    """Return what a thread calls to put parts together; it raises nothing."""
+
+    def call(parts: Sequence[Any]) -> Any:
+        try:
+            answer = combine(list(parts))
+        except PipelineError as error:
+            return error
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            log_raised(f"{len(parts)} parts", "ResponseOp", "combine", error)
+            return UserCodeError(f"combine of the ResponseOp raised {described(error)}")
+        if isinstance(answer, dict):
+            return answer
+        return PayloadTypeError(
+            f"combine of the ResponseOp returned {type(answer).__name__}: return a dict"
+        )
+
+    return call

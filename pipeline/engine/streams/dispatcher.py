@@ -1,0 +1,375 @@
+"""StreamDispatcher: the dispatcher of an Op that makes or reads streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item, first_error, own_dict
+from pipeline.engine.conditions import Absent, no_such_way
+from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.journal import EngineObservers, Outcome, outcome_of
+from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.payload import opened
+from pipeline.engine.request import RequestState
+from pipeline.engine.shortcut import Shortcut
+from pipeline.engine.streams.flow import ENDED, OUT, End, Flow, Part
+from pipeline.engine.streams.inlet import GatherInlet, Inlet
+from pipeline.engine.streams.plan import StreamPlan
+from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.spans import note_stream
+from pipeline.engine.walk import Walk
+from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
+from pipeline.errors import ConfigError, GraphError, PipelineError
+from pipeline.op import Op
+from pipeline.routes import Answer, Goto, Routed
+
+if TYPE_CHECKING:
+    from pipeline.engine.executor import Executor
+
+
+class StreamDispatcher(OpDispatcher):
+    """Joins part by part, has one part of a request under way at a time, and sends on in order.
+
+    Where the Op is a generator, its runs come back after each slice, and go to their worker again
+    when there is room for more parts or a generator is to be closed.
+
+    Attributes:
+        makes_parts: whether the Op is a generator.
+        deliver: takes the parts, and the end, of a request's answer.
+        ends: where its stream ends.
+    """
+
+    streams: bool = True
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        window: int,
+        op: Op,
+        make_workers: WorkersFactory,
+        router: Executor,
+        loop: Loop,
+        index: int,
+        observers: EngineObservers,
+        channel_size: int = 0,
+    ) -> None:
+        super().__init__(op, make_workers, router, loop, index, observers, channel_size)
+        self.shortcut: Shortcut | None = None
+        self.makes_parts: bool = op in plan.makers
+        self.deliver: Callable[[RequestState, Any], None]
+        self.ends: tuple[End, ...] = ()
+        self.run_type: type[BatchRun] = StreamRun if self.makes_parts else BatchRun
+        self._plan = plan
+        self._loop = loop
+        self._window = window
+        self._reads = plan.reads.get(op, frozenset())
+        self._sends_parts = op in plan.sources
+        self._inlets: dict[RequestState, Inlet] = {}
+        self._runs: dict[RequestState, tuple[StreamRun, int]] = {}
+        self._slices = 0  # at the workers, beside the runs that count
+        _check(self)
+
+    # In -----------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        request: RequestState,
+        slot: str,
+        part: Any,
+        stand_in: str | None = None,
+        entered: tuple[OpDispatcher, ...] = (),
+        is_all: bool = False,
+    ) -> None:
+        """Take what a producer has: of one that streams, a Part, ENDED or a PipelineError."""
+        if not self._reads:
+            super().enqueue(request, slot, part, stand_in, entered, is_all)
+            return
+        inlet = self._inlets.get(request)
+        if inlet is None:
+            make = GatherInlet if self.op.pipeline_gathers else Inlet
+            inlet = self._inlets[request] = make(self.channel.producers, self._reads)
+        if self.links.opens_payloads:
+            if isinstance(part, Part):
+                payload = opened(part.payload)
+                is_shut = isinstance(payload, PipelineError)
+                part = payload if is_shut else Part(part.number, payload)
+            else:
+                part = opened(part)
+        inlet.take(slot, part)
+        if self.op.pipeline_gathers and isinstance(part, Part):
+            self._source_of(slot).took(request, (self, slot))
+        self._advance(request, inlet)
+
+    def _advance(self, request: RequestState, inlet: Inlet) -> None:
+        """Begin with the next part of a request, if it has come and none is under way."""
+        while not inlet.is_busy and self._inlets.get(request) is inlet:
+            inputs = inlet.next()
+            if inputs is None:
+                return
+            if isinstance(inputs, PipelineError):
+                self._fail_stream(request, inputs)
+            elif inputs is ENDED:
+                del self._inlets[request]
+                self._send(request, ENDED)
+            elif (absent := first_error(inputs)) is not None:
+                self._pass_over(request, inlet, absent)
+            else:
+                inlet.is_busy = True
+                if self.op.pipeline_gathers:
+                    del self._inlets[request]
+                self._add(request, inputs)
+
+    def _pass_over(self, request: RequestState, inlet: Inlet, absent: Any) -> None:
+        """Take note that nothing came for a part, or for the whole request."""
+        self.links.skipped += 1
+        if not inlet.has_streams:
+            del self._inlets[request]
+            self._router.route(self, request, absent)
+            return
+        inlet.number += 1
+        if self.makes_parts:
+            self._source_of(next(iter(self._reads))).took(request, (self, ""))
+        else:
+            self._send(request, Part(inlet.number - 1, absent))
+
+    def drop(self, request: RequestState) -> None:
+        super().drop(request)
+        self._inlets.pop(request, None)
+        found = self._runs.pop(request, None)
+        if found is not None:
+            self._resume(found[0])
+
+    # Runs of a generator ------------------------------------------------------------------------
+
+    def count(self, run: BatchRun) -> BatchRun:
+        super().count(run)
+        if isinstance(run, StreamRun):
+            run.is_counted = run.is_out = True
+            for place, item in enumerate(run.items):
+                flow = self._flow(item.request)
+                run.allowed.append(flow.slowest + self._window - flow.sent)
+                if not item.is_over:
+                    self._runs[item.request] = run, place
+        return run
+
+    def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        """Take parts, and ends, of what a generator makes."""
+        for place, outcome in entries:
+            item = run.items[place]
+            request = item.request
+            if item.is_over or run.is_superseded:
+                continue
+            if outcome is ENDED:
+                note_stream(self.spans, run, item, Outcome.OK)
+                self._ended(item)
+            elif isinstance(outcome, PipelineError):
+                note_stream(self.spans, run, item, outcome_of(outcome))
+                self._pass_on(item, outcome)
+            else:
+                flow = self._flow(request)
+                flow.sent += 1
+                self._send_part(request, flow.sent - 1, outcome)
+                if isinstance(outcome, Answer):
+                    note_stream(self.spans, run, item, Outcome.OK)
+
+    def took(self, request: RequestState, end: End = OUT) -> None:
+        """Take note that a part was taken at an end; there may be room for another."""
+        flow = self._flow(request)
+        before = flow.slowest
+        flow.taken[end] += 1
+        found = self._runs.get(request)
+        if found is not None and flow.slowest > before:
+            run, place = found
+            run.allowed[place] += 1
+            self._resume(run)
+
+    def _resume(self, run: StreamRun) -> None:
+        """Have a run that waits go on, if it can."""
+        if not run.is_out and run.has_work:
+            run.is_out = True
+            run.worker = run.ran_at if self.workers.addressable else None
+            self._slices += 1
+            self._submit([run])
+
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+        if not isinstance(job, StreamRun):
+            super().done(worker, job)
+            return
+        if job.is_superseded:
+            return
+        if job.is_counted:
+            self.load.served(job.busy_ns / 1e9)
+        self._is_back(job)
+        self._resume(job)
+        if not self.is_dirty and len(self.scheduler):
+            self._router.mark_dirty(self)
+
+    def schedule(self) -> bool:
+        is_left = super().schedule()
+        if self._runs and (outage := self.workers.outage) is not None:
+            for run, _ in list(self._runs.values()):
+                self.lost(run, outage)
+        return is_left
+
+    def _is_awaited(self) -> bool:
+        return self._slices > 0 or super()._is_awaited()
+
+    def _is_back(self, run: StreamRun) -> None:
+        """Take note that a run is at no worker."""
+        if run.is_counted:
+            run.is_counted = False
+            self.release(run)
+        elif run.is_out:
+            self._slices -= 1
+        run.is_out = False
+
+    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
+        if not isinstance(run, StreamRun):
+            super()._give_up(worker, run)
+            return
+        run.is_superseded = True
+        self.workers.replace(worker, None)
+        self._start_over(run, run.timed_out(self.name, worker.number))
+
+    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+        if not isinstance(job, StreamRun):
+            super()._start_over(job, error)
+            return
+        self._is_back(job)
+        attempts = self.op.pipeline_config.retry
+        runs = [self.count(run) for run in job.again(error, attempts)]
+        live = [item for item in job.items if not item.is_over]
+        if runs:
+            self._submit(runs)
+        elif job.ended:
+            self._fail([job.items[place] for place in job.live()], error, outcome_of(error))
+        else:
+            self._fail(live, error, outcome_of(error))
+        self._router.mark_dirty(self)
+
+    # Out ----------------------------------------------------------------------------------------
+
+    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+        request = item.request
+        inlet = self._inlets.get(request)
+        is_part = self._sends_parts and (inlet is not None or self.makes_parts)
+        if not is_part or item.is_over:
+            super()._pass_on(item, outcome, jumped)
+            return
+        if isinstance(outcome, PipelineError):
+            self._fail_stream(request, outcome)
+        else:
+            assert inlet is not None, "what a generator makes goes by `parts`"
+            self._send_part(request, inlet.number, outcome)
+            self._next(request, inlet)
+        self._router.gone(item)
+
+    def _ended(self, item: Item) -> None:
+        """Take note that a generator has made all parts of a request, or of one part of it."""
+        request = item.request
+        self._runs.pop(request, None)
+        inlet = self._inlets.get(request)
+        if inlet is None:
+            self._send(request, ENDED)
+        else:
+            slot = next(iter(self._reads))  # all of them have one source
+            self._source_of(slot).took(request, (self, ""))
+            self._next(request, inlet)
+        self._router.gone(item)
+
+    def _next(self, request: RequestState, inlet: Inlet) -> None:
+        """Go on to the next part of a request, unless that is over by now."""
+        if self._inlets.get(request) is inlet:
+            inlet.number += 1
+            inlet.is_busy = False
+            self._advance(request, inlet)
+
+    def _fail_stream(self, request: RequestState, error: PipelineError) -> None:
+        """Send an error behind the parts that were sent: the stream ends with it."""
+        self._inlets.pop(request, None)
+        self._runs.pop(request, None)
+        if self._sends_parts:
+            self._send(request, error)
+        else:  # who gathers has one answer
+            self._router.route(self, request, error)
+
+    def _send_part(self, request: RequestState, number: int, outcome: Any) -> None:
+        """Send an answer, or where it goes: a Goto or an Answer with it."""
+        stream = request.stream
+        if type(outcome) is dict or not isinstance(outcome, Routed):
+            self._send(request, Part(number, outcome))
+        elif isinstance(outcome, Goto):
+            if _is_alone(request):
+                self._send(request, Part(number, outcome.answer))
+            else:
+                self._goto(request, number, outcome)
+        elif stream is None or stream.out is None:
+            self._router.complete(request, outcome.answer)
+        else:  # the last part of all
+            self.deliver(request, Part(number, outcome.answer))
+            self.deliver(request, ENDED)
+
+    def _goto(self, request: RequestState, number: int, goto: Goto) -> None:
+        """Send a part to the Ops that are named; the others see that it is absent."""
+        links, to = self.links, goto.to
+        named = [reader for reader in links.successors if reader.name in to]
+        if len(named) < len(to):
+            self._fail_stream(request, no_such_way(self, to))
+            return
+        absent = Absent((self.name,))
+        if self is self._router.last:
+            self.deliver(request, Part(number, absent))
+            return
+        others = [reader for reader in links.successors if reader not in named]
+        links.withheld.update(others)
+        self._spread(request, Part(number, goto.answer), named)
+        self._spread(request, Part(number, absent), others)
+
+    def _send(self, request: RequestState, message: Any) -> None:
+        if _is_alone(request) or self is self._router.last:
+            self.deliver(request, message)
+        else:
+            self._spread(request, message, self.links.successors)
+
+    def _spread(self, request: RequestState, message: Any, readers: Sequence[OpDispatcher]) -> None:
+        generation = request.generation
+        for place, reader in enumerate(readers):
+            if request.generation == generation:
+                is_copied = place > 0 and isinstance(message, Part)
+                own = Part(message.number, own_dict(message.payload)) if is_copied else message
+                reader.enqueue(request, self.name, own)
+
+    def _flow(self, request: RequestState) -> Flow:
+        stream = request.stream
+        assert stream is not None, "made before its request is sent into the graph"
+        return stream.flow(self, (OUT,) if stream.out is self and _is_alone(request) else self.ends)
+
+    def _source_of(self, producer: str) -> StreamDispatcher:
+        """Return the dispatcher that makes what a producer brings."""
+        nodes = self._router.nodes
+        op = next(op for op in nodes if op.name == producer)
+        maker = nodes[self._plan.sources[op]]
+        assert isinstance(maker, StreamDispatcher), "every maker has one"
+        return maker
+
+
+def _is_alone(request: RequestState) -> bool:
+    """Return whether a request is for one Op alone."""
+    return request.target is not None and request.target.op is not None
+
+
+def _check(node: StreamDispatcher) -> None:
+    """Refuse what a stream cannot go together with, as far as the configuration says it."""
+    config = node.op.pipeline_config
+    if node.makes_parts and not getattr(node.workers, "runs_slices", False):
+        raise ConfigError(
+            f"op.{node.name}.workers: {config.workers}: these cannot run a generator; "
+            "expected thread"
+        )
+    if config.channel_recv_first_arrive and node.channel.is_join:
+        raise GraphError(
+            f"Op {node.name!r} makes or reads a stream, and takes the first of several inputs "
+            "that arrives (channel_recv_first_arrive): these do not go together."
+        )

@@ -1,0 +1,102 @@
+"""Parts, which go along edges that stream; and how far the streams of a request are ahead.
+
+All on the event loop, but for the values themselves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import field
+
+if TYPE_CHECKING:
+    from pipeline.engine.conditions import Absent
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.streams.dispatcher import StreamDispatcher
+
+
+class Part(msgspec.Struct, frozen=True, eq=False):
+    """One answer of a stream; `number` counts those of its request, from 0."""
+
+    number: int
+    payload: Any
+
+
+class _Ended:
+    def __repr__(self) -> str:
+        return "ENDED"
+
+
+End = tuple["OpDispatcher | None", str]
+"""Where a stream ends, see `StreamPlan.ends`."""
+
+OUT: End = (None, "")
+"""The end at which a request is answered."""
+
+ENDED = _Ended()
+"""Comes behind the last part of a stream that ended well; of one that failed its error does."""
+
+
+class Flow(msgspec.Struct, eq=False):
+    """One stream of one request: how many parts were sent, and taken where they end.
+
+    Attributes:
+        maker: the Op's dispatcher.
+        taken: at each of its ends.
+    """
+
+    maker: StreamDispatcher
+    taken: dict[End, int]
+    sent: int = 0
+
+    @property
+    def slowest(self) -> int:
+        """Return how many parts all have taken."""
+        return min(self.taken.values())
+
+
+class RequestStream(msgspec.Struct, eq=False):
+    """The streams of one request, and its answer's way out.
+
+    Attributes:
+        out: the stream that is its answer; None: that comes at once.
+        waiting: parts of it that are not packed yet, and its end.
+        is_packing: whether one is being packed.
+        is_passing: whether somebody is at `waiting` just now.
+        collected: parts that are to be one answer, `collected_bytes` in all.
+        absent: of a part that went elsewhere.
+        given: parts that its sink was given; `given_ns`: when the last one was.
+        due_at: when the next part has to be there, on the loop's clock; None: at any time.
+        timer: looks then.
+    """
+
+    flows: dict[OpDispatcher, Flow] = field(default_factory=dict)
+    out: StreamDispatcher | None = None
+    waiting: deque[Any] = field(default_factory=deque)
+    is_packing: bool = False
+    is_passing: bool = False
+    collected: list[Any] = field(default_factory=list)
+    collected_bytes: int = 0
+    absent: Absent | None = None
+    given: int = 0
+    given_ns: int = 0
+    due_at: float | None = None
+    timer: Any = None
+
+    def flow(self, maker: StreamDispatcher, ends: Iterable[End]) -> Flow:
+        """Return what there is of a maker's stream; it is made when it is asked for first."""
+        found = self.flows.get(maker)
+        if found is None:
+            found = self.flows[maker] = Flow(maker, dict.fromkeys(ends, 0))
+        return found
+
+    def began_anew(self) -> int:
+        """Forget what was, since the request starts over; return what holds it: one."""
+        self.flows.clear()
+        self.waiting.clear()
+        self.collected.clear()
+        self.is_packing, self.collected_bytes = False, 0
+        return 1

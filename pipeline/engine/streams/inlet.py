@@ -1,0 +1,98 @@
+"""Inlet: what one Op reads of one request where any of it streams: joined part by part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.engine.channel import own_dict
+from pipeline.engine.conditions import Absent, present
+from pipeline.engine.streams.flow import ENDED, Part
+from pipeline.errors import PipelineError
+
+
+class Inlet:
+    """Joins parts by their number, and repeats what is no stream for each of them.
+
+    Args:
+        producers: those that the Op reads, in its order.
+        streaming: those of them that stream.
+
+    Attributes:
+        number: of the part that is next, or under way.
+        is_busy: whether the Op has one under way: the next one waits, so that order holds.
+    """
+
+    def __init__(self, producers: Sequence[str], streaming: Iterable[str]) -> None:
+        self.number: int = 0
+        self.is_busy: bool = False
+        self._producers = producers
+        self._parts: dict[str, deque[Any]] = {name: deque() for name in streaming}
+        self._unary: dict[str, Any] = {}
+
+    @property
+    def has_streams(self) -> bool:
+        """Return whether any of what it reads streams, as far as that is not absent."""
+        return bool(self._parts)
+
+    def take(self, producer: str, message: Any) -> None:
+        """Take what a producer has: a Part, ENDED, a PipelineError; or its one payload.
+
+        Absent says that nothing will come from it; in a Part: that nothing does this time.
+        """
+        parts = self._parts.get(producer)
+        if parts is None or isinstance(message, Absent):
+            self._parts.pop(producer, None)
+            self._unary[producer] = message
+        else:
+            parts.append(message)
+
+    def next(self) -> Any:
+        """Return the next inputs; ENDED; a PipelineError; None: something has not come yet.
+
+        Absent: there is nothing to read for this part, or in a dict's place for the request.
+        """
+        heads = {name: parts[0] for name, parts in self._parts.items() if parts}
+        for message in (*self._unary.values(), *heads.values()):
+            if isinstance(message, PipelineError):
+                return message
+        if len(self._unary) + len(heads) < len(self._producers):
+            return None
+        if not heads:  # no stream has come: what has is one part
+            return present(self._in_order(self._unary)) if not self.number else ENDED
+        ended = [message is ENDED for message in heads.values()]
+        if any(ended):
+            return ENDED if all(ended) else PipelineError("a stream ended before another one")
+        for name in heads:
+            self._parts[name].popleft()
+        found = {name: part.payload for name, part in heads.items()}
+        if all(isinstance(payload, Absent) for payload in found.values()):
+            return present(found)
+        copies = {name: own_dict(payload) for name, payload in self._unary.items()}
+        return present(self._in_order({**copies, **found}))
+
+    def _in_order(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: inputs[name] for name in self._producers}
+
+
+class GatherInlet(Inlet):
+    """Collects all parts: the Op runs once, when all streams have ended."""
+
+    def next(self) -> Any:
+        ends = [parts[-1] if parts else None for parts in self._parts.values()]
+        for message in (*self._unary.values(), *ends):
+            if isinstance(message, PipelineError):
+                return message
+        is_whole = all(message is ENDED for message in ends)
+        if not is_whole or len(self._unary) + len(ends) < len(self._producers):
+            return None
+        gathered = {
+            name: [
+                part.payload
+                for part in parts
+                if isinstance(part, Part) and not isinstance(part.payload, Absent)
+            ]
+            for name, parts in self._parts.items()
+        }
+        return present(self._in_order({**self._unary, **gathered}))

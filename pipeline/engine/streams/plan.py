@@ -1,0 +1,119 @@
+"""StreamPlan: which Ops of a graph answer in parts, and where each stream comes from and ends.
+
+Pure: what the Ops' methods are says it before there is any request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pipeline.engine.graph import Graph, names_of
+from pipeline.engine.hooks import yields
+from pipeline.errors import GraphError
+from pipeline.op import Op
+
+
+class StreamPlan(msgspec.Struct, frozen=True, eq=False):
+    """The streams of a graph.
+
+    Attributes:
+        makers: Ops that make parts of one request.
+        sources: of each Op that answers in parts the maker of these.
+        reads: for each Op that reads streams, the names of those that bring them.
+        ends: for each maker, where its stream ends: at an Op, None for the ResponseOp; with the
+            name of the Op that brings it, where several may.
+    """
+
+    makers: frozenset[Op]
+    sources: Mapping[Op, Op]
+    reads: Mapping[Op, frozenset[str]]
+    ends: Mapping[Op, tuple[tuple[Op | None, str], ...]]
+
+    def has(self, op: Op) -> bool:
+        """Return whether an Op makes or reads parts."""
+        return op in self.makers or op in self.reads
+
+
+def makes_parts(op: Op) -> bool:
+    """Return whether an Op makes several answers of one request."""
+    return yields(op, "process") or yields(op, "postprocess")
+
+
+def plan_streams(graph: Graph) -> StreamPlan | None:
+    """Find the streams of a graph; None: it has none.
+
+    Raises:
+        GraphError: naming the Ops: two streams that meet, an Op that gathers and has nothing to,
+            streams together with jumps or with inputs of which the first counts.
+    """
+    makers = frozenset(op for op in graph.ops if makes_parts(op))
+    sources: dict[Op, Op] = {}
+    reads: dict[Op, frozenset[str]] = {}
+    for op in graph.ops:
+        streaming = [producer for producer in op.get_input_ops() if producer in sources]
+        if op.pipeline_gathers and not streaming:
+            raise GraphError(
+                f"Op {op.name!r} has gather=True, but none of the Ops that it reads streams: "
+                f"{names_of(op.get_input_ops())}."
+            )
+        if streaming:
+            reads[op] = frozenset(producer.name for producer in streaming)
+            if not op.pipeline_gathers:
+                sources[op] = _one_source(op, streaming, sources)
+        if op in makers:
+            sources[op] = op
+    if not makers:
+        return None
+    _check_others(graph, makers, reads)
+    ends = {maker: _ends_of(maker, graph, sources, makers) for maker in makers}
+    return StreamPlan(makers, sources, reads, ends)
+
+
+def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
+    found = dict.fromkeys(sources[producer] for producer in streaming)
+    if len(found) > 1:
+        ways = ", ".join(
+            f"{producer.name!r} brings the stream of {sources[producer].name!r}"
+            for producer in streaming
+        )
+        raise GraphError(
+            f"Op {op.name!r} reads two streams, whose parts do not belong together: {ways}. Give "
+            "it gather=True, which gets all parts of both at once, or join them before they "
+            "stream."
+        )
+    return next(iter(found))
+
+
+def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]) -> None:
+    """Refuse what a stream cannot go together with."""
+    looping = [op for op in graph.ops if op.pipeline_loop_to and (op in makers or op in reads)]
+    if looping:
+        raise GraphError(
+            f"{names_of(looping)} has loop_to, and makes or reads a stream: parts of a stream run "
+            "once. Loop before it streams, or give it gather=True and loop behind it."
+        )
+    first = min(makers, key=graph.ops.index)
+    jumping = [op for op in graph.ops if op.is_jump_op()]
+    if jumping:
+        raise GraphError(
+            f"Op {first.name!r} streams, and {names_of(jumping)} jumps: streams and jump_to_ops "
+            "do not go together in one graph."
+        )
+
+
+def _ends_of(
+    maker: Op, graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]
+) -> tuple[tuple[Op | None, str], ...]:
+    """Return who takes a maker's parts for good: Ops that gather or stream anew, the end."""
+    ends: list[tuple[Op | None, str]] = []
+    if sources.get(graph.last_op) is maker:
+        ends.append((None, ""))
+    for op in graph.ops:
+        bring = [each.name for each in op.get_input_ops() if sources.get(each) is maker]
+        if op.pipeline_gathers:
+            ends += [(op, name) for name in bring]
+        elif op in makers and bring:
+            ends.append((op, ""))
+    return tuple(ends)

@@ -1,0 +1,142 @@
+"""Pull: one generator of a user's Op, and the requests whose parts it makes.
+
+Plain code for any worker, as `engine.batch_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.collate import Call, slices, split_result
+from pipeline.errors import PayloadTypeError
+
+DONE = "done"
+"""The key by which a batch's `process` says, for each row, that this part is its last."""
+
+
+class Piece(NamedTuple):
+    """One turn's yield for one request; `has_part` False: its stream ended before."""
+
+    item: int
+    data: Any
+    is_last: bool = False
+    has_part: bool = True
+
+
+class Pull:
+    """A generator that runs, turn by turn.
+
+    Args:
+        generator: of `process` or `postprocess`.
+        call: of the batch: its items, and how many rows each of them brought.
+        is_batched: whether None in the place of a row, or `done`, ends a request.
+        skips_process: it is no generator of the user's, but has what `preprocess` returned.
+
+    Attributes:
+        items: indexes, in the batch, of the requests that have rows.
+        turns: how often it has yielded.
+        is_over: whether it has ended, or was closed.
+    """
+
+    def __init__(
+        self, generator: Any, call: Call, is_batched: bool = False, skips_process: bool = False
+    ) -> None:
+        self.call: Call = call
+        self.skips_process: bool = skips_process
+        self.items: list[int] = list(call.items)
+        self.turns: int = 0
+        self.is_over: bool = False
+        self._generator = generator
+        self._spans = call.spans
+        self._is_batched = is_batched
+
+    def advance(self, op: BoundOp) -> Any:
+        """Return what the generator yields next; raises StopIteration at its end."""
+        generator = self._generator
+        if isinstance(generator, AsyncGenerator):
+            is_there, value = op.wait_for(_next_of(generator), "a part")
+            if not is_there:
+                raise StopIteration
+        else:
+            value = next(generator)
+        self.turns += 1
+        return value
+
+    def pieces(self, result: Any) -> list[Piece]:
+        """Return what there is for each request; those that end have no rows from now on.
+
+        Raises:
+            PayloadTypeError: there is not a row for each row that goes on.
+        """
+        if not self._is_batched:
+            return [Piece(self.items[0], result)]
+        done: Any = None
+        if isinstance(result, Mapping) and _is_mask(result.get(DONE)):
+            result = dict(result)
+            done = result.pop(DONE)
+        parts = [result] if not self._spans else split_result(result, self._spans)
+        ends = self._ends(done)
+        pieces = [
+            Piece(index, part, end, not _is_none(part))
+            for index, part, end in zip(self.items, parts, ends, strict=True)
+        ]
+        self._keep([place for place, piece in enumerate(pieces) if _goes_on(piece)])
+        return pieces
+
+    def close(self, op: BoundOp) -> None:
+        """End the generator, wherever it stands; raises what it raises."""
+        self.is_over = True
+        if isinstance(self._generator, AsyncGenerator):
+            op.wait_for(self._generator.aclose(), "aclose")
+        elif hasattr(self._generator, "close"):
+            self._generator.close()
+
+    def _ends(self, done: Any) -> list[bool]:
+        """Return which requests have their last part."""
+        count = len(self.items)
+        if done is None:
+            return [False] * count
+        if isinstance(done, bool | np.bool_) or not self._spans:
+            return [bool(np.all(done))] * count
+        if len(done) != sum(self._spans[0]):
+            raise PayloadTypeError(
+                f"process yielded {DONE!r} with {len(done)} rows for {sum(self._spans[0])} rows "
+                "that go on: give one for each."
+            )
+        return [bool(np.all(rows)) for rows in slices(done, self._spans[0])]
+
+    def _keep(self, places: Sequence[int]) -> None:
+        if len(places) < len(self.items):
+            self.items = [self.items[place] for place in places]
+            self._spans = [[column[place] for place in places] for column in self._spans]
+
+
+async def _next_of(generator: AsyncGenerator[Any, Any]) -> tuple[bool, Any]:
+    """Return (True, what comes next), or (False, None) at the end."""
+    try:
+        return True, await anext(generator)
+    except StopAsyncIteration:
+        return False, None
+
+
+def _goes_on(piece: Piece) -> bool:
+    return piece.has_part and not piece.is_last
+
+
+def _is_mask(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype == np.bool_)
+    rows = value if isinstance(value, list | tuple) and value else [value]
+    return all(isinstance(row, bool | np.bool_) for row in rows)
+
+
+def _is_none(part: Any) -> bool:
+    """Return whether a request has None in place of its rows."""
+    values = part.values() if isinstance(part, Mapping) else [part]
+    return any(
+        isinstance(value, list) and value and all(row is None for row in value) for value in values
+    )

@@ -1,0 +1,348 @@
+"""StreamRun: a batch whose Op is a generator: it runs in slices, between which it holds no worker.
+
+Plain code for any worker, as `engine.batch_run`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from msgspec import field
+
+from pipeline.engine.batch_run import BatchRun, CallWatch
+from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.collate import Call, alone
+from pipeline.engine.op_state import keep_changes, restore
+from pipeline.engine.stage_errors import stage_error
+from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.pull import Pull
+from pipeline.errors import (
+    DeadlineError,
+    PayloadTypeError,
+    PipelineError,
+    PredictorError,
+    PredictorUnavailableError,
+    described,
+    printable,
+)
+from pipeline.routes import Answer, Routed
+from pipeline.system.deadline import set_call_deadline
+from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
+
+_LOGGER = logging.getLogger(__name__)
+
+_SLICE_NS = 20_000_000  # after which others have their turn
+
+Entry = tuple[int, Any]
+"""(place of the item, its next part | PipelineError or Answer, which end it | ENDED)
+
+A part is a payload, or a Goto with one.
+"""
+
+
+class StreamWatch(CallWatch, Protocol):
+    """Told what a generator makes, too."""
+
+    def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        """Have the owner of the workers told of parts, on the loop and in order."""
+
+
+class StreamRun(BatchRun, eq=False):
+    """A batch that answers in parts; see `run`.
+
+    Attributes:
+        allowed: how many parts each item may have got; only the loop writes it.
+        made: how many each has got; as the next three only the worker writes it.
+        ended: which of them get no more.
+        groups: items that share one generator, of those that have not ended.
+        is_finished: whether all generators are at their ends.
+        ran_at: the worker that has them, once it has begun.
+        is_out: whether it is at a worker, or on its way to one. The loop's, as the next one.
+        is_counted: whether it counts as a batch that runs; until its first slice is over.
+        busy_ns: time that its last slice took.
+    """
+
+    allowed: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)
+    groups: list[list[int]] | None = None
+    is_finished: bool = False
+    ran_at: int = 0
+    is_out: bool = False
+    is_counted: bool = False
+    busy_ns: int = 0
+    pulls: list[Pull] = field(default_factory=list)
+
+    # On the loop, between slices ----------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a slice would do anything: make parts, or close a generator."""
+        if self.is_finished or self.is_superseded:
+            return False
+        return any(self._room(group) for group in self.groups or ())
+
+    def live(self) -> list[int]:
+        """Return the places of the items that wait for more."""
+        return [
+            place
+            for place, item in enumerate(self.items)
+            if not (item.is_over or self.ended[place])
+        ]
+
+    def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
+        """Return the runs to start over with; none if anybody has got a part."""
+        return [] if any(self.made) else super().again(error, attempts)
+
+    def _room(self, group: Sequence[int]) -> int:
+        """Return how many turns a generator may have; one to be closed if nobody is left."""
+        items, allowed, made, ended = self.items, self.allowed, self.made, self.ended
+        live = [allowed[i] - made[i] for i in group if not (ended[i] or items[i].is_over)]
+        return max(0, min(live)) if live else 1
+
+    # In the worker ------------------------------------------------------------------------------
+
+    def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
+        """Run a slice: until there is no room, all have ended, or others are to have a turn.
+
+        Raises nothing. The first one prepares the batch.
+        """
+        began_ns = clock_ns()
+        teller = cast(StreamWatch, watch)
+        try:
+            if self.groups is None:
+                self._begin(op, teller, clock_ns)
+            self._go_on(op, teller, clock_ns, began_ns + _SLICE_NS)
+        except BaseException as error:  # ours, on data of any type: the worker must survive it
+            failed = stage_error(error, op, "process", 0)
+            self._tell(teller, [(place, failed) for place in self.live()])
+            self.pulls = []
+        self.pulls = [pull for pull in self.pulls if not pull.is_over]
+        self.groups = [pull.items for pull in self.pulls]
+        self.is_finished = not self.pulls
+        self.end_ns: int = clock_ns()
+        self.busy_ns = self.end_ns - began_ns
+
+    def _begin(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
+        count = len(self.items)
+        self.ran_at = op.worker
+        self.made, self.ended, self.groups = [0] * count, [False] * count, []
+        before = dict(op.state)
+        if self.calls is None:
+            self.prepare(op, clock_ns)
+        if not self.states and count == 1:  # others may have their turns in between
+            self.states[0] = dict(op.state)
+            keep_changes(before, self.states, op.state)
+        if op.streams == "postprocess":
+            self._begin_behind_process(op, watch, clock_ns)
+        else:
+            self._begin_process(op)
+        for place, outcome in enumerate(self.outcomes):
+            if outcome is None and place not in self.prepared:  # it was over
+                self.ended[place] = True
+            elif outcome is not None and not self.ended[place]:
+                self._tell(watch, [(place, outcome), (place, ENDED)])
+
+    def _begin_process(self, op: BoundOp) -> None:
+        called = set()
+        for call in self.calls or ():
+            called.update(call.items)
+            error = call.error
+            if call.part is not None:
+                error = PayloadTypeError(
+                    f"Op {op.name!r}: preprocess returned a list of dicts, and process is a "
+                    "generator: return one dict."
+                )
+            if error is not None:
+                for place in call.items:
+                    self.outcomes[place] = error
+            else:
+                self.pulls.append(self._pull(op, call))
+        for place, data in self.prepared.items():
+            if place not in called and self.outcomes[place] is None:  # `process` is skipped
+                self.pulls.append(Pull(iter([data]), Call(data, [place]), skips_process=True))
+
+    def _begin_behind_process(
+        self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]
+    ) -> None:
+        if self.calls:
+            self._process(op, watch, self.calls, clock_ns)
+        fetched = self._gather(op) if self.calls else self.prepared
+        for place, item in enumerate(self.items):
+            if self.outcomes[place] is not None or place not in self.prepared:
+                continue
+            data = fetched.get(place, self.prepared[place])
+            if isinstance(data, PipelineError | Routed):
+                self.outcomes[place] = data
+                continue
+            self._enter(op, place)
+            try:
+                made = (
+                    iter([data])
+                    if item.is_feed
+                    else op.users_postprocess(item.inputs, data, item.data_id, item.log_id)
+                )
+                self.pulls.append(Pull(made, Call(data, [place])))
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                self.outcomes[place] = stage_error(error, op, "postprocess", item.log_id)
+
+    def _pull(self, op: BoundOp, call: Call) -> Pull:
+        """Call `process`, which runs nothing of a generator yet."""
+        call.attempts += 1
+        if self.contexts:
+            op.context = tuple(self.contexts[place] for place in call.items)
+        try:
+            made = op.users_process([call.feed], self.items[call.items[0]].log_id)
+        except BaseException as error:  # user code around the generator
+            made = _raises(error)
+        return Pull(made, call, op.op.pipeline_config.batch_size > 1)
+
+    def _go_on(
+        self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
+    ) -> None:
+        goes_on = True
+        while goes_on:
+            goes_on = False
+            for pull in self.pulls[:]:
+                if pull.is_over:
+                    continue
+                if not any(not (self.ended[i] or self.items[i].is_over) for i in pull.items):
+                    self._close(pull, op, watch)
+                    continue
+                if not self._room(pull.items):
+                    continue
+                self._turn(pull, op, watch)
+                goes_on = True
+                if self.is_superseded:  # it took too long: another worker has what is left
+                    self._close(pull, op, watch)
+                    return
+                if clock_ns() > until_ns:
+                    return
+
+    def _turn(self, pull: Pull, op: BoundOp, watch: StreamWatch) -> None:
+        """Have a generator make its next parts."""
+        call = pull.call
+        if len(pull.items) == 1:
+            self._enter(op, pull.items[0])
+        set_call_deadline(self._deadline(op, call))
+        trace = first_of(self.items[place].trace for place in call.items)
+        if trace or call_trace():
+            set_call_trace(child(trace, op.name, "process") if trace else "")
+        watch.call_begins()
+        try:
+            value = pull.advance(op)
+        except StopIteration:
+            pull.is_over = True
+            self._tell(watch, [(place, ENDED) for place in self._waiting(pull)])
+            return
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            pull.is_over = True
+            self._failed_turn(pull, op, watch, error)
+            return
+        finally:
+            watch.call_ends()
+            set_call_deadline(None)
+        if self.is_superseded:
+            return
+        try:
+            entries = self._entries(pull, op, value)
+        except BaseException as error:  # it is no answer, or not of that many rows
+            self._close(pull, op, watch)
+            self._failed_turn(pull, op, watch, error)
+            return
+        self._tell(watch, entries)
+
+    def _entries(self, pull: Pull, op: BoundOp, value: Any) -> list[Entry]:
+        """Return what one turn has for the items that still wait."""
+        if op.streams == "postprocess":
+            place = pull.items[0]
+            is_ours = self.items[place].is_feed
+            return [(place, op.answer(value) if is_ours else op.answered(value))]
+        entries: list[Entry] = []
+        has_waited = self._waiting(pull)
+        for piece in pull.pieces(value if pull.skips_process else op.processed(value)):
+            if piece.item not in has_waited:
+                continue
+            if piece.has_part:
+                entries.append((piece.item, self._answered(op, piece.item, piece.data)))
+            if piece.is_last or not piece.has_part:
+                entries.append((piece.item, ENDED))
+        return entries
+
+    def _answered(self, op: BoundOp, place: int, data: Any) -> Any:
+        """Return what `postprocess` makes of a part."""
+        item = self.items[place]
+        self._enter(op, place)
+        try:
+            if item.is_feed:
+                return op.answer(data)
+            return op.postprocess(item.inputs, data, item.data_id, item.log_id)
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            return stage_error(error, op, "postprocess", item.log_id)
+
+    def _failed_turn(
+        self, pull: Pull, op: BoundOp, watch: StreamWatch, error: BaseException
+    ) -> None:
+        """End the items of a generator that raised; or call it again, where nobody got a part."""
+        call = pull.call
+        if op.streams == "postprocess":
+            place = pull.items[0]
+            log_id = self.items[place].log_id
+            self._tell(watch, [(place, stage_error(error, op, "postprocess", log_id))])
+            return
+        failed = self._process_error(error, op, call)
+        if not pull.turns and not self.is_superseded:
+            is_retryable = isinstance(error, PredictorError) and error.retryable
+            if is_retryable and call.attempts < op.attempts:
+                self.pulls.append(self._pull(op, call))
+                return
+            if len(call.items) > 1 and not isinstance(
+                failed, DeadlineError | PredictorUnavailableError
+            ):
+                self.pulls += [self._pull(op, single) for single in alone(call, self.prepared)]
+                return
+        self._tell(watch, [(place, failed) for place in self._waiting(pull)])
+
+    def _close(self, pull: Pull, op: BoundOp, watch: StreamWatch) -> None:
+        """End a generator whose parts nobody waits for."""
+        watch.call_begins()
+        try:
+            pull.close(op)
+        except BaseException as error:  # user code; nobody waits for it
+            what = printable(described(error))
+            _LOGGER.warning("[%s] a generator raised %s when it was closed", op.name, what)
+        finally:
+            watch.call_ends()
+
+    def _enter(self, op: BoundOp, place: int) -> None:
+        """Have the Op be as `preprocess` of an item left it."""
+        if place in self.states:
+            restore(op.state, self.states[place])
+        if self.contexts:
+            op.context = self.contexts[place]
+
+    def _waiting(self, pull: Pull) -> list[int]:
+        return [place for place in pull.items if not self.ended[place]]
+
+    def _tell(self, watch: StreamWatch, entries: Sequence[Entry]) -> None:
+        """Have the loop told of parts and ends; not of items that are over."""
+        told = []
+        for place, outcome in entries:
+            if self.ended[place]:
+                continue
+            if outcome is ENDED or isinstance(outcome, PipelineError | Answer):
+                self.ended[place] = True
+            else:
+                self.made[place] += 1
+            if not self.items[place].is_over:
+                told.append((place, outcome))
+        if told and not self.is_superseded:
+            watch.yielded(self, told)
+
+
+def _raises(error: BaseException) -> Any:
+    """Return a generator that raises `error` at once."""
+    raise error
+    yield

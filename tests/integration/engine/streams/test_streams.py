@@ -1,0 +1,647 @@
+"""Streams through an engine over real threads: order, room, cancellation, errors, one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from doubles import on_loop, settle, wait_until
+from streaming import Count, Mark, PartsSink, serving
+
+from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
+from pipeline.engine.request import RequestTarget
+from pipeline.errors import ErrorCode, GraphError
+
+
+def numbers(count):
+    return [f"{number}" for number in range(count)]
+
+
+# Parts --------------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_each_yield_is_a_part_in_order():
+    async with serving(Count("count", RequestOp())) as streams:
+        sink = streams.begin(n=40)
+        assert await sink.ended() is None
+        assert sink.texts == numbers(40)
+        assert streams.engine.executor.is_decoupled()
+
+
+@on_loop
+async def test_a_stream_without_parts_just_ends():
+    async with serving(Count("count", RequestOp())) as streams:
+        sink = streams.begin(n=0)
+        assert await sink.ended() is None
+        assert sink.texts == []
+
+
+@on_loop
+async def test_an_async_generator_streams():
+    class Waits(Op):
+        async def process(self, feed_batch, log_id):
+            for number in range(3):
+                await asyncio.sleep(0)
+                yield {"text": f"{number}"}
+
+    async with serving(Waits("waits", RequestOp())) as streams:
+        sink = streams.begin(n=3)
+        assert await sink.ended() is None
+        assert sink.texts == numbers(3)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@on_loop
+async def test_postprocess_may_stream_what_process_has(is_async):
+    class Letters(Op):
+        def process(self, feed_batch, log_id):
+            return {"word": [feed["text"][::-1] for feed in feed_batch]}
+
+    class Plain(Letters):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            for letter in fetch_data["word"][0]:
+                yield {"text": letter}, None, ""
+
+    class Async(Letters):
+        async def postprocess(self, input_dicts, fetch_data):
+            for letter in fetch_data["word"][0]:
+                yield {"text": letter}
+
+    op = (Async if is_async else Plain)("letters", RequestOp())
+    async with serving(op) as streams:
+        sink = streams.begin(text="abc")
+        assert await sink.ended() is None
+        assert sink.texts == ["c", "b", "a"]
+
+
+@on_loop
+async def test_a_part_passes_the_ops_behind_in_order_and_each_once():
+    calls = []
+
+    class Slow(Mark):
+        def preprocess(self, input_dicts, data_id, log_id):
+            calls.append(input_dicts["count"]["text"])
+            return super().preprocess(input_dicts, data_id, log_id)
+
+    last = Mark("<", Slow(">", Count("count", RequestOp()), concurrency=3))
+    async with serving(last) as streams:
+        sink = streams.begin(n=50)
+        assert await sink.ended() is None
+        assert sink.texts == [f"<>{number}" for number in range(50)]
+        assert calls == numbers(50)
+
+
+@on_loop
+async def test_a_join_repeats_what_is_no_stream():
+    read = RequestOp()
+    once = Mark("once", [Mark("", read)])
+    last = Mark("j", [Count("count", read), once])
+    async with serving(last) as streams:
+        sink = streams.begin(n=3, text="x")
+        assert await sink.ended() is None
+        assert sink.texts == ["j0+oncex", "j1+oncex", "j2+oncex"]
+
+
+@on_loop
+async def test_branches_of_one_stream_are_joined_part_by_part():
+    count = Count("count", RequestOp())
+    last = Mark("j", [Mark("a", count), Mark("c", Mark("b", count))])
+    async with serving(last) as streams:
+        sink = streams.begin(n=30)
+        assert await sink.ended() is None
+        assert sink.texts == [f"ja{number}+cb{number}" for number in range(30)]
+
+
+def test_two_streams_do_not_meet():
+    read = RequestOp()
+    last = Mark("j", [Count("one", read), Mark("m", Count("two", read))])
+
+    @on_loop
+    async def start():
+        async with serving(last):
+            pass
+
+    with pytest.raises(GraphError, match=r"'j' reads two streams.*'one' brings.*'two'"):
+        start()
+
+
+def test_who_gathers_has_something_to():
+    @on_loop
+    async def start():
+        async with serving(Mark("g", RequestOp(), gather=True)):
+            pass
+
+    with pytest.raises(GraphError, match="gather=True, but none"):
+        start()
+
+
+class Words(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"text": " ".join(part["text"] for parts in input_dicts.values() for part in parts)}
+
+
+@on_loop
+async def test_an_op_that_gathers_gets_all_parts_at_once():
+    async with serving(Words("words", Count("count", RequestOp()), gather=True)) as streams:
+        assert not streams.engine.executor.is_decoupled()
+        sink = streams.begin(n=100)
+        answer = await sink.ended()
+        assert sink.texts == []
+        assert dict(zip(answer.key, answer.value, strict=True)) == {"text": " ".join(numbers(100))}
+
+
+@on_loop
+async def test_an_op_that_gathers_may_read_two_streams():
+    read = RequestOp()
+    last = Words("words", [Count("one", read), Count("two", read)], gather=True)
+    async with serving(last) as streams:
+        answer = await streams.combined(n=3)
+        assert list(answer.value) == ["0 1 2 0 1 2"]
+
+
+@on_loop
+async def test_a_generator_may_read_a_stream():
+    class Twice(Op):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            for letter in "ab":
+                yield {"text": fetch_data["text"] + letter}
+
+    last = Mark("m", Twice("twice", Count("count", RequestOp())))
+    async with serving(last, dag={"stream_window": 3}) as streams:
+        sink = streams.begin(n=20)
+        assert await sink.ended() is None
+        assert sink.texts == [f"m{number}{letter}" for number in range(20) for letter in "ab"]
+
+
+@on_loop
+async def test_a_request_for_an_op_alone_gets_its_parts():
+    count = Count("count", RequestOp())
+    async with serving(Mark("m", count)) as streams:
+        assert streams.engine.executor.is_decoupled(count)
+        assert not streams.engine.executor.is_decoupled(streams.node("m").op)
+        sink = streams.begin(target=RequestTarget(op=count, payload={"@DAGExecutor": {"n": "3"}}))
+        assert await sink.ended() is None
+        assert sink.texts == numbers(3)
+        whole = streams.begin(
+            target=RequestTarget(op=streams.node("m").op, payload={"count": {"text": "x"}})
+        )
+        assert list((await whole.ended()).value) == ["mx"]
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+class Rows(Op):
+    """Counts every row down; ends it in the way that is asked for."""
+
+    how = "done"
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (answer,) = input_dicts.values()
+        return {"n": np.array([int(answer["n"])])}
+
+    def process(self, feed_batch, log_id):
+        left = feed_batch[0]["n"]
+        while len(left):
+            if self.how == "done":
+                yield {"n": left, "done": left == 1}
+            else:
+                yield {"n": [None if n == 0 else int(n) for n in left]}
+            left = left[left > (1 if self.how == "done" else 0)] - 1
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"text": str(int(fetch_data["n"][0]))}
+
+
+@pytest.mark.parametrize("how", ["done", "none"])
+@on_loop
+async def test_a_batch_goes_on_for_those_that_have_not_ended(how):
+    op = Rows("rows", RequestOp(), batch_size=4, auto_batching_timeout=10000)
+    op.how = how
+    async with serving(op) as streams:
+        sinks = [streams.begin(n=n) for n in (1, 4, 2, 7)]
+        for sink, n in zip(sinks, (1, 4, 2, 7), strict=True):
+            assert await sink.ended() is None
+            assert sink.texts == [str(left) for left in range(n, 0, -1)]
+
+
+@on_loop
+async def test_a_caller_who_leaves_a_batch_keeps_its_row_and_gets_nothing():
+    op = Rows("rows", RequestOp(), batch_size=2, auto_batching_timeout=10000)
+    async with serving(op, dag={"stream_window": 2}) as streams:
+        leaves, stays = streams.begin(PartsSink(False), n=9), streams.begin(n=5)
+        await stays.until(2)
+        leaves.request.cancel()
+        assert await stays.ended() is None
+        assert stays.texts == ["5", "4", "3", "2", "1"]
+        assert leaves.texts == ["9", "8"]
+        await streams.idle()
+
+
+@on_loop
+async def test_a_yield_with_too_few_rows_is_an_error_of_all():
+    class Short(Rows):
+        def process(self, feed_batch, log_id):
+            yield {"n": feed_batch[0]["n"]}
+            yield {"n": feed_batch[0]["n"][:1]}
+
+    op = Short("rows", RequestOp(), batch_size=2, auto_batching_timeout=10000)
+    async with serving(op) as streams:
+        for sink in [streams.begin(n=1), streams.begin(n=2)]:
+            assert "with 1 rows for a batch of 2 rows" in (await sink.ended()).err_msg
+            assert len(sink.texts) == 1
+
+
+# Room ---------------------------------------------------------------------------------------------
+
+
+class Endless(Op):
+    """Yields for ever; says how far it has got, and when it was closed."""
+
+    def init_op(self):
+        self.made = []
+        self.closed = threading.Event()
+
+    def process(self, feed_batch, log_id):
+        number = 0
+        try:
+            while True:
+                self.made.append(number)
+                yield {"text": f"{number}"}
+                number += 1
+        finally:
+            self.closed.set()
+
+
+@on_loop
+async def test_a_reader_who_takes_nothing_stops_the_generator():
+    op = Endless("endless", RequestOp())
+    async with serving(op, dag={"stream_window": 4}) as streams:
+        slow = streams.begin(PartsSink(False))
+        assert await slow.until(4) == numbers(4)
+        quick = streams.begin(PartsSink(False))  # the only worker is free
+        await quick.until(4)
+        slow.take(2)
+        assert await slow.until(6) == numbers(6)
+        assert sorted(op.made) == sorted([*range(6), *range(4)])
+        slow.request.cancel()
+        quick.request.cancel()
+        await streams.idle()
+        assert op.closed.is_set()
+
+
+@on_loop
+async def test_a_join_behind_a_gathering_branch_holds_the_generator_back():
+    """The slower of two ends counts."""
+
+    class Held(Mark):
+        def init_op(self):
+            self.may_go = threading.Event()
+            self.seen = []
+
+        def preprocess(self, input_dicts, data_id, log_id):
+            self.may_go.wait(20)
+            return super().preprocess(input_dicts, data_id, log_id)
+
+    endless = Endless("endless", RequestOp())
+    held = Held("held", endless)
+    last = Words("words", [held, Mark("m", endless)], gather=True)
+    async with serving(last, dag={"stream_window": 3}) as streams:
+        sink = streams.begin()
+        await asyncio.to_thread(wait_until, lambda: len(endless.made) == 3)
+        await settle()
+        assert len(endless.made) == 3
+        held.may_go.set()
+        sink.request.cancel()
+        await streams.idle()
+
+
+@on_loop
+async def test_endless_streams_leave_a_worker_for_others():
+    op = Endless("endless", RequestOp())
+    async with serving(op) as streams:
+        endless = [streams.begin() for _ in range(3)]
+        for sink in endless:
+            await sink.until(20)
+        new = streams.begin()
+        await new.until(20)
+        for sink in [*endless, new]:
+            sink.request.cancel()
+        await streams.idle()
+
+
+# Ends ---------------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_a_caller_who_leaves_closes_the_generator():
+    op = Endless("endless", RequestOp())
+    async with serving(op) as streams:
+        sink = streams.begin(PartsSink(False))
+        await sink.until(16)
+        sink.request.cancel()
+        assert await asyncio.to_thread(op.closed.wait, 20)
+        await streams.idle()
+        assert sink.last == "nothing yet"
+
+
+@on_loop
+async def test_an_async_generator_is_closed_too():
+    closed = asyncio.Event()
+
+    class Waits(Op):
+        async def process(self, feed_batch, log_id):
+            try:
+                while True:
+                    yield {"text": "x"}
+            finally:
+                closed.set()
+
+    async with serving(Waits("waits", RequestOp())) as streams:
+        sink = streams.begin(PartsSink(False))
+        await sink.until(16)
+        sink.request.cancel()
+        await asyncio.wait_for(closed.wait(), 20)
+        await streams.idle()
+
+
+@on_loop
+async def test_an_error_in_the_middle_comes_behind_the_parts():
+    class Breaks(Op):
+        def process(self, feed_batch, log_id):
+            yield {"text": "a"}
+            yield {"text": "b"}
+            raise ProductError(77, "no more")
+
+    async with serving(Mark("m", Breaks("breaks", RequestOp()))) as streams:
+        sink = streams.begin()
+        answer = await sink.ended()
+        assert sink.texts == ["ma", "mb"]
+        assert (answer.err_no, answer.err_msg) == (77, "no more")
+
+
+@on_loop
+async def test_an_error_of_an_op_behind_ends_the_stream_and_closes_the_generator():
+    class Refuses(Mark):
+        def preprocess(self, input_dicts, data_id, log_id):
+            if input_dicts["endless"]["text"] == "5":
+                raise ProductError(78, "five")
+            return super().preprocess(input_dicts, data_id, log_id)
+
+    op = Endless("endless", RequestOp())
+    async with serving(Refuses("r", op)) as streams:
+        sink = streams.begin()
+        assert (await sink.ended()).err_no == 78
+        assert sink.texts == ["r0", "r1", "r2", "r3", "r4"]
+        assert await asyncio.to_thread(op.closed.wait, 20)
+        await streams.idle()
+
+
+@on_loop
+async def test_what_is_no_answer_is_an_error():
+    class Wrong(Op):
+        def process(self, feed_batch, log_id):
+            yield {"text": "a"}
+            yield 5
+
+    async with serving(Wrong("wrong", RequestOp())) as streams:
+        sink = streams.begin()
+        answer = await sink.ended()
+        assert answer.err_no == ErrorCode.TYPE_ERROR
+        assert sink.texts == ["a"]
+
+
+@on_loop
+async def test_a_generator_that_hangs_is_given_up_and_others_go_on():
+    release = threading.Event()
+
+    class Hangs(Op):
+        def process(self, feed_batch, log_id):
+            yield {"text": "a"}
+            if feed_batch[0]["n"] == "hang":
+                release.wait(20)
+            yield {"text": "b"}
+
+    op = Hangs("hangs", RequestOp(), timeout=50)
+    try:
+        async with serving(op, dag={"stream_window": 1}) as streams:
+            other = streams.begin(PartsSink(False), n="x")
+            await other.until(1)  # its generator waits in the worker that is going to hang
+            sink = streams.begin(n="hang")
+            answer = await sink.ended()
+            assert sink.texts == ["a"]
+            assert answer.err_no == ErrorCode.TIMEOUT
+            other.take()
+            assert await other.until(2) == ["a", "b"]
+            release.set()
+            other.take()
+            assert await other.ended() is None
+    finally:
+        release.set()
+
+
+# One answer ---------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_who_takes_one_answer_gets_the_parts_as_one():
+    async with serving(Count("count", RequestOp())) as streams:
+        answer = await streams.combined(n=30)
+        assert list(answer.value) == ["".join(numbers(30))]
+
+
+@on_loop
+async def test_a_response_op_may_combine_in_its_own_way():
+    response_op = ResponseOp(
+        [Count("count", RequestOp())], combine=lambda parts: {"text": f"{len(parts)} parts"}
+    )
+    async with serving(None, response_op) as streams:
+        answer = await streams.combined(n=5)
+        assert list(answer.value) == ["5 parts"]
+
+
+@on_loop
+async def test_a_combine_that_fails_is_an_error():
+    response_op = ResponseOp([Count("count", RequestOp())], combine=lambda parts: 1 / 0)
+    async with serving(None, response_op) as streams:
+        assert "combine of the ResponseOp raised" in (await streams.combined(n=5)).err_msg
+
+
+@on_loop
+async def test_an_unbounded_answer_is_refused():
+    async with serving(Endless("endless", RequestOp()), max_message_bytes=65536) as streams:
+        answer = await streams.combined()
+        assert "larger than max_message_bytes" in answer.err_msg
+        await streams.idle()
+
+
+@on_loop
+async def test_a_users_response_op_packs_each_part_in_order():
+    class Packs(ResponseOp):
+        def pack_response_package(self, channeldata):
+            response = super().pack_response_package(channeldata)
+            response.value[0] += "!"
+            return response
+
+    response_op = Packs([Count("count", RequestOp())])
+    async with serving(None, response_op, worker_num=4) as streams:
+        sink = streams.begin(n=40)
+        assert await sink.ended() is None
+        assert sink.texts == [f"{number}!" for number in range(40)]
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+
+class Pauses(Op):
+    def init_op(self):
+        self.go_on = threading.Event()
+
+    def process(self, feed_batch, log_id):
+        if feed_batch[0]["before"] == "first":
+            self.go_on.wait(20)
+        yield {"text": "a"}
+        self.go_on.wait(20)
+        yield {"text": "b"}
+
+
+@pytest.mark.parametrize(("before", "key"), [("first", "first_part_timeout"), ("", "part_timeout")])
+@on_loop
+async def test_a_part_that_is_overdue_ends_the_stream(before, key):
+    op = Pauses("pauses", RequestOp())
+    async with serving(op, dag={key: 30}) as streams:
+        sink = streams.begin(before=before)
+        answer = await sink.ended()
+        assert answer.err_no == ErrorCode.TIMEOUT
+        assert f" {key} passed" in answer.err_msg
+        op.go_on.set()
+        await streams.idle()
+
+
+@on_loop
+async def test_a_reader_who_takes_its_time_is_not_overdue():
+    async with serving(
+        Endless("endless", RequestOp()), dag={"part_timeout": 20, "stream_window": 2}
+    ) as streams:
+        sink = streams.begin(PartsSink(False))
+        await sink.until(2)
+        await asyncio.sleep(0.06)
+        sink.take(2)
+        assert await sink.until(4) == numbers(4)
+        sink.request.cancel()
+        await streams.idle()
+
+
+@on_loop
+async def test_the_deadline_of_a_request_ends_its_stream():
+    op = Endless("endless", RequestOp())
+    async with serving(op) as streams:
+        sink = streams.begin(PartsSink(False), timeout_s=0.05)
+        answer = await sink.ended()
+        assert "deadline passed" in answer.err_msg
+        await streams.idle()
+
+
+# Conditions ---------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_each_part_may_go_its_own_way():
+    class Sorts(Count):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return Goto(fetch_data, "odd" if int(fetch_data["text"]) % 2 else "even")
+
+    sorts = Sorts("sorts", RequestOp())
+    last = Mark("j", [Mark("odd", sorts), Mark("even", sorts)])
+    async with serving(last) as streams:
+        sink = streams.begin(n=5)
+        assert await sink.ended() is None
+        assert sink.texts == ["jeven0", "jodd1", "jeven2", "jodd3", "jeven4"]
+
+
+@on_loop
+async def test_parts_that_go_nowhere_are_left_out():
+    class Drops(Mark):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            is_kept = fetch_data["text"] in self.kept
+            return fetch_data if is_kept else Goto(fetch_data)
+
+    drops = Drops("d", Count("count", RequestOp()))
+    drops.kept = ["d1", "d40"]
+    async with serving(drops) as streams:
+        sink = streams.begin(n=50)
+        assert await sink.ended() is None
+        assert sink.texts == ["d1", "d40"]
+        drops.kept.clear()
+        assert "went to no Op" in (await streams.begin(n=3).ended()).err_msg
+
+
+@on_loop
+async def test_a_goto_to_no_reader_ends_the_stream():
+    class Errs(Count):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return Goto(fetch_data, "m" if fetch_data["text"] == "0" else "x")
+
+    async with serving(Mark("m", Errs("errs", RequestOp()))) as streams:
+        sink = streams.begin(n=3)
+        assert "'x' does not read it" in (await sink.ended()).err_msg
+        assert sink.texts == ["m0"]
+
+
+@on_loop
+async def test_an_answer_is_the_last_part():
+    class Ends(Mark):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return Answer({"text": "end"}) if fetch_data["text"] == "e3" else fetch_data
+
+    op = Endless("endless", RequestOp())
+    async with serving(Ends("e", op)) as streams:
+        sink = streams.begin()
+        assert await sink.ended() is None
+        assert sink.texts == ["e0", "e1", "e2", "end"]
+        await streams.idle()
+        assert list((await streams.combined()).value) == ["e0e1e2end"]
+
+
+@on_loop
+async def test_who_is_sent_past_a_stream_has_one_part():
+    class Chooses(Mark):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return Goto({"n": 3, "text": "c"}, fetch_data["text"].removeprefix("c"))
+
+    chooses = Chooses("c", RequestOp())
+    last = Mark("j", [Count("count", chooses), Mark("one", chooses)])
+    async with serving(last) as streams:
+        sink = streams.begin(text="one")
+        assert await sink.ended() is None
+        assert sink.texts == ["jonec"]
+        sink = streams.begin(text="count")
+        assert await sink.ended() is None
+        assert sink.texts == ["j0", "j1", "j2"]
+
+
+@on_loop
+async def test_a_hook_before_the_generator_may_answer():
+    class Knows(Count):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return Answer({"text": "known"})
+
+    async with serving(Mark("m", Knows("knows", RequestOp()))) as streams:
+        sink = streams.begin(n=3)
+        assert await sink.ended() is None
+        assert sink.texts == ["known"]
+
+
+@on_loop
+async def test_preprocess_may_skip_the_generator():
+    class Skips(Count):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {"text": "skipped"}, True, None, ""
+
+    async with serving(Mark("m", Skips("skips", RequestOp()))) as streams:
+        sink = streams.begin(n=3)
+        assert await sink.ended() is None
+        assert sink.texts == ["mskipped"]
