@@ -22,6 +22,9 @@ from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits
 
+RESPONSES = (PlainResponse, Response)
+"""Answers that `PipelineWire.write` takes."""
+
 
 class PipelineWire:
     """A reader and writer of the pipeline service's messages, the large ones beside the loop.

@@ -39,10 +39,8 @@ from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
-from pipeline.frontends.wire import PipelineWire
+from pipeline.frontends.wire import RESPONSES, PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
-from pipeline.proto.pipeline.plain import PlainResponse
-from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
@@ -180,7 +178,7 @@ def pipeline_service(
             return wire.write_error(error)
         except PipelineError as error:
             raise grpc_error(error) from error
-        if isinstance(response, PlainResponse | Response):
+        if isinstance(response, RESPONSES):
             return wire.write(response)
         if not isinstance(response, LargeResponse):
             failure = no_response(response)

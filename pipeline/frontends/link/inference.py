@@ -21,7 +21,7 @@ from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.server import TIMEOUT
 from pipeline.frontends.http.routes import error_body
 from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error
-from pipeline.frontends.wire import PipelineWire
+from pipeline.frontends.wire import RESPONSES, PipelineWire
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainResponse, plain_request_from_json
@@ -231,7 +231,7 @@ class InferenceCall(UnarySink, LinkCall):
     def end(self, answer: Any) -> None:
         """Send the answer."""
         try:
-            if isinstance(answer, PlainResponse | Response):
+            if isinstance(answer, RESPONSES):
                 self._peer.answer(self._number, self._service.form.write(answer))
             elif isinstance(answer, LargeResponse):
                 self._work = self._peer.loop.create_task(self._write_large(answer))

@@ -32,6 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 _LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
 _MAX_CALLS = 16384  # in flight on a connection; of what is one too many nothing was begun
 _WHOLE = frames.MESSAGE | frames.LAST
+_OPENED_BYTES, _read_opened = OPENED.size, OPENED.unpack_from
 _CHECK_INTERVAL_S = 5.0  # in which a gateway says something
 _MAX_SILENT_CHECKS = 3  # in a row that find nothing: it is gone
 
@@ -152,6 +153,7 @@ class Connection(asyncio.Protocol):
         self._door = door
         self._methods = door.methods
         self.max_bytes: int = door.hello.limits.message_bytes
+        self._most_calls: int = door.hello.limits.calls
         self.calls: dict[int, LinkCall] = {}
         self._idle: asyncio.Future[None] | None = None
         self._inbox = Inbox(self._open_early, self._meet)
@@ -242,10 +244,10 @@ class Connection(asyncio.Protocol):
         self.tell_state()
 
     def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
-        if end - body < OPENED.size:
+        if end - body < _OPENED_BYTES:
             raise BrokenError(f"an OPEN of {end - body} bytes")
-        timeout_ns, caller, told = OPENED.unpack_from(data, body)
-        body += OPENED.size + caller
+        timeout_ns, caller, told = _read_opened(data, body)
+        body += _OPENED_BYTES + caller
         message = body + told
         if message > end:
             raise BrokenError(f"an OPEN with {caller} bytes of a caller and {told} of metadata")
@@ -256,7 +258,7 @@ class Connection(asyncio.Protocol):
         if called is None:
             self._outbox.send(frames.reset(number, frames.NO_METHOD, f"no method {method}"))
             return
-        if self._is_leaving or len(self.calls) >= self._door.hello.limits.calls:
+        if self._is_leaving or len(self.calls) >= self._most_calls:
             self._outbox.send(frames.reset(number, frames.REFUSED))
             return
         metadata = data[body:message] if told else b""
