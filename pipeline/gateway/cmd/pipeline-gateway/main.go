@@ -30,7 +30,7 @@ const (
 )
 
 func main() {
-	procs.TakeItEasy()
+	procs.LookRarely()
 	// What gRPC and the generated code say in passing is said elsewhere, or of callers that have left.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))

@@ -2,5 +2,5 @@
 
 package procs
 
-// TakeItEasy does nothing here.
-func TakeItEasy() {}
+// LookRarely does nothing here.
+func LookRarely() {}
