@@ -158,7 +158,7 @@ class Channel:
         parts = {**self._kept.get(request, {}), **self._parts.get(request, {})}
         self.discard_parts(request)
         left = {slot: own_dict(part) for slot, part in parts.items() if slot not in again}
-        if left and not self._first_arrival:
+        if left:
             self._parts[request] = left
 
     def discard_parts(self, request: RequestState) -> None:

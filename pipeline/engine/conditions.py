@@ -69,7 +69,14 @@ def loops_of(op: Op, nodes: Mapping[Op, OpDispatcher]) -> dict[str, WayBack]:
         target.links.is_in_loop = True
         for node in below:
             node.links.is_in_loop = True
-            node.channel.repeats |= frozenset(node.channel.producers) - again
+            outside = frozenset(node.channel.producers) - again
+            if outside and node.op.pipeline_config.channel_recv_first_arrive:
+                raise GraphError(
+                    f"Op {node.name!r} takes the first of several answers that arrives, and "
+                    f"{op.name!r} may have it run again by its loop_to {name!r}: then it cannot "
+                    f"read what comes once only, of {_listed(sorted(outside))}."
+                )
+            node.channel.repeats |= outside
     return loops
 
 

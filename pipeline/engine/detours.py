@@ -28,6 +28,10 @@ class Detours:
     def goto(self, source: OpDispatcher, request: RequestState, goto: Goto) -> None:
         """Pass on an answer to the Ops that it names, and to the others that there is none."""
         links, to = source.links, goto.to
+        if not to:
+            links.withheld.update(links.successors)
+            self._executor.route(source, request, Absent((source.name,)))
+            return
         named = [reader for reader in links.successors if reader.name in to]
         if len(named) == len(to):
             if links.is_target:

@@ -46,7 +46,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to.
+    """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to;
+    `loops_to`: each request has that Op run again as often as it wants, `max_loops` times at most.
 
     `has_lod`, `has_texts`: what is fed beside the rows; `has_bulk`: its answer is as large as goes
     through shared memory; `is_async`: `process` is a coroutine (real servers only).
@@ -57,6 +58,8 @@ class OpSpec:
     has_process: bool = True
     first_arrival: bool = False
     jumps_to: tuple[str, ...] = ()
+    loops_to: str = ""
+    max_loops: int = 100
     workers: str = "thread"
     concurrency: int = 1
     batch_size: int = 1
@@ -82,7 +85,8 @@ class RequestSpec:
     `leaves_s` after it came its caller cancels. `delays_s` are of preprocess, process and
     postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number. `has_time`:
     its deadline is one that it has to be answered by, with all else that there is to do. `laps`:
-    how often it is sent back, where an Op jumps to one further up.
+    how often it is sent back, where an Op jumps, or loops, to one further up. `ways`: of Ops that
+    do not answer all who read them: those who get an answer; None: it ends the request.
     """
 
     number: int
@@ -97,6 +101,7 @@ class RequestSpec:
     faults: dict[str, Fault] = field(default_factory=dict)
     jumps: frozenset[str] = frozenset()
     laps: int = 0
+    ways: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
 
     def shape(self, op: str) -> Shape:
         return self.shapes.get(op, Shape())
@@ -128,6 +133,10 @@ class Case:
     def is_loop(self, op: OpSpec) -> bool:
         """Whether it jumps back."""
         return any(is_before(self.ops, target, op.name) for target in op.jumps_to)
+
+    def readers(self, name: str) -> list[str]:
+        """Those that read an Op."""
+        return [op.name for op in self.ops if name in op.inputs]
 
     def only(self, numbers: list[int]) -> Case:
         """The same with only some of its requests."""

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec, Shape
-from fuzz.model import bound_s, ring_of
+from fuzz.model import below, bound_s, ring_of
 
 FUSED = ("off", "on", "on", "switching", "switching")
 _MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
@@ -32,6 +32,7 @@ class Features:
     first_arrival: bool = True
     batches: bool = True
     jumps: bool = True
+    conditions: bool = True
     channel_size: bool = True
     max_batch_size: bool = True
     alone: bool = True
@@ -94,6 +95,10 @@ class _Generator:
         if hosts:
             ops = [_alike(op, apart) for op in ops]
             ops = _in_a_row(ops) if apart.random() < 0.6 else ops
+        steers = random.Random(f"{origin} conditions")
+        is_steered = has.conditions and not any(op.jumps_to for op in ops)
+        if is_steered and steers.random() < 0.3:
+            ops = _with_goto_loop(steers, ops)
         case = Case(
             ops=tuple(ops),
             requests=(),
@@ -109,6 +114,8 @@ class _Generator:
         )
         count = self.rng.randint(1, self.scale.requests)
         requests = [self.request(case, number) for number in range(1, count + 1)]
+        if is_steered:
+            requests = _steered(steers, case, requests)
         if has.faults and self.chance(0.8):
             for _ in range(self.rng.choice((1, 2, 3, 5, 8))):
                 self.strike(case, requests)
@@ -305,6 +312,48 @@ class _Generator:
         return replace(request, deadline_s=round(self.rng.uniform(*self.scale.deadline_s), 3))
 
 
+def _with_goto_loop(rng: random.Random, ops: list[OpSpec]) -> list[OpSpec]:
+    """One Op may loop to itself, or to one that leads to it."""
+    pairs = [
+        (op.name, target.name)
+        for index, op in enumerate(ops)
+        for target in ops[: index + 1]
+        if is_goto_loop_clear(ops, op.name, target.name)
+    ]
+    if not pairs:
+        return ops
+    looper, target = rng.choice(pairs)
+    most = rng.choice((1, 100, 100))
+    return [replace(op, loops_to=target, max_loops=most) if op.name == looper else op for op in ops]
+
+
+def _steered(rng: random.Random, case: Case, requests: list[RequestSpec]) -> list[RequestSpec]:
+    """In some cases requests go some ways only, or end on theirs; or loop."""
+    share = rng.choice((0.0, 0.0, 0.1, 0.3))
+    looped = _looped(case)
+    found = []
+    for request in requests:
+        ways: dict[str, tuple[str, ...] | None] = {}
+        for op in case.ops:
+            if op.name in looped or rng.random() >= share:
+                continue
+            readers = case.readers(op.name)
+            some = tuple(rng.sample(readers, rng.randint(0, len(readers))))
+            odd: tuple[tuple[str, ...] | None, ...] = (None, ("nowhere",))
+            ways[op.name] = rng.choice(odd) if rng.random() < 0.2 else some
+        laps = rng.choice((0, 1, 1, 2)) if looped else request.laps
+        found.append(replace(request, ways=ways, laps=laps))
+    return found
+
+
+def _looped(case: Case) -> set[str]:
+    """Who lies between an Op that loops and its target: a request counts its laps on its way."""
+    loops = [op for op in case.ops if op.loops_to]
+    return {
+        name for op in loops for name in (op.name, *ring_of(case.ops, op.name, op.loops_to))
+    } | {op.loops_to for op in loops}
+
+
 def _racers(ops: tuple[OpSpec, ...]) -> list[OpSpec]:
     """Ops whose answer is not waited for, if another one's comes first."""
     raced = {name for op in ops if op.first_arrival for name in op.inputs}
@@ -375,6 +424,15 @@ def is_jump_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
     if target not in over:
         return False
     return all(readers[name] <= over for name in over if name != target)
+
+
+def is_goto_loop_clear(ops: list[OpSpec], looper: str, target: str) -> bool:
+    """Whether an Op may loop to another one: a race within is between what runs again, and none
+    beside it takes an answer of an earlier lap."""
+    again = {target, *(op.name for op in below(ops, target))}
+    ring = ring_of(ops, looper, target) | {target}
+    races = [op for op in ops if op.first_arrival and op.name in again - {target}]
+    return looper in again and all({op.name, *op.inputs} <= ring for op in races)
 
 
 def is_loop_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:

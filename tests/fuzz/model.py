@@ -105,9 +105,13 @@ def through(case: Case, request: RequestSpec, choose: Choose) -> Result:
     parts = {REQUEST: Part(REQUEST, Answer("in"))}
     stand_in: Part | None = None
     targets: tuple[str, ...] = ()
-    for op in in_laps(case, request, parts):
-        result, is_late = at_op(case, op, request, [parts[name] for name in op.inputs], choose)
-        part = Part(op.name, result, is_late)
+    ends: list[Result] = []
+    for op, read in in_laps(case, request, parts):
+        result, is_late = at_op(case, op, request, read, choose)
+        if isinstance(result, Answer) and request.ways.get(op.name, ()) is None:
+            ends.append(result)
+            result = NEVER
+        part = Part(op.name, gone(case, op, request, result), is_late)
         if stand_in is not None and op.name in targets:
             # It may have an answer of its own; the first of both counts.
             is_alone = isinstance(result, Nothing) or is_late
@@ -117,13 +121,51 @@ def through(case: Case, request: RequestSpec, choose: Choose) -> Result:
             part = Part(op.name, ABSENT, True)  # for those who read it
         parts[op.name] = part
     result = parts[case.last.name].result
-    return Failure(LOST, "lost in the graph") if result == ABSENT else result
+    if result == ABSENT:
+        result = Failure(LOST, "lost in the graph")
+    if ends and result != NEVER:
+        ends.append(result)
+    return choose(ends) if ends else result
 
 
-def in_laps(case: Case, request: RequestSpec, parts: dict[str, Part]) -> Iterator[OpSpec]:
-    """The Ops in the order of the graph; those in a loop again, for each lap of the request."""
-    for op in case.ops:
-        yield op
+def gone(case: Case, op: OpSpec, request: RequestSpec, result: Result) -> Result:
+    """An Op's result where it goes nowhere, or to who does not read it; else what it was."""
+    to = request.ways.get(op.name)
+    if not isinstance(result, Answer) or to is None:
+        return result
+    if not set(to) <= set(case.readers(op.name)):
+        return Failure(LOST, "does not read it")
+    return result if to else ABSENT
+
+
+def read_by(op: OpSpec, request: RequestSpec, parts: dict[str, Part]) -> list[Part]:
+    """What an Op gets of those that it reads, some of which may send their answers elsewhere."""
+    read = []
+    for part in (parts[name] for name in op.inputs):
+        to = request.ways.get(part.name)
+        is_elsewhere = to and op.name not in to and isinstance(part.result, Answer)
+        read.append(part._replace(result=ABSENT) if is_elsewhere else part)
+    return read
+
+
+def in_laps(
+    case: Case, request: RequestSpec, parts: dict[str, Part]
+) -> Iterator[tuple[OpSpec, list[Part]]]:
+    """The Ops in the order of the graph, and what they read; those in a loop again, for each lap
+    of the request."""
+    for place, op in enumerate(case.ops):
+        yield op, read_by(op, request, parts)
+        if op.loops_to:
+            again = below(case.ops[: place + 1], op.loops_to)
+            for lap in range(request.laps):
+                if not isinstance(parts[op.name].result, Answer):
+                    break
+                if lap == op.max_loops:
+                    parts[op.name] = Part(op.name, Failure(LOST, "which is its max_loops"))
+                    break
+                yield case.op(op.loops_to), [parts[op.name]]
+                for each in again:
+                    yield each, read_by(each, request, parts)
         if not case.is_loop(op):
             continue
         (target,) = op.jumps_to
@@ -132,7 +174,19 @@ def in_laps(case: Case, request: RequestSpec, parts: dict[str, Part]) -> Iterato
             if not isinstance(parts[op.name].result, Answer):
                 break
             parts[target] = parts[op.name]
-            yield from (each for each in case.ops if each.name in ring)
+            for each in case.ops:
+                if each.name in ring:
+                    yield each, read_by(each, request, parts)
+
+
+def below(ops: Sequence[OpSpec], top: str) -> list[OpSpec]:
+    """All that an Op's answers lead to."""
+    names, found = {top}, []
+    for op in ops:
+        if names & set(op.inputs):
+            names.add(op.name)
+            found.append(op)
+    return found
 
 
 def ring_of(ops: Sequence[OpSpec], jumper: str, target: str) -> set[str]:

@@ -12,10 +12,11 @@ from typing import Any
 from unittest import mock
 
 from pipeline.engine import batch_run as stages
-from pipeline.engine import collate
+from pipeline.engine import channel, collate
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
+from pipeline.engine.detours import Detours
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.engine import Engine
 from pipeline.engine.executor import Executor
@@ -275,4 +276,33 @@ def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
         return hasty
 
     with _wrapped(Executor, "start_over", make):
+        yield
+
+
+@mutant
+def an_absent_answer_wins_a_first_arrival() -> Iterator[None]:
+    """Who is told that nothing comes takes that for what came first."""
+    with mock.patch.object(channel, "_is_answer", lambda part: not isinstance(part, PipelineError)):
+        yield
+
+
+@mutant
+def a_lap_begins_with_the_last_ones_parts() -> Iterator[None]:
+    """A join in a loop goes on with what came for it before."""
+    with mock.patch.object(Channel, "begin_lap", autospec=True, return_value=None):
+        yield
+
+
+@mutant
+def loops_are_of_all_requests() -> Iterator[None]:
+    """An Op counts its loops, but not whose they are."""
+
+    def make(loop: Any) -> Any:
+        def counting(self: Detours, source: Any, request: Any, way: Any, answer: Any) -> None:
+            request.loops = {source: source.links.taken[way.target]}
+            loop(self, source, request, way, answer)
+
+        return counting
+
+    with _wrapped(Detours, "_loop", make):
         yield

@@ -11,7 +11,7 @@ import numpy as np
 
 from fuzz import model
 from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, mark
-from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError
 from pipeline.proto import pipeline_service_pb2
@@ -81,7 +81,12 @@ class PlainOp(Op):
     """Without `process`: its answer is what `postprocess` makes of its inputs."""
 
     def __init__(self, spec: OpSpec, script: Script, inputs: list[Op]) -> None:
-        super().__init__(name=spec.name, input_ops=inputs)
+        super().__init__(
+            name=spec.name,
+            input_ops=inputs,
+            loop_to=spec.loops_to or (),
+            max_loops=spec.max_loops,
+        )
         self.spec = spec
         self.script = script
         self.current = -1
@@ -140,10 +145,19 @@ class PlainOp(Op):
         made = self.made_of(request, fetch_data)
         text = model.squeezed(f"{self.name}({read})r{request.number}{made}")
         laps = max(int(part.get("laps", 0)) for part in input_dicts.values()) + self.is_loop
-        answer = {"id": str(request.number), "value": text, "laps": str(laps)}
+        answer: dict[str, Any] = {"id": str(request.number), "value": text, "laps": str(laps)}
         if self.makes_bulk:
-            return {**answer, "bulk": np.full(_BULK, request.number, np.int64)}, None, ""
-        return answer, None, ""
+            answer["bulk"] = np.full(_BULK, request.number, np.int64)
+        return self.routed(request, answer, laps), None, ""
+
+    def routed(self, request: RequestSpec, answer: dict[str, Any], laps: int) -> Any:
+        """The answer, and where the request wants it to go."""
+        if self.spec.loops_to and laps <= request.laps:
+            return Goto(answer, self.spec.loops_to)
+        to = request.ways.get(self.name, ())
+        if self.name not in request.ways:
+            return answer
+        return Answer(answer) if to is None else Goto(answer, to)
 
     def made_of(self, request: RequestSpec, fetched: Any) -> str:
         return ""
@@ -337,8 +351,10 @@ def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
     for spec in case.ops:
         made[spec.name] = op = _class_of(spec)(spec, script, [made[name] for name in spec.inputs])
         # The answer that is packed as text has none.
-        op.is_loop = case.is_loop(spec)
-        op.makes_bulk = spec.has_bulk and case.last.name not in (spec.name, *spec.jumps_to)
+        op.is_loop = case.is_loop(spec) or bool(spec.loops_to)
+        is_end = any(each.ways.get(spec.name, ()) is None for each in case.requests)
+        is_end = is_end or case.last.name in (spec.name, *spec.jumps_to)
+        op.makes_bulk = spec.has_bulk and not is_end
     for spec in case.ops:
         made[spec.name].set_jump_to_ops([made[target] for target in spec.jumps_to])
     last = made[case.last.name]

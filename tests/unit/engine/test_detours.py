@@ -163,6 +163,11 @@ def test_the_last_op_can_go_nowhere():
     assert "Those that read it: none; loop_to: none." in response.err_msg
 
 
+def test_the_last_op_may_answer_nobody():
+    response = ask(Sends("only", RequestOp()), to="only:")
+    assert "lost in the graph: what 'only' answered went to no Op" in response.err_msg
+
+
 @virtual
 async def test_who_asks_an_op_alone_gets_its_plain_answer():
     last = cascade()
@@ -367,10 +372,21 @@ def test_a_loop_leads_back(name):
         build_graph(ResponseOp(Tag("last", [op, Tag("beside", [read])])))
 
 
+@virtual
+async def test_a_race_in_a_loop_has_no_part_from_outside():
+    read = RequestOp()
+    first = Tag("first", [read])
+    race = Tag("race", [first, Tag("once", [read])])
+    check = Refines("check", [race], "first", 2)
+    config = {"op": {"race": {"channel_recv_first_arrive": True}}}
+    with pytest.raises(GraphError, match=r"'race' takes the first .* comes once only, of 'once'"):
+        Engine(check, config)
+
+
 @pytest.mark.parametrize("most", [0, -1, 1.5, None, True])
 def test_the_number_of_loops_is_checked(most):
     op = Tag("op", [RequestOp()], loop_to="op", max_loops=most)
-    with pytest.raises(GraphError, match="max_loops must be a whole number >= 1"):
+    with pytest.raises(GraphError, match=r"max_loops must be a whole number >= 1"):
         build_graph(ResponseOp(op))
 
 

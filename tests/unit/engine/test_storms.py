@@ -45,6 +45,26 @@ SHOWN_BY = {
         (OpSpec("a", (REQUEST,), timeout_s=1.0, retry=2),),
         (RequestSpec(1, faults={"a": Fault("hang", 1)}),),
     ),
+    "an_absent_answer_wins_a_first_arrival": Case(
+        (
+            OpSpec("fork", (REQUEST,)),
+            OpSpec("slow", ("fork",)),
+            OpSpec("other", ("fork",)),
+            OpSpec("join", ("slow", "other"), first_arrival=True),
+        ),
+        (RequestSpec(1, delays_s={"slow": (1.0, 0.0, 0.0)}, ways={"fork": ("slow",)}),),
+    ),
+    "a_lap_begins_with_the_last_ones_parts": Case(
+        (
+            OpSpec("first", (REQUEST,)),
+            OpSpec("join", (REQUEST, "first"), loops_to="first"),
+        ),
+        (RequestSpec(1, laps=1),),
+    ),
+    "loops_are_of_all_requests": Case(
+        (OpSpec("a", (REQUEST,), loops_to="a", max_loops=2),),
+        (RequestSpec(1, laps=2), RequestSpec(2, laps=2)),
+    ),
     "the_batch_pays_for_one": Case(
         (_MERGED,), (RequestSpec(1, faults={"a": Fault("raise_process")}), RequestSpec(2))
     ),
@@ -113,6 +133,37 @@ def outcomes(ops, requests=(), **request):
 
 def codes(found):
     return sorted(getattr(each, "code", 0) for each in found)
+
+
+def test_answers_go_where_a_request_says():
+    ops = (
+        OpSpec("fork", (REQUEST,), has_process=False),
+        OpSpec("side", ("fork",), has_process=False),
+        OpSpec("join", ("fork", "side"), has_process=False),
+    )
+    (both,) = outcomes(ops)
+    assert both.value.startswith("join(fork=fork(@DAGExecutor=in)r1,side=side(fork=")
+    (one,) = outcomes(ops, ways={"fork": ("join",)})
+    assert one.value == "join(fork=fork(@DAGExecutor=in)r1)r1"
+    assert outcomes(ops, ways={"fork": ("elsewhere",)}) == {
+        model.Failure(model.LOST, "does not read it")
+    }
+    assert outcomes(ops, ways={"fork": ()}) == {model.Failure(model.LOST, "lost in the graph")}
+    (end,) = outcomes(ops, ways={"side": None})
+    assert end.value.startswith("side(")
+
+
+def test_a_race_may_be_over_before_an_answer_that_ends_the_request():
+    slow, quick, join = _RACE
+    assert len(outcomes(_RACE, ways={"slow": None})) == 2
+    assert len(outcomes((slow, quick, OpSpec("join", join.inputs)), ways={"slow": None})) == 1
+
+
+def test_a_loop_is_taken_as_often_as_a_request_says_and_the_op_lets_it():
+    ops = (OpSpec("a", (REQUEST,), has_process=False, loops_to="a", max_loops=2),)
+    (twice,) = outcomes(ops, laps=2)
+    assert twice.value.count("a(") == 3
+    assert outcomes(ops, laps=3) == {model.Failure(model.LOST, "which is its max_loops")}
 
 
 def test_of_two_first_arrivals_either_may_be_first_but_an_error_never_wins():
