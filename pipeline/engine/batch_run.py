@@ -102,7 +102,8 @@ class BatchRun(Batch, eq=False):
     def _run_one(self, op: BoundOp, item: Any, clock_ns: Callable[[], int]) -> None:
         """Run the stages of a lone item at an Op without `process`: what `_run` does, quicker."""
         self.outcomes = [None]
-        step = PlainStep(item.inputs, item.data_id, item.log_id, apart=self)
+        step = PlainStep(item.data_id, item.log_id)
+        step.inputs, step.apart, step.start_ns = item.inputs, self, clock_ns()
         step.run(op, None, clock_ns)
         step.tell()
 

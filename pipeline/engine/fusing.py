@@ -16,15 +16,14 @@ from pipeline.engine.fusable import (
     goes,
     goes_along,
     is_bound,
-    is_bound_after_all,
     obstacle,
     place_of,
 )
 from pipeline.engine.hosting import HostedGroups, is_hosted, takes, with_one_exit
 from pipeline.engine.pack_jobs import PackJob
-from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.walk import Step, Walk, WalkPlan
 from pipeline.engine.walk_api import Host, Lender
+from pipeline.engine.walk_books import take_down
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
 
@@ -166,6 +165,8 @@ class Fusing:
             leader.pace.entered,
             frozenset(inside),
             edges=edges,
+            recorders=tuple(node.spans for node in inside),
+            watches=tuple(node.watch for node in inside if node.watch.timeout_s is not None),
         )
         self._plans.append(plan)
         return plan
@@ -217,9 +218,8 @@ class Fusing:
             walks.append(Walk(plan, run))
         plan.walks += len(walks)
         self._under_way.update(dict.fromkeys(walks))
-        for step in plan.steps:
-            if step.node.watch.timeout_s is not None:
-                step.node.watch.submitted()
+        for watch in plan.watches:
+            watch.submitted()
         if self._timer is None:
             self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
         if plan.host is not None:
@@ -239,8 +239,8 @@ class Fusing:
         """Take note of what a walk has done; what it has not goes the usual way."""
         leader, lead = walk.plan.steps[0].node, walk.lead
         self._end(walk)
-        if walk.finished:
-            leader.load.served((walk.finished[-1][2].end_ns - walk.began_ns) / 1e9)
+        if ended_ns := walk.end_ns:
+            leader.load.served((ended_ns - walk.began_ns) / 1e9)
         node, run = walk.moved or (leader, lead)
         node.release(run)
         self._settle(walk, ())
@@ -341,34 +341,9 @@ class Fusing:
 
     def _settle(self, walk: Walk, kept: Sequence[Any]) -> None:
         """Tell what was done, and pass on what came of it; a run still has those in `kept`."""
-        items, steps = walk.lead.items, walk.plan.steps
-        is_wanted = steps[0].node.spans.is_wanted
-        received_ns = self._clock_ns() if is_wanted else 0
-        for place, worker, run in walk.finished:
-            node = steps[place].node
-            if type(run) is PlainStep:
-                count, outcome = 1, run.outcome
-            else:
-                count, outcome = len(run.items), run.outcomes[0] if run.outcomes else None
-            node.links.answered += count
-            if node.pace.took(run.end_ns - run.start_ns, count):
-                self.changed()
-            has_failed = type(outcome) is not dict and isinstance(outcome, PipelineError)
-            if (
-                has_failed
-                and goes(node)
-                and is_bound_after_all(node.op, node.workers, node.pace, run.end_ns)
-            ):
-                self.changed()
-            if is_wanted:
-                spans = node.spans
-                spans.is_wanted = True
-                if type(run) is PlainStep:
-                    spans.step(worker, run, items[0], received_ns)
-                elif count == 1 and not run.executions and not run.rows:
-                    spans.one(worker, run, received_ns)
-                else:
-                    spans.batch(worker, run, received_ns)
+        items = walk.lead.items
+        if take_down(walk, self._clock_ns):
+            self.changed()
         if walk.plan.edges is not None:
             walk.plan.edges.settle(walk)
         if walk.failure is not None:

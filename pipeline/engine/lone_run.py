@@ -29,6 +29,7 @@ class LoneRun(Item, eq=False):
     def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
         """Run both stages, unless its request is over."""
         if self.generation == self.request.generation:
+            self.start_ns = clock_ns()
             PlainStep.run(self, op, watch, clock_ns)  # type: ignore[arg-type]  # it has all of it
 
     @property

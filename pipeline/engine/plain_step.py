@@ -5,38 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.stage_errors import stage_error
 
 if TYPE_CHECKING:
     from pipeline.engine.batch_run import BatchRun
 
+PlainTimes = tuple[int, Any, Any, int, int, int, int]
+"""A finished one: place, worker, outcome, ready_ns, start_ns, preprocess_end_ns, end_ns."""
 
-class PlainStep(msgspec.Struct, eq=False):
-    """A BatchRun of one item at an Op that `is_plain`, in less time.
+
+class PlainStep:
+    """A BatchRun of one item at an Op that `is_plain`, in less time; once it has run, of the next.
 
     Attributes:
+        inputs: what the Op reads.
+        ready_ns: when that was there.
+        start_ns: when it begins; who runs it says so.
         outcome: its payload, a Goto or Answer with that, or a PipelineError; None: not finished.
         apart: the batch that it has become, which may be given up meanwhile.
     """
 
-    inputs: dict[str, Any]
-    data_id: int
-    log_id: int
-    ready_ns: int = 0
-    start_ns: int = 0
-    preprocess_end_ns: int = 0
-    end_ns: int = 0
-    outcome: Any = None
-    apart: BatchRun | None = None
+    __slots__ = (
+        "apart",
+        "data_id",
+        "end_ns",
+        "inputs",
+        "log_id",
+        "outcome",
+        "preprocess_end_ns",
+        "ready_ns",
+        "start_ns",
+    )
+
+    def __init__(self, data_id: int, log_id: int) -> None:
+        self.data_id: int = data_id
+        self.log_id: int = log_id
+        self.inputs: Any = None
+        self.ready_ns: int = 0
+        self.start_ns: int = 0
+        self.preprocess_end_ns: int = 0
+        self.end_ns: int = 0
+        self.outcome: Any = None
+        self.apart: BatchRun | None = None
 
     def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
         """Run both stages."""
         inputs, data_id, log_id = self.inputs, self.data_id, self.log_id
         stage = "preprocess"
-        self.start_ns = clock_ns()
+        self.preprocess_end_ns = 0
         try:
             data = returned = op.users_preprocess(inputs, data_id, log_id)
             if type(returned) is tuple and len(returned) == 4:

@@ -9,6 +9,7 @@ from pipeline.engine.channel import Item
 from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.op_facts import OpFacts
+from pipeline.engine.span_recorder import take_down_plain
 from pipeline.engine.walk_api import Lender
 from pipeline.engine.worker_api import Loop, Worker
 
@@ -119,7 +120,8 @@ class Shortcut:
             if pace.is_fusable and pace.took(took_ns):
                 router.fusing.changed()
             if spans.is_wanted:
-                spans.step(worker, job, job, spans.clock_ns())
+                times = job.ready_ns, job.start_ns, job.preprocess_end_ns, job.end_ns
+                take_down_plain([spans], [(0, worker, outcome, *times)], job, spans.clock_ns())
             node.links.answered += 1
             if job.generation == request.generation:
                 if request.laps is None or not request.laps.get(node):  # it was made in the first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
@@ -15,7 +15,7 @@ from pipeline.engine.journal import (
     outcome_of,
     pack_span,
 )
-from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.plain_step import PlainTimes
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
@@ -27,6 +27,7 @@ class SpanRecorder:
 
     Attributes:
         index: the Op's place in the graph, by which the journal knows it.
+        batches: how many there were.
         is_wanted: whether anybody reads spans: the journal, or a caller who asked for a profile.
     """
 
@@ -35,19 +36,19 @@ class SpanRecorder:
         self.journal: Journal | None = observers.journal
         self.is_wanted: bool = self.journal is not None
         self.clock_ns: Callable[[], int] = observers.clock_ns
-        self._batches = 0
+        self.batches: int = 0
 
     def next_batch(self) -> int:
         """Return the number of one more batch."""
-        self._batches += 1
-        return self._batches
+        self.batches += 1
+        return self.batches
 
     def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
         """Take down the spans of a batch that a worker is done with, now or at that time."""
         result_received_ns = result_received_ns or self.clock_ns()
         journal, rows, missed = self.journal, run.rows, []
         for indexes, times in executions(run):
-            self._batches += 1
+            self.batches += 1
             start_ns, preprocess_end_ns, process_end_ns, end_ns = times
             for index in indexes:
                 item, outcome = run.items[index], run.outcomes[index]
@@ -58,7 +59,7 @@ class SpanRecorder:
                 span = pack_span(
                     self.index,
                     worker.number,
-                    self._batches,
+                    self.batches,
                     item.data_id,
                     rows[index] if rows else request.rows,
                     outcome_of(outcome) if is_failed else _OK,
@@ -79,68 +80,6 @@ class SpanRecorder:
         if journal is not None:
             journal.flush_if_long()
 
-    def one(self, worker: Worker, run: BatchRun, result_received_ns: int) -> None:
-        """Take down the span of a batch of one that had one call of `process` or none."""
-        item, outcome = run.items[0], run.outcomes[0]
-        if outcome is None:
-            self.unfinished(run.items, Outcome.OTHER)
-            return
-        self._batches += 1
-        request, is_failed = item.request, isinstance(outcome, PipelineError)
-        start_ns, preprocess_end_ns = run.start_ns, run.preprocess_end_ns
-        process_end_ns, end_ns = run.process_end_ns, run.end_ns
-        span = pack_span(
-            self.index,
-            worker.number,
-            self._batches,
-            item.data_id,
-            request.rows,
-            outcome_of(outcome) if is_failed else _OK,
-            item.ready_ns,
-            start_ns,
-            preprocess_end_ns,
-            process_end_ns,
-            end_ns,
-            result_received_ns,
-        )
-        if self.journal is not None:
-            self.journal.spans.append(span)
-        if request.spans is not None:
-            request.spans.append(span)
-        if not is_failed and item.generation == request.generation:
-            request.input_ns += preprocess_end_ns - start_ns
-            request.infer_ns += process_end_ns - preprocess_end_ns
-            request.output_ns += end_ns - process_end_ns
-
-    def step(self, worker: Worker, run: PlainStep, item: Item, result_received_ns: int) -> None:
-        """Take down the span of a step of a walk."""
-        self._batches = batches = self._batches + 1
-        request, outcome, code = item.request, run.outcome, _OK
-        start_ns, preprocess_end_ns, end_ns = run.start_ns, run.preprocess_end_ns, run.end_ns
-        if type(outcome) is not dict and isinstance(outcome, PipelineError):
-            code = outcome_of(outcome)
-        elif item.generation == request.generation:
-            request.input_ns += preprocess_end_ns - start_ns
-            request.output_ns += end_ns - preprocess_end_ns
-        span = pack_span(
-            self.index,
-            worker.number,
-            batches,
-            item.data_id,
-            request.rows,
-            code,
-            run.ready_ns,
-            start_ns,
-            preprocess_end_ns,
-            preprocess_end_ns,
-            end_ns,
-            result_received_ns,
-        )
-        if self.journal is not None:
-            self.journal.spans.append(span)
-        if request.spans is not None:
-            request.spans.append(span)
-
     def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down spans that came to nothing: as their request ended, or else as `outcome`."""
         if self.journal is None:
@@ -151,6 +90,52 @@ class SpanRecorder:
             reason = ended if ended in FROM_OUTSIDE else outcome
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
             self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
+
+
+def take_down_plain(
+    recorders: Sequence[SpanRecorder], steps: Sequence[PlainTimes], item: Item, received_ns: int
+) -> None:
+    """Take down the spans of a request at Ops where each was a PlainStep, or alike.
+
+    Args:
+        recorders: those of the Ops; a step says by its place which is its own.
+    """
+    request, data_id, rows = item.request, item.data_id, item.request.rows
+    input_ns = output_ns = 0
+    spans = []
+    for place, worker, outcome, ready_ns, start_ns, middle_ns, end_ns in steps:
+        recorder = recorders[place]
+        recorder.batches = batch = recorder.batches + 1
+        code = _OK
+        if type(outcome) is not dict and isinstance(outcome, PipelineError):
+            code = outcome_of(outcome)
+        else:
+            input_ns += middle_ns - start_ns
+            output_ns += end_ns - middle_ns
+        spans.append(
+            pack_span(
+                recorder.index,
+                worker.number,
+                batch,
+                data_id,
+                rows,
+                code,
+                ready_ns,
+                start_ns,
+                middle_ns,
+                middle_ns,
+                end_ns,
+                received_ns,
+            )
+        )
+    if item.generation == request.generation:
+        request.input_ns += input_ns
+        request.output_ns += output_ns
+    if request.spans is not None:
+        request.spans += spans
+    if (journal := recorders[0].journal) is not None:
+        journal.spans += spans
+        journal.flush_if_long()
 
 
 def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:

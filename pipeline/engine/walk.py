@@ -5,15 +5,15 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import field
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item, Receiver, first_error, own_dict
-from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.channel import Receiver, first_error, own_dict
+from pipeline.engine.plain_step import PlainStep, PlainTimes
 from pipeline.engine.walk_api import Host, Lender, Stepper
 from pipeline.errors import PipelineError
 from pipeline.routes import Routed
@@ -21,6 +21,8 @@ from pipeline.routes import Routed
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.edges import Edges, Opening
+    from pipeline.engine.span_recorder import SpanRecorder
+    from pipeline.engine.worker_watch import WorkerWatch
 
 _LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
 _LONGER_NS = 100_000  # ... and for each further request of a batch
@@ -29,6 +31,9 @@ _LONGER_NS = 100_000  # ... and for each further request of a batch
 def longest_ns(requests: int) -> int:
     """Return how long a walk of so many requests may have lasted when a step begins."""
     return _LONGEST_NS + (requests - 1) * _LONGER_NS
+
+
+_LONE = [0]  # the items of a batch of one
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
@@ -70,6 +75,10 @@ class WalkPlan(msgspec.Struct, eq=False):
         host: what runs its walks, if not the workers of the first step.
         own: makes the copy that a further reader of the same answer gets.
         edges: what unpacks requests before the first step, and packs answers behind the last.
+        only_readers: for each step the place of the one step that reads its answer, where nobody
+            else does; else 0.
+        recorders: of the spans of each step.
+        watches: of those workers that have a timeout.
     """
 
     steps: tuple[Step, ...]
@@ -80,17 +89,29 @@ class WalkPlan(msgspec.Struct, eq=False):
     host: Host | None = None
     own: Callable[[Any], Any] = own_dict
     edges: Edges | None = None
+    only_readers: tuple[int, ...] = ()
+    recorders: tuple[SpanRecorder, ...] = ()
+    watches: tuple[WorkerWatch, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.only_readers = tuple(map(self._only_reader, self.steps))
+
+    def _only_reader(self, step: Step) -> int:
+        if step.is_read_outside or len(step.readers) != 1:
+            return 0
+        return step.readers[0][0]
 
 
 class Walk(msgspec.Struct, eq=False):
     """A batch of the plan's first Op, and what comes of it behind that Op.
 
-    Whoever runs it borrows an idle worker for each step, and stops where there is none, or when
-    it takes long: the rest goes the usual way. While a step runs `held` has (place of the step,
-    worker, run): who takes that out, see `take_out`, makes it a job of that worker like any other,
-    and nothing more is done here.
+    Whoever runs it borrows an idle worker for each step, and leaves those for which there is none;
+    when it takes long, it stops: the rest goes the usual way. While a step runs `held` has (place
+    of the step, worker, run): who takes that out, see `take_out`, makes it a job of that worker
+    like any other, and nothing more is done here.
 
-    A batch of one item, as nearly all are, goes a way of its own: each step is at most one run.
+    What came for the steps, and when, has a place for each item of the batch at each step: that
+    of item i at step s of a batch of n is s * n + i.
 
     Attributes:
         lead: the batch.
@@ -98,11 +119,12 @@ class Walk(msgspec.Struct, eq=False):
         failure: of ours, on data of any type: what is told to the requests.
         step_ns: when the step began that runs.
         finished: (place of the step, worker, run) of each run that came to its end.
+        plain: the same of each PlainStep, with its outcome and times.
         outs: (step, place of the item, answer) of the answers that somebody else reads.
         moved: the Op, and its run, that it counts as, if no longer as one of the first Op.
-        ready: for each step the items that it has not taken, with their places in the batch.
-        parts: what came for a step that reads several, by (step, place of the item).
-        came: of a lone item, what came for each step that it has not taken.
+        came: what came for the steps and was not taken; None: nothing.
+        ready_ns: when the last part of it came.
+        has_failed: whether an error is among it, or was.
         walker: the worker whose thread runs it.
         opening: those of its requests that were not unpacked when it left.
     """
@@ -114,11 +136,12 @@ class Walk(msgspec.Struct, eq=False):
     step_ns: int = 0
     held: list[tuple[int, Any, Any]] = field(default_factory=list)
     finished: list[tuple[int, Any, Any]] = field(default_factory=list)
+    plain: list[PlainTimes] = field(default_factory=list)
     outs: list[tuple[Step, int, Any]] = field(default_factory=list)
     moved: tuple[OpDispatcher, BatchRun] | None = None
-    ready: list[list[tuple[int, Item]]] = field(default_factory=list)
-    parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     came: list[dict[str, Any] | None] = field(default_factory=list)
+    ready_ns: list[int] = field(default_factory=list)
+    has_failed: bool = False
     walker: Any = None
     opening: Opening | None = None
 
@@ -126,6 +149,12 @@ class Walk(msgspec.Struct, eq=False):
     def worker(self) -> int | None:
         """The number of the worker that has to run it, as of any job."""
         return self.lead.worker
+
+    @property
+    def end_ns(self) -> int:
+        """Return the end of its last step; 0: there was none."""
+        runs, plain = self.finished[-1:], self.plain[-1:]
+        return max([*(run.end_ns for _, _, run in runs), *(step[-1] for step in plain)], default=0)
 
     def go(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
         """Run all steps, or those that can be run in one go.
@@ -145,180 +174,130 @@ class Walk(msgspec.Struct, eq=False):
             self.failure = error
             return True
 
-    def _steps(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
-        if len(self.lead.items) == 1:
-            return self._go_alone(walker, clock_ns)
-        return self._go(walker, clock_ns)
+    def _steps(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
+        """Run the steps; return whether none of them was taken out.
 
-    def _go(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
-        plan, lead = self.plan, self.lead
-        self.ready = [[] for _ in plan.steps]
-        if plan.entries:
-            self._enter()
-        self.began_ns = self.step_ns = clock_ns()
-        if not self.perform(0, walker, lead, clock_ns):
-            return False
-        self.finished.append((0, walker, lead))
-        for index, outcome in enumerate(lead.outcomes):
-            if outcome is not None:
-                self._answer(0, index, outcome, lead.end_ns)
-        for place, waiting in enumerate(self.ready):
-            if not waiting:
-                continue
-            self.step_ns = now_ns = clock_ns()
-            if now_ns - self.began_ns > longest_ns(len(lead.items)):
-                break
-            lender = plan.steps[place].lender
-            worker = lender.borrow()
-            if worker is None:
-                break
-            try:
-                if not self._step(place, waiting, worker, clock_ns):
-                    return False
-            except BaseException:
-                lender.give_back(worker)
-                raise
-            lender.give_back(worker)
-        return True
-
-    def _go_alone(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
-        """Do what `_go` does with one item, which comes to each step once at most."""
-        plan, lead, held, finished = self.plan, self.lead, self.held, self.finished
-        item = lead.items[0]
-        data_id, log_id = item.data_id, item.log_id
-        came = self.came = [None] * len(plan.steps)
-        ready_ns = [item.ready_ns] * len(plan.steps)
-        if plan.entries and item.entered:
-            ((slot, part),) = item.inputs.items()
-            for place in plan.entries:
-                came[place] = {slot: plan.own(part)}
-        self.began_ns = self.step_ns = clock_ns()
-        if not self.perform(0, walker, lead, clock_ns):
-            return False
-        finished.append((0, walker, lead))
-        answer = lead.outcomes[0]
-        if item.is_alone and answer is not None:
-            self.outs.append((plan.steps[0], 0, answer))
-            return True
-        has_failed = self._hand_on(plan.steps[0], answer, lead.end_ns, ready_ns)
-        for place, step in enumerate(plan.steps):
-            inputs = came[place]
-            if inputs is None:
-                continue
-            if step.is_join:
-                if len(inputs) < len(step.producers):
+        A lone item at an Op without `process`, as nearly all are, is passed on right here.
+        """
+        plan, lead, held, plain = self.plan, self.lead, self.held, self.plain
+        item, is_lone = lead.items[0], len(lead.items) == 1
+        is_usual = is_lone and not (item.is_feed or item.is_alone or item.is_over)
+        run = PlainStep(item.data_id, item.log_id)
+        self._enter()
+        came, ready_ns, only_readers = self.came, self.ready_ns, plan.only_readers
+        self.began_ns = clock_ns()
+        latest_ns = self.began_ns + longest_ns(len(lead.items))
+        worker: Any = None
+        place = 0
+        try:
+            for place, step in enumerate(plan.steps):
+                if not is_lone or step.is_join or self.has_failed:
+                    if not (waiting := self._waiting(place, step)):
+                        continue
+                elif came[place] is None:
                     continue
-                inputs = {producer: inputs[producer] for producer in step.producers}
-            error = first_error(inputs) if has_failed else None
-            if error is not None:
-                came[place] = None
-                self._hand_on(step, error, ready_ns[place], ready_ns)
-                continue
-            if item.is_cancelled():
-                break
-            self.step_ns = now_ns = clock_ns()
-            if now_ns - self.began_ns > _LONGEST_NS:
-                break
-            lender = step.lender
-            worker = lender.borrow()
-            if worker is None:
-                break
-            came[place] = None
-            try:
-                if worker.op.is_plain:
-                    run = PlainStep(inputs, data_id, log_id, ready_ns[place])
-                    entry = (place, worker, run)
-                    held.append(entry)
+                else:
+                    waiting = _LONE
+                if not place:
+                    worker = walker
+                elif is_lone and item.is_cancelled():
+                    break
+                elif (worker := step.lender.borrow()) is None:
+                    continue
+                self.step_ns = now_ns = clock_ns()
+                if now_ns > latest_ns and place:
+                    step.lender.give_back(worker)
+                    break
+                if is_usual and worker.op.is_plain:
+                    run.inputs, run.ready_ns, run.start_ns = came[place], ready_ns[place], now_ns
+                    came[place] = run.outcome = None
+                    held.append((place, worker, run))
                     worker.perform(run, now_ns, clock_ns)
                     try:
                         held.pop()
                     except IndexError:
                         run.tell()
                         return False
-                    finished.append(entry)
                     answer, end_ns = run.outcome, run.end_ns
-                else:
-                    batch = BatchRun([item.following(inputs, ready_ns[place])], is_step=True)
-                    if not self.perform(place, worker, batch, clock_ns):
-                        return False
-                    finished.append((place, worker, batch))
-                    answer, end_ns = batch.outcomes[0], batch.end_ns
-                if self._hand_on(step, answer, end_ns, ready_ns):
-                    has_failed = True
-            except BaseException:
-                lender.give_back(worker)
-                raise
-            lender.give_back(worker)
+                    plain.append(
+                        (place, worker, answer, run.ready_ns, now_ns, run.preprocess_end_ns, end_ns)
+                    )
+                    reader = only_readers[place]
+                    if not reader or type(answer) is not dict:
+                        self._hand_on(step, 0, answer, end_ns)
+                    else:
+                        ready_ns[reader] = end_ns
+                        if (inputs := came[reader]) is None:
+                            came[reader] = {step.name: answer}
+                        else:
+                            inputs[step.name] = answer
+                elif not self._run(place, waiting, worker, clock_ns):
+                    return False
+                if place:
+                    step.lender.give_back(worker)
+                worker = None
+        except BaseException:
+            if place and worker is not None:
+                plan.steps[place].lender.give_back(worker)
+            raise
         return True
 
-    def _hand_on(self, step: Step, answer: Any, end_ns: int, ready_ns: list[int]) -> bool:
-        """Pass on what came of a lone item at a step; return whether it is an error."""
-        if answer is None:  # it was over
-            return False
-        if type(answer) is not dict and isinstance(answer, Routed):  # the loop knows where to
-            self.outs.append((step, 0, answer))
-            return False
-        if step.is_read_outside:
-            self.outs.append((step, 0, self.plan.own(answer) if step.keeps_own else answer))
-        for reader, is_own in step.readers:
-            part = self.plan.own(answer) if is_own else answer
-            ready_ns[reader] = end_ns
-            inputs = self.came[reader]
-            if inputs is None:
-                self.came[reader] = {step.name: part}
-            else:
-                inputs[step.name] = part
-        return type(answer) is not dict and isinstance(answer, PipelineError)
-
-    def take_out(self) -> tuple[int, Any, BatchRun] | None:
-        """Make the step that runs a batch of its worker's own; None if no step runs just now.
-
-        Others than whoever runs the walk may ask: what both take, the one who is first has.
-        """
-        for entry in self.held[:]:
-            place, worker, run = entry
-            if isinstance(run, PlainStep):
-                item = self.lead.items[0].following(run.inputs, run.ready_ns)
-                run.apart = batch = BatchRun([item])
-            else:
-                batch = run
-            try:
-                self.held.remove(entry)
-            except ValueError:
-                break
-            return place, worker, batch
-        return None
-
     def _enter(self) -> None:
-        """Give the further entries their copies, before anybody can change the original."""
-        for place in self.plan.entries:
-            for index, item in enumerate(self.lead.items):
-                if item.entered:
-                    ((slot, part),) = item.inputs.items()
-                    self._take(place, index, slot, self.plan.own(part), item.ready_ns)
+        """Note what the first steps read, before anybody can change the original."""
+        plan, items = self.plan, self.lead.items
+        count = len(items)
+        self.ready_ns = [item.ready_ns for item in items] * len(plan.steps)
+        came: list[dict[str, Any] | None] = [None] * len(self.ready_ns)
+        self.came = came
+        for index, item in enumerate(items):
+            came[index] = item.inputs
+            if item.entered and plan.entries:
+                ((slot, part),) = item.inputs.items()
+                own: Any = dict if type(part) is dict and plan.own is own_dict else plan.own
+                for place in plan.entries:
+                    came[place * count + index] = {slot: own(part)}
 
-    def _step(
-        self,
-        place: int,
-        waiting: list[tuple[int, Item]],
-        worker: Stepper,
-        clock_ns: Callable[[], int],
-    ) -> bool:
-        """Run one Op for all that waits for it; return whether the worker is still lent to us."""
-        size = self.plan.steps[place].size
-        while waiting:
-            taken = waiting[:size]
-            del waiting[:size]
-            items = [entry for entry in taken if not entry[1].is_over]
-            if not items:
+    def _waiting(self, place: int, step: Step) -> list[int]:
+        """Return the items that a step can be run for; an error goes on as its answer."""
+        came, count, found = self.came, len(self.lead.items), []
+        if not place:
+            return [*range(count)]
+        for index in range(count):
+            number = place * count + index
+            inputs = came[number]
+            if inputs is None or len(inputs) < len(step.producers):
                 continue
-            run = BatchRun([item for _, item in items], is_step=True)
+            inputs = {producer: inputs[producer] for producer in step.producers}
+            error = first_error(inputs) if self.has_failed else None
+            came[number] = inputs if error is None else None
+            if error is None:
+                found.append(index)
+            else:
+                self._hand_on(step, index, error, self.ready_ns[number])
+        return found
+
+    def _run(
+        self, place: int, waiting: Sequence[int], worker: Any, clock_ns: Callable[[], int]
+    ) -> bool:
+        """Run one Op for some items; return whether the worker is still lent to us."""
+        step, lead = self.plan.steps[place], self.lead
+        size = step.size if place else len(waiting)
+        for begin in range(0, len(waiting), size):
+            indexes, items = [], []
+            for index in waiting[begin : begin + size]:
+                number, item = place * len(lead.items) + index, lead.items[index]
+                inputs, self.came[number] = self.came[number], None
+                if place and inputs is not None and not item.is_cancelled():
+                    indexes.append(index)
+                    items.append(item.following(inputs, self.ready_ns[number]))
+            if place and not items:
+                continue
+            run = BatchRun(items, is_step=True) if place else lead
             if not self.perform(place, worker, run, clock_ns):
                 return False
             self.finished.append((place, worker, run))
-            for (index, _), outcome in zip(items, run.outcomes, strict=True):
-                if outcome is not None:
-                    self._answer(place, index, outcome, run.end_ns)
+            for index, outcome in zip(indexes or waiting, run.outcomes, strict=True):
+                self._hand_on(step, index, outcome, run.end_ns)
             self.step_ns = run.end_ns
         return True
 
@@ -333,53 +312,56 @@ class Walk(msgspec.Struct, eq=False):
             return False
         return True
 
-    def _answer(self, place: int, index: int, answer: Any, ready_ns: int) -> None:
-        """Pass on the answer of a step to those that read it."""
-        step = self.plan.steps[place]
-        is_routed = isinstance(answer, Routed)  # the loop knows where to
-        if is_routed or (place == 0 and self.lead.items[index].is_alone):
+    def _hand_on(self, step: Step, index: int, answer: Any, ready_ns: int) -> None:
+        """Pass on what came of an item at a step to those that read it."""
+        if answer is None:  # it was over
+            return
+        plan, items, came = self.plan, self.lead.items, self.came
+        is_error = is_routed = False
+        if type(answer) is not dict:
+            is_error, is_routed = isinstance(answer, PipelineError), isinstance(answer, Routed)
+        if is_routed or (
+            step is plan.steps[0] and items[index].is_alone
+        ):  # the loop knows where to
             self.outs.append((step, index, answer))
             return
         if step.is_read_outside:
-            out = self.plan.own(answer) if step.keeps_own else answer
-            self.outs.append((step, index, out))
+            self.outs.append((step, index, plan.own(answer) if step.keeps_own else answer))
         for reader, is_own in step.readers:
-            part = self.plan.own(answer) if is_own else answer
-            self._take(reader, index, step.name, part, ready_ns)
+            number, part = reader * len(items) + index, plan.own(answer) if is_own else answer
+            self.ready_ns[number] = ready_ns
+            inputs = came[number]
+            if inputs is None:
+                came[number] = {step.name: part}
+            else:
+                inputs[step.name] = part
+        self.has_failed = self.has_failed or is_error
 
-    def _take(self, place: int, index: int, slot: str, part: Any, ready_ns: int) -> None:
-        """Take what a step reads; an error takes the place of its answer."""
-        producers = self.plan.steps[place].producers
-        if len(producers) == 1:
-            inputs = {slot: part}
-            error: Any = part if isinstance(part, PipelineError) else None
-        else:
-            parts = self.parts.setdefault((place, index), {})
-            parts[slot] = part
-            if len(parts) < len(producers):
-                return
-            del self.parts[place, index]
-            inputs = {producer: parts[producer] for producer in producers}
-            error = first_error(inputs)
-        if error is not None:
-            self._answer(place, index, error, ready_ns)
-            return
-        item = self.lead.items[index].following(inputs, ready_ns)
-        self.ready[place].append((index, item))
+    def take_out(self) -> tuple[int, Any, BatchRun] | None:
+        """Make the step that runs a batch of its worker's own; None if no step runs just now.
+
+        Others than whoever runs the walk may ask: what both take, the one who is first has.
+        """
+        for entry in self.held[:]:
+            place, worker, run = entry
+            if isinstance(run, PlainStep):
+                item = self.lead.items[0]
+                batch = BatchRun([item.following(run.inputs, run.ready_ns)]) if place else self.lead
+                run.apart = batch
+            else:
+                batch = run
+            try:
+                self.held.remove(entry)
+            except ValueError:
+                break
+            return place, worker, batch
+        return None
 
     def left(self) -> list[tuple[Step, int, dict[str, Any]]]:
         """Return what nothing was done with: (step, place of the item, what came for it)."""
-        steps = self.plan.steps
-        waiting = [
-            (steps[place], index, item.inputs)
-            for place, entries in enumerate(self.ready)
-            for index, item in entries
-        ]
-        waiting += [
-            (steps[place], 0, inputs)
-            for place, inputs in enumerate(self.came)
+        steps, count = self.plan.steps, len(self.lead.items)
+        return [
+            (steps[number // count], number % count, inputs)
+            for number, inputs in enumerate(self.came)
             if inputs is not None
-        ]
-        return waiting + [
-            (steps[place], index, parts) for (place, index), parts in self.parts.items()
         ]

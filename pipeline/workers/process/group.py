@@ -261,7 +261,7 @@ class GroupWorkers(ProcessWorkers):
                 run.rows = [step.rows]
         walk.began_ns = walk.finished[0][2].start_ns if walk.finished else 0
         walk.outs = [(walk.plan.steps[place], 0, outcome) for place, outcome in outcomes]
-        walk.parts = {(place, 0): inputs for place, inputs in left.items()}
+        walk.came = [left.get(place) for place in range(len(walk.plan.steps))]
         self._done(worker, walk)
 
     def _book(

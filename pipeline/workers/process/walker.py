@@ -104,7 +104,7 @@ class Walker:
         lead = BatchRun([item])
         walk = Walk(self._plan, lead)
         walk.go(self._leader, clock_ns)
-        steps = [_result(place, run) for place, _, run in walk.finished]
+        steps = _results(walk)
         if walk.failure is not None:  # ours, on data of any type
             text = f"a request could not be passed from Op to Op: {described(walk.failure)}"
             return Walked(now_ns, clock_ns(), steps, [(-1, PipelineError(text))], [])
@@ -128,13 +128,19 @@ def _times(run: Run) -> StepTimes:
     return run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns
 
 
-def _result(place: int, run: Run) -> StepResult:
-    if isinstance(run, PlainStep):
-        outcome, rows = run.outcome, -1
-    else:
-        outcome, rows = run.outcomes[0], run.rows[0] if run.rows else -1
-    error = _fields(outcome) if isinstance(outcome, PipelineError) else None
-    return StepResult(place, *_times(run), rows, error)
+def _results(walk: Walk) -> list[StepResult]:
+    found = [
+        StepResult(place, start_ns, middle_ns, middle_ns, end_ns, -1, _error(outcome))
+        for place, _, outcome, _, start_ns, middle_ns, end_ns in walk.plain
+    ]
+    for place, _, run in walk.finished:
+        rows = run.rows[0] if run.rows else -1
+        found.append(StepResult(place, *_times(run), rows, _error(run.outcomes[0])))
+    return sorted(found, key=lambda step: step.place)
+
+
+def _error(outcome: Any) -> ErrorFields | None:
+    return _fields(outcome) if isinstance(outcome, PipelineError) else None
 
 
 def _fields(error: PipelineError) -> ErrorFields:

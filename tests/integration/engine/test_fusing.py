@@ -512,3 +512,35 @@ async def test_the_journal_tells_what_ran_in_one_go(is_fused):
     rows = np.concatenate(spans)
     assert len(rows) == 15
     assert list(walks(rows).values()) == [[0, 1, 2]] * 5 * is_fused
+
+
+@on_loop
+async def test_a_step_without_an_idle_worker_is_left_out_and_the_others_go_on():
+    seen = []
+
+    def act(op, x):
+        seen.append((op.name, threading.current_thread().name))
+
+    read = RequestOp()
+    beside = [Calls(name=name, input_ops=[read]) for name in "abc"]
+    last = Calls(name="d", input_ops=beside)
+    for op in [*beside, last]:
+        op.act = act
+    async with serving(last, expected=[("a", "b", "c", "d")]) as server:
+        nodes = {node.name: node for node in server.executor.executor.nodes.values()}
+        nodes["b"].workers.borrow = lambda: None
+        assert value_of(await ask(server)) == "1"
+    assert seen[:2] == [("a", "pipeline-a-0"), ("c", "pipeline-a-0")]
+    assert seen[2] == ("b", "pipeline-b-0")
+    assert seen[3][0] == "d"
+
+
+@on_loop
+async def test_walks_have_the_journal_read_before_it_is_long():
+    async with serving(chain(Calls, Calls), expected=[("a", "b")]) as server:
+        journal = server.executor._observers.journal
+        await ask(server)
+        flushes, size = journal.flushes, len(journal.spans[0])
+        journal.spans += [bytes(size)] * 4096
+        await ask(server)
+        assert journal.flushes == flushes + 1
