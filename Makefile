@@ -5,12 +5,16 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
+.PHONY: demo cascade ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
 demo: $(READY)
 	$(BIN)/python examples/imdb_ensemble/demo.py $(CONFIG)
+
+# The same models, the second one only where the first is unsure.
+cascade: $(READY)
+	$(BIN)/python examples/cascade/demo.py
 
 # CONFIG=config_paddle.yml: the same models on Paddle, in processes.
 ocr: $(READY)

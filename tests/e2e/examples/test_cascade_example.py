@@ -1,0 +1,63 @@
+"""The cascade example: its demo from start to end, and who is asked for what."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+SAMPLES = 6
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A copy of the example on ports that are free, and how to run its demo."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    for name in ("cascade", "imdb_ensemble"):
+        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=skipped)
+    config = tmp_path / "cascade" / "config.yml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("18090", "0").replace("18091", "0"), encoding="utf-8")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / "cascade" / "demo.py")]
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+        )
+
+    run.folder = tmp_path / "cascade"
+    return run
+
+
+def sure(demo, share):
+    """Set how sure `bow` has to be."""
+    script = demo.folder / "web_server.py"
+    text = script.read_text(encoding="utf-8")
+    assert "SURE = 0.8 " in text
+    script.write_text(text.replace("SURE = 0.8 ", f"SURE = {share} "), encoding="utf-8")
+
+
+def test_the_demo_passes_from_any_folder(demo):
+    done = demo()
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout
+    assert said.splitlines()[-1].startswith("demo passed")
+    assert f"bow -> verdict: {2 * SAMPLES} of {2 * SAMPLES} answers" in said
+    asked = said.count(", cnn 0.")
+    assert f"bow -> cnn: {asked} of {2 * SAMPLES} answers" in said
+    assert f"cnn -> verdict: {asked} of {asked} answers" in said
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.5, 0), (1.1, 2 * SAMPLES)])
+def test_who_is_sure_is_asked_alone(demo, share, asked):
+    sure(demo, share)
+    done = demo()
+    assert done.returncode == 1, "it is no cascade then"
+    assert f"bow -> cnn: {asked} of {2 * SAMPLES} answers" in done.stdout
+    assert done.stdout.count(", cnn ") == asked
