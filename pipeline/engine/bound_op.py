@@ -303,7 +303,7 @@ def coded_error(code: int, text: str) -> PipelineError:
 
 
 def unpack_result(returned: Any) -> tuple[Any, int | None]:
-    """Return (payload, log id or None) of `unpack_request_package` in any historical shape."""
+    """Return (payload or Answer, log id or None) of `unpack_request_package` in any shape."""
     payload, log_id = returned, None
     if isinstance(returned, tuple):
         if len(returned) != 4:
@@ -311,7 +311,9 @@ def unpack_result(returned: Any) -> tuple[Any, int | None]:
         payload, log_id, code, info = returned
         if code is not None:
             raise _product_error(code, info, UNPACK.name)
-    if type(payload) is not dict and not isinstance(payload, Mapping):
+    if isinstance(payload, Answer):
+        checked(payload, UNPACK.name)
+    elif type(payload) is not dict and not isinstance(payload, Mapping):
         _close(payload)
         raise PayloadTypeError(
             f"{UNPACK.name} returned {type(payload).__name__}: return a dict, or (dict, log_id, "

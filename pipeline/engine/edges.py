@@ -20,6 +20,7 @@ from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
 from pipeline.engine.walk import Walk, longest_ns
 from pipeline.engine.walk_api import Lender
 from pipeline.errors import PipelineError
+from pipeline.routes import Answer
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
@@ -43,7 +44,7 @@ class Opening(msgspec.Struct, eq=False):
         size: requests of the batch.
         waiting: those that are not unpacked yet.
         jobs: what was done.
-        refused: those that cannot be unpacked, and why.
+        refused: those that cannot be unpacked, and why; or what is their answer already.
         unpacked: those that go on, with those that had been unpacked before.
         is_cut: whether the walk ended here.
     """
@@ -51,7 +52,7 @@ class Opening(msgspec.Struct, eq=False):
     size: int
     waiting: list[Item] = field(default_factory=list)
     jobs: list[PackJob] = field(default_factory=list)
-    refused: list[tuple[RequestState, PipelineError]] = field(default_factory=list)
+    refused: list[tuple[RequestState, PipelineError | Answer]] = field(default_factory=list)
     unpacked: list[Item] = field(default_factory=list)
     is_cut: bool = False
 
@@ -187,7 +188,7 @@ class Edges:
             self._unpacker.took(job)
         for request, error in opening.refused:
             request.spans = None
-            self._unpacker.refuse(request, error)
+            self._unpacker.end(request, error)
         for item in opening.waiting:
             self._unpack_apart(item)
         node = walk.plan.steps[0].node
@@ -252,7 +253,7 @@ class Edges:
             return
         request = item.request
         payload = self._unpacker.read(request, job.result)
-        if isinstance(payload, PipelineError):
+        if isinstance(payload, PipelineError | Answer):
             opening.refused.append((request, payload))
             return
         item.inputs = dict.fromkeys(item.inputs, payload)

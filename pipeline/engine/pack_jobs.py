@@ -34,6 +34,7 @@ from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse, pack_plai
 from pipeline.proto.pipeline.response import is_cheap, pack_error, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
+from pipeline.routes import Answer
 
 
 class PackJob(msgspec.Struct, eq=False):
@@ -145,7 +146,7 @@ class Unpacker(PackRunner):
 
     Args:
         unpacked: takes a request and its payload.
-        failed: takes a request that cannot be unpacked, and the reason.
+        complete: takes a request that cannot be unpacked, and the reason; or one that is answered.
 
     Attributes:
         begin: takes a request that is unpacked in one go with the first Ops; None: none is now.
@@ -156,12 +157,12 @@ class Unpacker(PackRunner):
         op: RequestOp,
         make_workers: WorkersFactory,
         unpacked: Callable[[RequestState, Any], None],
-        failed: Callable[[RequestState, PipelineError], None],
+        complete: Callable[[RequestState, Any], None],
     ) -> None:
         super().__init__(op, "unpack_request_package", make_workers)
         self._op = op
         self._unpacked = unpacked
-        self.refuse: Callable[[RequestState, PipelineError], None] = failed
+        self._complete = complete
         self._is_ours = not overrides(op, "unpack_request_package")
         self.begin: Callable[[RequestState], None] | None = None
 
@@ -185,7 +186,7 @@ class Unpacker(PackRunner):
             try:
                 unpacked = self._op.unpack_request_package(raw)
             except Exception as error:  # ours, on a caller's data: that caller is told
-                self.refuse(request, not_unpacked(error))
+                self.end(request, not_unpacked(error))
                 return
             if self._is_ours:  # and has one form
                 payload, request.log_id = unpacked[:2]
@@ -224,13 +225,17 @@ class Unpacker(PackRunner):
     def _take(self, request: RequestState, unpacked: Any) -> None:
         """Pass on what the Op made of a request."""
         payload = self.read(request, unpacked)
-        if isinstance(payload, PipelineError):
-            self.refuse(request, payload)
+        if isinstance(payload, PipelineError | Answer):
+            self.end(request, payload)
         else:
             self._unpacked(request, payload)
 
+    def end(self, request: RequestState, result: PipelineError | Answer) -> None:
+        """End a request that no Op works on."""
+        self._complete(request, result.answer if isinstance(result, Answer) else result)
+
     def read(self, request: RequestState, unpacked: Any) -> Any:
-        """Return the payload in what the Op made of a request, in any historical form; or an error.
+        """Return the payload in what the Op made of a request, in any form; or an error or Answer.
 
         In whatever thread has the request; what else is in it the request gets.
         """

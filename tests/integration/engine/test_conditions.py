@@ -267,3 +267,26 @@ async def post(server, path, body):
     status, answer = await asyncio.to_thread(doubles.post, server, body, path)
     assert status == 200, answer
     return answer
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_an_unpack_method_may_have_the_answer(is_quick):
+    class Knows(RequestOp):
+        def unpack_request_package(self, request):
+            data, log_id, *_ = super().unpack_request_package(request)
+            known = data["x"] == "known"
+            return (Answer({"x": "at once"}) if known else data), log_id, None, ""
+
+    async def main():
+        last = Steps("last", Steps("first", Knows()))
+        async with quick_server(ResponseOp([last]), is_quick) as server:
+            words = ["known", "other", "known"] * 3
+            got = await asyncio.gather(*(ask(server, word) for word in words))
+            assert [value_of(each) for each in got] == [
+                "at once",
+                "other>first>last",
+                "at once",
+            ] * 3
+            assert not server.executor.inside
+
+    asyncio.run(main())
