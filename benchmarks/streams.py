@@ -1,0 +1,142 @@
+"""`python -m benchmarks.streams`: many slow readers of endless streams, and who comes beside them.
+
+One process, an Op of two threads whose generator never ends. `--readers` callers take a part each
+every `--pause` seconds: the server's memory has to stay as it is. Then as many take parts as fast as
+they come, and new callers are timed from their request to their first part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.engine.request import RequestState, StreamSink
+from pipeline.proto import pipeline_service_pb2
+
+_PART = "x" * 1000
+_PROBES = 20
+
+
+class Endless(Op):
+    """Yields 1 KB for ever."""
+
+    def process(self, feed_batch: Any, log_id: Any) -> Any:
+        number = 0
+        while True:
+            yield {"text": _PART, "number": str(number)}
+            number += 1
+
+
+class Reader(StreamSink):
+    """Takes a part every `pause_s` seconds; 0: each as it comes."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.parts = 0
+        self.began = time.perf_counter()
+        self.first_s = 0.0
+        self.first = asyncio.Event()
+        self.request: RequestState
+        self._pause_s = pause_s
+        self._loop = asyncio.get_running_loop()
+
+    def part(self, answer: Any) -> None:
+        if not self.parts:
+            self.first_s = time.perf_counter() - self.began
+            self.first.set()
+        self.parts += 1
+        if not self._pause_s:
+            self.request.took_part()
+        elif self.parts == 1:
+            self._loop.call_later(self._pause_s, self._take)
+
+    def end(self, answer: Any) -> None:
+        raise RuntimeError(f"an endless stream ended: {answer}")
+
+    def _take(self) -> None:
+        self.request.took_part()
+        self._loop.call_later(self._pause_s, self._take)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.streams", description=__doc__)
+    parser.add_argument("--readers", type=int, default=1000)
+    parser.add_argument("--pause", type=float, default=1.0, help="s between two parts of a reader")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    asyncio.run(_measure(parser.parse_args()))
+    return 0
+
+
+async def _measure(said: argparse.Namespace) -> None:
+    server = PipelineServer("streams")
+    server.set_response_op(ResponseOp([Endless("endless", RequestOp(), concurrency=2)]))
+    server.prepare_server(
+        yml_dict={"rpc_port": 0, "worker_num": said.readers + 100, "queue_size": said.readers}
+    )
+    async with server:
+        begin = server._running().models.begin
+        slow = [_begin(begin, said.pause) for _ in range(said.readers)]
+        await asyncio.gather(*(reader.first.wait() for reader in slow))
+        await asyncio.sleep(2 * said.pause)
+        before, parts, started = _rss_mib(), _parts(slow), time.perf_counter()
+        most = before
+        while time.perf_counter() - started < said.seconds:
+            await asyncio.sleep(1.0)
+            most = max(most, _rss_mib())
+        rate = (_parts(slow) - parts) / (time.perf_counter() - started)
+        print(
+            f"{said.readers} readers that take a part every {said.pause:g} s, for {said.seconds:g} "
+            f"s: {rate:.0f} parts/s, RSS {before:.1f} MiB before, {most:.1f} at most"
+        )
+        first = await _probe(begin)
+        print(f"first part of one more: {_figures(first)}")
+        for reader in slow:
+            reader.request.cancel()
+        for busy in (2, 50):
+            quick = [_begin(begin, 0.0) for _ in range(busy)]
+            await asyncio.gather(*(reader.first.wait() for reader in quick))
+            first = await _probe(begin)
+            print(f"beside {busy} that read as fast as they can: {_figures(first)}")
+            for reader in quick:
+                reader.request.cancel()
+
+
+async def _probe(begin: Any) -> list[float]:
+    """Return how long new callers waited for their first part, one after the other."""
+    taken = []
+    for _ in range(_PROBES):
+        reader = _begin(begin, 1000.0)
+        await reader.first.wait()
+        reader.request.cancel()
+        taken.append(reader.first_s)
+    return taken
+
+
+def _begin(begin: Any, pause_s: float) -> Reader:
+    reader = Reader(pause_s)
+    raw = pipeline_service_pb2.Request(name="streams", key=["a"], value=["b"])
+    reader.request = begin(raw, None, None, reader)
+    return reader
+
+
+def _parts(readers: list[Reader]) -> int:
+    return sum(reader.parts for reader in readers)
+
+
+def _figures(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:.1f} ms, {max(seconds) * 1e3:.1f} at most"
+
+
+def _rss_mib() -> float:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
