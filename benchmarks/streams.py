@@ -1,7 +1,7 @@
 """`python -m benchmarks.streams`: many slow readers of endless streams, and who comes beside them.
 
 One process, an Op of two threads whose generator never ends. `--readers` callers take a part each
-every `--pause` seconds: the server's memory has to stay as it is. Then as many take parts as fast as
+every `--pause` seconds: the server's memory has to stay as it is. Then some take parts as fast as
 they come, and new callers are timed from their request to their first part.
 """
 

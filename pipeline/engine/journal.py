@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_MAX_SPANS = 2048  # before they are flushed, which takes some 0.5 us each
+MAX_ROWS = 2048
+"""Rows before they are flushed, which takes some 0.5 us each."""
 
 
 class Outcome(enum.IntEnum):
@@ -99,14 +100,41 @@ class RequestRecord(NamedTuple):
     output_ns: int  # postprocess
 
 
+class PartKind(enum.IntEnum):
+    """What a row of PART tells of: one of Triton's kinds of responses."""
+
+    GIVEN = 0
+    EMPTY = 1  # the end of a stream that ended well
+    FAILED = 2
+    CANCELED = 3
+
+
+class PartRecord(NamedTuple):
+    """One part of a stream, or its end: a row of PART.
+
+    All are integers. Times are ns of `time.monotonic_ns`.
+    """
+
+    data_id: int
+    target: int  # PIPELINE: a part of the answer; else the index of the Op that made it
+    number: int  # of the part, from 0
+    kind: int  # a PartKind
+    start_ns: int  # the part before it; of the first one, when its request or batch began
+    made_ns: int  # it was there: pack begins
+    end_ns: int  # on its way
+
+
 SPAN = np.dtype([(name, np.int64) for name in OpSpan._fields])
 """The array form of OpSpan."""
 
 REQUEST = np.dtype([(name, np.int64) for name in RequestRecord._fields])
 """The array form of RequestRecord."""
 
+PART = np.dtype([(name, np.int64) for name in PartRecord._fields])
+"""The array form of PartRecord."""
+
 Rows = npt.NDArray[Any]
-"""A one-dimensional structured array of SPAN or REQUEST."""
+"""A one-dimensional structured array of SPAN, REQUEST or PART."""
 
 
 def op_spans(spans: Rows) -> Iterator[OpSpan]:
@@ -143,12 +171,20 @@ class Sink(Protocol):
         """
 
 
+class PartSink(Sink, Protocol):
+    """A sink that reads parts of streams, too; `notify` may come before or after it."""
+
+    def notify_parts(self, parts: Rows) -> None:
+        """Take in the parts since the last call: a row of PART for each; at least one."""
+
+
 class Journal:
     """The rows since the last flush. Written and flushed on the event loop only.
 
     Attributes:
         spans: a `pack_span` each; rows of one batch are added together.
         requests: a `pack_request` each.
+        parts: a `pack_part` each.
         flushes: how many there were that had anything in them.
     """
 
@@ -156,15 +192,18 @@ class Journal:
         self.sinks: list[Sink] = list(sinks)
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
+        self.parts: list[bytes] = []
         self.flushes: int = 0
 
     def flush_if_long(self) -> None:
         """Flush if that is due; called between batches, so that none is torn."""
-        if len(self.spans) >= _MAX_SPANS:
+        if len(self.spans) >= MAX_ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
+        if self.parts:
+            self.flush_parts()
         if not self.spans and not self.requests:
             return
         self.flushes += 1
@@ -178,6 +217,18 @@ class Journal:
             except Exception:  # who only looks on must not harm those who work
                 _LOGGER.exception("%s failed to take in what happened", type(sink).__name__)
 
+    def flush_parts(self) -> None:
+        """Hand what there is of parts to the sinks that read them; call it when it is due."""
+        parts = np.frombuffer(b"".join(self.parts), PART)
+        self.parts.clear()
+        for sink in self.sinks:
+            take: Callable[[Rows], None] | None = getattr(sink, "notify_parts", None)
+            try:
+                if take is not None:
+                    take(parts)
+            except Exception:  # who only looks on must not harm those who work
+                _LOGGER.exception("%s failed to take in parts", type(sink).__name__)
+
 
 # Packed they take a quarter of the time of an object each.
 pack_span: Callable[..., bytes] = struct.Struct(f"{SPAN.itemsize // 8}q").pack
@@ -185,6 +236,9 @@ pack_span: Callable[..., bytes] = struct.Struct(f"{SPAN.itemsize // 8}q").pack
 
 pack_request: Callable[..., bytes] = struct.Struct(f"{REQUEST.itemsize // 8}q").pack
 """One row of REQUEST: its fields, in order."""
+
+pack_part: Callable[..., bytes] = struct.Struct(f"{PART.itemsize // 8}q").pack
+"""One row of PART: its fields, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,9 @@ def _all(replicas: _Replicas) -> Iterator[Metric]:
     for name, text, histogram in _HISTOGRAMS:
         found = ((labels, histogram(model)) for labels, model in replicas.models())
         yield _histogram(name, text, found)
+    for name, text, histogram in _OF_STREAMS:
+        streamed = [(labels, model) for labels, model in replicas.models() if model.first_part]
+        yield _histogram(name, text, ((labels, histogram(model)) for labels, model in streamed))
 
 
 # Triton's ---------------------------------------------------------------------------------
@@ -256,6 +259,18 @@ _HISTOGRAMS: Sequence[tuple[str, str, Callable[[ModelCounters], _Histogram]]] = 
         lambda model: _latency(model.queue_latency, model.queue_ns),
     ),
     ("pipeline_batch_size", "Samples of the batches that ran.", _batch_sizes),
+)
+_OF_STREAMS: Sequence[tuple[str, str, Callable[[ModelCounters], _Histogram]]] = (
+    (
+        "pipeline_first_part_seconds",
+        "Time until the first part of a stream.",
+        lambda model: _latency(model.first_part, model.first_part_ns),
+    ),
+    (
+        "pipeline_part_gap_seconds",
+        "Time from a part of a stream to the next.",
+        lambda model: _latency(model.part_gap, model.part_gap_ns),
+    ),
 )
 
 # Paddle Serving's -------------------------------------------------------------------------

@@ -31,11 +31,27 @@ class BatchCounters(msgspec.Struct, array_like=True):
     output_ns: int = 0
 
 
+class ResponseCounters(msgspec.Struct, array_like=True):
+    """Parts of streams with one number. Times in ns."""
+
+    count: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    fail_count: int = 0
+    fail_ns: int = 0
+    empty_count: int = 0
+    empty_ns: int = 0
+    cancel_count: int = 0
+    cancel_ns: int = 0
+
+
 class ModelCounters(msgspec.Struct, array_like=True):
     """One model, an Op or the whole pipeline: Triton's counters. Times in ns.
 
     `fail_counts` has a number for each `Outcome` (that of OK stays 0). `batches` is by batch size.
-    `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS.
+    `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
+    the number of a part; `first_part` and `part_gap` are histograms of the time until the first
+    part of a stream, and from each to the next; empty where nothing has streamed.
     """
 
     name: str
@@ -54,6 +70,11 @@ class ModelCounters(msgspec.Struct, array_like=True):
     latency: list[int] = msgspec.field(default_factory=lambda: [0] * LATENCY_STEPS)
     queue_latency: list[int] = msgspec.field(default_factory=lambda: [0] * LATENCY_STEPS)
     memory: list[MemoryUse] = []
+    responses: dict[int, ResponseCounters] = {}
+    first_part: list[int] = []
+    first_part_ns: int = 0
+    part_gap: list[int] = []
+    part_gap_ns: int = 0
 
 
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ from msgspec.structs import astuple
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
+from pipeline.observe.responses import Responses, response_form
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
 from pipeline.observe.tables import (
@@ -77,6 +78,7 @@ class Statistics:
         self._latency: Counters = np.zeros((models, 2, LATENCY_STEPS), np.uint64)  # took, queue
         self._last_ns: Integers = np.zeros(models, np.int64)
         self._batches: list[dict[int, Counters]] = [{} for _ in self._names]
+        self._responses = Responses(models)
 
     def notify(self, spans: Rows, requests: Rows) -> None:
         """Count what happened; see `Sink`."""
@@ -86,6 +88,10 @@ class Statistics:
         requests = kept(requests, requests["target"] == PIPELINE)
         if len(requests):
             self._count_requests(requests, offset_ns)
+
+    def notify_parts(self, parts: Rows) -> None:
+        """Count parts of streams; see `PartSink`."""
+        self._responses.count(parts)
 
     @property
     def models(self) -> list[ModelCounters]:
@@ -181,6 +187,7 @@ class Statistics:
             },
             latency=self._latency[index, 0].tolist(),
             queue_latency=self._latency[index, 1].tolist(),
+            **self._responses.fields(index),
             **sums,
         )
 
@@ -234,9 +241,10 @@ def _sum(one: Any, other: Any) -> Any:
     if isinstance(one, int):
         return (one + other) & _ALL_BITS
     if isinstance(one, list):
-        return list(map(_sum, one, other))
+        return list(map(_sum, one, other)) if one and other else one or other
     if isinstance(one, dict):
-        sizes, nothing = sorted({*one, *other}), BatchCounters()
+        counted = [*one.values(), *other.values()]
+        sizes, nothing = sorted({*one, *other}), counted and type(counted[0])()
         return {size: _sum(one.get(size, nothing), other.get(size, nothing)) for size in sizes}
     return type(one)(*map(_sum, astuple(one), astuple(other)))
 
@@ -328,7 +336,10 @@ def _form(model: ModelCounters) -> dict[str, Any]:
         "inference_count": model.inference_count,
         "execution_count": model.execution_count,
         "inference_stats": _inference_form(model),
-        "response_stats": {},  # for models with several responses a request
+        "response_stats": {
+            str(number): response_form(counters)
+            for number, counters in sorted(model.responses.items())
+        },
         "batch_stats": [
             {"batch_size": size, **_stages_form(batch.count, batch)}
             for size, batch in sorted(model.batches.items())

@@ -145,6 +145,10 @@ class Rows:
     def __init__(self) -> None:
         self.spans: list[dict[str, int]] = []
         self.requests: list[dict[str, int]] = []
+        self.parts: list[dict[str, int]] = []
+
+    def notify_parts(self, parts: Any) -> None:
+        self.parts += [dict(zip(parts.dtype.names, row, strict=True)) for row in parts.tolist()]
 
     def notify(self, spans: Any, requests: Any) -> None:
         for rows, found in ((spans, self.spans), (requests, self.requests)):

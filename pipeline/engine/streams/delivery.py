@@ -10,15 +10,16 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.answers import channel_data
 from pipeline.engine.conditions import Absent, nowhere
 from pipeline.engine.filters import Filter, FilterChain
-from pipeline.engine.journal import EngineObservers, Outcome
+from pipeline.engine.journal import PIPELINE, EngineObservers, Outcome, PartKind
 from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
 from pipeline.engine.stage_errors import log_raised
 from pipeline.engine.streams.combine import combined, size_of
-from pipeline.engine.streams.dispatcher import StreamDispatcher
+from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
 from pipeline.engine.streams.flow import ENDED, RequestStream
 from pipeline.engine.streams.plan import StreamPlan
+from pipeline.engine.streams.spans import note_part
 from pipeline.errors import (
     DeadlineError,
     PayloadTypeError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
+_KINDS: dict[int, PartKind] = {Outcome.OK: PartKind.EMPTY, Outcome.CANCELED: PartKind.CANCELED}
 _SMALL_BYTES = 64 * 1024  # put together on the event loop
 
 
@@ -82,6 +84,7 @@ class StreamDelivery(Filter):
         self._packer = packer
         self._loop = loop
         self._clock_ns = observers.clock_ns
+        self._journal = observers.journal
         self._ways = ways
         nodes = executor.nodes
         for op, ends in plan.ends.items():
@@ -111,8 +114,14 @@ class StreamDelivery(Filter):
 
     def on_end(self, request: RequestState) -> None:
         stream = request.stream
-        if stream is not None and stream.timer is not None:
+        if stream is None:
+            return
+        if stream.timer is not None:
             stream.timer.cancel()
+        if self._journal is not None and stream.out is not None and not is_for_one_op(request):
+            now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
+            began_ns = stream.given_ns or request.start_ns
+            note_part(self._journal, request, PIPELINE, stream.given, kind, began_ns, now, now)
 
     def is_decoupled(self, op: Op | None) -> bool:
         """Return whether requests for an Op, None: for the pipeline, are answered in parts."""
@@ -165,6 +174,7 @@ class StreamDelivery(Filter):
             self._keep(request, stream, data)
         elif wants_response:
             stream.is_packing = True
+            stream.made_ns = self._clock_ns() if self._journal is not None else 0
             self._packer.pack(request, data, None, keeps=payload, packed=self._packed)
         else:
             self._give(request, stream, channel_data(request, data, None))
@@ -184,6 +194,12 @@ class StreamDelivery(Filter):
         self._go_on(request, stream)
 
     def _give(self, request: RequestState, stream: RequestStream, answer: Any) -> None:
+        if self._journal is not None and not is_for_one_op(request):
+            now = self._clock_ns()
+            began_ns, made_ns = stream.given_ns or request.start_ns, stream.made_ns or now
+            kind = PartKind.GIVEN
+            note_part(self._journal, request, PIPELINE, stream.given, kind, began_ns, made_ns, now)
+            stream.given_ns = now
         stream.given += 1
         self._expect(request, stream, self._config.dag.part_timeout_s)
         for change in self._ways.filters().on_answer:

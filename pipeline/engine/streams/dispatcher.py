@@ -9,7 +9,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, first_error, own_dict
 from pipeline.engine.conditions import Absent, no_such_way
 from pipeline.engine.dispatcher import OpDispatcher
-from pipeline.engine.journal import EngineObservers, Outcome, outcome_of
+from pipeline.engine.journal import EngineObservers, Outcome, PartKind, outcome_of
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState
@@ -18,7 +18,7 @@ from pipeline.engine.streams.flow import ENDED, OUT, End, Flow, Part
 from pipeline.engine.streams.inlet import GatherInlet, Inlet
 from pipeline.engine.streams.plan import StreamPlan
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.spans import note_stream
+from pipeline.engine.streams.spans import note_made, note_stream
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
 from pipeline.errors import ConfigError, GraphError, PipelineError
@@ -139,7 +139,10 @@ class StreamDispatcher(OpDispatcher):
         self._inlets.pop(request, None)
         found = self._runs.pop(request, None)
         if found is not None:
-            self._resume(found[0])
+            run, place = found
+            if request.outcome == Outcome.CANCELED:
+                note_made(self.spans, run, run.items[place], self._flow(request), PartKind.CANCELED)
+            self._resume(run)
 
     # Runs of a generator ------------------------------------------------------------------------
 
@@ -162,14 +165,17 @@ class StreamDispatcher(OpDispatcher):
             if item.is_over or run.is_superseded:
                 continue
             if outcome is ENDED:
+                note_made(self.spans, run, item, self._flow(request), PartKind.EMPTY)
                 note_stream(self.spans, run, item, Outcome.OK)
                 self._ended(item)
             elif isinstance(outcome, PipelineError):
+                note_made(self.spans, run, item, self._flow(request), PartKind.FAILED)
                 note_stream(self.spans, run, item, outcome_of(outcome))
                 self._pass_on(item, outcome)
             else:
                 flow = self._flow(request)
                 flow.sent += 1
+                note_made(self.spans, run, item, flow)
                 self._send_part(request, flow.sent - 1, outcome)
                 if isinstance(outcome, Answer):
                     note_stream(self.spans, run, item, Outcome.OK)
@@ -301,7 +307,7 @@ class StreamDispatcher(OpDispatcher):
         if type(outcome) is dict or not isinstance(outcome, Routed):
             self._send(request, Part(number, outcome))
         elif isinstance(outcome, Goto):
-            if _is_alone(request):
+            if is_for_one_op(request):
                 self._send(request, Part(number, outcome.answer))
             else:
                 self._goto(request, number, outcome)
@@ -328,7 +334,7 @@ class StreamDispatcher(OpDispatcher):
         self._spread(request, Part(number, absent), others)
 
     def _send(self, request: RequestState, message: Any) -> None:
-        if _is_alone(request) or self is self._router.last:
+        if is_for_one_op(request) or self is self._router.last:
             self.deliver(request, message)
         else:
             self._spread(request, message, self.links.successors)
@@ -344,7 +350,7 @@ class StreamDispatcher(OpDispatcher):
     def _flow(self, request: RequestState) -> Flow:
         stream = request.stream
         assert stream is not None, "made before its request is sent into the graph"
-        return stream.flow(self, (OUT,) if stream.out is self and _is_alone(request) else self.ends)
+        return stream.flow(self, (OUT,) if is_for_one_op(request) else self.ends)
 
     def _source_of(self, producer: str) -> StreamDispatcher:
         """Return the dispatcher that makes what a producer brings."""
@@ -355,7 +361,7 @@ class StreamDispatcher(OpDispatcher):
         return maker
 
 
-def _is_alone(request: RequestState) -> bool:
+def is_for_one_op(request: RequestState) -> bool:
     """Return whether a request is for one Op alone."""
     return request.target is not None and request.target.op is not None
 

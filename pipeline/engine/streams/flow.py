@@ -46,11 +46,13 @@ class Flow(msgspec.Struct, eq=False):
     Attributes:
         maker: the Op's dispatcher.
         taken: at each of its ends.
+        sent_ns: when the last one was.
     """
 
     maker: StreamDispatcher
     taken: dict[End, int]
     sent: int = 0
+    sent_ns: int = 0
 
     @property
     def slowest(self) -> int:
@@ -69,6 +71,7 @@ class RequestStream(msgspec.Struct, eq=False):
         collected: parts that are to be one answer, `collected_bytes` in all.
         absent: of a part that went elsewhere.
         given: parts that its sink was given; `given_ns`: when the last one was.
+        made_ns: when the part that is packed was there.
         due_at: when the next part has to be there, on the loop's clock; None: at any time.
         timer: looks then.
     """
@@ -83,6 +86,7 @@ class RequestStream(msgspec.Struct, eq=False):
     absent: Absent | None = None
     given: int = 0
     given_ns: int = 0
+    made_ns: int = 0
     due_at: float | None = None
     timer: Any = None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pipeline.engine.channel import Item
-from pipeline.engine.journal import pack_span
+from pipeline.engine.journal import MAX_ROWS, Journal, PartKind, pack_part, pack_span
+from pipeline.engine.request import RequestState
 from pipeline.engine.span_recorder import SpanRecorder
+from pipeline.engine.streams.flow import Flow
 from pipeline.engine.streams.run import StreamRun
 
 
@@ -34,3 +36,32 @@ def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -
         request.spans.append(span)
     request.input_ns += prepared - began
     request.infer_ns += now - prepared
+
+
+def note_made(
+    spans: SpanRecorder, run: StreamRun, item: Item, flow: Flow, kind: PartKind = PartKind.GIVEN
+) -> None:
+    """Take down a part that an Op has made, or the end of its stream."""
+    if spans.journal is not None:
+        now = spans.clock_ns()
+        began_ns = flow.sent_ns or run.start_ns or now
+        number = flow.sent - 1 if kind is PartKind.GIVEN else flow.sent
+        note_part(spans.journal, item.request, spans.index, number, kind, began_ns, now, now)
+        flow.sent_ns = now
+
+
+def note_part(
+    journal: Journal,
+    request: RequestState,
+    target: int,
+    number: int,
+    kind: PartKind,
+    start_ns: int,
+    made_ns: int,
+    end_ns: int,
+) -> None:
+    """Take down a part of a stream, see `journal.PART`."""
+    row = pack_part(request.data_id, target, number, kind, start_ns, made_ns, end_ns)
+    journal.parts.append(row)
+    if len(journal.parts) >= MAX_ROWS:
+        journal.flush_parts()

@@ -11,6 +11,7 @@ from doubles import on_loop, settle, wait_until
 from streaming import Count, Mark, PartsSink, serving
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
+from pipeline.engine.journal import PIPELINE, Outcome, PartKind
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, GraphError
 
@@ -543,6 +544,47 @@ async def test_the_deadline_of_a_request_ends_its_stream():
         answer = await sink.ended()
         assert "deadline passed" in answer.err_msg
         await streams.idle()
+
+
+# What is told of it -------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_parts_are_taken_down_for_the_pipeline_and_for_the_op_that_makes_them():
+    async with serving(Mark("m", Count("count", RequestOp()))) as streams:
+        assert await streams.begin(n=3).ended() is None
+        streams.journal.flush()
+        kinds = [(row["target"], row["number"], row["kind"]) for row in streams.rows.parts]
+        ends = [(number, PartKind.GIVEN) for number in range(3)] + [(3, PartKind.EMPTY)]
+        assert [(number, kind) for target, number, kind in kinds if target == 0] == ends
+        assert [(number, kind) for target, number, kind in kinds if target == PIPELINE] == ends
+        assert all(row["start_ns"] <= row["made_ns"] <= row["end_ns"] for row in streams.rows.parts)
+        (request,) = streams.rows.requests
+        assert request["outcome"] == Outcome.OK
+        spans = [span["op"] for span in streams.rows.spans]
+        assert sorted(spans) == [0, 1, 1, 1]
+
+
+@on_loop
+async def test_a_stream_that_is_left_or_fails_is_taken_down_as_that():
+    class Breaks(Op):
+        def process(self, feed_batch, log_id):
+            yield {"text": "a"}
+            raise ProductError(77, "no more")
+
+    op = Endless("endless", RequestOp())
+    for last, kind in ((op, PartKind.CANCELED), (Breaks("breaks", RequestOp()), PartKind.FAILED)):
+        async with serving(last) as streams:
+            sink = streams.begin()
+            await sink.until(1)
+            if last is op:
+                sink.request.cancel()
+            else:
+                await sink.ended()
+            await streams.idle()
+            streams.journal.flush()
+            ends = {row["target"]: row["kind"] for row in streams.rows.parts}
+            assert ends == {0: kind, PIPELINE: kind}
 
 
 # Conditions ---------------------------------------------------------------------------------------
