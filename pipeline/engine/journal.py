@@ -101,7 +101,7 @@ class RequestRecord(NamedTuple):
 
 
 class PartKind(enum.IntEnum):
-    """What a row of PART tells of: one of Triton's kinds of responses."""
+    """Kind of a row of PART: those of responses in Triton."""
 
     GIVEN = 0
     EMPTY = 1  # the end of a stream that ended well
