@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="rounds; the median is reported")
     parser.add_argument("--quick", action="store_true", help="one round of 1 s, 1 and 64 clients")
     parser.add_argument("--instructions", action="store_true", help="count them, by valgrind")
-    parser.add_argument("--requests", type=int, default=1024, help="of such a count")
+    parser.add_argument("--requests", type=int, default=2048, help="of such a count")
     parser.add_argument("--write", action="store_true", help=f"a set, into {_PERFORMANCE.name}")
     arguments = parser.parse_args()
     if unknown := set(arguments.groups) - GROUPS.keys():

@@ -48,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=3, help="length of a measurement")
     parser.add_argument("--at-least", type=float, default=0.97, help="of before's requests/s")
     parser.add_argument("--no-instructions", action="store_true", help="do without valgrind")
-    parser.add_argument("--requests", type=int, default=1600, help="of a count of instructions")
+    parser.add_argument("--requests", type=int, default=2048, help="of a count of instructions")
     arguments = parser.parse_args()
     if unknown := set(arguments.groups) - GROUPS.keys():
         parser.error(f"unknown group {', '.join(unknown)}; there are {', '.join(GROUPS)}")

@@ -79,7 +79,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__)
     parser.add_argument("--seconds", type=int, default=2, help="length of a measurement")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; the median is reported")
-    parser.add_argument("--requests", type=int, default=1024, help="of a count of instructions")
+    parser.add_argument("--requests", type=int, default=2048, help="of a count of instructions")
     parser.add_argument("--no-instructions", action="store_true", help="do without valgrind")
     parser.add_argument("--write", action="store_true", help=f"into {_PAGE.name}")
     arguments = parser.parse_args()

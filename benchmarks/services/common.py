@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
 from pipeline.engine import fusing, pace, walk
-from pipeline.runtime import observation
+from pipeline.runtime.observation import ObservabilityStack
 
 PROCESSES, UNFUSED = "processes", "unfused"
 """Arguments of a service: process workers in all Ops; each Op on a thread of its own."""
@@ -84,5 +84,10 @@ def _bear_with(times: float) -> None:
     pace._QUICK_NS = int(pace._QUICK_NS * times)
     pace._SLOW_NS = int(pace._SLOW_NS * times)
     fusing._STEP_S *= times
-    observation._FLUSH_S *= times
+    every = ObservabilityStack._every
+
+    def less_often(self: Any, name: str, interval_s: float, action: Any) -> None:
+        every(self, name, interval_s * times, action)
+
+    ObservabilityStack._every = less_often  # type: ignore[method-assign]  # for a service of its own
     walk._LONGEST_NS = int(walk._LONGEST_NS * times)
