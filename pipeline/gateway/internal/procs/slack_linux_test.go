@@ -14,7 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const playsKey = "PROCS_TEST_PLAYS_THE_PROGRAM"
+const (
+	playsKey = "PROCS_TEST_PLAYS_THE_PROGRAM"
+	secret   = "a secret"
+)
 
 // TestMain is the program that is begun anew, where it is told so: it says what it has been told, and how late its
 // threads may be.
@@ -34,20 +37,22 @@ func TestMain(m *testing.M) {
 	}
 	fmt.Println(os.Getpid(), os.Args[1:], "environment:", os.Getenv(begunKey)+os.Getenv(procsKey))
 	fmt.Println(<-late, <-late)
-	fmt.Println(slices.Max(slacks()))
+	fmt.Println(mostPatient())
 }
 
-// slacks returns how late each thread may be, as far as we may know it.
-func slacks() []int {
-	found := []int{0}
+// mostPatient returns how late timers may be of the thread where they may be latest, or that it is a secret.
+func mostPatient() string {
+	most := 0
 	threads, _ := filepath.Glob("/proc/self/task/*")
 	for _, each := range threads {
 		said, err := os.ReadFile(filepath.Join("/proc", filepath.Base(each), "timerslack_ns"))
-		if slack, notNumber := strconv.Atoi(strings.TrimSpace(string(said))); err == nil && notNumber == nil {
-			found = append(found, slack)
+		slack, notNumber := strconv.Atoi(strings.TrimSpace(string(said)))
+		if err != nil || notNumber != nil {
+			return secret
 		}
+		most = max(most, slack)
 	}
-	return found
+	return strconv.Itoa(most)
 }
 
 func played(t *testing.T, more ...string) (pid int, said []string) {
@@ -75,7 +80,7 @@ func TestTheThreadThatLooksAfterAllIsLateAndNoOther(t *testing.T) {
 		if said[1] == "50000 <nil> 50000 <nil>" {
 			areUsual++
 		}
-		if os.Getuid() == 0 && said[2] != "500000" { // others may not ask
+		if said[2] != "500000" && said[2] != secret {
 			t.Errorf("its most patient thread may be late by %s ns", said[2])
 		}
 	}
