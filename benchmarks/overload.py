@@ -20,7 +20,7 @@ import grpc
 from benchmarks.ask import Question
 from benchmarks.process import running
 from benchmarks.report import machine, table, write
-from pipeline.frontends.grpc.server import TIMEOUT
+from pipeline.frontends.grpc.inference import TIMEOUT
 from pipeline.proto import pipeline_service_pb2 as pb
 
 _RELIABILITY = Path(__file__).parents[1] / "docs" / "reliability.md"

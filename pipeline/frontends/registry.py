@@ -14,7 +14,8 @@ from pipeline.config.registry import find
 from pipeline.errors import ConfigError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.dashboard.routes import Dashboard
-from pipeline.frontends.grpc.server import GrpcFrontend, pipeline_service
+from pipeline.frontends.grpc.inference import pipeline_service
+from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.server import HttpFrontend
@@ -86,11 +87,8 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
     config = context.config
     if config.rpc_port is None or "gRPC" in context.taken:
         return None
-    ours = pipeline_service(
-        context.models.begin, config.opentelemetry, _wire(context), context.forwarding
-    )
     limit, is_shared = config.max_message_bytes, context.is_shared
-    services = [ours, *context.services]
+    services = [_pipeline_service(context), *context.services]
     return GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
 
 
@@ -120,6 +118,8 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
             forwarding,
             _takes_plain(context),
         ),
+        # The pipeline's unary method is above, as the sink of its own answers.
+        *service_methods([replace(_pipeline_service(context), methods={})], offload),
         *service_methods(context.services, offload),
     ]
     linked = LinkFrontend(
@@ -139,6 +139,11 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
         return None
     routes = MetricsRoutes(context.whole, by_replica=config.replicas > 0, predecessors=True)
     return metrics_server(routes, config.host, config.dag.prometheus_port, context.is_shared)
+
+
+def _pipeline_service(context: FrontendContext) -> GrpcService:
+    begin, takes_trace = context.models.begin, context.config.opentelemetry
+    return pipeline_service(begin, takes_trace, _wire(context), context.forwarding)
 
 
 def _wire(context: FrontendContext) -> PipelineWire:

@@ -39,6 +39,11 @@ class PipelineServiceStub(object):
                 request_serializer=pipeline_dot_proto_dot_pipeline__service__pb2.Request.SerializeToString,
                 response_deserializer=pipeline_dot_proto_dot_pipeline__service__pb2.Response.FromString,
                 _registered_method=True)
+        self.inference_stream = channel.unary_stream(
+                '/baidu.paddle_serving.pipeline_serving.PipelineService/inference_stream',
+                request_serializer=pipeline_dot_proto_dot_pipeline__service__pb2.Request.SerializeToString,
+                response_deserializer=pipeline_dot_proto_dot_pipeline__service__pb2.Response.FromString,
+                _registered_method=True)
 
 
 class PipelineServiceServicer(object):
@@ -50,11 +55,25 @@ class PipelineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def inference_stream(self, request, context):
+        """Ours, beside Paddle Serving's: each part of the answer as it is made. Of a pipeline whose last
+        Op makes no stream that is the one answer. An error, also one behind some parts, is a last
+        Response with its err_no.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PipelineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'inference': grpc.unary_unary_rpc_method_handler(
                     servicer.inference,
+                    request_deserializer=pipeline_dot_proto_dot_pipeline__service__pb2.Request.FromString,
+                    response_serializer=pipeline_dot_proto_dot_pipeline__service__pb2.Response.SerializeToString,
+            ),
+            'inference_stream': grpc.unary_stream_rpc_method_handler(
+                    servicer.inference_stream,
                     request_deserializer=pipeline_dot_proto_dot_pipeline__service__pb2.Request.FromString,
                     response_serializer=pipeline_dot_proto_dot_pipeline__service__pb2.Response.SerializeToString,
             ),
@@ -84,6 +103,33 @@ class PipelineService(object):
             request,
             target,
             '/baidu.paddle_serving.pipeline_serving.PipelineService/inference',
+            pipeline_dot_proto_dot_pipeline__service__pb2.Request.SerializeToString,
+            pipeline_dot_proto_dot_pipeline__service__pb2.Response.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def inference_stream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baidu.paddle_serving.pipeline_serving.PipelineService/inference_stream',
             pipeline_dot_proto_dot_pipeline__service__pb2.Request.SerializeToString,
             pipeline_dot_proto_dot_pipeline__service__pb2.Response.FromString,
             options,

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from conformance_server import NAME
 
-from pipeline.frontends.grpc.server import SERVICE
+from pipeline.frontends.grpc.inference import SERVICE
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.v2.codec import add_tensor, tensors_to_arrays

@@ -15,7 +15,8 @@ import grpc
 from conformance_grpc import INFERENCE, Case, Status, infer, inferred, request, streamed
 from conformance_server import LIMIT, NAME
 
-from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT
+from pipeline.frontends.grpc.inference import SERVICE, TIMEOUT
+from pipeline.frontends.grpc.server import ERR_NO
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.v2.codec import SERVICE as V2

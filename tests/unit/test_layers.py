@@ -56,6 +56,7 @@ AT_HOME: dict[str, set[str]] = {
         "client",
         "frontends.grpc.server",
         "frontends.grpc.calls",
+        "frontends.grpc.inference",
         "frontends.v2.grpc",
         "predictors.remote.grpc_calls",
         "proto.pipeline_service_pb2_grpc",

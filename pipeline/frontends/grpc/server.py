@@ -22,7 +22,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, ask
+from pipeline.engine.request import RequestHandle, ResponseSink
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -35,25 +35,12 @@ from pipeline.errors import (
     TooLargeError,
     UserCodeError,
 )
-from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
-from pipeline.frontends.wire import RESPONSES, PipelineWire
-from pipeline.proto.pipeline.large import LargeResponse
-from pipeline.proto.slices import SHORT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
-
-SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
-
-TIMEOUT = "pipeline-timeout"
-"""Metadata of a call: when the server has to answer, as `grpc-timeout` writes it.
-
-A caller that wants the server's own answer to a deadline, which is a Response, sends it here and
-gives the call itself more time: when that is over gRPC drops whatever the server says.
-"""
 
 ERR_NO = "pipeline-err-no"
 """Trailing metadata of a status that is an error of ours: its code, as in `Response.err_no`."""
@@ -145,59 +132,6 @@ class GrpcService:
     methods: Mapping[str, Unary]
     streams: Mapping[str, Stream] = field(default_factory=dict)
     direct: Mapping[str, DirectMethod] = field(default_factory=dict)
-
-
-def pipeline_service(
-    begin: Begin,
-    takes_trace: bool = False,
-    wire: PipelineWire | None = None,
-    forwarding: HeaderForwarding | None = None,
-) -> GrpcService:
-    """Return `PipelineService`, for an engine that answers a Request with a Response.
-
-    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
-    reads and writes the messages.
-    """
-    wire = wire or PipelineWire()
-
-    async def inference(message: bytes, call: GrpcCall) -> bytes:
-        told = call.header("traceparent") if takes_trace else ""
-        info = None if forwarding is None else forwarding.info(call.headers())
-        left_s = _time_given(call)
-        try:
-            if len(message) <= SHORT_BYTES:
-                request: Any = wire.read(message)
-                is_usual = not told and info is None
-                target = None if is_usual else RequestTarget(traceparent=told, info=info)
-            else:
-                request, left_s = await wire.read_large([message], left_s)
-                target = RequestTarget(traceparent=told, is_large=True, info=info)
-            del message
-            response = await ask(begin, request, left_s, target)
-        except DeadlineError as error:
-            return wire.write_error(error)
-        except PipelineError as error:
-            raise grpc_error(error) from error
-        if isinstance(response, RESPONSES):
-            return wire.write(response)
-        if not isinstance(response, LargeResponse):
-            failure = no_response(response)
-            raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)
-        return await wire.write_large(response)
-
-    return GrpcService(SERVICE, {"inference": inference})
-
-
-def _time_given(call: GrpcCall) -> float | None:
-    """Return the seconds in which the server has to answer; None: the caller did not say."""
-    left, told = call.time_left(), call.header(TIMEOUT)
-    if not told:
-        return left
-    try:
-        given = seconds_of(told, TIMEOUT)
-    except PackageError as error:
-        raise grpc_error(error) from error
-    return given if left is None else min(given, left)
 
 
 _STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {

@@ -309,7 +309,9 @@ class StreamCall(_TaskCall):
         self.open(MESSAGE | LAST, message)
 
     def end_messages(self) -> None:
-        """End the stream behind the answers to what has come."""
+        """End the stream behind the answers to what has come, if more could follow."""
+        if self._has_ended and not self._messages:
+            return
         self._is_closed = self._has_ended = True
         self._messages.clear()
         self._arrived.set()

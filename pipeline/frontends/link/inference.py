@@ -18,7 +18,7 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
-from pipeline.frontends.grpc.server import TIMEOUT
+from pipeline.frontends.grpc.inference import TIMEOUT
 from pipeline.frontends.http.routes import error_body
 from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error
 from pipeline.frontends.wire import RESPONSES, PipelineWire

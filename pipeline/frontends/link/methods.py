@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin
 from pipeline.frontends.base import HeaderForwarding
-from pipeline.frontends.grpc.server import SERVICE, GrpcService
+from pipeline.frontends.grpc.inference import SERVICE
+from pipeline.frontends.grpc.server import GrpcService
 from pipeline.frontends.link.calls import DirectCall, LinkCall, Method, StreamCall, UnaryCall
 from pipeline.frontends.link.inference import (
     Form,

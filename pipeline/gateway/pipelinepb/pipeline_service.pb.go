@@ -403,9 +403,10 @@ const file_pipeline_proto_pipeline_service_proto_rawDesc = "" +
 	"\aerr_msg\x18\x02 \x01(\tR\x06errMsg\x12\x10\n" +
 	"\x03key\x18\x03 \x03(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x04 \x03(\tR\x05value\x12G\n" +
-	"\atensors\x18\x05 \x03(\v2-.baidu.paddle_serving.pipeline_serving.TensorR\atensors2\xa1\x01\n" +
+	"\atensors\x18\x05 \x03(\v2-.baidu.paddle_serving.pipeline_serving.TensorR\atensors2\x98\x02\n" +
 	"\x0fPipelineService\x12\x8d\x01\n" +
-	"\tinference\x12..baidu.paddle_serving.pipeline_serving.Request\x1a/.baidu.paddle_serving.pipeline_serving.Response\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/{name=*}/{method=*}b\x06proto3"
+	"\tinference\x12..baidu.paddle_serving.pipeline_serving.Request\x1a/.baidu.paddle_serving.pipeline_serving.Response\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/{name=*}/{method=*}\x12u\n" +
+	"\x10inference_stream\x12..baidu.paddle_serving.pipeline_serving.Request\x1a/.baidu.paddle_serving.pipeline_serving.Response0\x01b\x06proto3"
 
 var (
 	file_pipeline_proto_pipeline_service_proto_rawDescOnce sync.Once
@@ -429,9 +430,11 @@ var file_pipeline_proto_pipeline_service_proto_depIdxs = []int32{
 	0, // 0: baidu.paddle_serving.pipeline_serving.Request.tensors:type_name -> baidu.paddle_serving.pipeline_serving.Tensor
 	0, // 1: baidu.paddle_serving.pipeline_serving.Response.tensors:type_name -> baidu.paddle_serving.pipeline_serving.Tensor
 	1, // 2: baidu.paddle_serving.pipeline_serving.PipelineService.inference:input_type -> baidu.paddle_serving.pipeline_serving.Request
-	2, // 3: baidu.paddle_serving.pipeline_serving.PipelineService.inference:output_type -> baidu.paddle_serving.pipeline_serving.Response
-	3, // [3:4] is the sub-list for method output_type
-	2, // [2:3] is the sub-list for method input_type
+	1, // 3: baidu.paddle_serving.pipeline_serving.PipelineService.inference_stream:input_type -> baidu.paddle_serving.pipeline_serving.Request
+	2, // 4: baidu.paddle_serving.pipeline_serving.PipelineService.inference:output_type -> baidu.paddle_serving.pipeline_serving.Response
+	2, // 5: baidu.paddle_serving.pipeline_serving.PipelineService.inference_stream:output_type -> baidu.paddle_serving.pipeline_serving.Response
+	4, // [4:6] is the sub-list for method output_type
+	2, // [2:4] is the sub-list for method input_type
 	2, // [2:2] is the sub-list for extension type_name
 	2, // [2:2] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name

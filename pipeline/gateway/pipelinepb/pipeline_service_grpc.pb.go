@@ -27,7 +27,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PipelineService_Inference_FullMethodName = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
+	PipelineService_Inference_FullMethodName       = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
+	PipelineService_InferenceStream_FullMethodName = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference_stream"
 )
 
 // PipelineServiceClient is the client API for PipelineService service.
@@ -35,6 +36,10 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type PipelineServiceClient interface {
 	Inference(ctx context.Context, in *Request, opts ...grpc.CallOption) (*Response, error)
+	// Ours, beside Paddle Serving's: each part of the answer as it is made. Of a pipeline whose last
+	// Op makes no stream that is the one answer. An error, also one behind some parts, is a last
+	// Response with its err_no.
+	InferenceStream(ctx context.Context, in *Request, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Response], error)
 }
 
 type pipelineServiceClient struct {
@@ -55,11 +60,34 @@ func (c *pipelineServiceClient) Inference(ctx context.Context, in *Request, opts
 	return out, nil
 }
 
+func (c *pipelineServiceClient) InferenceStream(ctx context.Context, in *Request, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Response], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PipelineService_ServiceDesc.Streams[0], PipelineService_InferenceStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[Request, Response]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PipelineService_InferenceStreamClient = grpc.ServerStreamingClient[Response]
+
 // PipelineServiceServer is the server API for PipelineService service.
 // All implementations must embed UnimplementedPipelineServiceServer
 // for forward compatibility.
 type PipelineServiceServer interface {
 	Inference(context.Context, *Request) (*Response, error)
+	// Ours, beside Paddle Serving's: each part of the answer as it is made. Of a pipeline whose last
+	// Op makes no stream that is the one answer. An error, also one behind some parts, is a last
+	// Response with its err_no.
+	InferenceStream(*Request, grpc.ServerStreamingServer[Response]) error
 	mustEmbedUnimplementedPipelineServiceServer()
 }
 
@@ -72,6 +100,9 @@ type UnimplementedPipelineServiceServer struct{}
 
 func (UnimplementedPipelineServiceServer) Inference(context.Context, *Request) (*Response, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inference not implemented")
+}
+func (UnimplementedPipelineServiceServer) InferenceStream(*Request, grpc.ServerStreamingServer[Response]) error {
+	return status.Error(codes.Unimplemented, "method InferenceStream not implemented")
 }
 func (UnimplementedPipelineServiceServer) mustEmbedUnimplementedPipelineServiceServer() {}
 func (UnimplementedPipelineServiceServer) testEmbeddedByValue()                         {}
@@ -112,6 +143,17 @@ func _PipelineService_Inference_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PipelineService_InferenceStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(Request)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PipelineServiceServer).InferenceStream(m, &grpc.GenericServerStream[Request, Response]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PipelineService_InferenceStreamServer = grpc.ServerStreamingServer[Response]
+
 // PipelineService_ServiceDesc is the grpc.ServiceDesc for PipelineService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -124,6 +166,12 @@ var PipelineService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _PipelineService_Inference_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "inference_stream",
+			Handler:       _PipelineService_InferenceStream_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "pipeline/proto/pipeline_service.proto",
 }

@@ -19,7 +19,8 @@ from garbage import collect
 from linked import ask_once, link_of
 
 from pipeline.errors import ErrorCode, InitError, OverloadedError
-from pipeline.frontends.grpc.server import ERR_NO, SERVICE, TIMEOUT, GrpcFrontend, pipeline_service
+from pipeline.frontends.grpc.inference import SERVICE, TIMEOUT, pipeline_service
+from pipeline.frontends.grpc.server import ERR_NO, GrpcFrontend
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.server import LinkFrontend
 from pipeline.frontends.listen import bind, check_unix_path, placed, port_of

@@ -24,6 +24,8 @@ const jsonGrowth = 3
 
 // balancer is the PipelineServiceClient of the generated code: it asks whose turn it is.
 type balancer struct {
+	pipelinepb.PipelineServiceClient // nil: of the other methods no POST is generated
+
 	pool *upstream.Pool
 	cfg  config.Config
 }

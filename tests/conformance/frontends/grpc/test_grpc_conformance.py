@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pipeline import PipelineServer
-from pipeline.frontends.grpc.server import SERVICE
+from pipeline.frontends.grpc.inference import SERVICE
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.v2.codec import SERVICE as V2
 

@@ -21,15 +21,8 @@ from raw_http2 import GOAWAY, HEADERS, call_of
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import InitError
 from pipeline.frontends.grpc.calls import RunningCalls
-from pipeline.frontends.grpc.server import (
-    ERR_NO,
-    SERVICE,
-    GrpcError,
-    GrpcFrontend,
-    GrpcService,
-    _handlers,
-    pipeline_service,
-)
+from pipeline.frontends.grpc.inference import SERVICE, pipeline_service
+from pipeline.frontends.grpc.server import ERR_NO, GrpcError, GrpcFrontend, GrpcService, _handlers
 from pipeline.frontends.grpc.sockets import peer_named
 from pipeline.frontends.listen import reserve
 from pipeline.proto.pipeline_service_pb2 import Request, Response

@@ -1,0 +1,129 @@
+"""`PipelineService` over gRPC: inference, answered at once or part by part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+
+from pipeline.engine.request import Begin, RequestTarget, ask
+from pipeline.errors import ClosedError, DeadlineError, PackageError, PipelineError
+from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
+from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, grpc_error
+from pipeline.frontends.parts import answers_to
+from pipeline.frontends.wire import RESPONSES, PipelineWire
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.slices import SHORT_BYTES
+
+SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
+
+TIMEOUT = "pipeline-timeout"
+"""Metadata of a call: when the server has to answer, as `grpc-timeout` writes it.
+
+A caller that wants the server's own answer to a deadline, which is a Response, sends it here and
+gives the call itself more time: when that is over gRPC drops whatever the server says.
+"""
+
+
+def pipeline_service(
+    begin: Begin,
+    takes_trace: bool = False,
+    wire: PipelineWire | None = None,
+    forwarding: HeaderForwarding | None = None,
+) -> GrpcService:
+    """Return `PipelineService`, for an engine that answers a Request with Responses.
+
+    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
+    reads and writes the messages.
+    """
+    calls = _Calls(begin, takes_trace, wire or PipelineWire(), forwarding)
+    streams = {"inference_stream": calls.inference_stream}
+    return GrpcService(SERVICE, {"inference": calls.inference}, streams)
+
+
+class _Calls:
+    """The methods, message in and messages out."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        takes_trace: bool,
+        wire: PipelineWire,
+        forwarding: HeaderForwarding | None,
+    ) -> None:
+        self._begin = begin
+        self._takes_trace = takes_trace
+        self._wire = wire
+        self._forwarding = forwarding
+
+    async def inference(self, message: bytes, call: GrpcCall) -> bytes:
+        try:
+            read = await self._read(message, call)
+            del message
+            response = await ask(self._begin, *read)
+        except DeadlineError as error:
+            return self._wire.write_error(error)
+        except PipelineError as error:
+            raise grpc_error(error) from error
+        return await self._written(response)
+
+    async def inference_stream(
+        self, messages: AsyncIterator[bytes], call: GrpcCall
+    ) -> AsyncGenerator[bytes, None]:
+        """Answer the one message with each part of the answer.
+
+        The next part is asked for when the last one is on its way, so a caller who reads slowly
+        makes the stream wait. One who leaves has this generator closed, and the request with it.
+        """
+        try:
+            message = await anext(messages)
+        except StopAsyncIteration:
+            closed = ClosedError("there is no request: none was sent, or the server has stopped")
+            raise grpc_error(closed) from None
+        try:
+            read = await self._read(message, call)
+            del message
+            async with contextlib.aclosing(answers_to(self._begin, *read)) as answers:
+                async for response, _ in answers:
+                    yield await self._written(response)
+        except DeadlineError as error:
+            yield self._wire.write_error(error)
+        except PipelineError as error:
+            raise grpc_error(error) from error
+
+    async def _read(
+        self, message: bytes, call: GrpcCall
+    ) -> tuple[Any, float | None, RequestTarget | None]:
+        """Return the request, the seconds that it has, and what the engine is told besides."""
+        told = call.header("traceparent") if self._takes_trace else ""
+        info = None if self._forwarding is None else self._forwarding.info(call.headers())
+        left_s = _time_given(call)
+        if len(message) <= SHORT_BYTES:
+            is_usual = not told and info is None
+            target = None if is_usual else RequestTarget(traceparent=told, info=info)
+            return self._wire.read(message), left_s, target
+        target = RequestTarget(traceparent=told, is_large=True, info=info)
+        request, left_s = await self._wire.read_large([message], left_s)
+        return request, left_s, target
+
+    async def _written(self, response: Any) -> bytes:
+        if isinstance(response, RESPONSES):
+            return self._wire.write(response)
+        if not isinstance(response, LargeResponse):
+            failure = no_response(response)
+            raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)
+        return await self._wire.write_large(response)
+
+
+def _time_given(call: GrpcCall) -> float | None:
+    """Return the seconds in which the server has to answer; None: the caller did not say."""
+    left, told = call.time_left(), call.header(TIMEOUT)
+    if not told:
+        return left
+    try:
+        given = seconds_of(told, TIMEOUT)
+    except PackageError as error:
+        raise grpc_error(error) from error
+    return given if left is None else min(given, left)

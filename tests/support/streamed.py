@@ -1,0 +1,75 @@
+"""Ops that answer in parts, and servers of them behind each edge."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from doubles import server_for
+
+from pipeline import Op, PipelineServer, RequestOp
+
+EDGES = ("embedded", "gateway")
+"""Whether gRPC and HTTP come from the server itself or from the gateway before it."""
+
+
+class Parts(Op):
+    """Yields `n` texts "0", "1", ..., of `size` characters at least; the request says more.
+
+    `fail`: raise before that one. `hold`: wait before that one until `go` is set. Without "n" there
+    is no end. `SEEN` tells what became of them.
+    """
+
+    @classmethod
+    def of(cls, name: str = "parts") -> Parts:
+        return cls(name, [RequestOp()], concurrency=2)
+
+    def process(self, feed_batch: Any, log_id: Any) -> Iterator[dict[str, str]]:
+        (asked,) = feed_batch
+        most, fail, hold = (int(asked.get(name, -1)) for name in ("n", "fail", "hold"))
+        number = 0
+        SEEN.begun.set()
+        try:
+            while number != most:
+                if number == fail:
+                    raise ValueError("broken in the middle")
+                if number == hold:
+                    SEEN.go.wait(30)
+                SEEN.made += 1
+                yield {"text": f"{number}".ljust(int(asked.get("size", 0)), ".")}
+                number += 1
+        finally:
+            SEEN.closed.set()
+
+
+class Seen:
+    """What has become of the generators of `Parts` since `clear`."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.closed = threading.Event()
+        self.go = threading.Event()
+        self.made = 0
+
+    def clear(self) -> None:
+        for event in (self.begun, self.closed, self.go):
+            event.clear()
+        self.made = 0
+
+
+SEEN = Seen()
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    """What becomes of the generators of this test; none of them is left waiting."""
+    SEEN.clear()
+    yield SEEN
+    SEEN.go.set()
+
+
+def streaming_server(edge: str, last_op: Op | None = None, **config: Any) -> PipelineServer:
+    """A server of `Parts`; use it as a context manager."""
+    return server_for(last_op or Parts.of(), edge=edge, **config)
