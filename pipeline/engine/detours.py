@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.channel import alone
+from pipeline.engine.channel import Receiver, alone
 from pipeline.engine.conditions import Absent, WayBack, no_such_way, too_many_loops
 from pipeline.routes import Goto
 
@@ -24,6 +24,21 @@ class Detours:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._passing: list[tuple[RequestState, int, Sequence[Receiver], str, Any]] = []
+
+    def pass_on(
+        self, request: RequestState, receivers: Sequence[Receiver], producer: str, answer: Any
+    ) -> None:
+        """Hand on what Ops do not run for: past any number of them, without recursion."""
+        self._passing.append((request, request.generation, receivers, producer, answer))
+        if len(self._passing) > 1:  # whoever began sees to it
+            return
+        try:
+            for request, generation, receivers, producer, answer in self._passing:
+                if request.generation == generation:
+                    self._executor.send(request, receivers, producer, answer)
+        finally:
+            self._passing.clear()
 
     def goto(self, source: OpDispatcher, request: RequestState, goto: Goto) -> None:
         """Pass on an answer to the Ops that it names, and to the others that there is none."""
@@ -55,7 +70,7 @@ class Detours:
         if named:
             self._executor.send(request, alone(named), source.name, answer)
         if others and request.generation == generation:
-            self._executor.send(request, alone(others), source.name, Absent((source.name,)))
+            self.pass_on(request, alone(others), source.name, Absent((source.name,)))
 
     def _loop(
         self, source: OpDispatcher, request: RequestState, loop: WayBack, answer: Any

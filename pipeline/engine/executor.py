@@ -200,9 +200,10 @@ class Executor:
             links = source.links
             if links.is_target:
                 request.settled |= {source}
-            is_for_all = not isinstance(answer, PipelineError | Absent)
-            receivers = links.receivers if is_for_all else alone(links.successors)
-            self.send(request, receivers, source.name, answer)
+            if isinstance(answer, PipelineError | Absent):
+                self._detours.pass_on(request, alone(links.successors), source.name, answer)
+            else:
+                self.send(request, links.receivers, source.name, answer)
 
     def leave(self, step: Step, item: Item, answer: Any) -> None:
         """Pass on the answer of a step of a walk to those who are not in it."""

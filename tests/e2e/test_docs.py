@@ -157,7 +157,7 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["jump.py", "asks.py", "counting.py", "embedded.py", "crash.py", "paddle_embedded.py"]
+    "name", ["conditions.py", "jump.py", "asks.py", "counting.py", "embedded.py", "crash.py", "paddle_embedded.py"]
 )
 def test_a_program_of_the_docs_prints_what_it_says(place, name):
     assert place.printed(name) == file_named(f"{name} prints", *RUN)
@@ -205,6 +205,7 @@ def test_every_named_file_is_run_by_a_test_here():
     run |= {
         "clients.py",
         "curl.sh",
+        "conditions.py",
         "jump.py",
         "asks.py",
         "counting.py",

@@ -214,6 +214,15 @@ def test_a_jump_op_may_go_elsewhere_request_by_request():
     assert path_of(ask(last)) == "fork>last"
 
 
+@pytest.mark.parametrize("to", ["first:", "first:nowhere"])
+def test_what_does_not_run_may_be_any_number_of_ops(to):
+    last = first = Sends("first", RequestOp())
+    for number in range(1500):
+        last = Tag(f"op{number}", last)
+    assert ask(last, {"dag": {"fuse": "off"}}, to=to).err_no == ErrorCode.CONF_ERROR
+    assert first.name == "first"
+
+
 # Answer ----------------------------------------------------------------------------------------
 
 
