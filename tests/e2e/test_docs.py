@@ -157,7 +157,16 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["conditions.py", "jump.py", "asks.py", "counting.py", "embedded.py", "crash.py", "paddle_embedded.py"]
+    "name",
+    [
+        "conditions.py",
+        "jump.py",
+        "asks.py",
+        "counting.py",
+        "embedded.py",
+        "crash.py",
+        "paddle_embedded.py",
+    ],
 )
 def test_a_program_of_the_docs_prints_what_it_says(place, name):
     assert place.printed(name) == file_named(f"{name} prints", *RUN)
