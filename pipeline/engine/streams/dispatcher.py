@@ -176,6 +176,7 @@ class StreamDispatcher(OpDispatcher):
                 flow = self._flow(request)
                 flow.sent += 1
                 note_made(self.spans, run, item, flow)
+                self.links.answered += 1
                 self._send_part(request, flow.sent - 1, outcome)
                 if isinstance(outcome, Answer):
                     note_stream(self.spans, run, item, Outcome.OK)

@@ -602,6 +602,8 @@ async def test_each_part_may_go_its_own_way():
         sink = streams.begin(n=5)
         assert await sink.ended() is None
         assert sink.texts == ["jeven0", "jodd1", "jeven2", "jodd3", "jeven4"]
+        edges = {edge.to: (edge.sent, edge.absent) for edge in streams.node("sorts").state().edges}
+        assert edges == {"odd": (2, 3), "even": (3, 2)}, "each part counts"
 
 
 @on_loop
