@@ -242,7 +242,7 @@ class OpDispatcher:
             self._cut_timer = self._router.loop.call_at(batch, self._router.mark_dirty, self)
         if runs:
             fusing = self._router.fusing
-            self._submit(fusing.begin(self, runs) if self.pace.is_fusable else runs)
+            self._submit(fusing.begin(self, runs) if self.pace.was_fusable else runs)
         if not left:
             return False
         if (outage := self.workers.outage) is not None:

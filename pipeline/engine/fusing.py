@@ -70,7 +70,8 @@ class Fusing:
         self.hosted: HostedGroups = HostedGroups(self, loop)
         for node in self._nodes:
             if hosts if is_hosted(node) else is_on:
-                node.pace.is_fusable = obstacle(node, self._nodes) is None
+                is_fusable = obstacle(node, self._nodes) is None
+                node.pace.is_fusable = node.pace.was_fusable = is_fusable
 
     # Groups -------------------------------------------------------------------------------------
 

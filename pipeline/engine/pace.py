@@ -30,6 +30,7 @@ class Pace(msgspec.Struct, eq=False):
 
     Attributes:
         is_fusable: whether the Op may be in a group at all.
+        was_fusable: ... or might be once: what waits for it may stand for others.
         is_quick: whether it is quick enough.
         is_planned: whether `plan` is known.
         slow_share: running share of the requests that were slow.
@@ -39,6 +40,7 @@ class Pace(msgspec.Struct, eq=False):
     """
 
     is_fusable: bool = False
+    was_fusable: bool = False
     is_quick: bool = False
     is_planned: bool = False
     slow_share: float = _UNKNOWN

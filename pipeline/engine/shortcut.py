@@ -71,7 +71,7 @@ class Shortcut:
             item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
             item.entered = entered
             job = BatchRun([item])
-            if node.pace.is_fusable:
+            if node.pace.was_fusable:
                 (job,) = self._router.fusing.begin(node, [job])
         self.taken += 1
         request.live += 1

@@ -190,6 +190,8 @@ class ThreadWorkers:
             except IndexError:
                 self.backlog.append(job)
                 self._employ_idle()  # somebody may have become idle in between
+                if not self._workers:
+                    self._fail_backlog()
 
     def _address(self, job: Job | Walk, number: int) -> bool:
         """Give a job to the worker with this number; False: there is none now, any will do."""

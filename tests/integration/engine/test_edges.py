@@ -13,12 +13,25 @@ from doubles import on_loop, until
 from fused import PATIENCE_S, TIMED_OUT, Hangs, ask, counted, quick_server, set_pace, value_of
 
 from pipeline import Op, RequestOp, ResponseOp
+from pipeline.engine import fusing, walk
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 
 PACKAGE = 8000
 FIRST, OWN = "pipeline-a-0", "pipeline-@DAGExecutor"
+
+
+@pytest.fixture(autouse=True)
+def a_walk_may_last(monkeypatch):
+    """However busy the machine is: none stops where another one had the processor meanwhile."""
+    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
+
+
+@pytest.fixture
+def steps_may_last(monkeypatch):
+    """No step is taken out of its walk."""
+    monkeypatch.setattr(fusing, "_STEP_S", 60.0)
 
 
 def here():
@@ -75,6 +88,7 @@ async def serving(reads=nothing, passes=nothing, writes=nothing, names="ab", qui
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
+@pytest.mark.usefixtures("steps_may_last")
 @on_loop
 async def test_unpack_ops_and_pack_run_on_one_thread(names):
     seen = []
@@ -286,6 +300,7 @@ class Arrays(Op):
         return {"x": np.array([1 / 3]), "y": np.arange(3)}
 
 
+@pytest.mark.usefixtures("steps_may_last")
 @pytest.mark.parametrize("raw", [Request, PlainRequest])
 def test_arrays_are_packed_on_the_thread_that_made_them_as_on_the_loop(raw, monkeypatch):
     seen = []

@@ -25,11 +25,24 @@ from fused import (
 )
 
 from pipeline import Op, RequestOp, ResponseOp
+from pipeline.engine import fusing, walk
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.walk import Walk
 from pipeline.observe.tables import walks
 from pipeline.workers import thread as threads
+
+
+@pytest.fixture(autouse=True)
+def a_walk_may_last(monkeypatch):
+    """However busy the machine is: none stops where another one had the processor meanwhile."""
+    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
+
+
+@pytest.fixture
+def steps_may_last(monkeypatch):
+    """No step is taken out of its walk."""
+    monkeypatch.setattr(fusing, "_STEP_S", 60.0)
 
 
 class Calls(Op):
@@ -75,6 +88,7 @@ def state_of(server, name):
     return next(op for op in server.executor.state().ops if op.name == name)
 
 
+@pytest.mark.usefixtures("steps_may_last")
 @on_loop
 async def test_a_chain_runs_on_one_thread():
     seen = []
@@ -258,6 +272,26 @@ class Join(Op):
         return {"x": "|".join(part["x"] for part in input_dicts.values())}
 
 
+@on_loop
+async def test_what_waits_at_an_op_reaches_those_it_stands_for_when_that_one_is_bound():
+    hangs = Hangs()
+    read = RequestOp()
+    sides = [Calls(name=name, input_ops=[read]) for name in "ab"]
+    sides[0].act = lambda op, x: hangs(x)
+    joined = Join(name="c", input_ops=sides)
+    async with serving(joined, expected=[("a", "b", "c")]) as server:
+        first = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        others = [asyncio.create_task(ask(server, str(x), 5.0)) for x in range(3)]
+        node = server.executor.executor.nodes[sides[0]]
+        await until(lambda: len(node.scheduler) == 3)
+        sides[0].held = threading.local()
+        server.executor.executor.fusing._regroup()
+        hangs.release.set()
+        assert [value_of(await other) for other in others] == ["0|0", "1|1", "2|2"]
+        assert value_of(await first) == "hang|hang"
+
+
 @pytest.mark.parametrize("kind", [Calls, Processes])
 @on_loop
 async def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
@@ -317,6 +351,28 @@ async def test_the_leader_itself_may_hang():
         assert value_of(await ask(server)) == "1"
         assert state_of(server, "a").workers.stuck == 1
         release.set()
+
+
+@on_loop
+async def test_what_was_about_to_go_to_workers_that_all_hang_by_then_ends(monkeypatch):
+    monkeypatch.setattr(threads, "_MAX_STUCK", 0)
+    hangs = Hangs()
+    async with serving(chain(Calls, a=lambda op, x: hangs(x)), is_fused=False) as server:
+        node = next(iter(server.executor.executor.nodes.values()))
+        for _ in range(2):
+            assert value_of(await ask(server)) == "1"
+        node.load.service_s = 1e-6  # so quick that requests wait at its workers
+        hanging = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        hanging.cancel()
+        others = [asyncio.create_task(ask(server, str(x))) for x in range(2)]
+        await asyncio.sleep(0)
+        assert len(node.shortcut._waiting) == 2  # until this round of the loop ends
+        ((worker, run),) = [(each, each.job) for each in node.workers.busy()]
+        node._give_up(worker, run)
+        for other in others:
+            assert "all workers hang" in (await asyncio.wait_for(other, PATIENCE_S)).err_msg
+        hangs.release.set()
 
 
 @on_loop
@@ -514,6 +570,7 @@ async def test_the_journal_tells_what_ran_in_one_go(is_fused):
     assert list(walks(rows).values()) == [[0, 1, 2]] * 5 * is_fused
 
 
+@pytest.mark.usefixtures("steps_may_last")
 @on_loop
 async def test_a_step_without_an_idle_worker_is_left_out_and_the_others_go_on():
     seen = []
