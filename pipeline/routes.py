@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PayloadTypeError
+from pipeline.errors import GraphError, PayloadTypeError
 
 if TYPE_CHECKING:
     from pipeline.op import Op
@@ -73,8 +73,10 @@ def names_of_ops(*given: Any) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for each in given:
         name = each if isinstance(each, str) else getattr(each, "name", None)
-        if name is not None:
+        if isinstance(name, str):
             names[name] = None
-        else:
+        elif isinstance(each, Iterable):
             names |= dict.fromkeys(names_of_ops(*each))
+        else:
+            raise GraphError(f"expected an Op, its name, or a list of these, found {each!r}")
     return tuple(names)

@@ -258,6 +258,13 @@ def test_over_grpc_http_and_v2():
                 tensor = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [word]}
                 answer = await post(server, "/v2/models/quick/infer", {"inputs": [tensor]})
                 assert answer["outputs"][0]["data"] == [path]
+            status = (await asyncio.to_thread(doubles.http, server, "GET", "/status.json"))[2]
+            # Each of the four words three times; an error, of the one that is wrong, goes to all.
+            assert status["ops"][0]["edges"] == [
+                {"to": "big", "sent": 3 + 3 + 1, "absent": 3 + 3},
+                {"to": "out", "sent": 3 + 3 + 1, "absent": 3 + 3},
+            ]
+            assert status["ops"][1]["skipped"] == 3
 
     asyncio.run(main())
 

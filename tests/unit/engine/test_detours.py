@@ -392,6 +392,14 @@ async def test_a_race_in_a_loop_has_no_part_from_outside():
         Engine(check, config)
 
 
+@pytest.mark.parametrize("given", [5, ["a", None], [["a"], object()]])
+def test_what_is_no_op_is_named_nowhere(given):
+    with pytest.raises(GraphError, match="expected an Op, its name, or a list of these, found"):
+        Tag("op", [RequestOp()], loop_to=given)
+    with pytest.raises(GraphError, match="expected an Op"):
+        Goto({}, given)
+
+
 @pytest.mark.parametrize("most", [0, -1, 1.5, None, True])
 def test_the_number_of_loops_is_checked(most):
     op = Tag("op", [RequestOp()], loop_to="op", max_loops=most)
