@@ -16,7 +16,8 @@ One capability of the engine is learnt in five places, a file each:
 `checker` compares, and looks at all that has to be 0 again afterwards. `mutants` puts known defects
 back into the engine: a fuzzer that does not find them is of no use, see `test_storms`.
 
-`lane` is another one, of HTTP connections: `python -m fuzz.lane`.
+`lane` is another one, of HTTP connections: `python -m fuzz.lane`; so is `streams`, of graphs with
+Ops that answer in parts: `python -m fuzz.streams`.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ class StreamDelivery(Filter):
         stream = request.stream
         if stream is None:
             return
+        self._executor.drop(request)  # there may be branches that have failed
         if stream.timer is not None:
             stream.timer.cancel()
         if self._journal is not None and stream.out is not None and not is_for_one_op(request):

@@ -14,10 +14,10 @@ from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState
 from pipeline.engine.shortcut import Shortcut
-from pipeline.engine.streams.flow import ENDED, OUT, End, Flow, Part
+from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part
 from pipeline.engine.streams.inlet import GatherInlet, Inlet
 from pipeline.engine.streams.plan import StreamPlan
-from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun
 from pipeline.engine.streams.spans import note_made, note_stream
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
@@ -98,13 +98,16 @@ class StreamDispatcher(OpDispatcher):
             else:
                 part = opened(part)
         inlet.take(slot, part)
-        if self.op.pipeline_gathers and isinstance(part, Part):
-            self._source_of(slot).took(request, (self, slot))
+        if self.op.pipeline_gathers and slot in self._reads:
+            if isinstance(part, Part):
+                self._source_of(slot).took(request, (self, slot))
+            elif isinstance(part, PipelineError):  # nothing more comes, nor is waited for
+                self._source_of(slot).took(request, (self, slot), ALL)
         self._advance(request, inlet)
 
     def _advance(self, request: RequestState, inlet: Inlet) -> None:
         """Begin with the next part of a request, if it has come and none is under way."""
-        while not inlet.is_busy and self._inlets.get(request) is inlet:
+        while not (inlet.is_busy or inlet.has_failed) and self._inlets.get(request) is inlet:
             inputs = inlet.next()
             if inputs is None:
                 return
@@ -120,6 +123,7 @@ class StreamDispatcher(OpDispatcher):
                 if self.op.pipeline_gathers:
                     del self._inlets[request]
                 self._add(request, inputs)
+                return
 
     def _pass_over(self, request: RequestState, inlet: Inlet, absent: Any) -> None:
         """Take note that nothing came for a part, or for the whole request."""
@@ -152,7 +156,7 @@ class StreamDispatcher(OpDispatcher):
             run.is_counted = run.is_out = True
             for place, item in enumerate(run.items):
                 flow = self._flow(item.request)
-                run.allowed.append(flow.slowest + self._window - flow.sent)
+                run.allowed.append(_allowed(flow, flow.slowest + self._window - flow.sent))
                 if not item.is_over:
                     self._runs[item.request] = run, place
         return run
@@ -162,7 +166,7 @@ class StreamDispatcher(OpDispatcher):
         for place, outcome in entries:
             item = run.items[place]
             request = item.request
-            if item.is_over or run.is_superseded:
+            if self._runs.get(request) != (run, place):  # it is over, or failed meanwhile
                 continue
             if outcome is ENDED:
                 note_made(self.spans, run, item, self._flow(request), PartKind.EMPTY)
@@ -181,15 +185,15 @@ class StreamDispatcher(OpDispatcher):
                 if isinstance(outcome, Answer):
                     note_stream(self.spans, run, item, Outcome.OK)
 
-    def took(self, request: RequestState, end: End = OUT) -> None:
+    def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         """Take note that a part was taken at an end; there may be room for another."""
         flow = self._flow(request)
         before = flow.slowest
-        flow.taken[end] += 1
+        flow.taken[end] += count
         found = self._runs.get(request)
         if found is not None and flow.slowest > before:
             run, place = found
-            run.allowed[place] += 1
+            run.allowed[place] = _allowed(flow, run.allowed[place] + flow.slowest - before)
             self._resume(run)
 
     def _resume(self, run: StreamRun) -> None:
@@ -295,8 +299,16 @@ class StreamDispatcher(OpDispatcher):
 
     def _fail_stream(self, request: RequestState, error: PipelineError) -> None:
         """Send an error behind the parts that were sent: the stream ends with it."""
-        self._inlets.pop(request, None)
-        self._runs.pop(request, None)
+        inlet = self._inlets.get(request)
+        if inlet is not None:
+            inlet.has_failed = True
+            if self.makes_parts and not self.op.pipeline_gathers:
+                self._source_of(next(iter(self._reads))).took(request, (self, ""), ALL)
+        found = self._runs.pop(request, None)
+        if found is not None:
+            run, place = found
+            run.allowed[place] = UNWANTED
+            self._resume(run)
         if self._sends_parts:
             self._send(request, error)
         else:  # who gathers has one answer
@@ -360,6 +372,11 @@ class StreamDispatcher(OpDispatcher):
         maker = nodes[self._plan.sources[op]]
         assert isinstance(maker, StreamDispatcher), "every maker has one"
         return maker
+
+
+def _allowed(flow: Flow, count: int) -> int:
+    """Return how many parts there may be: `count`, unless nobody takes any more."""
+    return UNWANTED if flow.slowest >= ALL else count
 
 
 def is_for_one_op(request: RequestState) -> bool:

@@ -36,6 +36,9 @@ End = tuple["OpDispatcher | None", str]
 OUT: End = (None, "")
 """The end at which a request is answered."""
 
+ALL = 1 << 62
+"""More parts than there ever are: at an end that takes no more, nobody waits for it."""
+
 ENDED = _Ended()
 """Comes behind the last part of a stream that ended well; of one that failed its error does."""
 

@@ -22,11 +22,13 @@ class Inlet:
     Attributes:
         number: of the part that is next, or under way.
         is_busy: whether the Op has one under way: the next one waits, so that order holds.
+        has_failed: whether an error has ended it: what comes then counts no more.
     """
 
     def __init__(self, producers: Sequence[str], streaming: Iterable[str]) -> None:
         self.number: int = 0
         self.is_busy: bool = False
+        self.has_failed: bool = False
         self._producers = producers
         self._parts: dict[str, deque[Any]] = {name: deque() for name in streaming}
         self._unary: dict[str, Any] = {}
@@ -41,6 +43,8 @@ class Inlet:
 
         Absent says that nothing will come from it; in a Part: that nothing does this time.
         """
+        if self.has_failed:
+            return
         parts = self._parts.get(producer)
         if parts is None or isinstance(message, Absent):
             self._parts.pop(producer, None)

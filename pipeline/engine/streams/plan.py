@@ -67,6 +67,7 @@ def plan_streams(graph: Graph) -> StreamPlan | None:
     if not makers:
         return None
     _check_others(graph, makers, reads)
+    _check_waits(graph, sources, makers)
     ends = {maker: _ends_of(maker, graph, sources, makers) for maker in makers}
     return StreamPlan(makers, sources, reads, ends)
 
@@ -101,6 +102,26 @@ def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozen
             f"Op {first.name!r} streams, and {names_of(jumping)} jumps: streams and jump_to_ops "
             "do not go together in one graph."
         )
+
+
+def _check_waits(graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]) -> None:
+    """Refuse a join of a stream with what is known at its end only: neither would ever go on."""
+    behind: dict[Op, frozenset[Op]] = {}  # the streams that have ended before an Op answers first
+    above: dict[Op, frozenset[Op]] = {}  # for each maker, it and the streams that it is made of
+    for op in graph.ops:
+        inputs = [each for each in op.get_input_ops() if each in behind]
+        behind[op] = frozenset().union(*(behind[each] for each in inputs))
+        bring = {sources[each] for each in inputs if each in sources}
+        upstream = frozenset().union(*(above[source] for source in bring))
+        if op.pipeline_gathers:
+            behind[op] |= upstream
+        elif waiting := upstream & behind[op]:
+            raise GraphError(
+                f"Op {op.name!r} reads parts of the stream of {names_of(list(waiting))}, and what "
+                "is known at its end only: give it gather=True, too."
+            )
+        if op in makers:
+            above[op] = frozenset({op}) if op.pipeline_gathers else upstream | {op}
 
 
 def _ends_of(

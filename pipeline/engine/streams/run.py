@@ -35,6 +35,9 @@ _LOGGER = logging.getLogger(__name__)
 
 _SLICE_NS = 20_000_000  # after which others have their turn
 
+UNWANTED = -1
+"""Stands in `StreamRun.allowed` for an item whose stream has failed elsewhere."""
+
 Entry = tuple[int, Any]
 """(place of the item, its next part | PipelineError or Answer, which end it | ENDED)
 
@@ -53,7 +56,8 @@ class StreamRun(BatchRun, eq=False):
     """A batch that answers in parts; see `run`.
 
     Attributes:
-        allowed: how many parts each item may have got; only the loop writes it.
+        allowed: how many parts each item may have got, UNWANTED if it is to have no more; only the
+            loop writes it.
         made: how many each has got; as the next three only the worker writes it.
         ended: which of them get no more.
         groups: items that share one generator, of those that have not ended.
@@ -86,11 +90,7 @@ class StreamRun(BatchRun, eq=False):
 
     def live(self) -> list[int]:
         """Return the places of the items that wait for more."""
-        return [
-            place
-            for place, item in enumerate(self.items)
-            if not (item.is_over or self.ended[place])
-        ]
+        return [place for place in range(len(self.items)) if self._is_live(place)]
 
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
         """Return the runs to start over with; none if anybody has got a part."""
@@ -98,9 +98,13 @@ class StreamRun(BatchRun, eq=False):
 
     def _room(self, group: Sequence[int]) -> int:
         """Return how many turns a generator may have; one to be closed if nobody is left."""
-        items, allowed, made, ended = self.items, self.allowed, self.made, self.ended
-        live = [allowed[i] - made[i] for i in group if not (ended[i] or items[i].is_over)]
-        return max(0, min(live)) if live else 1
+        rooms = [self.allowed[i] - self.made[i] for i in group if self._is_live(i)]
+        return max(0, min(rooms)) if rooms else 1
+
+    def _is_live(self, place: int) -> bool:
+        """Return whether an item waits for more."""
+        is_ended = self.ended[place] or self.allowed[place] == UNWANTED
+        return not (is_ended or self.items[place].is_over)
 
     # In the worker ------------------------------------------------------------------------------
 
@@ -208,7 +212,7 @@ class StreamRun(BatchRun, eq=False):
             for pull in self.pulls[:]:
                 if pull.is_over:
                     continue
-                if not any(not (self.ended[i] or self.items[i].is_over) for i in pull.items):
+                if not any(map(self._is_live, pull.items)):
                     self._close(pull, op, watch)
                     continue
                 if not self._room(pull.items):
@@ -336,7 +340,7 @@ class StreamRun(BatchRun, eq=False):
                 self.ended[place] = True
             else:
                 self.made[place] += 1
-            if not self.items[place].is_over:
+            if not self.items[place].is_over and self.allowed[place] != UNWANTED:
                 told.append((place, outcome))
         if told and not self.is_superseded:
             watch.yielded(self, told)

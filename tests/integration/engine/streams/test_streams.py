@@ -402,6 +402,24 @@ async def test_an_error_of_an_op_behind_ends_the_stream_and_closes_the_generator
 
 
 @on_loop
+async def test_a_branch_that_fails_does_not_hold_the_others_back():
+    """Nobody takes parts there any more; the generator goes on for those who do."""
+
+    class Fails(Mark):
+        def preprocess(self, input_dicts, data_id, log_id):
+            raise ProductError(79, "never")
+
+    count = Count("count", RequestOp())
+    last = Words(
+        "words",
+        [Mark("m", Fails("fails", count), gather=True), Words("all", count, gather=True)],
+    )
+    async with serving(last, dag={"stream_window": 2}) as streams:
+        assert (await streams.begin(n=50).ended()).err_no == 79
+        await streams.idle()
+
+
+@on_loop
 async def test_what_is_no_answer_is_an_error():
     class Wrong(Op):
         def process(self, feed_batch, log_id):

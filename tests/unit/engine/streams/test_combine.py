@@ -1,0 +1,48 @@
+"""Parts of a stream as one answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.engine.streams.combine import combined, size_of
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["a", "b", ""], "ab"),
+        ([b"a", bytearray(b"b")], b"ab"),
+        ([[1], [], [2, 3]], [1, 2, 3]),
+        ([1, 2, 3], 3),
+        ([{"a": 1}, {"b": 2}], {"b": 2}),
+        (["a", 1], 1),
+        ([None], None),
+    ],
+)
+def test_values_are_put_together_by_their_kind(values, expected):
+    assert combined([{"x": value} for value in values]) == {"x": expected}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([np.zeros((1, 2)), np.ones((2, 2))], [[0, 0], [1, 1], [1, 1]]),
+        ([np.array(1), np.array(2)], [1, 2]),
+        ([np.int64(1), np.int64(2)], [1, 2]),
+        ([np.zeros((1, 2)), np.ones((1, 3))], [[1, 1, 1]]),
+    ],
+)
+def test_arrays_are_put_together_along_their_rows_if_they_fit(values, expected):
+    assert combined([{"x": value} for value in values])["x"].tolist() == expected
+
+
+def test_keys_are_those_of_all_parts():
+    assert combined([{"a": "1"}, {"b": "2"}, {"a": "3"}]) == {"a": "13", "b": "2"}
+    assert combined([]) == {}
+
+
+def test_a_size_counts_what_is_in_a_part():
+    assert size_of({"x": np.zeros(1000)}) >= 8000
+    assert size_of({"x": ["a" * 1000, b"b" * 1000]}) >= 2000
+    assert 0 < size_of({"x": 1}) < 1000

@@ -1,0 +1,91 @@
+"""Which Ops stream, where each stream comes from and ends, and what is refused before the start."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import chain
+from streaming import Count, Mark
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.engine.graph import build_graph
+from pipeline.engine.streams.plan import plan_streams
+from pipeline.errors import GraphError
+
+
+def plan(last):
+    return plan_streams(build_graph(ResponseOp([last])))
+
+
+def test_a_graph_without_generators_has_no_plan():
+    assert plan(chain("a", "b")) is None
+
+
+def test_what_is_behind_a_generator_streams():
+    before = Mark("before", RequestOp())
+    count = Count("count", before)
+    last = Mark("last", count)
+    found = plan(last)
+    assert found.makers == {count}
+    assert found.sources == {count: count, last: count}
+    assert found.reads == {last: {"count"}}
+    assert found.ends == {count: ((None, ""),)}
+    assert [found.has(op) for op in (before, count, last)] == [False, True, True]
+
+
+def test_a_stream_ends_where_it_is_gathered_or_read_by_a_generator():
+    count = Count("count", RequestOp())
+    again = Count("again", count)
+    gathers = Mark("gathers", [count, again], gather=True)
+    found = plan(gathers)
+    assert found.ends == {
+        count: ((again, ""), (gathers, "count")),
+        again: ((gathers, "again"),),
+    }
+    assert gathers not in found.sources
+
+
+def test_a_stream_with_several_ways_to_the_end_ends_once():
+    count = Count("count", RequestOp())
+    last = Mark("last", [Mark("a", count), Mark("b", count)])
+    assert plan(last).ends == {count: ((None, ""),)}
+
+
+def test_two_streams_that_meet_are_refused_with_their_names():
+    read = RequestOp()
+    with pytest.raises(GraphError, match=r"'j' reads two streams.*'one'.*'two'.*gather=True"):
+        plan(Mark("j", [Count("one", read), Mark("m", Count("two", read))]))
+
+
+def test_who_gathers_has_to_read_a_stream():
+    with pytest.raises(GraphError, match="gather=True, but none"):
+        plan(Mark("g", RequestOp(), gather=True))
+
+
+def test_a_join_of_a_stream_with_what_is_known_at_its_end_is_refused():
+    count = Count("count", RequestOp())
+    whole = Mark("whole", count, gather=True)
+    with pytest.raises(GraphError, match="'last' reads parts of the stream of 'count', and what"):
+        plan(Mark("last", [Mark("a", count), Mark("b", whole)]))
+    again = Count("again", Mark("c", count))
+    with pytest.raises(GraphError, match="the stream of 'count'"):
+        plan(Mark("last", [again, whole]))
+
+
+def test_a_stream_that_begins_behind_the_end_of_another_may_be_joined_with_it():
+    whole = Mark("whole", Count("count", RequestOp()), gather=True)
+    assert plan(Mark("last", [Count("again", whole), whole])) is not None
+
+
+def test_jumps_and_streams_do_not_go_together():
+    jumps = Op("jumps", RequestOp())
+    count = Count("count", jumps)
+    jumps.set_jump_to_ops(count)
+    with pytest.raises(GraphError, match="'count' streams, and 'jumps' jumps"):
+        plan(count)
+
+
+def test_loops_over_a_stream_are_refused():
+    first = Mark("first", RequestOp())
+    last = Mark("last", Count("count", first), loop_to=["first"])
+    with pytest.raises(GraphError, match="'last' has loop_to, and makes or reads a stream"):
+        plan(last)
