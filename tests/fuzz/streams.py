@@ -49,7 +49,7 @@ class FuzzedOp(Op):
     """What all of them do: put texts together; fail, and drop parts, by what the text says."""
 
     fails = drops = 0.0
-    open = 0  # generators
+    open: list[int]  # how many generators of its case are
 
     def joined(self, input_dicts: dict[str, Any]) -> str:
         inputs = []
@@ -91,28 +91,28 @@ class MakesInProcess(FuzzedOp):
     most, breaks = 5, True
 
     def process(self, feed_batch, log_id):
-        type(self).open += 1
+        self.open[0] += 1
         try:
             for part in parts_of(self, feed_batch[0]["text"]):
                 if part is ERROR:
                     raise ProductError(77, "in the middle")
                 yield {"text": part}
         finally:
-            type(self).open -= 1
+            self.open[0] -= 1
 
 
 class MakesInPostprocess(FuzzedOp):
     most, breaks = 5, True
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id):
-        type(self).open += 1
+        self.open[0] += 1
         try:
             for part in parts_of(self, fetch_data["text"]):
                 if part is ERROR:
                     raise ProductError(77, "in the middle")
                 yield self.leaving(part)
         finally:
-            type(self).open -= 1
+            self.open[0] -= 1
 
 
 class MakesInBatches(FuzzedOp):
@@ -123,7 +123,7 @@ class MakesInBatches(FuzzedOp):
         return {"text": [self.checked(self.joined(input_dicts))]}
 
     def process(self, feed_batch, log_id):
-        type(self).open += 1
+        self.open[0] += 1
         try:
             left = [parts_of(self, text) for text in feed_batch[0]["text"]]
             number = 0
@@ -139,7 +139,7 @@ class MakesInBatches(FuzzedOp):
                 left = [parts for parts, end in zip(left, ends, strict=True) if not end]
                 number += 1
         finally:
-            type(self).open -= 1
+            self.open[0] -= 1
 
 
 MAKERS = (MakesInProcess, MakesInPostprocess, MakesInBatches)
@@ -152,6 +152,7 @@ class Case:
         self.rng = rng
         self.read = RequestOp()
         self.ops: list[FuzzedOp] = []
+        self.open = [0]
         self.streams: dict[Op, Op] = {}  # by Op, the source of what it answers
         for number in range(rng.randint(1, _MOST_OPS)):
             self._add(f"{'abcdefgh'[number]}")
@@ -184,6 +185,7 @@ class Case:
             concurrency=rng.choice([1, 2, 3]),
         )
         op.fails, op.drops = rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.0, 0.2])
+        op.open = self.open
         op.how = rng.choice(["done", "none"])
         self.ops.append(op)
         if makes:
@@ -358,8 +360,6 @@ def run(seed: int) -> list[str]:
     rng = random.Random(seed)
     case = _case(rng)
     callers = [Caller(rng, number) for number in range(rng.randint(1, _MOST_REQUESTS))]
-    for kind in MAKERS:
-        kind.open = 0
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         try:
             return runner.run(_run(case, callers, rng))
@@ -404,6 +404,8 @@ async def _run(case: Case, callers: list[Caller], rng: random.Random) -> list[st
     for caller in callers:
         wrong += _compared(case, caller)
     wrong += _left_over(engine)
+    if case.open[0]:
+        wrong.append(f"{case.open[0]} generators are open")
     await engine.stop(0.0)
     return wrong
 
@@ -452,7 +454,6 @@ def _left_over(engine: Engine) -> list[str]:
         ]
         if node.load.running or node.load.items or len(node.scheduler):
             found.append(f"{node.name}: {node.load.running} batches, {node.load.items} items left")
-    found += [f"{kind.__name__}: {kind.open} generators are open" for kind in MAKERS if kind.open]
     if engine.inside or engine.waiting:
         found.append(f"{engine.inside} requests inside")
     return found
