@@ -252,9 +252,14 @@ class DirectCall(UnarySink, UnaryCall):
 
     __slots__ = ("_work",)
 
+    def __init__(
+        self, peer: Peer, number: int, timeout_ns: int, metadata: bytes, method: Method
+    ) -> None:
+        super().__init__(peer, number, timeout_ns, metadata, method)
+        self._work: RequestHandle | None = None
+
     def begin(self, message: bytes) -> None:
         """Begin, with a coroutine only if the method needs one."""
-        self._work: RequestHandle | None = None
         try:
             self._work = self._method.direct.begin(message, self, self)
         except Exception as error:
@@ -262,10 +267,6 @@ class DirectCall(UnarySink, UnaryCall):
         else:
             if self._work is None:
                 super().begin(message)
-
-    def _begin_long(self, pieces: list[bytes]) -> None:
-        self._work = None
-        super()._begin_long(pieces)
 
     def end(self, answer: Any) -> None:
         """Send the answer."""

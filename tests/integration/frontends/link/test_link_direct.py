@@ -27,7 +27,16 @@ from pipeline.engine.request import ResponseSink
 from pipeline.errors import ErrorCode
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService
 from pipeline.frontends.link import frames
-from pipeline.frontends.link.frames import CANCELED, END, FRAME_BYTES
+from pipeline.frontends.link.frames import (
+    CANCELED,
+    END,
+    FRAME_BYTES,
+    MESSAGE,
+    MORE,
+    OPEN,
+    OPENED,
+    frame,
+)
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.system.event_loop import loop_factory
 
@@ -159,6 +168,18 @@ def test_what_has_begun_for_a_caller_that_has_left_is_cancelled():
         service.sinks[0].end(b"too late")
         gateway.say(message(2, b"x", method=DIRECT))
         assert await gateway.hear() == (END, 2, SUCCESS + b"x")
+
+    talk(test)
+
+
+def test_who_leaves_in_the_middle_of_a_long_message_disturbs_no_other():
+    async def test(gateway: Linked, service: Service) -> None:
+        gateway.say(message(1, b"wait", method=DIRECT))
+        begun = frame(OPEN, 2, OPENED.pack(-1, 0, 0) + b"be", MESSAGE | MORE, DIRECT)
+        gateway.say(begun, frames.reset(2, CANCELED), message(3, b"x", method=DIRECT))
+        assert await gateway.hear() == (END, 3, SUCCESS + b"x")
+        service.sinks[0].end(b"now")
+        assert await gateway.hear() == (END, 1, SUCCESS + b"now")
 
     talk(test)
 
