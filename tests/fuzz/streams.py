@@ -27,7 +27,7 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
 from pipeline.engine.request import StreamSink, UnarySink
 from pipeline.engine.streams.plan import plan_streams
-from pipeline.errors import GraphError
+from pipeline.errors import ErrorCode, GraphError, OverloadedError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 
@@ -161,7 +161,11 @@ class Case:
             self._add("z", loose)
         self.last = self.ops[-1]
         self.config = {
-            "dag": {"stream_window": rng.choice([1, 2, 16]), "retry": 1},
+            "dag": {
+                "stream_window": rng.choice([1, 2, 16]),
+                "channel_size": rng.choice([0, 0, 1, 3]),
+                "retry": rng.choice([1, 2]),
+            },
             "worker_num": rng.choice([0, 2]) or _MOST_REQUESTS,
         }
 
@@ -317,6 +321,7 @@ class Caller:
         self.begins_s = rng.choice([0.0, 0.0, rng.random() * 0.2])
         self.leaves_s = rng.choice([None, None, rng.random() * 0.3])
         self.pause_s = rng.choice([0.001, 0.05])
+        self.timeout_s = rng.choice([None, None, None, rng.random() * 0.2])
         self.parts: list[str] = []
         self.last: Any = "nothing"
         self.has_left = False
@@ -413,7 +418,11 @@ async def _run(case: Case, callers: list[Caller], rng: random.Random) -> list[st
 def _begin(engine: Engine, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
     raw = pipeline_service_pb2.Request(key=["text"], value=[caller.text])
     sink = One(caller) if caller.kind == "one" else Parts(caller, loop)
-    caller.request = engine.begin(raw, None, None, sink)
+    try:
+        caller.request = engine.begin(raw, caller.timeout_s, None, sink)
+    except OverloadedError:  # it could not be answered in its time
+        caller.has_left = True
+        return
     if caller.leaves_s is not None:
         loop.call_later(caller.leaves_s, _leave, caller)
 
@@ -434,6 +443,9 @@ def _compared(case: Case, caller: Caller) -> list[str]:
         return [f"{who}: has no end; {len(caller.parts)} of {len(parts)} parts"]
     answer = caller.last
     is_error = answer is not None and answer.err_no != 0
+    if is_error and answer.err_no == ErrorCode.TIMEOUT and caller.timeout_s is not None:
+        is_prefix = parts[: len(caller.parts)] == caller.parts
+        return [] if is_prefix else [f"{who}: {caller.parts} begins not as {parts}"]
     if is_error != has_failed:
         return [f"{who}: ended with {answer!r:.200}, expected error: {has_failed}"]
     if caller.kind == "one" or case.last not in case.streams:

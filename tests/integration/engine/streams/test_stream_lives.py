@@ -1,0 +1,236 @@
+"""The life of a generator in its worker: state, context, retries, hangs, the end of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from doubles import client_of, on_loop, post, server_for, settle, wait_until
+from streaming import Count, Mark, PartsSink, serving
+
+from pipeline import Op, RequestOp
+from pipeline.data import ChannelData
+from pipeline.engine.request import RequestTarget
+from pipeline.errors import ErrorCode, PredictorUnavailableError
+
+
+@on_loop
+async def test_what_preprocess_left_on_self_is_there_when_a_generator_goes_on():
+    class Keeps(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            (answer,) = input_dicts.values()
+            self.who = answer["who"]
+            return answer
+
+        def process(self, feed_batch, log_id):
+            while True:
+                yield {"text": self.who}
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return {"text": fetch_data["text"] + self.who}
+
+    async with serving(Keeps("keeps", RequestOp()), dag={"stream_window": 1}) as streams:
+        sinks = [streams.begin(PartsSink(False), who=who) for who in "abc"]
+        for count in (1, 2, 3):
+            for sink in sinks:
+                await sink.until(count)
+                sink.take()
+        assert [sink.texts[:3] for sink in sinks] == [["aa"] * 3, ["bb"] * 3, ["cc"] * 3]
+        for sink in sinks:
+            sink.request.cancel()
+        await streams.idle()
+
+
+@on_loop
+async def test_a_generator_may_ask_for_its_context():
+    class Asks(Op):
+        def process(self, feed_batch, typical_logid, *, context):
+            (request,) = context
+            while not request.is_cancelled():
+                yield {"text": str(request.data_id)}
+            self.seen.append("left")
+
+    op = Asks("asks", RequestOp())
+    op.seen = []
+    async with serving(op) as streams:
+        sink = streams.begin(PartsSink())
+        await sink.until(3)
+        assert set(sink.texts) == {str(sink.request.data_id)}
+        sink.request.cancel()
+        await streams.idle()
+        assert len(op.seen) <= 1  # it was closed at its yield, or saw it by itself
+
+
+@on_loop
+async def test_a_hook_of_a_streaming_postprocess_gets_the_context_of_its_request():
+    class Asks(Op):
+        def postprocess(self, input_dicts, fetch_data, *, context):
+            for _ in range(2):
+                yield {"text": str(context.data_id)}
+
+    async with serving(Asks("asks", RequestOp()), dag={"stream_window": 1}) as streams:
+        sinks = [streams.begin() for _ in range(3)]
+        for sink in sinks:
+            assert await sink.ended() is None
+            assert sink.texts == [str(sink.request.data_id)] * 2
+
+
+@on_loop
+async def test_a_call_that_may_succeed_later_is_made_again_before_the_first_part():
+    class Flaky(Op):
+        def process(self, feed_batch, log_id):
+            self.calls.append(1)
+            if len(self.calls) < 3:
+                raise PredictorUnavailableError("busy")
+            yield {"text": "a"}
+            raise PredictorUnavailableError("gone")
+
+    op = Flaky("flaky", RequestOp(), retry=3)
+    op.calls = []
+    async with serving(op) as streams:
+        sink = streams.begin()
+        assert "gone" in (await sink.ended()).err_msg
+        assert (sink.texts, len(op.calls)) == (["a"], 3)
+
+
+@pytest.mark.parametrize("where", ["op", "dag"])
+@on_loop
+async def test_a_generator_that_hangs_before_its_first_part_is_begun_anew(where):
+    release = threading.Event()
+
+    class Hangs(Op):
+        def process(self, feed_batch, log_id):
+            self.calls.append(1)
+            if len(self.calls) == 1:
+                release.wait(20)
+            yield {"text": "a"}
+
+    op = Hangs("hangs", RequestOp(), timeout=50, retry=2 if where == "op" else 0)
+    op.calls = []
+    try:
+        async with serving(op, dag={"retry": 2 if where == "dag" else 1}) as streams:
+            sink = streams.begin()
+            assert await sink.ended() is None
+            assert (sink.texts, len(op.calls)) == (["a"], 2)
+            release.set()
+            await streams.idle()
+    finally:
+        release.set()
+
+
+@on_loop
+async def test_an_async_generator_that_waits_for_ever_is_ended_when_its_caller_leaves():
+    ended = asyncio.Event()
+
+    class Waits(Op):
+        async def process(self, feed_batch, log_id):
+            try:
+                yield {"text": "a"}
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    async with serving(Waits("waits", RequestOp())) as streams:
+        sink = streams.begin()
+        await sink.until(1)
+        sink.request.cancel()
+        await asyncio.wait_for(ended.wait(), 20)
+        again = streams.begin()
+        assert await again.until(1) == ["a"]
+
+
+@on_loop
+async def test_a_server_that_stops_answers_open_streams_and_closes_their_generators():
+    closed = []
+
+    class Endless(Op):
+        def process(self, feed_batch, log_id):
+            try:
+                while True:
+                    yield {"text": "a"}
+            finally:
+                closed.append(1)
+
+    async with serving(Endless("endless", RequestOp())) as streams:
+        sinks = [streams.begin(PartsSink(False)) for _ in range(3)]
+        for sink in sinks:
+            await sink.until(1)
+    assert [sink.last.err_no for sink in sinks] == [ErrorCode.CLOSED_ERROR] * 3
+    assert len(closed) == 3
+
+
+@on_loop
+async def test_a_generator_that_cannot_be_closed_harms_nobody():
+    class Stubborn(Op):
+        def process(self, feed_batch, log_id):
+            try:
+                while True:
+                    yield {"text": "a"}
+            finally:
+                raise ValueError("not now")
+
+    async with serving(Stubborn("stubborn", RequestOp())) as streams:
+        sink = streams.begin(PartsSink(False))
+        await sink.until(1)
+        sink.request.cancel()
+        await streams.idle()
+        assert await streams.begin(PartsSink(False)).until(1) != []
+
+
+@on_loop
+async def test_who_wants_no_response_gets_the_data_of_each_part():
+    class Data(PartsSink):
+        def part(self, answer):
+            assert isinstance(answer, ChannelData)
+            self.answers.append(answer.payload)
+            self.take()
+
+    count = Count("count", RequestOp())
+    async with serving(count) as streams:
+        target = RequestTarget(payload={"n": "3"}, wants_response=False)
+        sink = streams.begin(Data(), target=target)
+        assert await sink.ended() is None
+        assert sink.texts == ["0", "1", "2"]
+
+
+@on_loop
+async def test_a_unary_pipeline_gives_its_answer_as_the_end():
+    async with serving(Mark("m", RequestOp())) as streams:
+        sink = streams.begin(text="x")
+        assert list((await sink.ended()).value) == ["mx"]
+        assert sink.texts == []
+        sink.take()  # what nobody waits for
+        await settle()
+
+
+def test_a_caller_over_http_and_grpc_gets_the_parts_as_one():
+    with server_for(Mark("<", Count("count", RequestOp()))) as server:
+        answer = post(server, {"key": ["n"], "value": ["3"]})[1]
+        assert answer["value"] == ["<0<1<2"]
+        with client_of(server) as client:
+            assert list(client.predict({"n": "4"}).value) == ["<0<1<2<3"]
+
+
+def test_threads_do_not_grow_with_streams():
+    """A thousand open streams of one worker."""
+
+    async def main():
+        class Endless(Op):
+            def process(self, feed_batch, log_id):
+                while True:
+                    yield {"text": "a"}
+
+        config = {"worker_num": 1000, "dag": {"stream_window": 2}}
+        async with serving(Endless("endless", RequestOp()), **config) as streams:
+            before = threading.active_count()
+            sinks = [streams.begin(PartsSink(False)) for _ in range(1000)]
+            for sink in sinks:
+                await sink.until(2)
+            assert threading.active_count() <= before + 1  # of `idle` below
+            for sink in sinks:
+                sink.request.cancel()
+            await streams.idle()
+
+    asyncio.run(main())
+    wait_until(lambda: not [t for t in threading.enumerate() if "endless" in t.name])
