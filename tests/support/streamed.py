@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from doubles import server_for
 
 from pipeline import Op, PipelineServer, RequestOp
+from pipeline.data import ANY, Tensor
 
 EDGES = ("embedded", "gateway")
 """Whether gRPC and HTTP come from the server itself or from the gateway before it."""
@@ -73,3 +76,63 @@ def seen() -> Iterator[Seen]:
 def streaming_server(edge: str, last_op: Op | None = None, **config: Any) -> PipelineServer:
     """A server of `Parts`; use it as a context manager."""
     return server_for(last_op or Parts.of(), edge=edge, **config)
+
+
+class Read(RequestOp):
+    """Declares what `Repeat` reads."""
+
+    input_tensors = (Tensor("IN", "INT32", (ANY,)), Tensor("ASKED", "BYTES", (1,)))
+
+
+class Repeat(Op):
+    """Answers with each element of IN, and its index; ASKED is "", "fail", "hold" or "endless".
+
+    It fails, or waits until `go` is set, before its last element.
+    """
+
+    input_tensors = Read.input_tensors
+    output_tensors = (Tensor("OUT", "INT32", (1,)), Tensor("IDX", "UINT32", (1,)))
+
+    def process(self, feed_batch: Any, log_id: Any) -> Iterator[dict[str, Any]]:
+        (asked,) = feed_batch
+        elements, how = asked["IN"], asked["ASKED"]
+        SEEN.begun.set()
+        try:
+            for number, element in enumerate(itertools.cycle(elements) if elements.size else ()):
+                if number == elements.size - 1 and how == "hold":
+                    SEEN.go.wait(30)
+                if number == elements.size - 1 and how == "fail":
+                    raise ValueError("broken in the middle")
+                if number == elements.size and how != "endless":
+                    break
+                SEEN.made += 1
+                yield {"OUT": element.reshape(1), "IDX": np.array([number], np.uint32)}
+        finally:
+            SEEN.closed.set()
+
+
+class Twice(Op):
+    """Answers once, with IN doubled."""
+
+    input_tensors = Read.input_tensors
+    output_tensors = (Tensor("OUT", "INT32", (ANY,)),)
+
+    def preprocess(self, input_dicts: Any, data_id: int, log_id: int) -> Any:
+        (asked,) = input_dicts.values()
+        return {"OUT": asked["IN"] * 2}, False, None, ""
+
+
+class Both(Op):
+    """Reads a stream and what is none: each part, beside the double of its elements' sum."""
+
+    output_tensors = (Tensor("OUT", "INT32", (1,)), Tensor("IDX", "UINT32", (1,)))
+
+    def preprocess(self, input_dicts: Any, data_id: int, log_id: int) -> Any:
+        return input_dicts["repeat"], False, None, ""
+
+
+def repeating_server(edge: str, **config: Any) -> PipelineServer:
+    """A server of the models "svc" and "repeat", which stream, and "twice", which does not."""
+    read = Read()
+    repeat, twice = Repeat("repeat", [read], concurrency=4), Twice("twice", [read])
+    return server_for(Both("both", [repeat, twice]), edge=edge, **config)

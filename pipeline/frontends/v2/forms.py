@@ -192,7 +192,7 @@ class RequestForms(Generic[_Inputs]):
             fitted = self._models.fit(request)
         except (PipelineError, V2Error):
             raise UnknownFormError from None
-        if not is_short(request.inputs):
+        if not is_short(request.inputs) or fitted.model.is_decoupled:
             raise UnknownFormError
         return request, fitted
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -10,6 +9,7 @@ from collections.abc import (
     Callable,
     Mapping,
 )
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from pipeline.frontends.v2.forms import (
     read_message,
 )
 from pipeline.frontends.v2.repository import is_short_answer
+from pipeline.frontends.v2.side_by_side import Turn, side_by_side
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
@@ -44,9 +45,9 @@ from pipeline.proto.v2.codec import (
     response_pieces,
 )
 
-_AHEAD = 64  # requests of one stream that are read before the first of them is answered
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
+_WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 _IN_STREAM = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 _Request = TypeVar("_Request", bound=Message)
@@ -132,7 +133,7 @@ class _Calls:
             reply = self.reply(await future, call)
             return reply if isinstance(reply, bytes) else await reply
         try:
-            return await self._infer(message, call, _written)
+            return await self._infer(message, call)
         except (V2Error, PipelineError) as error:
             raise _failure(error) from error
 
@@ -172,17 +173,16 @@ class _Calls:
     def _trace(self, call: GrpcCall) -> str:
         return call.header("traceparent") if self._takes_trace else ""
 
-    async def _infer(
-        self, message: bytes, call: GrpcCall, write: Callable[[InferResponse], bytes]
-    ) -> bytes:
+    async def _infer(self, message: bytes, call: GrpcCall) -> bytes:
         request, left_s = await self._read(message, call.time_left())
         del message
+        self._models.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
         trace = self._trace(call)
         try:
             response = await self._models.infer(request, left_s, trace, call.headers)
         except V2Error as error:
             raise _told(error, call) from error
-        return await self._write(response, call, write)
+        return await self._write(response, call, _written)
 
     async def _write(
         self, response: InferResponse, call: GrpcCall, write: Callable[[InferResponse], bytes]
@@ -200,52 +200,47 @@ class _Calls:
         del message
         return await self._offload.run(read, left_s)
 
-    async def model_stream_infer(
+    def model_stream_infer(
         self, messages: AsyncIterator[bytes], call: GrpcCall
     ) -> AsyncGenerator[bytes, None]:
-        """Answers in the order of the requests, which are worked on side by side."""
-        order: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(_AHEAD)
-        unsaid: set[asyncio.Future[bytes]] = set()
+        """Answer the requests of a stream, which are worked on side by side."""
+        return side_by_side(messages, partial(self._stream_answers, call))
 
-        async def say(answer: asyncio.Future[bytes]) -> None:
-            unsaid.add(answer)
-            await order.put(answer)
+    async def _stream_answers(
+        self, call: GrpcCall, message: bytes, turn: Turn
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the answers to one request of a stream; an error is one too.
 
-        async def read() -> None:
-            try:
-                async for message in messages:
-                    await say(asyncio.ensure_future(self._stream_answer(message, call)))
-            except Exception as error:  # whatever it is: the stream ends with it, in its turn
-                failed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-                failed.set_exception(error)
-                await say(failed)
-            else:
-                await order.put(None)
-
-        reader = asyncio.ensure_future(read())
-        try:
-            while (answer := await order.get()) is not None:
-                message = await answer
-                unsaid.discard(answer)
-                yield message
-        finally:  # also of answers that failed: somebody has to look at them
-            left: list[asyncio.Future[Any]] = [reader, *unsaid]
-            for unfinished in left:
-                unfinished.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-
-    async def _stream_answer(self, message: bytes, call: GrpcCall) -> bytes:
-        """Return one answer of a stream; an error is one too, and the stream goes on.
-
-        Ours is a single answer to each request, and so the final one.
+        Of models that answer in parts they come when they are there, between those to others.
         """
         try:
-            return await self._infer(message, call, _written_of_stream)
+            request, left_s = await self._read(message, call.time_left())
+            model, version = request.model_name, request.model_version
+            if is_decoupled := self._models.is_decoupled(model, version):
+                turn.leave()
+            wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
+            empty = InferResponse(model, "", request.id, {}, {})
+            found = self._models.answers(request, left_s, self._trace(call), call.headers)
+            del request
+            has_ended = not is_decoupled
+            async with aclosing(found):
+                async for response, is_part in found:
+                    has_ended = has_ended or not is_part
+                    if not is_decoupled:
+                        await turn.come()
+                    write = partial(_written_of_stream, is_final=not is_part)
+                    yield await self._write(response, call, write)
+            if wants_empty and not has_ended:
+                yield _written_of_stream(empty, is_final=True)
         except (V2Error, PipelineError) as error:
-            answer = pb.ModelStreamInferResponse(error_message=str(v2_error(error)))
+            told = _told(error, call)
+            if isinstance(told, GrpcError):
+                raise told from error
+            await turn.come()
+            answer = pb.ModelStreamInferResponse(error_message=str(told))
             answer.infer_response.id = _id_of(message)
             answer.infer_response.parameters[_FINAL].bool_param = True
-            return answer.SerializeToString()
+            yield answer.SerializeToString()
 
 
 def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError:
@@ -283,8 +278,8 @@ def _written(response: InferResponse) -> bytes:
     return joined(response_pieces(response))
 
 
-def _written_of_stream(response: InferResponse) -> bytes:
-    parameters = {**response.parameters, _FINAL: True}
+def _written_of_stream(response: InferResponse, is_final: bool) -> bytes:
+    parameters = {**response.parameters, _FINAL: is_final}
     pieces = response_pieces(msgspec.structs.replace(response, parameters=parameters))
     return joined((field_head(_IN_STREAM, sum(map(len, pieces))), *pieces))
 

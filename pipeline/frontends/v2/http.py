@@ -143,7 +143,9 @@ class InferenceRoutes:
     async def _infer(self, asked: _Asked) -> WebResponse:
         web = asked.web
         try:
-            raw_inputs = self._models.raw_inputs(asked.name, asked.version)  # 404 without reading
+            # 404 and 501 without reading
+            self._models.check_unary(asked.name, asked.version, "HTTP end point")
+            raw_inputs = self._models.raw_inputs(asked.name, asked.version)
             body = await web.read()
             length, left_s = _header_length(web, len(body)), web.timeout_s
         except (HttpError, PipelineError, V2Error) as error:

@@ -28,14 +28,17 @@ class PipelineModel:
     """The whole graph; to its callers it is what Triton calls an ensemble.
 
     Its inputs are what the RequestOp declares; its outputs what the ResponseOp declares or, if
-    that declares nothing, the last Op.
+    that declares nothing, the last Op. `is_decoupled`: it answers in parts.
     """
 
     op: Op | None = None
     platform = "ensemble"
 
-    def __init__(self, name: str, graph: Graph, steps: Sequence[Model]) -> None:
+    def __init__(
+        self, name: str, graph: Graph, steps: Sequence[Model], is_decoupled: bool = False
+    ) -> None:
         self.name = name
+        self.is_decoupled: bool = is_decoupled
         self._graph = graph
         self._steps = steps
         read, write = graph.request_op, graph.response_op
@@ -53,7 +56,7 @@ class PipelineModel:
             for model in self._steps
             if model.op is not None
         ]
-        return config_of_pipeline(self.name, self.interface, steps)
+        return config_of_pipeline(self.name, self.interface, steps, self.is_decoupled)
 
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
@@ -74,14 +77,18 @@ class OpModel:
     """One Op alone.
 
     If it declares its inputs, the Op as a whole: they come to `preprocess`. Else, if its workers
-    have loaded a model, that model: its inputs come to `process`.
+    have loaded a model, that model: its inputs come to `process`. `is_decoupled`: it answers in
+    parts.
 
     Raises:
         ConfigError: what the Op declares does not fit the graph.
     """
 
-    def __init__(self, name: str, op: Op, metadata_of: MetadataOf) -> None:
+    def __init__(
+        self, name: str, op: Op, metadata_of: MetadataOf, is_decoupled: bool = False
+    ) -> None:
         self.name = name
+        self.is_decoupled: bool = is_decoupled
         self.op: Op = op
         self._metadata_of = metadata_of
         self._inputs = declared(op, "input_tensors")
@@ -118,7 +125,8 @@ class OpModel:
 
     def config(self) -> dict[str, Any]:
         """Return its configuration, in the words of ModelConfig."""
-        return config_of_op(self.name, self.platform, self.interface, self.op.pipeline_config)
+        settings = self.op.pipeline_config
+        return config_of_op(self.name, self.platform, self.interface, settings, self.is_decoupled)
 
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str

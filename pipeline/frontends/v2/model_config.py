@@ -37,10 +37,14 @@ def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str
 
 
 def config_of_op(
-    name: str, platform: str, interface: ModelInterface, settings: OpConfig
+    name: str,
+    platform: str,
+    interface: ModelInterface,
+    settings: OpConfig,
+    is_decoupled: bool = False,
 ) -> dict[str, Any]:
     """Return the configuration of an Op as a model, in the words of ModelConfig."""
-    config = _config_of(name, platform, interface)
+    config = _config_of(name, platform, interface, is_decoupled)
     config["instance_group"] = [_instance_group(name, settings)]
     delay_s = settings.auto_batching_timeout_s or 0.0
     if settings.batch_size > 1:
@@ -53,10 +57,13 @@ def config_of_op(
 
 
 def config_of_pipeline(
-    name: str, interface: ModelInterface, steps: Sequence[Mapping[str, Any]]
+    name: str,
+    interface: ModelInterface,
+    steps: Sequence[Mapping[str, Any]],
+    is_decoupled: bool = False,
 ) -> dict[str, Any]:
     """Return the configuration of the whole graph, an ensemble of its Ops."""
-    config = _config_of(name, "ensemble", interface)
+    config = _config_of(name, "ensemble", interface, is_decoupled)
     config["ensemble_scheduling"] = {"step": list(steps)}
     return config
 
@@ -86,7 +93,9 @@ def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
     }
 
 
-def _config_of(name: str, platform: str, interface: ModelInterface) -> dict[str, Any]:
+def _config_of(
+    name: str, platform: str, interface: ModelInterface, is_decoupled: bool
+) -> dict[str, Any]:
     return {
         "name": name,
         # As in Triton's configurations; the metadata of such a model do say "python".
@@ -99,7 +108,7 @@ def _config_of(name: str, platform: str, interface: ModelInterface) -> dict[str,
         "instance_group": [],
         "default_model_filename": "",
         "parameters": {},
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": is_decoupled},
         "response_cache": {"enable": False},
     }
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from pipeline.data import ChannelData, RequestInfo
+from pipeline.data import ChannelData
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
+from pipeline.frontends.parts import answers_to
 from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
+from pipeline.frontends.v2.parameters import info_of, timeout_of
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.proto.pipeline.large import LargeResponse
@@ -32,20 +35,6 @@ from pipeline.proto.v2.raw import Array, about_request
 _EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
 _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
-_MICROS = 1e-6
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "sequence_id": ((int, str), "an unsigned 64-bit integer or a string"),
-    "sequence_start": ((bool,), "a boolean"),
-    "sequence_end": ((bool,), "a boolean"),
-    "priority": ((int,), "an unsigned 64-bit integer"),
-    "timeout": ((int,), "an unsigned 64-bit integer"),
-    "binary_data_output": ((bool,), "a boolean"),
-    "triton_enable_empty_final_response": ((bool,), "a boolean"),
-}
-"""The protocol's own names, with what they may hold. Sequences and priorities are for hooks that
-ask for their context: the server itself does nothing with them."""
-
-_OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
 
 
 class FittedRequest(msgspec.Struct, frozen=True):
@@ -113,12 +102,15 @@ class ModelRepository:
     def _view(self, entry: ModelEntry) -> Model:
         """Return a model with its interface, made when it is first asked for."""
         if entry not in self._models:
+            is_decoupled = entry.served.engine.executor.is_decoupled(entry.op)
             if entry.op is None:
                 _, *ops = self._registry.members(entry.served)
                 steps = [self._view(each) for each in ops]
-                self._models[entry] = PipelineModel(entry.name, entry.served.graph, steps)
+                graph = entry.served.graph
+                self._models[entry] = PipelineModel(entry.name, graph, steps, is_decoupled)
             else:
-                self._models[entry] = OpModel(entry.name, entry.op, entry.served.engine.note)
+                note = entry.served.engine.note
+                self._models[entry] = OpModel(entry.name, entry.op, note, is_decoupled)
         return self._models[entry]
 
     # Descriptions -----------------------------------------------------------------------
@@ -206,23 +198,73 @@ class ModelRepository:
                 request ended in.
         """
         fitted = self.fit(request)
+        try:
+            asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
+            answer = await ask(fitted.entry.served.engine.begin, *asked)
+            return await self._response(fitted, request.id, answer, asked[1])
+        except PipelineError as error:
+            raise v2_error(error) from error
+
+    async def answers(
+        self,
+        request: InferRequest,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+        headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
+    ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
+        """Run as `infer` does; yield each answer, and whether it is one part of several.
+
+        See `answers_to`. An error, also one behind some parts, is raised.
+        """
+        fitted, request_id = self.fit(request), request.id
+        try:
+            asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
+            del request
+            found = answers_to(fitted.entry.served.engine.begin, *asked)
+            async with aclosing(found):
+                async for answer, is_part in found:
+                    yield await self._response(fitted, request_id, answer), is_part
+        except PipelineError as error:
+            raise v2_error(error) from error
+
+    async def _asked(
+        self,
+        fitted: FittedRequest,
+        request: InferRequest,
+        timeout_s: float | None,
+        traceparent: str,
+        headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]],
+    ) -> tuple[Request, float | None, RequestTarget]:
+        """Return what the engine is asked."""
         left_s = fitted.left_of(timeout_s)
         said = (request.inputs, request.id, request.parameters)
         route = partial(self.route, fitted, *said, traceparent, headers)
-        try:
-            if is_short(request.inputs):
-                raw, target = route()
-            else:
-                (raw, target), left_s = await self._offload.run(route, left_s)
-            answer = await ask(fitted.entry.served.engine.begin, raw, left_s, target)
-            if is_short_answer(answer):
-                outputs = fitted.outputs(answer)
-            else:
-                outputs, _ = await self._offload.run(partial(fitted.outputs, answer), left_s)
-        except PipelineError as error:
-            raise v2_error(error) from error
+        if is_short(request.inputs):
+            raw, target = route()
+        else:
+            (raw, target), left_s = await self._offload.run(route, left_s)
+        return raw, left_s, target
+
+    async def _response(
+        self, fitted: FittedRequest, request_id: str, answer: Any, left_s: float | None = None
+    ) -> InferResponse:
+        """Return what a caller gets for an engine's answer."""
+        if is_short_answer(answer):
+            outputs = fitted.outputs(answer)
+        else:
+            outputs, _ = await self._offload.run(partial(fitted.outputs, answer), left_s)
         entry = fitted.entry
-        return InferResponse(entry.name, entry.version, request.id, {}, outputs)
+        return InferResponse(entry.name, entry.version, request_id, {}, outputs)
+
+    def is_decoupled(self, name: str, version: str = "") -> bool:
+        """Return whether a model answers in parts."""
+        return self._view(self._entry(name, version)).is_decoupled
+
+    def check_unary(self, name: str, version: str, door: str) -> None:
+        """Raise V2Error for a model that answers in parts, for which the `door` has no place."""
+        if self.is_decoupled(name, version):
+            text = f"{door} doesn't support models with decoupled transaction policy"
+            raise V2Error(V2Status.UNSUPPORTED, text)
 
     def has(self, name: str) -> bool:
         """Return whether there is a model of this name, in any version."""
@@ -236,7 +278,7 @@ class ModelRepository:
         # The description may change while the model runs: its workers may load it just then.
         interface = model.interface
         try:
-            limit_s = _timeout_of(request.parameters)
+            limit_s = timeout_of(request.parameters)
             interface.check_outputs(model.name, wanted)
             rows = interface.check_inputs(model.name, request.inputs)
         except V2Error as error:
@@ -269,7 +311,7 @@ class ModelRepository:
         raw, target = fitted.model.routed(inputs, request_id, fitted.rows, traceparent)
         if self._takes_info:
             chosen = self._forwarding.choose(headers()) if self._forwarding else {}
-            info = _info_of(request_id, parameters, chosen)
+            info = info_of(request_id, parameters, chosen)
             target = msgspec.structs.replace(target, info=info)
         return raw, target
 
@@ -332,39 +374,3 @@ def _is_ready(model: ModelEntry, snapshots: Sequence[Snapshot]) -> bool:
         if state.name == model.op.name
     ]
     return bool(states) and all(state.workers.up for state in states)
-
-
-def _timeout_of(parameters: Mapping[str, object]) -> float | None:
-    """Return the seconds of `timeout`, which is in microseconds; None: no limit.
-
-    Raises V2Error for a parameter of the protocol's own with a value of another kind, and for a
-    name that is reserved.
-    """
-    for name, value in parameters.items():
-        if name in _KINDS:
-            _check_kind(name, value)
-        elif name.startswith("triton_"):
-            raise V2Error(
-                V2Status.INVALID,
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
-                f"not be specified. Found '{name}'",
-            )
-    micros = parameters.get("timeout", 0)
-    assert isinstance(micros, int)
-    return micros * _MICROS if micros else None
-
-
-def _info_of(request_id: str, parameters: Parameters, headers: Mapping[str, str]) -> RequestInfo:
-    """Return what a request says beside its data, whose parameters `_timeout_of` has checked."""
-    said = {name: parameters[name] for name in _OF_INFO if name in parameters}
-    info = RequestInfo(id=request_id, parameters={**parameters}, headers=headers)
-    return msgspec.structs.replace(info, **said) if said else info
-
-
-def _check_kind(name: str, value: object) -> None:
-    kinds, wanted = _KINDS[name]
-    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-    # In a message a number of 64 bits may come in the field of the signed ones.
-    is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
-    if not fits or is_negative:
-        raise V2Error(V2Status.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")

@@ -1,0 +1,62 @@
+"""Parameters of a request: the protocol's own names, and what hooks are told of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pipeline.data import RequestInfo
+from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.proto.v2.codec import Parameters
+
+_MICROS = 1e-6
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "an unsigned 64-bit integer or a string"),
+    "sequence_start": ((bool,), "a boolean"),
+    "sequence_end": ((bool,), "a boolean"),
+    "priority": ((int,), "an unsigned 64-bit integer"),
+    "timeout": ((int,), "an unsigned 64-bit integer"),
+    "binary_data_output": ((bool,), "a boolean"),
+    "triton_enable_empty_final_response": ((bool,), "a boolean"),
+}
+"""The protocol's own names, with what they may hold. Sequences and priorities are for hooks that
+ask for their context: the server itself does nothing with them."""
+
+_OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
+
+
+def timeout_of(parameters: Mapping[str, object]) -> float | None:
+    """Return the seconds of `timeout`, which is in microseconds; None: no limit.
+
+    Raises V2Error for a parameter of the protocol's own with a value of another kind, and for a
+    name that is reserved.
+    """
+    for name, value in parameters.items():
+        if name in _KINDS:
+            _check_kind(name, value)
+        elif name.startswith("triton_"):
+            raise V2Error(
+                V2Status.INVALID,
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
+                f"not be specified. Found '{name}'",
+            )
+    micros = parameters.get("timeout", 0)
+    assert isinstance(micros, int)
+    return micros * _MICROS if micros else None
+
+
+def info_of(request_id: str, parameters: Parameters, headers: Mapping[str, str]) -> RequestInfo:
+    """Return what a request says beside its data, whose parameters `timeout_of` has checked."""
+    said = {name: parameters[name] for name in _OF_INFO if name in parameters}
+    info = RequestInfo(id=request_id, parameters={**parameters}, headers=headers)
+    return msgspec.structs.replace(info, **said) if said else info
+
+
+def _check_kind(name: str, value: object) -> None:
+    kinds, wanted = _KINDS[name]
+    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    # In a message a number of 64 bits may come in the field of the signed ones.
+    is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
+    if not fits or is_negative:
+        raise V2Error(V2Status.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")

@@ -1,0 +1,104 @@
+"""Requests of one stream that are worked on side by side, and the order of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+AHEAD = 64
+"""Requests of one stream that are worked on at a time; then the next one is not read."""
+
+
+class Turn:
+    """A request's place behind those before it in a stream.
+
+    Args:
+        before: that of the request before; None: it is the first.
+    """
+
+    def __init__(self, before: Turn | None = None) -> None:
+        self._is_next = asyncio.Event()
+        self._has_left = False
+        self._behind: Turn | None = None
+        if before is None or before._is_over:
+            self._is_next.set()
+        else:
+            before._behind = self
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_left and self._is_next.is_set()
+
+    async def come(self) -> None:
+        """Wait until all before have left; at once for one that has left itself."""
+        if not self._has_left:
+            await self._is_next.wait()
+
+    def leave(self) -> None:
+        """Let those behind pass: all of this request is said, or it is said out of turn."""
+        self._has_left = True
+        turn: Turn | None = self
+        while turn is not None and turn._is_over:
+            turn = turn._behind
+            if turn is not None:
+                turn._is_next.set()
+
+
+async def side_by_side(
+    messages: AsyncIterator[bytes],
+    answers: Callable[[bytes, Turn], AsyncGenerator[bytes, None]],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the answers to all messages, each as it comes.
+
+    `answers` yields those to one message, and waits for its turn itself. It goes on when the last
+    one is taken, so a caller who does not read makes all requests wait. What it raises ends the
+    stream, in its turn; an error of the messages does behind the answers to those before. Closed
+    early, all that goes on is closed.
+    """
+    said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
+    room = asyncio.Semaphore(AHEAD)
+    working: set[asyncio.Task[None]] = set()
+
+    async def work(message: bytes, turn: Turn) -> None:
+        found = answers(message, turn)
+        del message
+        try:
+            async with aclosing(found):
+                async for answer in found:
+                    await said.put(answer)
+        except Exception as error:
+            await turn.come()
+            await said.put(error)
+        finally:
+            turn.leave()
+            room.release()
+
+    async def read() -> None:
+        last: Turn | None = None
+        failure: Exception | None = None
+        await room.acquire()
+        try:
+            async for message in messages:
+                last = Turn(last)
+                task = asyncio.ensure_future(work(message, last))
+                working.add(task)
+                task.add_done_callback(working.discard)
+                await room.acquire()
+        except Exception as error:
+            failure = error
+        if working:
+            await asyncio.wait(working)
+        await said.put(failure)
+
+    reader = asyncio.ensure_future(read())
+    try:
+        while (answer := await said.get()) is not None:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+    finally:
+        left = [reader, *working]
+        for unfinished in left:
+            unfinished.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,154 @@
+"""Requests of one stream: who is answered before whom, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pipeline.frontends.v2.side_by_side import AHEAD, Turn, side_by_side
+
+
+async def sent(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x"
+
+
+async def taken(*args: Any) -> list[bytes]:
+    return [answer async for answer in side_by_side(*args)]
+
+
+def test_answers_in_turn_are_in_the_order_of_the_messages():
+    gates = {b"a": asyncio.Event(), b"b": asyncio.Event(), b"c": asyncio.Event()}
+    gates[b"c"].set()
+
+    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+        await gates[message].wait()
+        if message != b"a":
+            gates[b"a" if message == b"b" else b"b"].set()  # the one before is ready behind it
+        await turn.come()
+        yield message
+
+    assert asyncio.run(taken(sent(b"a", b"b", b"c"), answers)) == [b"a", b"b", b"c"]
+
+
+def test_who_has_left_is_not_waited_for():
+    gate = asyncio.Event()
+
+    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+        if message == b"stream":
+            turn.leave()
+            await turn.come()
+            yield b"part"
+            await gate.wait()
+            yield b"part"
+        else:
+            await turn.come()
+            yield message
+            gate.set()
+
+    found = asyncio.run(taken(sent(b"stream", b"a"), answers))
+    assert found == [b"part", b"a", b"part"]
+
+
+def test_a_turn_is_passed_on_past_those_who_have_left():
+    async def main() -> list[bool]:
+        first = Turn()
+        second, third = Turn(first), None
+        third = Turn(second)
+        second.leave()
+        waiting = asyncio.ensure_future(third.come())
+        await asyncio.sleep(0)
+        came = [waiting.done()]
+        first.leave()
+        await waiting
+        behind = Turn(third)
+        third.leave()
+        await behind.come()
+        return came
+
+    assert asyncio.run(main()) == [False]
+
+
+def test_an_error_ends_the_stream_in_its_turn():
+    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+        if message == b"bad":
+            raise ValueError(message)
+        await asyncio.sleep(0)
+        await turn.come()
+        yield message
+
+    async def main() -> None:
+        found = side_by_side(sent(b"a", b"bad", b"c"), answers)
+        assert await anext(found) == b"a"
+        with pytest.raises(ValueError, match="bad"):
+            await anext(found)
+
+    asyncio.run(main())
+
+
+def test_a_message_that_cannot_be_read_ends_the_stream_behind_the_answers_before():
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise OSError("gone")
+
+    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+        yield message
+
+    async def main() -> None:
+        found = side_by_side(broken(), answers)
+        assert await anext(found) == b"a"
+        with pytest.raises(OSError, match="gone"):
+            await anext(found)
+
+    asyncio.run(main())
+
+
+def test_only_so_many_are_worked_on_at_a_time():
+    begun = 0
+
+    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+        yield message
+
+    async def main() -> None:
+        found = side_by_side(endless(), answers)
+        waiting = asyncio.ensure_future(anext(found))
+        for _ in range(10 * AHEAD):
+            await asyncio.sleep(0)
+        assert begun == AHEAD
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await found.aclose()
+
+    asyncio.run(main())
+
+
+def test_who_stops_reading_has_all_closed():
+    closed = 0
+
+    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+        nonlocal closed
+        turn.leave()
+        try:
+            while True:
+                yield message
+        finally:
+            closed += 1
+
+    async def main() -> None:
+        found = side_by_side(sent(b"a", b"b"), answers)
+        assert {await anext(found) for _ in range(20)} == {b"a", b"b"}
+        await found.aclose()
+
+    asyncio.run(main())
+    assert closed == 2
