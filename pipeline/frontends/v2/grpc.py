@@ -31,7 +31,7 @@ from pipeline.frontends.v2.forms import (
     read_message,
 )
 from pipeline.frontends.v2.repository import is_short_answer
-from pipeline.frontends.v2.side_by_side import Turn, side_by_side
+from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
@@ -207,7 +207,7 @@ class _Calls:
         return side_by_side(messages, partial(self._stream_answers, call))
 
     async def _stream_answers(
-        self, call: GrpcCall, message: bytes, turn: Turn
+        self, call: GrpcCall, message: bytes, place: Place
     ) -> AsyncGenerator[bytes, None]:
         """Yield the answers to one request of a stream; an error is one too.
 
@@ -217,7 +217,7 @@ class _Calls:
             request, left_s = await self._read(message, call.time_left())
             model, version = request.model_name, request.model_version
             if is_decoupled := self._models.is_decoupled(model, version):
-                turn.leave()
+                place.leave()
             wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
             found = self._models.answers(request, left_s, self._trace(call), call.headers)
@@ -227,7 +227,7 @@ class _Calls:
                 async for response, is_part in found:
                     has_ended = has_ended or not is_part
                     if not is_decoupled:
-                        await turn.come()
+                        await place.come()
                     write = partial(_written_of_stream, is_final=not is_part)
                     yield await self._write(response, call, write)
             if wants_empty and not has_ended:
@@ -236,7 +236,7 @@ class _Calls:
             told = _told(error, call)
             if isinstance(told, GrpcError):
                 raise told from error
-            await turn.come()
+            await place.come()
             answer = pb.ModelStreamInferResponse(error_message=str(told))
             answer.infer_response.id = _id_of(message)
             answer.infer_response.parameters[_FINAL].bool_param = True

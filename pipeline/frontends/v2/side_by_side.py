@@ -10,17 +10,17 @@ AHEAD = 64
 """Requests of one stream that are worked on at a time; then the next one is not read."""
 
 
-class Turn:
+class Place:
     """A request's place behind those before it in a stream.
 
     Args:
         before: that of the request before; None: it is the first.
     """
 
-    def __init__(self, before: Turn | None = None) -> None:
+    def __init__(self, before: Place | None = None) -> None:
         self._is_next = asyncio.Event()
         self._has_left = False
-        self._behind: Turn | None = None
+        self._behind: Place | None = None
         if before is None or before._is_over:
             self._is_next.set()
         else:
@@ -36,51 +36,51 @@ class Turn:
             await self._is_next.wait()
 
     def leave(self) -> None:
-        """Let those behind pass: all of this request is said, or it is said out of turn."""
+        """Let those behind pass: all of this request is said, or it is said out of its order."""
         self._has_left = True
-        turn: Turn | None = self
-        while turn is not None and turn._is_over:
-            turn = turn._behind
-            if turn is not None:
-                turn._is_next.set()
+        place: Place | None = self
+        while place is not None and place._is_over:
+            place = place._behind
+            if place is not None:
+                place._is_next.set()
 
 
 async def side_by_side(
     messages: AsyncIterator[bytes],
-    answers: Callable[[bytes, Turn], AsyncGenerator[bytes, None]],
+    answers: Callable[[bytes, Place], AsyncGenerator[bytes, None]],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answers to all messages, each as it comes.
 
-    `answers` yields those to one message, and waits for its turn itself. It goes on when the last
+    `answers` yields those to one message, and waits for its place itself. It goes on when the last
     one is taken, so a caller who does not read makes all requests wait. What it raises ends the
-    stream, in its turn; an error of the messages does behind the answers to those before. Closed
+    stream, in its place; an error of the messages does behind the answers to those before. Closed
     early, all that goes on is closed.
     """
     said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
     room = asyncio.Semaphore(AHEAD)
     working: set[asyncio.Task[None]] = set()
 
-    async def work(message: bytes, turn: Turn) -> None:
-        found = answers(message, turn)
+    async def work(message: bytes, place: Place) -> None:
+        found = answers(message, place)
         del message
         try:
             async with aclosing(found):
                 async for answer in found:
                     await said.put(answer)
         except Exception as error:
-            await turn.come()
+            await place.come()
             await said.put(error)
         finally:
-            turn.leave()
+            place.leave()
             room.release()
 
     async def read() -> None:
-        last: Turn | None = None
+        last: Place | None = None
         failure: Exception | None = None
         await room.acquire()
         try:
             async for message in messages:
-                last = Turn(last)
+                last = Place(last)
                 task = asyncio.ensure_future(work(message, last))
                 working.add(task)
                 task.add_done_callback(working.discard)

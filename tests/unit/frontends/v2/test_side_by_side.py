@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.frontends.v2.side_by_side import AHEAD, Turn, side_by_side
+from pipeline.frontends.v2.side_by_side import AHEAD, Place, side_by_side
 
 
 async def sent(*messages: bytes) -> AsyncIterator[bytes]:
@@ -29,11 +29,11 @@ def test_answers_in_turn_are_in_the_order_of_the_messages():
     gates = {b"a": asyncio.Event(), b"b": asyncio.Event(), b"c": asyncio.Event()}
     gates[b"c"].set()
 
-    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         await gates[message].wait()
         if message != b"a":
             gates[b"a" if message == b"b" else b"b"].set()  # the one before is ready behind it
-        await turn.come()
+        await place.come()
         yield message
 
     assert asyncio.run(taken(sent(b"a", b"b", b"c"), answers)) == [b"a", b"b", b"c"]
@@ -42,15 +42,15 @@ def test_answers_in_turn_are_in_the_order_of_the_messages():
 def test_who_has_left_is_not_waited_for():
     gate = asyncio.Event()
 
-    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         if message == b"stream":
-            turn.leave()
-            await turn.come()
+            place.leave()
+            await place.come()
             yield b"part"
             await gate.wait()
             yield b"part"
         else:
-            await turn.come()
+            await place.come()
             yield message
             gate.set()
 
@@ -60,16 +60,16 @@ def test_who_has_left_is_not_waited_for():
 
 def test_a_turn_is_passed_on_past_those_who_have_left():
     async def main() -> list[bool]:
-        first = Turn()
-        second, third = Turn(first), None
-        third = Turn(second)
+        first = Place()
+        second, third = Place(first), None
+        third = Place(second)
         second.leave()
         waiting = asyncio.ensure_future(third.come())
         await asyncio.sleep(0)
         came = [waiting.done()]
         first.leave()
         await waiting
-        behind = Turn(third)
+        behind = Place(third)
         third.leave()
         await behind.come()
         return came
@@ -78,11 +78,11 @@ def test_a_turn_is_passed_on_past_those_who_have_left():
 
 
 def test_an_error_ends_the_stream_in_its_turn():
-    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         if message == b"bad":
             raise ValueError(message)
         await asyncio.sleep(0)
-        await turn.come()
+        await place.come()
         yield message
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_a_message_that_cannot_be_read_ends_the_stream_behind_the_answers_before
         yield b"a"
         raise OSError("gone")
 
-    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         yield message
 
     async def main() -> None:
@@ -114,7 +114,7 @@ def test_a_message_that_cannot_be_read_ends_the_stream_behind_the_answers_before
 def test_only_so_many_are_worked_on_at_a_time():
     begun = 0
 
-    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         nonlocal begun
         begun += 1
         await asyncio.Event().wait()
@@ -136,9 +136,9 @@ def test_only_so_many_are_worked_on_at_a_time():
 def test_who_stops_reading_has_all_closed():
     closed = 0
 
-    async def answers(message: bytes, turn: Turn) -> AsyncIterator[bytes]:
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         nonlocal closed
-        turn.leave()
+        place.leave()
         try:
             while True:
                 yield message
