@@ -38,13 +38,14 @@ def pace(engine: Any, case: Case) -> None:
         return
     rng = random.Random(case.origin)
     for node in engine.executor.nodes.values():
-        is_fusable = node.pace.is_fusable
+        was = {"is_fusable": node.pace.is_fusable, "was_fusable": node.pace.was_fusable}
         if case.fuse == "on":
-            node.pace = Always(is_fusable, is_quick=True)
+            node.pace = Always(**was, is_quick=True)
         else:
-            node.pace = Switching(is_fusable, is_quick=rng.random() < 0.7, rng=rng)
+            node.pace = Switching(**was, is_quick=rng.random() < 0.7, rng=rng)
     for edge in (engine._unpacker, engine._packer):
         is_always = case.fuse == "on"
         quick = rng.random() < 0.7
-        edge.pace = Always(True, True) if is_always else Switching(True, quick, rng=rng)
+        edge.pace = Always(True) if is_always else Switching(True, rng=rng)
+        edge.pace.is_quick = is_always or quick
     engine.executor.fusing._regroup()
