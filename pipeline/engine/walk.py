@@ -211,8 +211,9 @@ class Walk(msgspec.Struct, eq=False):
                 if is_usual and worker.op.is_plain:
                     run.inputs, run.ready_ns, run.start_ns = came[place], ready_ns[place], now_ns
                     came[place] = run.outcome = None
+                    worker.began_ns, worker.job = now_ns, run  # before others may take it out
                     held.append((place, worker, run))
-                    worker.perform(run, now_ns, clock_ns)
+                    worker.perform(run, clock_ns)
                     try:
                         held.pop()
                     except IndexError:
@@ -304,8 +305,9 @@ class Walk(msgspec.Struct, eq=False):
     def perform(self, place: int, worker: Any, run: Any, clock_ns: Callable[[], int]) -> bool:
         """Run a step, or one of the ends; return whether the worker is still lent to us."""
         held = self.held
+        worker.began_ns, worker.job = self.step_ns, run  # before others may take it out
         held.append((place, worker, run))
-        worker.perform(run, self.step_ns, clock_ns)
+        worker.perform(run, clock_ns)
         try:
             held.pop()
         except IndexError:

@@ -18,13 +18,22 @@ Run = BatchRun | PlainStep
 
 
 class Stepper(Worker, Protocol):
-    """A worker whose Op can be run by another worker's thread."""
+    """A worker whose Op can be run by another worker's thread.
+
+    Attributes:
+        job: whoever runs the Op sets it before `perform`: from then on others may make the step
+            the worker's own, and set what that has become.
+        began_ns: when it begins; set with it.
+    """
+
+    job: Any
+    began_ns: int
 
     @property
     def op(self) -> Any:
         """Return its copy of the Op, a BoundOp."""
 
-    def perform(self, run: Run, now_ns: int, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: Run, clock_ns: Callable[[], int]) -> None:
         """Run a batch, or a step, with this worker's own copy of the Op, as its thread would."""
 
 

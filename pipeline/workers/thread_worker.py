@@ -60,11 +60,9 @@ class ThreadWorker:
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         self.pool.post(self.pool.on_parts, run, entries)
 
-    def perform(self, run: Any, now_ns: int, clock_ns: Callable[[], int]) -> None:
-        """Run a job, in whatever thread."""
+    def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
+        """Run a step, in whatever thread; `job` is set, and may have become another one."""
         assert self.op is not None, "only workers that have one are idle"
-        self.began_ns = now_ns
-        self.job = run
         self.context.run(run.run, self.op, self, clock_ns)
 
 

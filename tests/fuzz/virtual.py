@@ -47,6 +47,7 @@ class VirtualWorker:
         self.op = op
         self.number = number
         self.job: Any = None
+        self.began_ns = 0
         self.run: Any = None  # what the strand works on: in a process a copy of the job
         self.strand: Strand | None = None
         self.job_started: float | None = None
@@ -55,10 +56,9 @@ class VirtualWorker:
         self.timer: asyncio.TimerHandle | None = None
         self.is_lent = False
 
-    def perform(self, run: Any, now_ns: int, clock_ns: Callable[[], int]) -> None:
-        """Run a batch in the strand that is at work."""
-        self.job = run
-        self.job_started = now_ns / 1e9
+    def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
+        """Run a batch in the strand that is at work; `job` is set."""
+        self.job_started = self.began_ns / 1e9
         if self.is_lent and not isinstance(run, PackJob):
             self.pool.lent_items += len(run.items) if isinstance(run, BatchRun) else 1
         run.run(self.op, self, clock_ns)

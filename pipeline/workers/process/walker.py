@@ -30,14 +30,15 @@ class WalkingOp:
     ) -> None:
         self.op: BoundOp = op
         self.number: int = op.worker
-        self.job: BatchRun | None = None
+        self.job: Any = None
+        self.began_ns: int = 0
         self.job_started: float | None = None
         self.call_started: float | None = None
         self._context = context
         self._place = place
         self._status = status
 
-    def perform(self, run: Run, now_ns: int, clock_ns: Callable[[], int]) -> None:
+    def perform(self, run: Run, clock_ns: Callable[[], int]) -> None:
         """Run a batch; the server sees that it is this Op that runs."""
         self._status.step_begins(self._place)
         self._context.run(run.run, self.op, self._status, clock_ns)

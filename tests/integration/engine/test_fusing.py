@@ -431,6 +431,40 @@ async def test_a_step_that_ends_as_it_is_looked_at_stays_one():
         del fusing._under_way[walk]
 
 
+@pytest.mark.parametrize("when", ["begins", "ends"])
+@pytest.mark.parametrize("kind", [Calls, Processes])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@on_loop
+async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, name, kind, when):
+    was_taken, found = threading.Event(), []
+    perform, part = threads.ThreadWorker.perform, threads.ThreadWorkers.part
+
+    def performed(worker, run, clock_ns):
+        is_ours = worker.pool.name == name and not was_taken.is_set()
+        if is_ours and when == "begins":
+            assert was_taken.wait(PATIENCE_S)
+        perform(worker, run, clock_ns)
+        if is_ours and when == "ends":
+            assert was_taken.wait(PATIENCE_S)
+
+    def parted(pool, one):
+        taken = part(pool, one)
+        if taken is not None:
+            found.append(taken)
+            was_taken.set()
+        return taken
+
+    async with serving(chain(Calls, kind, kind), expected=[("a", "b", "c")]) as server:
+        monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
+        monkeypatch.setattr(threads.ThreadWorker, "perform", performed)
+        monkeypatch.setattr(threads.ThreadWorkers, "part", parted)
+        assert value_of(await asyncio.wait_for(ask(server), PATIENCE_S)) == "1"
+        assert found
+        assert value_of(await asyncio.wait_for(ask(server, "2"), PATIENCE_S)) == "2"
+        busy = [(op.running, op.workers.busy) for op in server.executor.state().ops]
+        assert busy == [(0, 0)] * 3
+
+
 @on_loop
 async def test_a_request_that_is_cancelled_in_the_middle_goes_no_further():
     hangs, later = Hangs(), []
