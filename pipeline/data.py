@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import field
 
 from pipeline.errors import ConfigError, ErrorCode, PipelineError, ProductError, one_line
 
@@ -169,12 +170,15 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
         log_id: the caller's number; 0 before `unpack_request_package` has said it.
         deadline: when the caller stops waiting, in `time.monotonic`; None: never.
         is_over: what `is_cancelled` asks.
+        state: what the Op keeps of the request, empty at first: with `batching: iterative` it is
+            there at every step. Replace what is in it, do not change that in place.
     """
 
     data_id: int
     log_id: int = 0
     deadline: float | None = None
     is_over: Callable[[], bool] = bool
+    state: dict[str, Any] = field(default_factory=dict)
 
     def time_left(self) -> float | None:
         """Return the seconds until `deadline`, negative behind it; None if there is none."""

@@ -46,6 +46,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "schedulers": {
         "full": "pipeline.engine.schedulers.dynamic:FullScheduler",
         "adaptive": "pipeline.engine.schedulers.dynamic:AdaptiveScheduler",
+        "iterative": "pipeline.engine.schedulers.iterative:IterativeScheduler",
     },
     "frontends": {
         "v2": "pipeline.frontends.registry:v2",

@@ -175,7 +175,7 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     batching: Annotated[
         str,
         OneOf("schedulers"),
-        "full: wait for batch_size requests; adaptive: for what arrives while a batch runs.",
+        "full: wait for batch_size requests; adaptive: for what comes meanwhile; iterative: steps.",
     ] = "full"
     scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
     workers: Annotated[

@@ -19,7 +19,8 @@ from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
-from pipeline.engine.streams.plan import StreamPlan
+from pipeline.engine.streams.iterative import IterativeDispatcher
+from pipeline.engine.streams.plan import StreamPlan, is_iterative
 from pipeline.engine.walk import Step
 from pipeline.engine.worker_api import Loop, WorkersFactory
 from pipeline.errors import PipelineError
@@ -119,7 +120,8 @@ class Executor:
         for index, op in enumerate(graph.ops):
             own = op, make_workers, self, loop, index, observers, dag.channel_size
             if streams is not None and streams.has(op):
-                self.nodes[op] = StreamDispatcher(streams, dag.stream_window, *own)
+                make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
+                self.nodes[op] = make(streams, dag.stream_window, *own)
             else:
                 self.nodes[op] = OpDispatcher(*own)
         nodes = cycle.nodes = tuple(self.nodes.values())

@@ -12,7 +12,10 @@ import msgspec
 from pipeline.engine.graph import Graph, names_of
 from pipeline.engine.hooks import yields
 from pipeline.errors import GraphError
-from pipeline.op import Op
+from pipeline.op import Op, runs_process
+
+ITERATIVE = "iterative"
+"""The `batching` of Ops whose `process` is called step by step; see `streams.iterative`."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True, eq=False):
@@ -38,7 +41,13 @@ class StreamPlan(msgspec.Struct, frozen=True, eq=False):
 
 def makes_parts(op: Op) -> bool:
     """Return whether an Op makes several answers of one request."""
-    return yields(op, "process") or yields(op, "postprocess")
+    return yields(op, "process") or yields(op, "postprocess") or is_iterative(op)
+
+
+def is_iterative(op: Op) -> bool:
+    """Return whether an Op's `process` is called step by step; False before it is configured."""
+    config = getattr(op, "pipeline_config", None)
+    return config is not None and config.batching == ITERATIVE
 
 
 def plan_streams(graph: Graph) -> StreamPlan | None:
@@ -89,6 +98,14 @@ def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
 
 def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]) -> None:
     """Refuse what a stream cannot go together with."""
+    for op in filter(is_iterative, graph.ops):
+        hook = next((each for each in ("process", "postprocess") if yields(op, each)), "")
+        if hook or not runs_process(op):
+            what = f"its {hook} is a generator" if hook else "it has no process"
+            raise GraphError(
+                f"Op {op.name!r} has batching: iterative, and {what}: process has to be a plain "
+                "method, which is called once for each step."
+            )
     looping = [op for op in graph.ops if op.pipeline_loop_to and (op in makers or op in reads)]
     if looping:
         raise GraphError(

@@ -74,16 +74,7 @@ class Pull:
         """
         if not self._is_batched:
             return [Piece(self.items[0], result)]
-        done: Any = None
-        if isinstance(result, Mapping) and _is_mask(result.get(DONE)):
-            result = dict(result)
-            done = result.pop(DONE)
-        parts = [result] if not self._spans else split_result(result, self._spans)
-        ends = self._ends(done)
-        pieces = [
-            Piece(index, part, end, not _is_none(part))
-            for index, part, end in zip(self.items, parts, ends, strict=True)
-        ]
+        pieces = cut(result, self.items, self._spans)
         self._keep([place for place, piece in enumerate(pieces) if _goes_on(piece)])
         return pieces
 
@@ -95,24 +86,44 @@ class Pull:
         elif hasattr(self._generator, "close"):
             self._generator.close()
 
-    def _ends(self, done: Any) -> list[bool]:
-        """Return which requests have their last part."""
-        count = len(self.items)
-        if done is None:
-            return [False] * count
-        if isinstance(done, bool | np.bool_) or not self._spans:
-            return [bool(np.all(done))] * count
-        if len(done) != sum(self._spans[0]):
-            raise PayloadTypeError(
-                f"process yielded {DONE!r} with {len(done)} rows for {sum(self._spans[0])} rows "
-                "that go on: give one for each."
-            )
-        return [bool(np.all(rows)) for rows in slices(done, self._spans[0])]
-
     def _keep(self, places: Sequence[int]) -> None:
         if len(places) < len(self.items):
             self.items = [self.items[place] for place in places]
             self._spans = [[column[place] for place in places] for column in self._spans]
+
+
+def cut(result: Any, items: Sequence[int], spans: list[list[int]]) -> list[Piece]:
+    """Return what a batch's result has for each of `items`, which brought `spans` rows.
+
+    None in the place of a request's rows says that it had its last part before, a row of the key
+    DONE that this is it. Without `spans` there is one request, and all of the result is its.
+
+    Raises:
+        PayloadTypeError: there is not a row for each row that goes on.
+    """
+    done: Any = None
+    if isinstance(result, Mapping) and _is_mask(result.get(DONE)):
+        result = dict(result)
+        done = result.pop(DONE)
+    parts = split_result(result, spans) if spans else [result]
+    return [
+        Piece(index, part, end, not _is_none(part))
+        for index, part, end in zip(items, parts, _ends(done, len(items), spans), strict=True)
+    ]
+
+
+def _ends(done: Any, count: int, spans: list[list[int]]) -> list[bool]:
+    """Return which requests have their last part."""
+    if done is None:
+        return [False] * count
+    if isinstance(done, bool | np.bool_) or not spans:
+        return [bool(np.all(done))] * count
+    if len(done) != sum(spans[0]):
+        raise PayloadTypeError(
+            f"process yielded {DONE!r} with {len(done)} rows for {sum(spans[0])} rows "
+            "that go on: give one for each."
+        )
+    return [bool(np.all(rows)) for rows in slices(done, spans[0])]
 
 
 async def _next_of(generator: AsyncGenerator[Any, Any]) -> tuple[bool, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.engine.channel import Item
 from pipeline.engine.journal import MAX_ROWS, Journal, PartKind, pack_part, pack_span
 from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.streams.flow import Flow
 from pipeline.engine.streams.run import StreamRun
@@ -39,7 +40,7 @@ def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -
 
 
 def note_made(
-    spans: SpanRecorder, run: StreamRun, item: Item, flow: Flow, kind: PartKind = PartKind.GIVEN
+    spans: SpanRecorder, run: Batch, item: Item, flow: Flow, kind: PartKind = PartKind.GIVEN
 ) -> None:
     """Take down a part that an Op has made, or the end of its stream."""
     if spans.journal is not None:

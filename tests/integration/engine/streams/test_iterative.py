@@ -1,0 +1,343 @@
+"""`batching: iterative` on real threads: step by step, requests join and leave in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from doubles import on_loop
+from streaming import Mark, OneSink, PartsSink, serving
+
+from pipeline import Answer, Op, RequestOp
+from pipeline.errors import ErrorCode, GraphError
+
+
+class Steps(Op):
+    """Counts from 0 to below "n", for each request; keeps where it stands in its state.
+
+    `sizes`: requests in each step; `steps`: of each request, by data_id. While `gate` is cleared
+    the next step waits before it ends.
+    """
+
+    def init_op(self):
+        self.sizes, self.workers_of = [], defaultdict(set)
+        self.seen, self.prepared = {}, []
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+        SEEN[self.name] = self
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, inputs),) = input_dicts.items()
+        self.prepared.append(data_id)
+        bad = inputs.get("bad", "")
+        return {"n": np.array([[int(inputs["n"])]]), "bad": np.array([[bad]])}
+
+    def process(self, feed_batch, log_id, context):
+        feed = feed_batch[0]
+        self.sizes.append(len(context))
+        self.entered.set()
+        assert self.gate.wait(20)
+        texts, done = [], []
+        for row, each in enumerate(context):
+            self.workers_of[each.data_id].add(threading.get_ident())
+            if feed["bad"][row][0] and each.state.get("at", 0) == 2:
+                raise ValueError(f"bad row {feed['bad'][row][0]}")
+        for row, each in enumerate(context):
+            at = each.state.get("at", 0)
+            each.state["at"] = at + 1
+            self.seen[each.data_id] = each.state
+            texts.append(f"{at}")
+            done.append(at + 1 >= feed["n"][row][0])
+        return {"text": texts, "done": done}
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"text": fetch_data["text"][0]}
+
+
+SEEN: dict[str, Steps] = {}
+BATCHED = {"op": {"Steps": {"batching": "iterative", "batch_size": 4}}}
+
+
+def steps(**options):
+    return Steps("Steps", input_ops=[RequestOp()], **options)
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    yield
+    for op in SEEN.values():
+        op.gate.set()
+    SEEN.clear()
+
+
+async def entered(op):
+    assert await asyncio.to_thread(op.entered.wait, 20)
+    op.entered.clear()
+
+
+@on_loop
+async def test_each_step_makes_a_part_and_preprocess_runs_once():
+    async with serving(steps(), **BATCHED) as streams:
+        sink = streams.begin(n=3)
+        assert await sink.ended() is None
+        assert sink.texts == ["0", "1", "2"]
+        op = SEEN["Steps"]
+        assert len(op.prepared) == 1
+        assert op.sizes == [1, 1, 1]
+        assert streams.engine.executor.is_decoupled()
+        assert not streams.node("Steps")._progress
+
+
+@on_loop
+async def test_others_join_between_steps_and_finished_ones_leave():
+    async with serving(steps(), **BATCHED) as streams:
+        first = streams.begin(n=1)
+        await first.ended()
+        op = SEEN["Steps"]
+        op.sizes.clear()
+        op.entered.clear()
+        op.gate.clear()
+        long = streams.begin(n=5)
+        await entered(op)
+        short = [streams.begin(n=2), streams.begin(n=1)]
+        op.gate.set()
+        for sink in (long, *short):
+            assert await sink.ended() is None
+        assert op.sizes == [1, 3, 2, 1, 1]
+        assert [each.texts for each in (long, *short)] == [list("01234"), list("01"), list("0")]
+
+
+@on_loop
+async def test_no_more_are_under_way_than_batch_size():
+    async with serving(steps(), **BATCHED) as streams:
+        sinks = [streams.begin(n=4) for _ in range(11)]
+        for sink in sinks:
+            assert await sink.ended() is None
+            assert sink.texts == list("0123")
+        assert max(SEEN["Steps"].sizes) <= 4
+
+
+@on_loop
+async def test_who_has_no_room_sits_out_and_keeps_its_place():
+    config = {**BATCHED, "dag": {"stream_window": 2}}
+    async with serving(steps(), **config) as streams:
+        slow = streams.begin(PartsSink(takes_at_once=False), n=5)
+        quick = streams.begin(n=6)
+        assert await quick.ended() is None
+        assert slow.texts == ["0", "1"]
+        slow.take()
+        assert await slow.until(3) == ["0", "1", "2"]
+        slow.take(2)
+        await slow.until(5)
+        assert await slow.ended() is None
+        assert slow.texts == list("01234")
+
+
+@on_loop
+async def test_a_request_that_is_cancelled_leaves_and_its_state_goes():
+    config = {**BATCHED, "dag": {"stream_window": 2}}
+    async with serving(steps(), **config) as streams:
+        gone = streams.begin(PartsSink(takes_at_once=False), n=10**9)
+        await gone.until(2)
+        node = streams.node("Steps")
+        assert len(node._progress) == 1
+        gone.request.cancel()
+        assert not node._progress
+        assert not node.scheduler.under_way
+        sink = streams.begin(n=3)
+        assert await sink.ended() is None
+
+
+@on_loop
+async def test_a_request_that_is_cancelled_in_a_step_is_not_in_the_next_one():
+    async with serving(steps(), **BATCHED) as streams:
+        await streams.begin(n=1).ended()
+        op = SEEN["Steps"]
+        op.sizes.clear()
+        op.entered.clear()
+        op.gate.clear()
+        gone = streams.begin(n=10**9)
+        await entered(op)
+        stays = streams.begin(n=2)
+        gone.request.cancel()
+        op.gate.set()
+        assert await stays.ended() is None
+        assert op.sizes == [1, 1, 1]
+        assert gone.texts == []
+
+
+@on_loop
+async def test_the_error_of_one_request_does_not_end_the_others():
+    async with serving(steps(), **BATCHED) as streams:
+        sinks = [streams.begin(n=4, bad=bad) for bad in ("", "x", "")]
+        ends = [await sink.ended() for sink in sinks]
+        assert ends[0] is None
+        assert ends[2] is None
+        assert "bad row x" in ends[1].err_msg
+        assert [sink.texts for sink in sinks] == [list("0123"), list("01"), list("0123")]
+
+
+class Spoils(Steps):
+    """Raises when it has changed the states already."""
+
+    def process(self, feed_batch, log_id, context):
+        result = super().process(feed_batch, log_id, context)
+        if len(context) > 1:
+            raise ValueError("too late")
+        return result
+
+
+@on_loop
+async def test_a_step_that_failed_and_changed_a_state_is_not_made_again():
+    async with serving(Spoils("Steps", input_ops=[RequestOp()]), **BATCHED) as streams:
+        await streams.begin(n=1).ended()
+        op = SEEN["Steps"]
+        op.entered.clear()
+        op.gate.clear()
+        first = streams.begin(n=3)
+        await entered(op)
+        second = streams.begin(n=3)
+        op.gate.set()
+        for sink in (first, second):
+            assert "too late" in (await sink.ended()).err_msg
+        assert (first.texts, second.texts) == (["0"], [])
+        assert await streams.begin(n=1).ended() is None
+
+
+class Nones(Steps):
+    """Ends a request by None in the place of its row."""
+
+    def process(self, feed_batch, log_id, context):
+        result = super().process(feed_batch, log_id, context)
+        limits = feed_batch[0]["n"][:, 0]
+        texts = [
+            None if int(text) >= limit else text
+            for text, limit in zip(result["text"], limits, strict=True)
+        ]
+        return {"text": texts}
+
+
+@on_loop
+async def test_none_ends_a_request_without_a_part():
+    async with serving(Nones("Steps", input_ops=[RequestOp()]), **BATCHED) as streams:
+        sinks = [streams.begin(n=count) for count in (0, 2, 3)]
+        for sink, count in zip(sinks, (0, 2, 3), strict=True):
+            assert await sink.ended() is None
+            assert len(sink.texts) == count
+
+
+@on_loop
+async def test_a_request_stays_with_its_worker():
+    config = {"op": {"Steps": {**BATCHED["op"]["Steps"], "concurrency": 3}}}
+    async with serving(steps(), **config) as streams:
+        sinks = [streams.begin(n=30) for _ in range(9)]
+        for sink in sinks:
+            assert await sink.ended() is None
+            assert len(sink.texts) == 30
+        found = SEEN["Steps"].workers_of.values()
+        assert all(len(threads) == 1 for threads in found)
+        assert len(set.union(*found)) == 3
+
+
+class Hangs(Steps):
+    def process(self, feed_batch, log_id, context):
+        if feed_batch[0]["bad"][0][0] and context[0].state.get("at") == 1:
+            HANG.wait()
+        return super().process(feed_batch, log_id, context)
+
+
+HANG = threading.Event()
+
+
+@on_loop
+async def test_a_step_that_hangs_ends_those_in_it_and_others_go_on():
+    HANG.clear()
+    config = {
+        "dag": {"stream_window": 1},
+        "op": {"Steps": {**BATCHED["op"]["Steps"], "timeout": 200}},
+    }
+    try:
+        async with serving(Hangs("Steps", input_ops=[RequestOp()]), **config) as streams:
+            other = streams.begin(PartsSink(takes_at_once=False), n=3)
+            await other.until(1)  # it has no room: it sits out
+            stuck = streams.begin(n=3, bad="x")
+            error = await stuck.ended()
+            assert (error.err_no and "timeout" in error.err_msg.lower()) or "retry" in error.err_msg
+            assert stuck.texts == ["0"]
+            other.takes_at_once = True
+            other.take()
+            assert await other.ended() is None
+            assert other.texts == list("012")
+    finally:
+        HANG.set()
+
+
+@on_loop
+async def test_parts_go_through_the_ops_behind_and_are_combined_for_unary_callers():
+    behind = Mark("m", input_ops=[steps()])
+    async with serving(behind, **BATCHED) as streams:
+        sink = streams.begin(n=3)
+        await sink.ended()
+        assert sink.texts == ["m0", "m1", "m2"]
+        answer = await streams.combined(n=3)
+        assert list(answer.value) == ["m0m1m2"]
+
+
+class Answers(Steps):
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        text = fetch_data["text"][0]
+        return Answer({"text": "enough"}) if text == "2" else {"text": text}
+
+
+@on_loop
+async def test_an_answer_ends_its_request_and_gives_up_its_seat():
+    async with serving(Answers("Steps", input_ops=[RequestOp()]), **BATCHED) as streams:
+        sink = streams.begin(n=10**9)
+        assert await sink.ended() is None
+        assert sink.texts == ["0", "1", "enough"]
+        assert not streams.node("Steps").scheduler.under_way
+
+
+@on_loop
+async def test_each_step_is_an_execution_and_the_request_counts_once():
+    async with serving(steps(), **BATCHED) as streams:
+        await streams.begin(n=3).ended()
+        await streams.idle()
+        streams.journal.flush()
+        assert len([row for row in streams.rows.spans if row["op"] == 0]) == 3
+        assert len(streams.rows.requests) == 1
+
+
+@on_loop
+async def test_deadlines_hold_between_parts():
+    config = {**BATCHED, "dag": {"part_timeout": 100}}
+    async with serving(steps(), **config) as streams:
+        await streams.begin(n=1).ended()
+        op = SEEN["Steps"]
+        op.gate.clear()
+        sink = streams.begin(n=3)
+        late = streams.begin(OneSink(), timeout_s=0.05, n=3)
+        assert (await asyncio.wait_for(late, 20)).err_no == ErrorCode.TIMEOUT
+        op.gate.set()
+        await sink.ended()
+        assert not streams.node("Steps")._progress
+
+
+class Generates(Op):
+    def process(self, feed_batch, log_id):
+        yield {}
+
+
+@on_loop
+async def test_what_cannot_be_stepped_is_refused_at_the_start():
+    config = {"op": {"x": {"batching": "iterative"}}}
+    for op, text in (
+        (Generates("x", [RequestOp()]), "generator"),
+        (Mark("x", [RequestOp()]), "no process"),
+    ):
+        with pytest.raises(GraphError, match=text):
+            async with serving(op, **config):
+                pass
