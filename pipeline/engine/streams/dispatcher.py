@@ -154,6 +154,7 @@ class StreamDispatcher(OpDispatcher):
         super().count(run)
         if isinstance(run, StreamRun):
             run.is_counted = run.is_out = True
+            run.least = max(1, self._window // 2)
             for place, item in enumerate(run.items):
                 flow = self._flow(item.request)
                 run.allowed.append(_allowed(flow, flow.slowest + self._window - flow.sent))

@@ -6,6 +6,7 @@ Plain code for any worker, as `engine.batch_run`.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -62,6 +63,7 @@ class StreamRun(BatchRun, eq=False):
         ended: which of them get no more.
         groups: items that share one generator, of those that have not ended.
         is_finished: whether all generators are at their ends.
+        least: room that is worth a slice. The loop's.
         ran_at: the worker that has them, once it has begun.
         is_out: whether it is at a worker, or on its way to one. The loop's, as the next one.
         is_counted: whether it counts as a batch that runs; until its first slice is over.
@@ -73,6 +75,7 @@ class StreamRun(BatchRun, eq=False):
     ended: list[bool] = field(default_factory=list)
     groups: list[list[int]] | None = None
     is_finished: bool = False
+    least: int = 1
     ran_at: int = 0
     is_out: bool = False
     is_counted: bool = False
@@ -83,10 +86,10 @@ class StreamRun(BatchRun, eq=False):
 
     @property
     def has_work(self) -> bool:
-        """Return whether a slice would do anything: make parts, or close a generator."""
+        """Return whether a slice is worth its way: for several parts, or to close a generator."""
         if self.is_finished or self.is_superseded:
             return False
-        return any(self._room(group) for group in self.groups or ())
+        return any(self._room(group) >= self.least for group in self.groups or ())
 
     def live(self) -> list[int]:
         """Return the places of the items that wait for more."""
@@ -97,9 +100,9 @@ class StreamRun(BatchRun, eq=False):
         return [] if any(self.made) else super().again(error, attempts)
 
     def _room(self, group: Sequence[int]) -> int:
-        """Return how many turns a generator may have; one to be closed if nobody is left."""
+        """Return how many turns a generator may have; any number if it is to be closed."""
         rooms = [self.allowed[i] - self.made[i] for i in group if self._is_live(i)]
-        return max(0, min(rooms)) if rooms else 1
+        return min(rooms) if rooms else sys.maxsize
 
     def _is_live(self, place: int) -> bool:
         """Return whether an item waits for more."""
@@ -215,7 +218,7 @@ class StreamRun(BatchRun, eq=False):
                 if not any(map(self._is_live, pull.items)):
                     self._close(pull, op, watch)
                     continue
-                if not self._room(pull.items):
+                if self._room(pull.items) <= 0:
                     continue
                 self._turn(pull, op, watch)
                 goes_on = True
