@@ -37,10 +37,12 @@ class LoopInbox:
         # First the flag, then the messages: one posted in between schedules another drain.
         self._is_scheduled = False
         messages = self._messages
-        for _ in range(len(messages)):
-            callback, first, second = messages.popleft()
-            callback(first, second)
-        if messages and not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._drain)
-        self._after()
+        try:
+            for _ in range(len(messages)):
+                callback, first, second = messages.popleft()
+                callback(first, second)
+        finally:  # one that fails, which is a defect, keeps back none behind it
+            if messages and not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._drain)
+            self._after()

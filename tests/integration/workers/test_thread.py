@@ -286,6 +286,25 @@ async def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
     assert len(wakes) == 1
 
 
+@on_loop
+async def test_a_message_that_fails_keeps_back_none_behind_it():
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+    failures, got, wakes = [], [], []
+    box = LoopInbox(loop, after=lambda: wakes.append(len(got)))
+
+    def fail(*_):
+        raise KeyError("no")
+
+    box.post(lambda *_: got.append(1), None, None)
+    box.post(fail, None, None)
+    box.post(lambda *_: got.append(2), None, None)
+    await settle()
+    assert [type(error) for error in failures] == [KeyError]
+    assert got == [1, 2]
+    assert wakes[-1] == 2
+
+
 def test_a_post_after_the_loop_is_closed_is_dropped():
     loop = asyncio.new_event_loop()
     box = LoopInbox(loop, after=lambda: None)
