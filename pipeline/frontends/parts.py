@@ -10,33 +10,69 @@ from typing import Any, cast
 from pipeline.engine.request import Begin, RequestTarget, StreamHandle, StreamSink
 
 
-class _Arrived(StreamSink):
-    """The sink of a request whose answers are waited for.
+class PartsReader(StreamSink):
+    """Sink of a request whose answer a coroutine reads, on the event loop.
 
     Attributes:
-        parts: those that came and are not fetched yet, at most `dag.stream_window`.
-        last: what ended the request; None: nothing came behind the parts.
-        has_ended: whether it is answered.
-        changed: set whenever something came.
+        parts: those that came and were not read; at most as many as the window of the stream.
+        has_ended: `last` is known, and comes behind `parts`.
+        last: None, an error, or the one answer of a pipeline that makes no parts.
     """
-
-    __slots__ = ("changed", "has_ended", "last", "parts")
 
     def __init__(self) -> None:
         self.parts: deque[Any] = deque()
-        self.last: Any = None
         self.has_ended: bool = False
-        self.changed: asyncio.Event = asyncio.Event()
+        self.last: Any = None
+        self._request: StreamHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def begin(
+        self,
+        begin: Begin,
+        raw: Any,
+        timeout_s: float | None = None,
+        target: RequestTarget | None = None,
+    ) -> None:
+        """Begin the request. Raises what `Engine.begin` does."""
+        self._request = cast(StreamHandle, begin(raw, timeout_s, target, self))
 
     def part(self, answer: Any) -> None:
-        """Keep a part."""
+        """Take a part of the answer."""
         self.parts.append(answer)
-        self.changed.set()
+        self._wake()
 
     def end(self, answer: Any) -> None:
-        """Keep the last answer."""
+        """Take the end."""
         self.last, self.has_ended = answer, True
-        self.changed.set()
+        self._wake()
+
+    async def wait(self, patience_s: float | None = None) -> bool:
+        """Wait for a part, or for the end; False: nothing came for so long."""
+        if not self.parts and not self.has_ended:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = None if patience_s is None else loop.call_later(patience_s, self._wake)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        return bool(self.parts) or self.has_ended
+
+    def took_part(self) -> None:
+        """Take note that a part is on its way to the caller: another one may follow."""
+        if self._request is not None:
+            self._request.took_part()
+
+    def cancel(self) -> None:
+        """Drop the request, whose caller has left; does nothing once it is answered."""
+        if self._request is not None and not self.has_ended:
+            self._request.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 async def answers_to(
@@ -52,18 +88,13 @@ async def answers_to(
     next one is asked for. Closed early, as for a caller who has left, it drops the request. Raises
     what `Engine.begin` does.
     """
-    sink = _Arrived()
-    request = cast(StreamHandle, begin(raw, timeout_s, target, sink))
+    reader = PartsReader()
+    reader.begin(begin, raw, timeout_s, target)
     try:
-        while True:
-            while sink.parts:
-                yield sink.parts.popleft(), True
-                request.took_part()
-            if sink.has_ended:
-                break
-            sink.changed.clear()
-            await sink.changed.wait()
-        if sink.last is not None:
-            yield sink.last, False
+        while await reader.wait() and reader.parts:
+            yield reader.parts.popleft(), True
+            reader.took_part()
+        if reader.last is not None:
+            yield reader.last, False
     finally:
-        request.cancel()
+        reader.cancel()

@@ -19,7 +19,14 @@ from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
 from pipeline.frontends.dashboard.status import Title, status_of
 from pipeline.frontends.http.hosts import Hosts
-from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
+from pipeline.frontends.http.routes import (
+    Endpoint,
+    HttpError,
+    WebRequest,
+    WebResponse,
+    WebStream,
+    not_allowed,
+)
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll
 
@@ -98,7 +105,7 @@ class Dashboard:
             raise not_allowed(request.method, b"GET, HEAD")
         return functools.partial(self._for_own_pages, found)
 
-    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse:
+    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse | WebStream:
         await self._hosts.check(request.headers)
         return await found(request)
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,15 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.errors import DeadlineError, PackageError
-from pipeline.frontends.http.routes import CLOSE, JSON, Header, HttpError, WebResponse, error_body
+from pipeline.frontends.http.routes import (
+    CLOSE,
+    JSON,
+    Header,
+    HttpError,
+    WebResponse,
+    WebStream,
+    error_body,
+)
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ HEADERS = "pipeline.headers"
 
 _STOPS = (httptools.HttpParserUpgrade, httptools.HttpParserError)
 _MAX_HEAD_BYTES = 65536  # plus what comes in the same packet
+_LENGTH = b"content-length: "
 _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
 
 
@@ -52,8 +61,15 @@ def head_of(status: int, content_type: bytes, headers: tuple[Header, ...]) -> by
     """Return the head of an answer up to its length."""
     lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
     lines += [b"%b: %b\r\n" % header for header in headers]
-    lines.append(b"content-type: %b\r\ncontent-length: " % content_type)
+    lines.append(b"content-type: %b\r\n%b" % (content_type, _LENGTH))
     return b"".join(lines)
+
+
+def stream_head_of(reply: WebStream, dated: Sequence[Header], is_chunked: bool) -> bytes:
+    """Return the head of an answer that comes in pieces."""
+    head = head_of(reply.status, reply.content_type, (*dated, *reply.headers))
+    head = head.removesuffix(_LENGTH)
+    return head + (b"transfer-encoding: chunked\r\n\r\n" if is_chunked else b"\r\n")
 
 
 def _check_target(target: bytes) -> None:
@@ -280,6 +296,51 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.write(b"%b%d\r\n\r\n" % (head, size))
             if not await self._write_in_slices(body):
                 return
+        self._complete()
+
+    async def answer_in_pieces(self, reply: WebStream) -> None:
+        """Answer the request that is served with what comes, each piece as soon as it is there."""
+        cycle = self.cycle_served
+        is_chunked = cycle.scope["http_version"] != "1.0"
+        async with contextlib.aclosing(reply.pieces) as pieces:
+            async for piece in pieces:
+                start = b"" if cycle.response_started else self._begin_pieces(reply, is_chunked)
+                if piece and is_chunked:
+                    start += b"%x\r\n" % len(piece)
+                end = b"\r\n" if piece and is_chunked else b""
+                if len(piece) <= SHORT_BYTES:
+                    self.transport.write(b"".join((start, piece, end)))
+                else:
+                    self.transport.write(start)
+                    await self._write_in_slices(piece)
+                    self.transport.write(end)
+                if self.flow.write_paused:
+                    await self.flow.drain()
+                if cycle.disconnected:
+                    return
+        head = b"" if cycle.response_started else self._begin_pieces(reply, is_chunked)
+        self.transport.write(head + (b"0\r\n\r\n" if is_chunked else b""))
+        if self._listener.is_draining and not self.pipeline:
+            cycle.keep_alive = False
+        self._complete()
+
+    def _begin_pieces(self, reply: WebStream, is_chunked: bool) -> bytes:
+        """Return the head; from here on there is no other answer."""
+        cycle = self.cycle_served
+        cycle.response_started = True
+        cycle.keep_alive &= not cycle.more_body  # nobody is going to read the rest
+        dated = self.server_state.default_headers
+        dated = dated if cycle.keep_alive else [*dated, CLOSE]
+        return stream_head_of(reply, dated, is_chunked)
+
+    def break_off(self) -> None:
+        """Hang up in the middle of an answer, so that its caller sees that it is not whole."""
+        self.cycle_served.keep_alive = False
+        self._raw.close()
+
+    def _complete(self) -> None:
+        """Go on to the next request, behind an answer."""
+        cycle = self.cycle_served
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:

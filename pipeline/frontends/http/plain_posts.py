@@ -15,6 +15,7 @@ from pipeline.frontends.http.routes import (
     WebResponse,
     error_body,
 )
+from pipeline.frontends.http.streams import stream_form
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.plain import PlainResponse, plain_request_from_json
 from pipeline.proto.pipeline_service_pb2 import Response
@@ -54,6 +55,8 @@ class PlainPosts:
         """Return what answers a path, if its headers are right too."""
         parts = path.split("/")
         if len(parts) != 3 or parts[1] in ("v2", "health"):
+            return None
+        if b"accept" in headers and stream_form([headers[b"accept"]]) is not None:
             return None
         if int(headers[b"content-length"]) > self._max_bytes:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -50,7 +50,21 @@ class WebResponse(msgspec.Struct, frozen=True):
     headers: tuple[Header, ...] = ()
 
 
-Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
+class WebStream(msgspec.Struct, frozen=True):
+    """The answer to a WebRequest whose body comes in pieces.
+
+    The head goes out with the first of them: what `pieces` raises before that is answered as if an
+    Endpoint had raised it. The next piece is asked for when the transport has let the one before
+    it through. `pieces` is closed in any case, when the caller leaves too.
+    """
+
+    pieces: AsyncGenerator[bytes, None]
+    content_type: bytes
+    headers: tuple[Header, ...] = ()
+    status: int = 200
+
+
+Endpoint = Callable[[WebRequest], Awaitable[WebResponse | WebStream]]
 """Answers a request; it is cancelled if the caller goes away."""
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
@@ -23,6 +21,7 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
+from pipeline.frontends.http.bodies import BodyReader, SizeLimit
 from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.hosts import Hosts
@@ -38,11 +37,13 @@ from pipeline.frontends.http.routes import (
     Routes,
     WebRequest,
     WebResponse,
+    WebStream,
     error_body,
     not_allowed,
 )
+from pipeline.frontends.http.streams import StreamForm, stream_form, stream_of, stream_of_error
 from pipeline.frontends.listen import bind, port_of
-from pipeline.proto.inflate import emptied, inflated
+from pipeline.frontends.parts import PartsReader
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
@@ -57,11 +58,6 @@ Send = Callable[[Message], Awaitable[None]]
 _READ_TIMEOUT_S = 60.0
 _OF_ROUTES = ("", "v2")  # first parts of paths that are no service's
 _SPECIAL = frozenset((b"content-encoding", b"grpc-timeout", b"traceparent"))
-_WINDOW_BITS = {
-    b"gzip": zlib.MAX_WBITS | 16,
-    b"x-gzip": zlib.MAX_WBITS | 16,
-    b"deflate": zlib.MAX_WBITS,
-}
 
 
 class HttpFrontend:
@@ -83,6 +79,8 @@ class HttpFrontend:
     """
 
     pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
+    heartbeat_s: ClassVar[float] = 15.0
+    """How long a stream of events may be silent."""
 
     def __init__(
         self,
@@ -105,6 +103,7 @@ class HttpFrontend:
         self.port: int = port
         self._hosts = hosts or Hosts()
         self._offload = offload or Offload(threads=0)
+        self._bodies = BodyReader(self._offload)
         self._limits = limits or Limits()
         self._routes = routes
         self._takes_trace = takes_trace
@@ -112,9 +111,9 @@ class HttpFrontend:
         self._begin = begin
         self._is_ready = False
         self._bind = functools.partial(bind, host, port, key, is_shared)
-        self._limit = self._json_limit = _Limit("max_message_bytes", max_message_bytes)
+        self._limit = self._json_limit = SizeLimit("max_message_bytes", max_message_bytes)
         if self._limits.json_bytes < max_message_bytes:
-            self._json_limit = _Limit("max_json_bytes", self._limits.json_bytes)
+            self._json_limit = SizeLimit("max_json_bytes", self._limits.json_bytes)
         heads = None
         if begin is not None and self.pipeline_has_lane:
             most = min(self._json_limit.size, max_message_bytes)
@@ -169,20 +168,25 @@ class HttpFrontend:
                 self._hosts.check_post(said[b"origin"], host, kind)
             parts = scope["path"].split("/")
             given, connection.given = connection.given, None
+            reply: WebResponse | WebStream | bytes
             if given is not None:
                 reply = await given
-                status, body, headers = reply.status, reply.body, reply.headers
-                content_type = reply.content_type
             elif len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2] or self._begin is None:
                 reply = await self._route(scope, connection, receive)
-                status, body, headers = reply.status, reply.body, reply.headers
-                content_type = reply.content_type
             elif parts[1] == "health":
-                status, body = self._health(scope)
+                reply = self._health(scope)
             elif scope["method"] != "POST":
                 raise not_allowed(scope["method"], b"POST")
             else:
-                status, body = 200, await self._infer(scope, connection, receive, *parts[1:])
+                reply = await self._infer(scope, connection, receive, *parts[1:])
+            if isinstance(reply, bytes):
+                status, body = 200, reply
+            elif isinstance(reply, WebResponse):
+                status, body, headers = reply.status, reply.body, reply.headers
+                content_type = reply.content_type
+            else:
+                await connection.answer_in_pieces(reply)
+                return
         except HttpError as error:
             status, body, headers = error.status, error_body(error.error), error.headers
         except asyncio.CancelledError:
@@ -195,19 +199,22 @@ class HttpFrontend:
             status, body = 500, error_body(UserCodeError("internal error of the server"))
         finally:
             connection.task = None
+        if connection.cycle_served.response_started:  # in the middle of a stream
+            connection.break_off()
+            return
         if connection.cycle_served.more_body:  # nobody is going to read the rest
             headers = (*headers, CLOSE)
         await connection.answer(status, headers, body, content_type)
 
     async def _route(
         self, scope: Message, connection: HttpConnection, receive: Receive
-    ) -> WebResponse:
+    ) -> WebResponse | WebStream:
         """Return the answer of the routes that the path belongs to."""
         said: Headers = scope[HEADERS]
         encoding, timeout_s, _ = _special(scope)
 
         async def read() -> bytes:
-            return await self._body(connection, receive, said, encoding, self._limit)
+            return await self._bodies.read(connection, receive, said, encoding, self._limit)
 
         request = WebRequest(
             method=scope["method"],
@@ -225,15 +232,15 @@ class HttpFrontend:
             404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
         )
 
-    def _health(self, scope: Message) -> tuple[int, bytes]:
+    def _health(self, scope: Message) -> WebResponse:
         method, probe = scope["method"], scope["path"].rpartition("/")[2]
         if probe not in ("live", "ready"):
             raise HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):
             raise not_allowed(method, b"GET, HEAD")
         if probe == "live" or self._is_ready:
-            return 200, b'{"status":"ok"}'
-        return 503, b'{"status":"not ready"}'
+            return WebResponse(200, b'{"status":"ok"}')
+        return WebResponse(503, b'{"status":"not ready"}')
 
     async def _infer(
         self,
@@ -242,18 +249,23 @@ class HttpFrontend:
         receive: Receive,
         name: str,
         method: str,
-    ) -> bytes:
-        """Return the JSON of the engine's answer."""
+    ) -> bytes | WebStream:
+        """Return the JSON of the engine's answer, or a stream of it for who asks for one."""
         said: Headers = scope[HEADERS]
+        form = None
+        if b"accept" in said:
+            form = stream_form(value for key, value in scope["headers"] if key == b"accept")
         encoding, timeout_s, told = b"", None, ""
         if not _SPECIAL.isdisjoint(said):
             encoding, timeout_s, told = _special(scope)
         body = None if encoding else connection.take_body()
         if body is None:
             try:
-                body = await self._body(connection, receive, said, encoding, self._json_limit)
+                body = await self._bodies.read(
+                    connection, receive, said, encoding, self._json_limit
+                )
             except DeadlineError as error:
-                return error_body(error)
+                return _late(error, form)
         elif len(body) > self._json_limit.size:
             raise self._json_limit.passed()
         told = told if self._takes_trace else ""
@@ -273,104 +285,43 @@ class HttpFrontend:
                 del body
                 request, timeout_s = await self._offload.run(read, timeout_s)
         except DeadlineError as error:
-            return error_body(error)
+            return _late(error, form)
         except TooLargeError as error:
             raise HttpError(413, error) from error
         except PipelineError as error:
             raise HttpError(400, error) from error
         assert self._begin is not None
         try:
+            if form is not None:
+                reader = PartsReader()
+                reader.begin(self._begin, request, timeout_s, target)
+                return stream_of(reader, form, self._written, self.heartbeat_s)
             response = await ask(self._begin, request, timeout_s, target, self._loop)
         except OverloadedError as error:
             raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
-        if isinstance(response, Response):
-            return jsonpb.response_to_json(response)
         return await self._json_of(response)
 
     async def _json_of(self, response: Any) -> bytes:
-        """Return the JSON of a large answer, or of the error that it is too large."""
+        """Return the JSON of an answer, or of the error that it is too large."""
+        try:
+            return await self._written(response)
+        except (DeadlineError, TooLargeError) as error:
+            return error_body(error)
+
+    async def _written(self, response: Any) -> bytes:
+        """Return the JSON of an answer; raises PipelineError where that is too large."""
+        if isinstance(response, Response):
+            return jsonpb.response_to_json(response)
         if not isinstance(response, LargeResponse):
             raise HttpError(500, no_response(response))
         write = functools.partial(jsonpb.large_response_to_json, response, self._limits)
-        try:
-            body, _ = await self._offload.run(write)
-        except (DeadlineError, TooLargeError) as error:
-            return error_body(error)
+        body, _ = await self._offload.run(write)
         return body
 
-    async def _body(
-        self,
-        connection: HttpConnection,
-        receive: Receive,
-        said: Headers,
-        encoding: bytes,
-        limit: _Limit,
-    ) -> bytes:
-        """Return the body of a request, unpacked."""
-        if int(said.get(b"content-length", 0)) > limit.size:
-            raise limit.passed()
-        body = connection.take_body()
-        if body is None:
-            body = await self._rest(receive, connection, limit)
-        if len(body) > limit.size:
-            raise limit.passed()
-        return await self._decompressed(body, encoding, limit) if encoding else body
 
-    async def _rest(self, receive: Receive, connection: HttpConnection, limit: _Limit) -> bytes:
-        """Return the body of a request that has not arrived in whole."""
-        pieces: list[bytes] = []
-        size, has_more = 0, True
-        while has_more:
-            if pieces and connection.body_error is not None:
-                raise connection.body_error
-            message = await receive()
-            if message["type"] != "http.request":
-                raise asyncio.CancelledError  # the caller has left
-            pieces.append(message.get("body", b""))
-            has_more = message.get("more_body", False)
-            size += len(pieces[-1])
-            if size > limit.size:
-                raise limit.passed()
-        if size <= SHORT_BYTES:
-            return b"".join(pieces)
-        body, _ = await self._offload.run(functools.partial(emptied, pieces))
-        return body
-
-    async def _decompressed(self, body: bytes, encoding: bytes, limit: _Limit) -> bytes:
-        if encoding not in _WINDOW_BITS:
-            name = encoding.decode("latin-1")
-            text = f'unsupported content-encoding "{name}": send gzip, deflate or none'
-            raise HttpError(415, PackageError(text))
-        name = encoding.removeprefix(b"x-").decode()
-        bits = _WINDOW_BITS[encoding]
-        try:
-            if len(body) <= SHORT_BYTES:
-                with contextlib.suppress(OverflowError):
-                    return inflated(body, bits, min(SHORT_BYTES, limit.size))
-            inflate = functools.partial(inflated, body, bits, limit.size)
-            unpacked, _ = await self._offload.run(inflate)
-            return unpacked
-        except OverflowError as error:
-            raise limit.passed() from error
-        except zlib.error as error:
-            raise HttpError(400, PackageError(f"the body is not valid {name}: {error}")) from error
-        except EOFError as error:
-            text = f"the body is cut short: incomplete {name} data"
-            raise HttpError(400, PackageError(text)) from error
-        except ValueError as error:
-            text = f"there is data behind the end of the {name} data: send one member"
-            raise HttpError(400, PackageError(text)) from error
-
-
-class _Limit(NamedTuple):
-    """A limit of a request's body, with its key in the configuration."""
-
-    key: str
-    size: int
-
-    def passed(self) -> HttpError:
-        text = f"the request is larger than {self.key} ({self.size} bytes)"
-        return HttpError(413, TooLargeError(text))
+def _late(error: DeadlineError, form: StreamForm | None) -> bytes | WebStream:
+    """Return the answer that a deadline has passed."""
+    return error_body(error) if form is None else stream_of_error(error, form)
 
 
 def _special(scope: Message) -> tuple[bytes, float | None, str]:

@@ -162,6 +162,10 @@ func (g *Handler) infer(x *exchange, name, method string) {
 		x.refuseEarly(notAllowed(r.Method, http.MethodPost))
 		return
 	}
+	if mayWantParts(r.Header) {
+		g.inferInParts(x)
+		return
+	}
 	if page := foreignPage(r); page != "" {
 		g.leaveToFallback(x, &fallback{"origin", notFromPage(page)})
 		return

@@ -1,0 +1,110 @@
+"""BodyReader: the body of a request over HTTP, whole and unpacked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from pipeline.engine.offload import Offload
+from pipeline.errors import PackageError, TooLargeError
+from pipeline.frontends.http.connection import HttpConnection
+from pipeline.frontends.http.routes import Headers, HttpError
+from pipeline.proto.inflate import emptied, inflated
+from pipeline.proto.slices import SHORT_BYTES
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+_WINDOW_BITS = {
+    b"gzip": zlib.MAX_WBITS | 16,
+    b"x-gzip": zlib.MAX_WBITS | 16,
+    b"deflate": zlib.MAX_WBITS,
+}
+
+
+class SizeLimit(NamedTuple):
+    """A limit of a request's body, with its key in the configuration."""
+
+    key: str
+    size: int
+
+    def passed(self) -> HttpError:
+        text = f"the request is larger than {self.key} ({self.size} bytes)"
+        return HttpError(413, TooLargeError(text))
+
+
+class BodyReader:
+    """A reader of bodies.
+
+    Args:
+        offload: where the large ones are joined and unpacked.
+    """
+
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+
+    async def read(
+        self,
+        connection: HttpConnection,
+        receive: Receive,
+        said: Headers,
+        encoding: bytes,
+        limit: SizeLimit,
+    ) -> bytes:
+        """Return the body of a request, unpacked."""
+        if int(said.get(b"content-length", 0)) > limit.size:
+            raise limit.passed()
+        body = connection.take_body()
+        if body is None:
+            body = await self._rest(receive, connection, limit)
+        if len(body) > limit.size:
+            raise limit.passed()
+        return await self._decompressed(body, encoding, limit) if encoding else body
+
+    async def _rest(self, receive: Receive, connection: HttpConnection, limit: SizeLimit) -> bytes:
+        """Return the body of a request that has not arrived in whole."""
+        pieces: list[bytes] = []
+        size, has_more = 0, True
+        while has_more:
+            if pieces and connection.body_error is not None:
+                raise connection.body_error
+            message = await receive()
+            if message["type"] != "http.request":
+                raise asyncio.CancelledError  # the caller has left
+            pieces.append(message.get("body", b""))
+            has_more = message.get("more_body", False)
+            size += len(pieces[-1])
+            if size > limit.size:
+                raise limit.passed()
+        if size <= SHORT_BYTES:
+            return b"".join(pieces)
+        body, _ = await self._offload.run(functools.partial(emptied, pieces))
+        return body
+
+    async def _decompressed(self, body: bytes, encoding: bytes, limit: SizeLimit) -> bytes:
+        if encoding not in _WINDOW_BITS:
+            name = encoding.decode("latin-1")
+            text = f'unsupported content-encoding "{name}": send gzip, deflate or none'
+            raise HttpError(415, PackageError(text))
+        name = encoding.removeprefix(b"x-").decode()
+        bits = _WINDOW_BITS[encoding]
+        try:
+            if len(body) <= SHORT_BYTES:
+                with contextlib.suppress(OverflowError):
+                    return inflated(body, bits, min(SHORT_BYTES, limit.size))
+            inflate = functools.partial(inflated, body, bits, limit.size)
+            unpacked, _ = await self._offload.run(inflate)
+            return unpacked
+        except OverflowError as error:
+            raise limit.passed() from error
+        except zlib.error as error:
+            raise HttpError(400, PackageError(f"the body is not valid {name}: {error}")) from error
+        except EOFError as error:
+            text = f"the body is cut short: incomplete {name} data"
+            raise HttpError(400, PackageError(text)) from error
+        except ValueError as error:
+            text = f"there is data behind the end of the {name} data: send one member"
+            raise HttpError(400, PackageError(text)) from error

@@ -1,0 +1,163 @@
+"""Streams over HTTP: answers part by part, as server-sent events or as lines of JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from pipeline.errors import PipelineError
+from pipeline.frontends.http.routes import Header, HttpError, WebStream, error_body
+from pipeline.frontends.parts import PartsReader
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import SHORT_BYTES
+
+_PATH_HEADERS: tuple[Header, ...] = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep parts until it has many
+)
+_JSON_TYPE = "application/json"
+_Q = re.compile(r"0(\.[0-9]*)?|1(\.0*)?")
+
+
+class StreamForm(msgspec.Struct, frozen=True):
+    """The form of a body that comes in parts, each of which is JSON without a line break.
+
+    `end` says that all went well, `heartbeat` that the server is alive; b"": this form says it
+    not.
+    """
+
+    content_type: bytes
+    part_head: bytes
+    error_head: bytes
+    tail: bytes
+    end: bytes = b""
+    heartbeat: bytes = b""
+
+    def part(self, body: bytes) -> tuple[bytes, ...]:
+        """Return the pieces that a part is written in; what is large is not copied."""
+        return self._framed(self.part_head, body)
+
+    def error(self, body: bytes) -> tuple[bytes, ...]:
+        """Return the pieces that an error is written in, which ends the stream."""
+        return self._framed(self.error_head, body)
+
+    def _framed(self, head: bytes, body: bytes) -> tuple[bytes, ...]:
+        pieces = (head, body, self.tail)
+        return pieces if len(body) > SHORT_BYTES else (b"".join(pieces),)
+
+
+EVENTS = StreamForm(
+    content_type=b"text/event-stream",
+    part_head=b"data: ",
+    error_head=b"event: error\ndata: ",
+    tail=b"\n\n",
+    end=b"event: end\ndata: {}\n\n",  # browsers are not told of an event without data
+    heartbeat=b": heartbeat\n\n",
+)
+LINES = StreamForm(content_type=b"application/x-ndjson", part_head=b"", error_head=b"", tail=b"\n")
+_FORMS = {form.content_type.decode(): form for form in (EVENTS, LINES)}
+
+
+def stream_form(accepted: Iterable[bytes]) -> StreamForm | None:
+    """Return the form of the stream that the values of Accept ask for; None: one answer in JSON.
+
+    A stream is only for who names its type: ranges like `*/*` stand for JSON. Of several the one
+    with the highest q is taken, and of equal ones that which is named first; ranges come last.
+    """
+    best: StreamForm | None = None
+    best_q = 0.0
+    range_q = 0.0
+    for value in accepted:
+        for item in value.decode("latin-1").lower().split(","):
+            kind, *parameters = (word.strip() for word in item.split(";"))
+            q = _quality(parameters)
+            if kind in ("*/*", "application/*"):
+                range_q = max(range_q, q)
+            elif (kind in _FORMS or kind == _JSON_TYPE) and q > best_q:
+                best, best_q = _FORMS.get(kind), q
+    return best if best_q >= range_q else None
+
+
+def _quality(parameters: Iterable[str]) -> float:
+    """Return the q of a media range; 1 where it says none that could be read."""
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q" and _Q.fullmatch(value.strip()):
+            return float(value)
+    return 1.0
+
+
+def stream_of(
+    reader: PartsReader,
+    form: StreamForm,
+    write: Callable[[Any], Awaitable[bytes]],
+    heartbeat_s: float,
+) -> WebStream:
+    """Return the answer that a reader is given, as a stream.
+
+    Args:
+        reader: of a request that has begun; it is cancelled if the caller leaves.
+        form: of the body.
+        write: makes the JSON of an answer; raises PipelineError for one that is too large, and
+            HttpError for one that is none.
+        heartbeat_s: how long nothing may be sent, in s.
+    """
+    return WebStream(_pieces(reader, form, write, heartbeat_s), form.content_type, _PATH_HEADERS)
+
+
+def stream_of_error(error: PipelineError, form: StreamForm) -> WebStream:
+    """Return the stream that an error is, which the plain door answers with status 200."""
+    return WebStream(_error(error, form), form.content_type, _PATH_HEADERS)
+
+
+async def _error(error: PipelineError, form: StreamForm) -> AsyncGenerator[bytes, None]:
+    for piece in form.error(error_body(error)):
+        yield piece
+
+
+async def _pieces(
+    reader: PartsReader,
+    form: StreamForm,
+    write: Callable[[Any], Awaitable[bytes]],
+    heartbeat_s: float,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body: a part counts as taken when the piece behind it is asked for."""
+    patience_s = heartbeat_s if form.heartbeat else None
+    has_begun = False
+    try:
+        while not reader.has_ended or reader.parts:
+            if not await reader.wait(patience_s):
+                has_begun = True
+                yield form.heartbeat
+            while reader.parts:
+                for piece in form.part(await write(reader.parts.popleft())):
+                    has_begun = True
+                    yield piece
+                reader.took_part()
+        for piece in await _last(reader.last, form, write):
+            has_begun = True
+            yield piece
+    except (PipelineError, HttpError) as error:
+        if isinstance(error, HttpError):
+            if not has_begun:  # it has a status of its own
+                raise
+            error = error.error
+        for piece in form.error(error_body(error)):
+            yield piece
+    finally:
+        reader.cancel()
+
+
+async def _last(
+    answer: Any, form: StreamForm, write: Callable[[Any], Awaitable[bytes]]
+) -> tuple[bytes, ...]:
+    """Return the pieces behind the last part: an end, an error, or the one answer and an end."""
+    if answer is None:
+        return (form.end,)
+    body = await write(answer)
+    if isinstance(answer, Response) and answer.err_no:
+        return form.error(body)
+    return (*form.part(body), form.end)
