@@ -101,8 +101,8 @@ def _counters(model: ModelCounters) -> dict[str, Any]:
     """Return the counts of an Op or the pipeline since the start, see ModelCounters.
 
     `failed` is by outcome, `batches` the executions by batch size. The stages' times are of each
-    request; `busy_ns` is the executions' own time, however many requests were in one. The
-    histograms are without the empty buckets at their end.
+    request; `busy_ns` is the executions' own time, however many requests were in one. `parts` are
+    those of streams. The histograms are without the empty buckets at their end.
     """
     return {
         "succeeded": model.success_count,
@@ -117,6 +117,9 @@ def _counters(model: ModelCounters) -> dict[str, Any]:
         "batches": {size: batch.count for size, batch in sorted(model.batches.items())},
         "latency": _without_end(model.latency),
         "queue_latency": _without_end(model.queue_latency),
+        "parts": sum(response.count for response in model.responses.values()),
+        "first_part": _without_end(model.first_part),
+        "part_gap": _without_end(model.part_gap),
     }
 
 

@@ -72,6 +72,8 @@ function figures(counters, before, passed_s, workers) {
     p50: percentile(grown.latency, 0.5),
     p95: percentile(grown.latency, 0.95),
     p99: percentile(grown.latency, 0.99),
+    first: percentile(grown.first_part, 0.5),
+    gap: percentile(grown.part_gap, 0.5),
     batch: grown.executions ? grown.requests / grown.executions : undefined,
     failed: ofService(grown.failed),
     reasons: grown.failed,
@@ -102,7 +104,9 @@ function tiles(now, pipeline) {
   say(byId("rate"), pipeline.rate === undefined ? "–" : `${digits(pipeline.rate)}/s`);
   say(byId("rate_more"), `${now.pipeline.succeeded.toLocaleString("en")} since the start`);
   say(byId("p99"), duration(pipeline.p99));
-  say(byId("p99_more"), `p50 ${duration(pipeline.p50)}, p95 ${duration(pipeline.p95)}`);
+  const streams = pipeline.first === undefined ? ""
+    : `; first part ${duration(pipeline.first)}, then every ${duration(pipeline.gap)}`;
+  say(byId("p99_more"), `p50 ${duration(pipeline.p50)}, p95 ${duration(pipeline.p95)}${streams}`);
   say(byId("inside"), digits(now.inside));
   say(byId("inside_more"), `${digits(now.waiting)} wait to be let in`);
   say(byId("failures"), digits(pipeline.failed));

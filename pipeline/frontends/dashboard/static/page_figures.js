@@ -34,7 +34,7 @@ function hasRestarted(before, now) {
 }
 
 const NOTHING = { succeeded: 0, failed: {}, requests: 0, executions: 0, latency: [], queue_latency: [],
-  queue_ns: 0, input_ns: 0, infer_ns: 0, output_ns: 0, busy_ns: 0 };
+  queue_ns: 0, input_ns: 0, infer_ns: 0, output_ns: 0, busy_ns: 0, parts: 0, first_part: [], part_gap: [] };
 
 /** What counters grew by from `before` (undefined: from nothing) to `now`. */
 export function growth(now, before = NOTHING) {
