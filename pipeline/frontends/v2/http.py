@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -13,8 +14,17 @@ import orjson
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError, PipelineError, TooLargeError
-from pipeline.frontends.http.routes import JSON, TEXT, Endpoint, HttpError, WebRequest, WebResponse
+from pipeline.frontends.http.routes import (
+    JSON,
+    TEXT,
+    Endpoint,
+    HttpError,
+    WebRequest,
+    WebResponse,
+    WebStream,
+)
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
+from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
 from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unsupported_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
@@ -26,6 +36,9 @@ HEADER_LENGTH = b"inference-header-content-length"
 
 BINARY = b"application/octet-stream"
 """The type of a body that has bytes behind its JSON."""
+
+EVENTS = b"text/event-stream; charset=utf-8"
+"""The type of the answers to generate_stream."""
 
 _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
@@ -46,7 +59,7 @@ class _Asked(NamedTuple):
     version: str
 
 
-_Answer = Callable[[_Asked], Awaitable[WebResponse]]
+_Answer = Callable[[_Asked], Awaitable[WebResponse | WebStream]]
 
 
 class InferenceRoutes:
@@ -75,6 +88,8 @@ class InferenceRoutes:
             (rf"{model}/ready", "GET", self._model_ready),
             (rf"{model}/config", "GET", self._config),
             (rf"{model}/infer", "POST", self._infer),
+            (rf"{model}/generate", "POST", self._generate),
+            (rf"{model}/generate_stream", "POST", self._generate_stream),
             (model, "GET", self._metadata),
             (rf"/v2/repository{_REPOSITORY}/index", "POST", self._index),
             (rf"/v2/repository/models/{_NAME}/(?:load|unload)", "POST", self._load),
@@ -178,10 +193,79 @@ class InferenceRoutes:
         return (await self._offload.run(write, left_s))[0]
 
 
+    # Generate ---------------------------------------------------------------------------
+
+    async def _generate(self, asked: _Asked) -> WebResponse:
+        async with contextlib.aclosing(await self._generated(asked)) as found:
+            body = await anext(found, None)
+            if body is None or await anext(found, None) is not None:
+                return _failed(200, NOT_ONE)  # Triton's status: the model has not failed
+        return WebResponse(200, body)
+
+    async def _generate_stream(self, asked: _Asked) -> WebStream:
+        """Answer with server-sent events; the first answer is awaited, to tell its status."""
+        found = await self._generated(asked)
+        try:
+            first = await anext(found, None)
+        except (PipelineError, V2Error) as error:
+            told = failure(error)
+            return WebStream(_one(told.body), EVENTS, told.headers, told.status)
+        return WebStream(_events(first, found), EVENTS)
+
+    async def _generated(self, asked: _Asked) -> AsyncGenerator[bytes, None]:
+        """Return the answers to a request, as they come. Raises for one that does not fit."""
+        web = asked.web
+        interface = self._models.interface(asked.name, asked.version)  # 404 without reading
+        body, left_s = await web.read(), web.timeout_s
+        if len(body) > (most := self._limits.json_bytes):
+            raise TooLargeError(f"the request is larger than max_json_bytes ({most} bytes)")
+        read = functools.partial(
+            read_generate, body, asked.name, asked.version, interface, self._limits
+        )
+        if len(body) <= SHORT_BYTES:
+            request = read()
+        else:
+            request, left_s = await self._offload.run(read, left_s)
+        self._models.fit(request)
+        traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
+        return self._bodies(
+            self._models.answers(request, left_s, traceparent, web.headers.items)
+        )
+
+    async def _bodies(
+        self, answers: AsyncGenerator[tuple[InferResponse, bool], None]
+    ) -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(answers):
+            async for response, _ in answers:
+                write = functools.partial(write_generate, response, self._limits)
+                if is_short(response.outputs):
+                    yield write()
+                else:
+                    yield (await self._offload.run(write))[0]
+
+
+async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield b"data: %b\n\n" % body
+
+
+async def _events(
+    first: bytes | None, found: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield an event for each answer; an error behind some is one, too, and the last."""
+    async with contextlib.aclosing(found):
+        if first is not None:
+            yield b"data: %b\n\n" % first
+        try:
+            async for body in found:
+                yield b"data: %b\n\n" % body
+        except (PipelineError, V2Error) as error:
+            yield b"data: %b\n\n" % failure(error).body
+
+
 def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
     """Return `answer` in whose replies errors have the protocol's form."""
 
-    async def endpoint(request: WebRequest) -> WebResponse:
+    async def endpoint(request: WebRequest) -> WebResponse | WebStream:
         asked = _Asked(request, names.get("name", ""), names.get("version", ""))
         try:
             return await answer(asked)

@@ -130,9 +130,13 @@ class ModelRepository:
         """Return one model's configuration, in the words of ModelConfig."""
         return self._view(self._entry(name, version)).config()
 
+    def interface(self, name: str, version: str = "") -> ModelInterface:
+        """Return a model's inputs and outputs."""
+        return self._view(self._entry(name, version)).interface
+
     def raw_inputs(self, name: str, version: str = "") -> list[RawInput] | None:
         """Return a model's inputs, for requests that are only data; None if it declares none."""
-        interface = self._view(self._entry(name, version)).interface
+        interface = self.interface(name, version)
         if interface.inputs is None:
             return None
         return [_raw_input(slot, interface.batches) for slot in interface.inputs]

@@ -14,7 +14,6 @@ _TRACES = (
     "OpenTelemetry write them"
 )
 _LOGS = "log settings are not served here: logs are set up where the server is started"
-_GENERATE = "generate is not served here: POST the tensors to the model's infer"
 
 _MODEL = "/models/[^/]+(?:/versions/[0-9]+)?"
 _REGION = "(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
@@ -22,7 +21,6 @@ _PATHS = {
     f"/v2/{_REGION}/(?:status|register|unregister)": _SHARED_MEMORY,
     f"/v2(?:{_MODEL})?/trace/setting": _TRACES,
     "/v2/logging": _LOGS,
-    f"/v2{_MODEL}/generate(?:_stream)?": _GENERATE,
 }
 
 UNSUPPORTED_METHODS: Mapping[str, str] = MappingProxyType(
