@@ -32,7 +32,7 @@ _ELEMENTS: dict[str, tuple[set[type], str]] = {
     "u": ({int, float}, "non-unsigned-integer as unsigned-integer"),
     "f": ({int, float}, "non-number as double"),
 }
-"""By the kind of a dtype: what its elements are in JSON, and Triton's words for what they are not."""
+"""By the kind of a dtype: types of its elements in JSON, and what Triton says of all others."""
 
 Members = list[tuple[str, Any]]
 

@@ -192,7 +192,6 @@ class InferenceRoutes:
         write = functools.partial(reply_of, response, binary, encoding, self._limits)
         return (await self._offload.run(write, left_s))[0]
 
-
     # Generate ---------------------------------------------------------------------------
 
     async def _generate(self, asked: _Asked) -> WebResponse:
@@ -218,7 +217,10 @@ class InferenceRoutes:
         interface = self._models.interface(asked.name, asked.version)  # 404 without reading
         body, left_s = await web.read(), web.timeout_s
         if len(body) > (most := self._limits.json_bytes):
-            raise TooLargeError(f"the request is larger than max_json_bytes ({most} bytes)")
+            raise TooLargeError(
+                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of "
+                f"{most} bytes (max_json_bytes)"
+            )
         read = functools.partial(
             read_generate, body, asked.name, asked.version, interface, self._limits
         )
@@ -228,9 +230,7 @@ class InferenceRoutes:
             request, left_s = await self._offload.run(read, left_s)
         self._models.fit(request)
         traceparent = web.headers.get(b"traceparent", b"").decode("latin-1")
-        return self._bodies(
-            self._models.answers(request, left_s, traceparent, web.headers.items)
-        )
+        return self._bodies(self._models.answers(request, left_s, traceparent, web.headers.items))
 
     async def _bodies(
         self, answers: AsyncGenerator[tuple[InferResponse, bool], None]

@@ -206,8 +206,6 @@ async def test_health_and_readiness_are_told_by_the_status_and_in_the_body(site)
         ("GET", "trace/setting", "trace settings"),
         ("POST", "models/svc/trace/setting", "trace settings"),
         ("GET", "logging", "log settings"),
-        ("POST", "models/svc/generate", "generate"),
-        ("POST", "models/svc/versions/1/generate_stream", "generate"),
     ],
 )
 @visited()
