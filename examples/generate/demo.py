@@ -1,0 +1,76 @@
+"""Run the writer of reviews, ask it in every way, show what came, and stop it: `make generate`.
+
+Exits with 1 where a stream and one answer differ, or callers together do not get what each would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import urllib.request
+
+import grpc
+from web_server import server
+
+from pipeline import PipelineClient
+from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
+
+HOST, TIMEOUT_S = "127.0.0.1", 60
+PROMPT = "i loved this movie because"
+CALLERS = 16
+
+
+def main() -> int:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with server, PipelineClient() as client:
+        client.connect([f"{HOST}:{server.rpc_port}"])
+        print(f"\nover gRPC, word by word: {PROMPT}", end="")
+        parts = asyncio.run(streams(1))[0]
+        print("".join(parts))
+
+        response = client.predict({"prompt": PROMPT, "seed": "0"}, timeout=TIMEOUT_S)
+        response.raise_for_error()
+        print(f"\nover gRPC, one answer: {PROMPT}{response.value[0]}")
+
+        url = f"http://{HOST}:{server.http_port}/generate/prediction"
+        body = json.dumps({"key": ["prompt", "seed"], "value": [PROMPT, "1"]}).encode()
+        with direct.open(url, body, timeout=TIMEOUT_S) as answer:
+            over_http = json.load(answer)
+        print(f"\nover HTTP, another seed: {PROMPT}{over_http['value'][0]}")
+
+        began = time.perf_counter()
+        many = asyncio.run(streams(CALLERS))
+        took = time.perf_counter() - began
+        words = sum(map(len, many))
+        print(f"\n{CALLERS} callers at once: {words} words in {took:.2f} s")
+    same = "".join(parts) == response.value[0] and over_http["err_no"] == 0
+    if not (same and len(parts) > 1 and all(len(each) > 1 for each in many)):
+        print("demo failed: see above", file=sys.stderr)
+        return 1
+    print("demo passed: the parts of a stream are the words of the one answer")
+    return 0
+
+
+async def streams(callers: int) -> list[list[str]]:
+    """Ask for so many texts at once, each with a seed of its own; return their parts."""
+    async with grpc.aio.insecure_channel(f"{HOST}:{server.rpc_port}") as channel:
+        stub = pipeline_service_pb2_grpc.PipelineServiceStub(channel)
+
+        async def caller(seed: int) -> list[str]:
+            request = pipeline_service_pb2.Request(
+                key=["prompt", "seed"], value=[PROMPT, f"{seed}"]
+            )
+            parts = []
+            async for part in stub.inference_stream(request, timeout=TIMEOUT_S):
+                if part.err_no:
+                    raise RuntimeError(part.err_msg)
+                parts.append(part.value[0])
+            return parts
+
+        return await asyncio.gather(*map(caller, range(callers)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Words a second: a plain loop over the model, and callers of the service in a process of theirs.
+
+    python examples/generate/measure.py
+
+The loop has as many texts under way as there are callers, begins another where one has ended, and
+does nothing else. Rounds of both alternate; the figures are the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+import grpc
+import numpy as np
+import onnxruntime
+from words import Vocabulary, words_of
+from writing import begin, step
+
+from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
+
+PROMPT, MOST, SECONDS, ROUNDS = "this movie is", 60, 3.0, 5
+
+
+def main() -> None:
+    given = _arguments()
+    if given.port:
+        print(asyncio.run(ask(given.port, given.callers, given.stream)))
+        return
+    from web_server import HERE, server
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(HERE / "models" / "step.onnx", options)
+    vocabulary = Vocabulary.load(HERE / "models" / "words.txt")
+    ways = ("plain loop", "one answer", "a message a word")
+    print("words a second, and us of processor time of the loop, or the server, for each")
+    print("| callers | " + " | ".join(f"{way} | us" for way in ways) + " |")
+    with server:
+        for callers in (1, 8, 32):
+            rounds: list[list[tuple[float, float]]] = []
+            for _ in range(ROUNDS):
+                tries = (
+                    partial(loop, session, vocabulary, callers),
+                    partial(asked, server.rpc_port, callers, stream=False),
+                    partial(asked, server.rpc_port, callers, stream=True),
+                )
+                rounds.append([timed(write) for write in tries])
+            cells = []
+            for way in range(len(ways)):
+                rates, costs = zip(*(each[way] for each in rounds), strict=True)
+                cells.append(f"{statistics.median(rates):.0f} | {statistics.median(costs):.0f}")
+            print(f"| {callers} | {' | '.join(cells)} |", flush=True)
+
+
+def timed(write: Callable[[], float]) -> tuple[float, float]:
+    """Return the words a second that `write` says, and the processor time of a word in us."""
+    began, used = time.perf_counter(), time.process_time()
+    rate = write()
+    used = time.process_time() - used
+    # Starting the callers takes time, in which no words are written: their rate says how many were.
+    return rate, used * 1e6 / (rate * min(SECONDS, time.perf_counter() - began))
+
+
+def loop(session: onnxruntime.InferenceSession, vocabulary: Vocabulary, texts: int) -> float:
+    """Return the words a second that the model writes if nothing else is done."""
+
+    def run(word: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores, after = session.run(["scores", "next_state"], {"word": word, "state": state})
+        return scores, after
+
+    prompt, seeds = vocabulary.encode(PROMPT), count()
+    kept = [begin(run, prompt, next(seeds), MOST) for _ in range(texts)]
+    temperature = np.full(texts, 0.8, np.float32)
+    written, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        _, done = step(run, kept, temperature)
+        written += texts
+        for row in np.flatnonzero(done):
+            kept[row] = begin(run, prompt, next(seeds), MOST)
+    return written / (time.perf_counter() - began)
+
+
+def asked(port: int, callers: int, stream: bool) -> float:
+    """Return the words a second that callers get, who are another process."""
+    command = [sys.executable, __file__, "--port", f"{port}", "--callers", f"{callers}"]
+    command += ["--stream"] if stream else []
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+async def ask(port: int, callers: int, stream: bool) -> float:
+    """Ask again and again; return the words a second that came."""
+    seeds = count()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = pipeline_service_pb2_grpc.PipelineServiceStub(channel)
+        began = time.perf_counter()
+
+        async def caller() -> int:
+            written = 0
+            while time.perf_counter() - began < SECONDS:
+                texts = [PROMPT, f"{MOST}", f"{next(seeds)}"]
+                request = pipeline_service_pb2.Request(key=["prompt", "most", "seed"], value=texts)
+                if stream:
+                    async for part in stub.inference_stream(request):
+                        written += 1
+                        assert not part.err_no, part.err_msg
+                else:
+                    answer = await stub.inference(request)
+                    assert not answer.err_no, answer.err_msg
+                    written += min(MOST, len(words_of(answer.value[0])) + 1)
+            return written
+
+        written = sum(await asyncio.gather(*(caller() for _ in range(callers))))
+        return written / (time.perf_counter() - began)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure words a second.")
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--callers", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
