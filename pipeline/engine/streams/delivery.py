@@ -119,7 +119,8 @@ class StreamDelivery(Filter):
         self._executor.drop(request)  # there may be branches that have failed
         if stream.timer is not None:
             stream.timer.cancel()
-        if self._journal is not None and stream.out is not None and not is_for_one_op(request):
+        takes_parts = stream.out is not None and getattr(request.sink, "takes_parts", False)
+        if self._journal is not None and takes_parts and not is_for_one_op(request):
             now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
             began_ns = stream.given_ns or request.start_ns
             note_part(self._journal, request, PIPELINE, stream.given, kind, began_ns, now, now)

@@ -584,6 +584,14 @@ async def test_parts_are_taken_down_for_the_pipeline_and_for_the_op_that_makes_t
 
 
 @on_loop
+async def test_for_who_takes_one_answer_the_pipeline_has_no_parts():
+    async with serving(Count("count", RequestOp())) as streams:
+        await streams.combined(n=3)
+        streams.journal.flush()
+        assert {row["target"] for row in streams.rows.parts} == {0}
+
+
+@on_loop
 async def test_a_stream_that_is_left_or_fails_is_taken_down_as_that():
     class Breaks(Op):
         def process(self, feed_batch, log_id):
