@@ -391,7 +391,7 @@ def _check(node: StreamDispatcher) -> None:
     if node.makes_parts and not getattr(node.workers, "runs_slices", False):
         raise ConfigError(
             f"op.{node.name}.workers: {config.workers}: these cannot run a generator; "
-            "expected thread"
+            "expected thread or process"
         )
     if config.channel_recv_first_arrive and node.channel.is_join:
         raise GraphError(

@@ -111,6 +111,11 @@ class StreamRun(BatchRun, eq=False):
 
     # In the worker ------------------------------------------------------------------------------
 
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the slice that runs does more, if there is time."""
+        return any(self._room(pull.items) for pull in self.pulls if not pull.is_over)
+
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run a slice: until there is no room, all have ended, or others are to have a turn.
 

@@ -6,11 +6,12 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.hooks import asking
+from pipeline.engine.streams.run import StreamRun
 from pipeline.engine.worker_api import Job
 from pipeline.errors import (
     OverloadedError,
@@ -22,6 +23,7 @@ from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.workers.process.pages import StatusPage
+from pipeline.workers.process.sent import Sent, begin, entries_of, slice_of, take_slice, unsent_of
 from pipeline.workers.process.wire import (
     ErrorFields,
     Init,
@@ -31,6 +33,8 @@ from pipeline.workers.process.wire import (
     Result,
     WireItem,
     WireJob,
+    WireParts,
+    WireSlice,
     WorkerReport,
     framed,
 )
@@ -56,20 +60,12 @@ class ProcessContext:
     on_record: Callable[[bytes], None]
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A run that a worker has; `payloads` keeps in memory what was serialized for it."""
-
-    run: BatchRun
-    indexes: list[int]
-    payloads: list[SharedPayload]
-
-
 class ProcessWorker:
     """One worker process.
 
     Attributes:
         sent: the runs that it has and has not reported on, by the numbers of their jobs.
+        streams: the runs whose generators it has, from the end of their first slice on.
         is_up: whether it has reported that it is ready.
         is_leaving: whether it is about to end, for whatever reason: it gets no more jobs.
         note: of the model that it has loaded.
@@ -89,7 +85,8 @@ class ProcessWorker:
     ) -> None:
         self.number: int = slot.number
         self.slot = slot
-        self.sent: dict[int, _Sent] = {}
+        self.sent: dict[int, Sent] = {}
+        self.streams: dict[BatchRun, Sent] = {}
         self.is_up: bool = False
         self.is_leaving: bool = False
         self.note: ModelMetadata | None = None
@@ -99,11 +96,13 @@ class ProcessWorker:
         self.finished: int = 0
         group = pool.group
         self._op_name = group[-1].name if group else op.name
+        self._gathers = op.pipeline_gathers
         self._asks_context = any(asking(member) for member in group or (op,))
         self._pool = pool
         self._memory = processes.memory
         self._on_record = processes.on_record
         self._unsent: list[WireJob] = []
+        self._slices: list[WireSlice] = []
         self._last_number = 0
         self._head_since = 0.0
         self._region = processes.memory.open_region()
@@ -148,6 +147,9 @@ class ProcessWorker:
 
     def give(self, run: BatchRun) -> bool:
         """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
+        if run in self.streams:
+            self._go_on(self.streams[run])
+            return True
         run.outcomes = [None] * len(run.items)
         payloads: list[SharedPayload] = []
         indexes: list[int] = []
@@ -161,6 +163,7 @@ class ProcessWorker:
                 run.outcomes[index] = error
                 continue
             indexes.append(index)
+        allowed = begin(run, indexes) if isinstance(run, StreamRun) else None
         if not items:
             now = time.monotonic_ns()
             run.start_ns = run.preprocess_end_ns = run.process_end_ns = run.end_ns = now
@@ -168,9 +171,17 @@ class ProcessWorker:
         if not self.sent:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
-        self.sent[self._last_number] = _Sent(run, indexes, payloads)
-        self._unsent.append(WireJob(self._last_number, items))
+        self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
+        self._unsent.append(WireJob(self._last_number, items, allowed))
         return True
+
+    def _go_on(self, sent: Sent) -> None:
+        """Queue the next slice of a run."""
+        if not self.sent:
+            self._head_since = self._pool.loop.time()
+        self._last_number += 1
+        self.sent[self._last_number] = sent
+        self._slices.append(slice_of(self._last_number, sent))
 
     def _item(self, item: Item, payloads: list[SharedPayload]) -> WireItem:
         if not _MIN_INT <= item.log_id <= _MAX_INT:
@@ -178,11 +189,24 @@ class ProcessWorker:
                 f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
                 "another process: return a smaller one from unpack_request_package"
             )
-        inputs = {n: self._serialized(n, part, payloads) for n, part in item.inputs.items()}
+        inputs, gathered = item.inputs, {}
+        if self._gathers:
+            gathered = {
+                name: [self._serialized(name, part, payloads) for part in parts]
+                for name, parts in inputs.items()
+                if isinstance(parts, list)
+            }
+        inputs = {
+            name: self._serialized(name, part, payloads)
+            for name, part in inputs.items()
+            if name not in gathered
+        }
         info = item.info if self._asks_context else None
         wire = WireItem(
             item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed, info
         )
+        if gathered:
+            wire.gathered = gathered
         if self._pool.entries:
             wire.is_entered = bool(item.entered)
         return wire
@@ -201,9 +225,9 @@ class ProcessWorker:
 
     def flush(self) -> None:
         """Send what was given: one frame."""
-        if self._unsent:
-            work = Jobs(self._unsent, self._memory.take_freed(self._region))
-            self._unsent = []
+        if self._unsent or self._slices:
+            work = Jobs(self._unsent, self._memory.take_freed(self._region), self._slices)
+            self._unsent, self._slices = [], []
             self._link.send(framed(work))
 
     def is_slow(self, now: float, limit_s: float) -> bool:
@@ -214,7 +238,12 @@ class ProcessWorker:
     def revoke(self) -> list[BatchRun]:
         """Take back what it has not begun; it will skip that."""
         begun = self.status.revoke(self._last_number)
-        return [self.sent.pop(number).run for number in list(self.sent) if number > begun]
+        waiting = [
+            number
+            for number, sent in self.sent.items()
+            if number > begun and sent.run not in self.streams
+        ]
+        return [self.sent.pop(number).run for number in waiting]
 
     def disconnect(self) -> None:
         """Let it end when it is done with what it has."""
@@ -245,13 +274,22 @@ class ProcessWorker:
             self._pool.on_exiting(self)
         if report.changed:
             self._pool.on_changed(report.changed)
+        for parts in report.parts:
+            self._take_parts(parts)
         for result in report.results:
             self._take_result(result)
         for number in report.skipped:
             if number in self.sent:  # it had looked begun from here
                 self._pool.on_returned([self.sent.pop(number).run])
-        if report.results:
+        if report.results or report.parts:
             self._pool.on_reported()
+
+    def _take_parts(self, parts: WireParts) -> None:
+        outcomes = [(place, self._taken(part)) for place, part in parts.entries]
+        sent = self.sent.get(parts.number)
+        if sent is not None:
+            entries = entries_of(sent, parts, outcomes)
+            self._pool.parts(cast(StreamRun, sent.run), entries)
 
     def _take_result(self, result: Result) -> None:
         outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks
@@ -265,6 +303,15 @@ class ProcessWorker:
         self.finished += 1
         self._head_since = self._pool.loop.time()
         run = sent.run
+        if result.slice_end is not None:
+            assert isinstance(run, StreamRun), "no other has slices"
+            if take_slice(sent, result, result.slice_end, self.number):
+                self.streams[run] = sent
+            else:
+                self.streams.pop(run, None)
+            self._pool.parts(run, unsent_of(run))
+            self._pool.done(self, run)
+            return
         if self._pool.group:
             places = (outcome.place for outcome in result.outcomes)
             placed = list(zip(places, outcomes, strict=True))

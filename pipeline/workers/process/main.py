@@ -32,16 +32,19 @@ from pipeline.predictors.metadata import metadata_of
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.slices import Slices
 from pipeline.workers.process.state_watch import StateWatch
 from pipeline.workers.process.walker import Walker, WalkingOp
 from pipeline.workers.process.wire import (
     ErrorFields,
     Init,
     ItemOutcome,
+    Jobs,
     LeftStep,
     Result,
     WireItem,
     WireJob,
+    WireSlice,
     WorkerLink,
     WorkerReport,
 )
@@ -136,7 +139,7 @@ class WorkerMain:
     def _initialise(self, op: Op, number: int, stack: contextlib.ExitStack) -> BoundOp:
         op.concurrency_idx = number
         loop = None
-        if any(inspect.iscoroutinefunction(getattr(op, name)) for name in _STAGES):
+        if any(_is_async(getattr(op, name)) for name in _STAGES):
             thread = LoopThread()  # for these methods
             stack.callback(thread.close)
             loop = thread.loop
@@ -165,6 +168,9 @@ class _Worker:
         self._status = StatusPage(arena.view(region))
         self._forgotten = ForgottenRequests(arena.view(init.server_region))
         self._jobs: deque[WireJob] = deque()
+        self._pieces: deque[WireSlice] = deque()  # which have turns with the jobs
+        self._ran_piece = False
+        self._slices = Slices(op, self._status, self._forgotten, self._stream_outcome, self._report)
         self._results: list[Result] = []
         self._skipped: list[int] = []
         ops = [op] if walker is None else walker.ops
@@ -174,35 +180,55 @@ class _Worker:
         self._quick_in_a_row = 0
 
     def run(self) -> None:
-        """Run jobs until the server disconnects."""
-        while True:
-            self._take()
-            job = self._jobs.popleft()
-            if not self._status.begins(job.number):
-                self._skipped.append(job.number)
-                continue
-            result = self._work_on(job) if self._walker is None else self._walk(job, self._walker)
-            self._look_at_states()
-            if not self._results:
-                self._held_since = result.start_ns
-            self._results.append(result)
-            is_quick = result.end_ns - result.start_ns < _QUICK_NS
-            self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
-            is_late = result.end_ns - self._held_since > _MAX_HOLD_NS
-            if self._quick_in_a_row < _MIN_QUICK_JOBS or is_late:
-                self._report()
+        """Run jobs until the server disconnects; then close the generators that are left."""
+        try:
+            while True:
+                self._take()
+                self._run_next()
+        finally:
+            self._slices.close()
+
+    def _run_next(self) -> None:
+        self._ran_piece = bool(self._pieces) and not (self._ran_piece and self._jobs)
+        if self._ran_piece:
+            piece = self._pieces.popleft()
+            self._status.goes_on(piece.number)
+            self._results.append(self._slices.go_on(piece))
+            self._report()
+            return
+        job = self._jobs.popleft()
+        if not self._status.begins(job.number):
+            self._skipped.append(job.number)
+            return
+        result = self._work_on(job) if self._walker is None else self._walk(job, self._walker)
+        self._look_at_states()
+        if not self._results:
+            self._held_since = result.start_ns
+        self._results.append(result)
+        is_quick = result.end_ns - result.start_ns < _QUICK_NS and job.allowed is None
+        self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
+        is_late = result.end_ns - self._held_since > _MAX_HOLD_NS
+        if self._quick_in_a_row < _MIN_QUICK_JOBS or is_late:
+            self._report()
 
     def _take(self) -> None:
         """Have a job: take what has arrived; report what is done before waiting for more."""
-        while not self._jobs:
+        while self._pieces and (work := self._link.next_if_there()) is not None:
+            self._queue(work)  # it is not to wait for all of them
+        while not (self._jobs or self._pieces):
             work = self._link.next_if_there() if self._results else None
             if work is None:
                 self._report()
                 self._status.ends()
                 work = self._link.next()
-            for block in work.freed:
-                self._memory.free(block)
-            self._jobs.extend(work.jobs)
+            self._queue(work)
+
+    def _queue(self, work: Jobs) -> None:
+        for block in work.freed:
+            self._memory.free(block)
+        self._jobs.extend(work.jobs)
+        if work.slices:
+            self._pieces.extend(work.slices)
 
     def _look_at_states(self) -> None:
         """Find out which Ops keep something from job to job."""
@@ -212,10 +238,15 @@ class _Worker:
         self._changed += changed
 
     def _report(self) -> None:
-        if self._results or self._skipped:
-            results, skipped, changed = self._results, self._skipped, self._changed
-            self._link.send(WorkerReport(results=results, skipped=skipped, changed=changed))
+        parts = self._slices.parts
+        if self._results or self._skipped or parts:
+            report = WorkerReport(
+                results=self._results, skipped=self._skipped, changed=self._changed, parts=parts
+            )
+            self._link.send(report)
             self._results, self._skipped, self._changed = [], [], []
+            if parts:
+                self._slices.parts = []
 
     def _work_on(self, job: WireJob) -> Result:
         """Run it.
@@ -223,7 +254,10 @@ class _Worker:
         It counts as what the worker is at until its result is sent, or held beside the next job:
         should the process end of that, it is this job that is tried again.
         """
-        run = BatchRun([self._open(item) for item in job.items])
+        items = [self._open(item) for item in job.items]
+        if job.allowed is not None:
+            return self._slices.begin(job, items)
+        run = BatchRun(items)
         run.run(self._op, self._status, time.monotonic_ns)
         outcomes = [
             self._outcome(item.failure or outcome, self._op.name)
@@ -270,6 +304,8 @@ class _Worker:
         data_id, log_id = item.data_id, item.log_id
         try:
             inputs = {name: deserialize(part, self._arena) for name, part in item.inputs.items()}
+            if item.gathered:
+                inputs = self._with_gathered(item, inputs)
         except PayloadTypeError as error:  # of users' classes: fails its own item only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
             return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure)
@@ -277,6 +313,16 @@ class _Worker:
         if item.info is not None:
             opened.info, opened.forgotten = item.info, self._forgotten
         return opened
+
+    def _with_gathered(self, item: WireItem, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs in the Op's order."""
+        for name, parts in item.gathered.items():
+            inputs[name] = [deserialize(part, self._arena) for part in parts]
+        producers = [producer.name for producer in self._op.op.get_input_ops()]
+        return {name: inputs[name] for name in producers if name in inputs}
+
+    def _stream_outcome(self, outcome: Any) -> ItemOutcome:
+        return self._outcome(outcome, self._op.name)
 
     def _outcome(self, outcome: Any, maker: str, place: int = -1) -> ItemOutcome:
         if not isinstance(outcome, PipelineError):
@@ -288,3 +334,7 @@ class _Worker:
             except (PayloadTypeError, OverloadedError) as error:
                 outcome = type(error)(f"[{maker}] {error}")
         return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)), place=place)
+
+
+def _is_async(method: Any) -> bool:
+    return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)

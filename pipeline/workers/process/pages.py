@@ -54,6 +54,12 @@ class StatusPage:
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
 
+    def goes_on(self, job: int) -> None:
+        """Take note that a job begins which no other worker can have: it is never revoked."""
+        self._cells[5] = self._cells[6] = 0.0
+        self._cells[1] = time.monotonic()
+        self._cells[0] = job
+
     def ends(self) -> None:
         self._cells[0] = self._cells[1] = self._cells[2] = 0.0
 

@@ -16,12 +16,14 @@ from typing import Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Owner, Worker
+from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.worker_api import Owner, StreamOwner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import ProcessContext, ProcessWorker
 from pipeline.workers.process.pages import ForgottenRequests
+from pipeline.workers.process.sent import unsent_of
 from pipeline.workers.process.wire import StepResult, WireStep
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
 
@@ -61,7 +63,7 @@ class ProcessWorkers:
         self.memory_domain: MemoryDomain = processes.memory
         self.keeps_progress: bool = False
         self.addressable: bool = True
-        self.runs_slices: bool = False
+        self.runs_slices: bool = True
         self.loop = loop
         self._processes = processes
         self._op = op
@@ -174,8 +176,8 @@ class ProcessWorkers:
         for slot in self._slots:
             slot.set_timer(None)
         for worker in list(self._alive):
-            if worker.is_up and not worker.sent:
-                worker.disconnect()
+            if worker.is_up and all(sent.run in worker.streams for sent in worker.sent.values()):
+                worker.disconnect()  # generators are closed
             else:
                 worker.kill("was stopped")  # nobody waits any more for what it is at
         if not await self._have_ended(timeout_s):
@@ -195,6 +197,9 @@ class ProcessWorkers:
     # Jobs -----------------------------------------------------------------------------------
 
     def _assign(self, run: BatchRun) -> None:
+        if isinstance(run, StreamRun) and run.groups is not None:
+            self._go_on(run)
+            return
         if not self._up:
             self._backlog.append(run)
             return
@@ -205,8 +210,18 @@ class ProcessWorkers:
         if not worker.give(run):
             self.loop.call_soon(self._unsent, worker, run)
 
+    def _go_on(self, run: StreamRun) -> None:
+        """Have the worker that has a run's generators go on with them."""
+        for worker in self._alive:
+            if run in worker.streams:
+                worker.give(run)
+                worker.flush()
+
     def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
         """Take note that a run was over, or failed, before it was sent."""
+        if isinstance(run, StreamRun):
+            run.is_finished = True
+            self.parts(run, unsent_of(run))
         self._owner.done(worker, run)
 
     def feed(self) -> None:
@@ -218,7 +233,7 @@ class ProcessWorkers:
             self._assign(self._backlog.popleft())
             worker.flush()
         if self._rescue_timer is None and len(self._up) > 1 and not self._is_addressed:
-            loads = list(map(_load, self._up))
+            loads = [len(worker.sent) for worker in self._up]
             if min(loads) == 0 and max(loads) > 1:  # nobody waits long while a worker is idle
                 self._rescue_timer = self.loop.call_later(_RESCUE_S, self._rescue)
 
@@ -248,6 +263,10 @@ class ProcessWorkers:
     def _give_back(self, runs: Sequence[BatchRun]) -> None:
         self._backlog.extendleft(reversed(runs))
 
+    def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        """Pass on what a generator has made."""
+        cast(StreamOwner, self._owner).parts(run, entries)
+
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
         """Take note that a worker is done with a run."""
         self._owner.done(worker, run)
@@ -258,7 +277,8 @@ class ProcessWorkers:
         """`worker` gets no more jobs; those that it has and did not begin are for others."""
         self._rest(worker)
         given = [sent.run for sent in worker.sent.values()]
-        runs = [run for run in given if run is not running and not run.is_superseded]
+        others = [run for run in given if run is not running and run not in worker.streams]
+        runs = [run for run in others if not run.is_superseded]
         worker.sent.clear()
         self._give_back(runs)
 
@@ -354,7 +374,10 @@ class ProcessWorkers:
             self._fail_start(worker.failure or f"its worker process {slot.last_cause}")
             return
         if running is not None:
+            worker.streams.pop(running, None)
             self._died(worker, running)
+        for stream in worker.streams:
+            self._died(worker, stream)
         self._start_anew(slot, worker.child.pid, worker.failure)
 
     def _died(self, worker: ProcessWorker, running: BatchRun) -> None:
@@ -385,5 +408,5 @@ class ProcessWorkers:
             self._owner.lost(run, outage)
 
 
-def _load(worker: ProcessWorker) -> int:
-    return len(worker.sent)
+def _load(worker: ProcessWorker) -> tuple[int, int]:
+    return len(worker.sent), len(worker.streams)

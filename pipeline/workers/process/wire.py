@@ -34,7 +34,8 @@ class WireItem(msgspec.Struct, array_like=True):
 
     With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
     which all processes of a machine share. `info` is there if a hook of the Op asks for it.
-    `is_entered`: the further entries of a walk read it, too.
+    `is_entered`: the further entries of a walk read it, too. `gathered` has what of an input is all
+    parts of a stream.
     """
 
     data_id: int
@@ -45,13 +46,31 @@ class WireItem(msgspec.Struct, array_like=True):
     is_feed: bool = False
     info: RequestInfo | None = None
     is_entered: bool = False
+    gathered: dict[str, list[SerializedPayload]] = {}
 
 
 class WireJob(msgspec.Struct, array_like=True):
-    """One batch. `number` is the job's, rising from 1, for this worker."""
+    """One batch. `number` is the job's, rising from 1, for this worker.
+
+    Of a StreamRun it is the first slice; `allowed` has how many parts each item may get.
+    """
 
     number: int
     items: list[WireItem]
+    allowed: list[int] | None = None
+
+
+class WireSlice(msgspec.Struct, array_like=True):
+    """A further slice of the job `stream`, as a job with a number of its own.
+
+    `allowed` as in its WireJob, of all slices together; `over` are the places of the items that
+    nobody waits for.
+    """
+
+    number: int
+    stream: int
+    allowed: list[int]
+    over: list[int]
 
 
 class WireStep(msgspec.Struct, array_like=True):
@@ -80,6 +99,7 @@ class Jobs(msgspec.Struct, array_like=True):
 
     jobs: list[WireJob]
     freed: list[Block]
+    slices: list[WireSlice] = []
 
 
 class ErrorFields(msgspec.Struct, array_like=True):
@@ -91,7 +111,7 @@ class ErrorFields(msgspec.Struct, array_like=True):
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):
-    """Outcome of an item: one of both.
+    """Outcome of an item: one of both; of a part of a stream neither: the stream ended well.
 
     `to` are the Ops of a Goto; with `is_final` it is an Answer. `place` is that of the step of a
     walk whose outcome it is, -1: the last.
@@ -123,10 +143,29 @@ class LeftStep(msgspec.Struct, array_like=True):
     inputs: dict[str, ItemOutcome]
 
 
+class WireParts(msgspec.Struct, array_like=True):
+    """Parts that the job `number`, which runs, has made: (place of the item, part), in order."""
+
+    number: int
+    entries: list[tuple[int, ItemOutcome]]
+    start_ns: int = 0
+    preprocess_end_ns: int = 0
+
+
+class SliceEnd(msgspec.Struct, array_like=True):
+    """State of a StreamRun behind a slice."""
+
+    made: list[int]
+    ended: list[bool]
+    groups: list[list[int]]
+    is_finished: bool
+    busy_ns: int
+
+
 class Result(msgspec.Struct, array_like=True):
     """Outcome of a job, item by item; see `BatchRun`.
 
-    Of a walk the outcome is that of its last step, if it got there.
+    Of a walk the outcome is that of its last step, if it got there; of a slice it is not here.
     """
 
     number: int
@@ -141,6 +180,7 @@ class Result(msgspec.Struct, array_like=True):
     execution_ends_ns: list[int] = []
     steps: list[StepResult] = []
     left: list[LeftStep] = []
+    slice_end: SliceEnd | None = None
 
 
 class WorkerReport(msgspec.Struct, array_like=True):
@@ -148,7 +188,8 @@ class WorkerReport(msgspec.Struct, array_like=True):
 
     `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
     `records` are log lines, `skipped` are the numbers of jobs that were revoked, `changed` are the
-    places in its group, 0 without one, of the Ops that keep something in their attributes.
+    places in its group, 0 without one, of the Ops that keep something in their attributes. `parts`
+    come before `results`.
     """
 
     is_ready: bool = False
@@ -158,6 +199,7 @@ class WorkerReport(msgspec.Struct, array_like=True):
     skipped: list[int] = []
     note: ModelMetadata | None = None
     changed: list[int] = []
+    parts: list[WireParts] = []
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)
