@@ -1,10 +1,12 @@
-"""Streams as tests take them: Ops that make and read parts, a sink of one's own, real threads."""
+"""Streams as tests take them: Ops that make and read parts, a sink of one's own, real workers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import mmap
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from doubles import wait_until
@@ -18,9 +20,54 @@ from pipeline.engine.request import RequestState, RequestTarget, StreamSink, Una
 from pipeline.engine.worker_api import WorkerContext
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
+from pipeline.workers.process.kind import ProcessKind
 from pipeline.workers.thread import ThreadKind
 
 PATIENCE_S = 20.0
+
+
+class Event:
+    """A threading.Event that processes share, too, if it is made before they are forked.
+
+    That of multiprocessing hangs where a process that waits for it is killed.
+    """
+
+    def __init__(self) -> None:
+        self._flag = mmap.mmap(-1, 1)
+
+    def set(self) -> None:
+        self._flag[0] = 1
+
+    def is_set(self) -> bool:
+        return self._flag[0] == 1
+
+    def wait(self, timeout: float) -> bool:
+        ends = time.monotonic() + timeout
+        while not self.is_set() and time.monotonic() < ends:
+            time.sleep(0.001)
+        return self.is_set()
+
+
+class Noted:
+    """Numbers that an Op notes, in a thread or a process; the first thousand of them."""
+
+    def __init__(self) -> None:
+        self._cells = memoryview(mmap.mmap(-1, 8 * 1001)).cast("q")
+
+    def append(self, number: int) -> None:
+        if self._cells[0] < 1000:
+            self._cells[self._cells[0] + 1] = number
+            self._cells[0] += 1
+
+    def __len__(self) -> int:
+        return self._cells[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._cells[1 : len(self) + 1].tolist())
+
+
+usual_workers = "thread"
+"""What `serving` takes if it is not told."""
 
 
 class Count(Op):
@@ -96,7 +143,7 @@ class OneSink(UnarySink, asyncio.Future[Any]):
 
 
 class Streams:
-    """An engine over real threads, without frontends, on the running loop."""
+    """An engine over real workers, without frontends, on the running loop."""
 
     def __init__(self, engine: Engine, journal: Journal, sink: Rows) -> None:
         self.engine = engine
@@ -157,26 +204,40 @@ class Rows:
 
 @contextlib.asynccontextmanager
 async def serving(
-    last_op: Op, response_op: ResponseOp | None = None, **config: Any
+    last_op: Op, response_op: ResponseOp | None = None, workers: str | None = None, **config: Any
 ) -> AsyncIterator[Streams]:
-    """Serve a graph in this process, as a server does, for requests that are begun by hand."""
+    """Serve a graph, as a server does, for requests that are begun by hand.
+
+    `workers` of its Ops are threads of this process, or processes; see `usual_workers`.
+    """
     graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
-    settings = load_config(yml_dict={"rpc_port": 0, **config})
+    dag = {"is_thread_op": (workers or usual_workers) == "thread", **config.pop("dag", {})}
+    settings = load_config(yml_dict={"rpc_port": 0, "dag": dag, **config})
     ops: Sequence[Op] = (graph.request_op, *graph.ops, graph.response_op)
     for op in ops:
         configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
     loop = asyncio.get_running_loop()
-    kind = ThreadKind((), WorkerContext(settings, lambda op, number: None))
+    context = WorkerContext(settings, lambda op, number: None)
+    kinds: dict[str, Any] = {"thread": ThreadKind((), context)}
+    forked = [op for op in graph.ops if op.pipeline_config.workers == "process"]
+    if forked:
+        kinds["process"] = ProcessKind(forked, context)
+        kinds["process"].fork()
 
     def make_workers(schedule: Any) -> Any:
-        kind.attach(loop, schedule)
-        return lambda op, owner: kind.workers(op, op.pipeline_config.concurrency, owner)
+        for kind in kinds.values():
+            kind.attach(loop, schedule)
+        return lambda op, owner: kinds["process" if op in forked else "thread"].workers(
+            op, op.pipeline_config.concurrency, owner
+        )
 
     rows = Rows()
     journal = Journal([rows])
-    engine = Engine(graph, settings, make_workers, loop, EngineObservers(journal))
-    await engine.start()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        if forked:
+            kinds["process"].attach(loop, lambda: None)
+            stack.push_async_callback(kinds["process"].close)
+        engine = Engine(graph, settings, make_workers, loop, EngineObservers(journal))
+        stack.push_async_callback(engine.stop, 0.0)
+        await engine.start()
         yield Streams(engine, journal, rows)
-    finally:
-        await engine.stop(0.0)

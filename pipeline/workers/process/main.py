@@ -193,7 +193,8 @@ class _Worker:
         if self._ran_piece:
             piece = self._pieces.popleft()
             self._status.goes_on(piece.number)
-            self._results.append(self._slices.go_on(piece))
+            result = self._slices.go_on(piece)  # reports, too
+            self._results.append(result)
             self._report()
             return
         job = self._jobs.popleft()

@@ -1,19 +1,26 @@
-"""Streams through an engine over real threads: order, room, cancellation, errors, one answer."""
+"""Streams through an engine over real workers: order, room, cancellation, errors, one answer."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import numpy as np
 import pytest
+import streaming
 from doubles import on_loop, settle, wait_until
-from streaming import Count, Mark, PartsSink, serving
+from streaming import Count, Event, Mark, Noted, PartsSink, serving
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
 from pipeline.engine.journal import PIPELINE, Outcome, PartKind
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, GraphError
+
+
+@pytest.fixture(params=["thread", "process"], autouse=True)
+def workers(request, monkeypatch):
+    """All that is not said otherwise holds in threads and in processes."""
+    monkeypatch.setattr(streaming, "usual_workers", request.param)
+    return request.param
 
 
 def numbers(count):
@@ -80,11 +87,11 @@ async def test_postprocess_may_stream_what_process_has(is_async):
 
 @on_loop
 async def test_a_part_passes_the_ops_behind_in_order_and_each_once():
-    calls = []
+    calls = Noted()
 
     class Slow(Mark):
         def preprocess(self, input_dicts, data_id, log_id):
-            calls.append(input_dicts["count"]["text"])
+            calls.append(int(input_dicts["count"]["text"]))
             return super().preprocess(input_dicts, data_id, log_id)
 
     last = Mark("<", Slow(">", Count("count", RequestOp()), concurrency=3))
@@ -92,7 +99,7 @@ async def test_a_part_passes_the_ops_behind_in_order_and_each_once():
         sink = streams.begin(n=50)
         assert await sink.ended() is None
         assert sink.texts == [f"<>{number}" for number in range(50)]
-        assert calls == numbers(50)
+        assert list(calls) == [*range(50)]
 
 
 @on_loop
@@ -262,9 +269,10 @@ async def test_a_yield_with_too_few_rows_is_an_error_of_all():
 class Endless(Op):
     """Yields for ever; says how far it has got, and when it was closed."""
 
-    def init_op(self):
-        self.made = []
-        self.closed = threading.Event()
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.made = Noted()
+        self.closed = Event()
 
     def process(self, feed_batch, log_id):
         number = 0
@@ -298,13 +306,11 @@ async def test_a_reader_who_takes_nothing_stops_the_generator():
 async def test_a_join_behind_a_gathering_branch_holds_the_generator_back():
     """The slower of two ends counts."""
 
-    class Held(Mark):
-        def init_op(self):
-            self.may_go = threading.Event()
-            self.seen = []
+    may_go = Event()
 
+    class Held(Mark):
         def preprocess(self, input_dicts, data_id, log_id):
-            self.may_go.wait(20)
+            may_go.wait(20)
             return super().preprocess(input_dicts, data_id, log_id)
 
     endless = Endless("endless", RequestOp())
@@ -315,7 +321,7 @@ async def test_a_join_behind_a_gathering_branch_holds_the_generator_back():
         await asyncio.to_thread(wait_until, lambda: len(endless.made) == 3)
         await settle()
         assert len(endless.made) == 3
-        held.may_go.set()
+        may_go.set()
         sink.request.cancel()
         await streams.idle()
 
@@ -351,7 +357,7 @@ async def test_a_caller_who_leaves_closes_the_generator():
 
 @on_loop
 async def test_an_async_generator_is_closed_too():
-    closed = asyncio.Event()
+    closed = Event()
 
     class Waits(Op):
         async def process(self, feed_batch, log_id):
@@ -365,7 +371,7 @@ async def test_an_async_generator_is_closed_too():
         sink = streams.begin(PartsSink(False))
         await sink.until(16)
         sink.request.cancel()
-        await asyncio.wait_for(closed.wait(), 20)
+        assert await asyncio.to_thread(closed.wait, 20)
         await streams.idle()
 
 
@@ -434,8 +440,9 @@ async def test_what_is_no_answer_is_an_error():
 
 
 @on_loop
-async def test_a_generator_that_hangs_is_given_up_and_others_go_on():
-    release = threading.Event()
+async def test_a_generator_that_hangs_is_given_up(workers):
+    """The others of its thread go on in another one; those of its process end with it."""
+    release = Event()
 
     class Hangs(Op):
         def process(self, feed_batch, log_id):
@@ -453,11 +460,16 @@ async def test_a_generator_that_hangs_is_given_up_and_others_go_on():
             answer = await sink.ended()
             assert sink.texts == ["a"]
             assert answer.err_no == ErrorCode.TIMEOUT
-            other.take()
-            assert await other.until(2) == ["a", "b"]
-            release.set()
-            other.take()
-            assert await other.ended() is None
+            if workers == "thread":
+                other.take()
+                assert await other.until(2) == ["a", "b"]
+                release.set()
+                other.take()
+                assert await other.ended() is None
+            else:
+                assert "hung and was killed" in (await other.ended()).err_msg
+                assert other.texts == ["a"]
+                assert await streams.begin(n="x").ended() is None
     finally:
         release.set()
 
@@ -516,8 +528,9 @@ async def test_a_users_response_op_packs_each_part_in_order():
 
 
 class Pauses(Op):
-    def init_op(self):
-        self.go_on = threading.Event()
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.go_on = Event()
 
     def process(self, feed_batch, log_id):
         if feed_batch[0]["before"] == "first":
@@ -632,21 +645,18 @@ async def test_each_part_may_go_its_own_way():
         assert edges == {"odd": (2, 3), "even": (3, 2)}, "each part counts"
 
 
+@pytest.mark.parametrize("kept", [["d1", "d40"], []])
 @on_loop
-async def test_parts_that_go_nowhere_are_left_out():
+async def test_parts_that_go_nowhere_are_left_out(kept):
     class Drops(Mark):
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
-            is_kept = fetch_data["text"] in self.kept
-            return fetch_data if is_kept else Goto(fetch_data)
+            return fetch_data if fetch_data["text"] in kept else Goto(fetch_data)
 
-    drops = Drops("d", Count("count", RequestOp()))
-    drops.kept = ["d1", "d40"]
-    async with serving(drops) as streams:
+    async with serving(Drops("d", Count("count", RequestOp()))) as streams:
         sink = streams.begin(n=50)
-        assert await sink.ended() is None
-        assert sink.texts == ["d1", "d40"]
-        drops.kept.clear()
-        assert "went to no Op" in (await streams.begin(n=3).ended()).err_msg
+        end = await sink.ended()
+        assert sink.texts == kept
+        assert end is None if kept else "went to no Op" in end.err_msg
 
 
 @on_loop
