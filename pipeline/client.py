@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self, overload
@@ -13,6 +14,7 @@ from pipeline.proto.channels import MAX_MESSAGE_BYTES, channel_options, close_at
 from pipeline.proto.messages import (
     INFERENCE_PATH,
     PROFILE_KEY,
+    STREAM_PATH,
     CallOptions,
     PipelineResponse,
     cut_answer,
@@ -22,7 +24,14 @@ from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.targets import grpc_target, own_ip
 from pipeline.tracing.context import call_metadata
 
-__all__ = ["AsyncPipelineClient", "PipelineClient", "PipelinePredictFuture", "PipelineResponse"]
+__all__ = [
+    "AsyncPipelineClient",
+    "AsyncPipelineStream",
+    "PipelineClient",
+    "PipelinePredictFuture",
+    "PipelineResponse",
+    "PipelineStream",
+]
 
 
 class PipelinePredictFuture:
@@ -56,6 +65,84 @@ class PipelinePredictFuture:
         self._call.add_done_callback(lambda _: callback(self))
 
 
+class PipelineStream:
+    """The parts of an answer, which `predict_stream` gives: an iterator, and a context manager.
+
+    Behind the last part the iteration ends. An error of the application is a last part, with its
+    `err_no`; grpc.RpcError is raised when the call failed. Whoever reads slowly makes the server
+    wait. One thread reads; another one may close it.
+    """
+
+    def __init__(self, call: Any, options: CallOptions) -> None:
+        self._call = call
+        self._options = options
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PipelineResponse:
+        if self._is_closed:
+            raise StopIteration
+        try:
+            answer = next(self._call)
+        except grpc.RpcError:
+            if self._is_closed:  # meanwhile
+                raise StopIteration from None
+            raise
+        _show_profile(answer, self._options)
+        return cut_answer(answer, self._options)
+
+    def close(self) -> None:
+        """Cancel the call, unless it has ended: no part follows, and the server makes no more."""
+        self._is_closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncPipelineStream:
+    """`PipelineStream` for asyncio: `async for`, `async with`, `await close()`."""
+
+    def __init__(self, call: Any, options: CallOptions) -> None:
+        self._call = call
+        self._options = options
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> PipelineResponse:
+        if self._is_closed:
+            raise StopAsyncIteration
+        try:
+            answer = await self._call.read()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_closed or task is None or task.cancelling():
+                raise
+            raise StopAsyncIteration from None  # another task has closed it meanwhile
+        if answer is grpc.aio.EOF:
+            raise StopAsyncIteration
+        _show_profile(answer, self._options)
+        return cut_answer(answer, self._options)
+
+    async def close(self) -> None:
+        """Cancel the call, unless it has ended: no part follows, and the server makes no more."""
+        self._is_closed = True
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
 def _show_profile(answer: Response, options: CallOptions) -> None:
     """Write the profile that was asked for to stdout, for a file that `Analyst` reads.
 
@@ -74,31 +161,39 @@ class _ClientBase:
         self._max_message_bytes = max_message_bytes
         self._channel: Any = None
         self._inference: Any = None
+        self._stream: Any = None
         self._own_ip = ""
 
     def _open(self, endpoints: str | Sequence[str], insecure_channel: Callable[..., Any]) -> None:
         target, peer = grpc_target(endpoints)
         self._own_ip = own_ip(peer)
         self._channel = insecure_channel(target, options=channel_options(self._max_message_bytes))
-        self._inference = self._channel.unary_unary(
-            INFERENCE_PATH,
-            request_serializer=Request.SerializeToString,
-            response_deserializer=Response.FromString,
-        )
+        forms: dict[str, Any] = {
+            "request_serializer": Request.SerializeToString,
+            "response_deserializer": Response.FromString,
+        }
+        self._inference = self._channel.unary_unary(INFERENCE_PATH, **forms)
+        self._stream = self._channel.unary_stream(STREAM_PATH, **forms)
 
     def _taken_channel(self) -> Any:
         """Return the channel, which the caller closes; this client has none from now on."""
-        channel, self._channel, self._inference = self._channel, None, None
+        channel, self._channel = self._channel, None
+        self._inference = self._stream = None
         return channel
 
-    def _connected(self) -> Any:
+    def _connected(self, method: Any) -> Any:
         """Return what makes the call, also when another thread closes this client meanwhile."""
-        inference = self._inference
-        if inference is None:
+        if method is None:
             raise ClosedError(
                 f"{type(self).__name__} is not connected: call connect(['127.0.0.1:9998']) first"
             )
-        return inference
+        return method
+
+    def _streamed(self, feed_dict: dict[str, Any], options: CallOptions, timeout: Any) -> Any:
+        """Return the call of `predict_stream`."""
+        stream = self._connected(self._stream)
+        request = request_from_feed(feed_dict, options, self._own_ip)
+        return stream(request, timeout=timeout, metadata=call_metadata())
 
 
 class PipelineClient(_ClientBase):
@@ -181,7 +276,7 @@ class PipelineClient(_ClientBase):
         no exception but in the answer: `err_no`, `err_msg`, `raise_for_error()`.
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
-        inference = self._connected()
+        inference = self._connected(self._inference)
         request = request_from_feed(feed_dict, options, self._own_ip)
         if asyn:
             call = inference.future(request, timeout=timeout, metadata=call_metadata())
@@ -189,6 +284,31 @@ class PipelineClient(_ClientBase):
         answer = inference(request, timeout=timeout, metadata=call_metadata())
         _show_profile(answer, options)
         return cut_answer(answer, options)
+
+    def predict_stream(
+        self,
+        feed_dict: dict[str, Any],
+        fetch: list[str] | None = None,
+        *,
+        pack_tensor_format: bool = False,
+        use_tensor_bytes: bool = False,
+        profile: bool = False,
+        log_id: int = 0,
+        timeout: float | None = None,
+    ) -> PipelineStream:
+        """Send `feed_dict` and return the parts of the answer, each when it comes.
+
+        The arguments are those of `predict`; `timeout` is the deadline of the whole stream. Of a
+        pipeline that makes no stream there is one part. Closing the stream cancels the call, as
+        does closing the client. Nothing is sent twice. Raises TypeError and ClosedError, as
+        `predict` does; reading raises grpc.RpcError when the call fails.
+
+        >>> with client.predict_stream({"text": "a b"}) as parts:
+        ...     for part in parts:
+        ...         print(part["word"])
+        """
+        options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
+        return PipelineStream(self._streamed(feed_dict, options, timeout), options)
 
     def close(self) -> None:
         """End the connection and the calls under way. May be called again."""
@@ -229,11 +349,29 @@ class AsyncPipelineClient(_ClientBase):
     ) -> PipelineResponse:
         """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
-        inference = self._connected()
+        inference = self._connected(self._inference)
         request = request_from_feed(feed_dict, options, self._own_ip)
         answer = await inference(request, timeout=timeout, metadata=call_metadata())
         _show_profile(answer, options)
         return cut_answer(answer, options)
+
+    def predict_stream(
+        self,
+        feed_dict: dict[str, Any],
+        fetch: list[str] | None = None,
+        *,
+        pack_tensor_format: bool = False,
+        use_tensor_bytes: bool = False,
+        profile: bool = False,
+        log_id: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncPipelineStream:
+        """Return the parts of the answer, as `PipelineClient.predict_stream`; nothing to await.
+
+        Cancelling the task that reads cancels the call.
+        """
+        options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
+        return AsyncPipelineStream(self._streamed(feed_dict, options, timeout), options)
 
     async def close(self) -> None:
         """End the connection and the calls under way. May be called again."""

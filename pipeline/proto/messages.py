@@ -16,6 +16,7 @@ from pipeline.proto.codec import decode_tensors, numpy_to_tensor, numpy_to_text,
 from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response, Tensor
 
 INFERENCE_PATH = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
+STREAM_PATH = f"{INFERENCE_PATH}_stream"
 PROFILE_KEY = "pipeline.profile"
 _LOD_SUFFIX = ".lod"
 _META_KEYS = ("logid", "clientip")  # of a feed_dict: they describe the request, and are no data
