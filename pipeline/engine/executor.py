@@ -62,8 +62,16 @@ class DispatchCycle:
         self._is_due = True  # whoever is marked below is served in this very call
         while self._dirty:
             nodes, self._dirty = self._dirty, []
-            for node in nodes:
-                is_left = node.schedule() or is_left
+            turns = iter(nodes)
+            try:
+                for node in turns:
+                    is_left = node.schedule() or is_left
+            except BaseException:  # a defect, as of a user's scheduler, costs no other its turn
+                self._dirty += turns
+                self._is_due = False
+                for node in self._dirty[:1]:
+                    self.mark_dirty(node)
+                raise
         self._is_due = False
         throughput = admission.throughput
         if throughput is not None and (is_left or admission.queued or throughput.is_backed_up):

@@ -911,3 +911,30 @@ async def test_what_cannot_be_sealed_ends_its_request_with_the_reason():
         response = await engine.ask(path="x")
         assert (response.err_no, response.err_msg) == (7000, "not this one")
         assert engine.executor.inside == 0
+
+
+# Turns ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "j"])
+@virtual
+async def test_an_op_whose_scheduler_raises_takes_no_other_its_turn(name):
+    read = RequestOp()
+    engine = Engine(Tag("j", [Tag("a", [read]), Tag("b", [read])]))
+    async with engine:
+        nodes = engine.executor.executor.nodes.values()
+        failing, failures = next(node for node in nodes if node.name == name), []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+
+        def fails():
+            del failing.schedule
+            failing.is_dirty = False
+            raise KeyError("no")
+
+        failing.schedule = fails
+        for node in nodes:
+            engine.executor.executor.mark_dirty(node)
+        assert path_of(await engine.ask(path="1")) == "(1>a|1>b)>j"
+        assert path_of(await engine.ask(path="2")) == "(2>a|2>b)>j"
+        assert [type(error) for error in failures] == [KeyError]
