@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -143,6 +144,27 @@ def test_the_answer_of_a_unary_pipeline_is_one_part(edge, monkeypatch, module_lo
         ):
             (response,) = asked(channel, text="x")
             assert response.err_no == 0
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_stream_that_goes_on_has_its_time_when_the_server_stops(
+    edge, monkeypatch, module_logs, seen
+):
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        with (
+            streaming_server(edge, stop_grace_period=20_000) as running,
+            grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
+            ThreadPoolExecutor() as pool,
+        ):
+            responses = asked(channel, n=3, hold=1)
+            assert texts_of([next(responses)]) == ["0"]
+            engine = running.executor
+            stopping = pool.submit(running.stop)
+            wait_until(lambda: not engine.is_ready)
+            seen.go.set()
+            assert texts_of(responses) == ["1", "2"]
+            stopping.result(PATIENCE_S)
 
 
 def test_the_unary_method_puts_the_parts_together(channel):

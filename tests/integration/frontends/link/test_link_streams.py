@@ -230,6 +230,22 @@ def test_streams_end_behind_their_answers_when_the_server_stops():
     talk(test)
 
 
+def test_a_stream_whose_messages_have_all_come_goes_on_when_the_server_stops():
+    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+        service.go.clear()
+        gateway.say(opening(1), said(1, b"a", MESSAGE | LAST))
+        await until(lambda: service.taken == [1])
+        stopping = asyncio.ensure_future(door.stop(30.0))
+        assert await hear(gateway) == (GOAWAY, 0, (1).to_bytes(8) + b"the server stops")
+        service.go.set()
+        assert await hear(gateway) == (DATA, 1, b"a")
+        assert await hear(gateway) == (END, 1, SUCCESS)
+        assert await gateway.hears_the_end()
+        await stopping
+
+    talk(test)
+
+
 # Credit -----------------------------------------------------------------------------------------
 
 
