@@ -134,6 +134,47 @@ def a_stream_answers_in_order_and_outlives_errors(way: Way) -> None:
     assert sums == [5 + 2 * number for number in numbers]
 
 
+@check("parts", ("grpc",))
+def a_model_that_answers_in_parts_is_streamed(way: Way) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    way.client.start_stream(lambda result, error: answers.put(error or result))
+    for number in range(5):
+        tensors = [way.input("N", np.array([number], np.int32))]
+        way.client.async_stream_infer(
+            "count", tensors, request_id=str(number), enable_empty_final_response=True
+        )
+    found: dict[str, list[int]] = {str(number): [] for number in range(5)}
+    open_ids = set(found)
+    while open_ids:
+        result = answers.get(timeout=20)
+        response = result.get_response()
+        if response.parameters["triton_final_response"].bool_param:
+            open_ids.remove(response.id)
+        else:
+            found[response.id] += result.as_numpy("NUMBER").tolist()
+    way.client.stop_stream()
+    assert found == {str(number): list(range(number)) for number in range(5)}
+
+
+@check("parts", ("grpc",))
+def a_stream_that_is_cancelled_ends(way: Way) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    way.client.start_stream(lambda result, error: answers.put(error or result))
+    way.client.async_stream_infer("count", [way.input("N", np.array([10**9], np.int32))])
+    assert answers.get(timeout=20).as_numpy("NUMBER").tolist() == [0]
+    way.client.stop_stream(cancel_requests=True)
+    assert way.client.is_server_ready()
+
+
+@check("parts")
+def a_unary_call_of_a_model_that_answers_in_parts_is_refused(way: Way) -> None:
+    config = way.ask("get_model_config", "count")
+    policy = config.get("config", config)["model_transaction_policy"]
+    assert policy == {"decoupled": True}
+    with refused("doesn't support models with decoupled transaction policy"):
+        way.infer("count", {"N": np.array([1], np.int32)})
+
+
 @check("numbers")
 def packed_requests_and_answers_are_understood(way: Way) -> None:
     for algorithm in ("gzip", "deflate"):

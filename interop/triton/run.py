@@ -158,8 +158,8 @@ def main() -> int:
     interpreter = python()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = {name: free_ports() for name in ("numbers", "echo", "imdb")}
-        for name in ("numbers", "echo"):
+        ports = {name: free_ports() for name in ("numbers", "echo", "parts", "imdb")}
+        for name in ("numbers", "echo", "parts"):
             command = [str(HERE / "servers.py"), name, *map(str, ports[name])]
             stack.enter_context(running(command, ports[name], folder / name))
         config = example_config(folder, ports["imdb"])

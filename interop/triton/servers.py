@@ -1,4 +1,4 @@
-"""The pipelines that Triton's clients ask: `python servers.py numbers|echo HTTP_PORT RPC_PORT`."""
+"""The pipelines that Triton's clients ask: `python servers.py NAME HTTP_PORT RPC_PORT`."""
 
 import sys
 
@@ -59,6 +59,18 @@ class EchoOp(Op):
         return dict(inputs), False, None, ""
 
 
+class CountOp(Op):
+    """Answers in parts: 0, 1, ... up to below N."""
+
+    input_tensors = (Tensor("N", "INT32", (1,)),)
+    output_tensors = (Tensor("NUMBER", "INT32", (1,)),)
+
+    def process(self, feed_batch, log_id):
+        (asked,) = feed_batch
+        for number in range(asked["N"][0]):
+            yield {"NUMBER": asked["N"] * 0 + number}
+
+
 def numbers() -> ResponseOp:
     read = PairOp()
     parts = [SumOp(name="sum", input_ops=[read]), DifferenceOp(name="difference", input_ops=[read])]
@@ -69,10 +81,18 @@ def echo() -> ResponseOp:
     return ResponseOp(input_ops=[EchoOp(name="same", input_ops=[RequestOp()])])
 
 
+def parts() -> ResponseOp:
+    read = RequestOp()
+    return ResponseOp(input_ops=[CountOp(name="count", input_ops=[read], concurrency=4)])
+
+
+PIPELINES = {"numbers": numbers, "echo": echo, "parts": parts}
+
+
 def main() -> None:
     name, http_port, rpc_port = sys.argv[1], *map(int, sys.argv[2:])
     server = PipelineServer(name=name)
-    server.set_response_op({"numbers": numbers, "echo": echo}[name]())
+    server.set_response_op(PIPELINES[name]())
     # Only a server that limits requests itself heeds the `timeout` of one.
     ports = {"http_port": http_port, "rpc_port": rpc_port}
     server.prepare_server(yml_dict={**ports, "timeout": 60_000})

@@ -46,7 +46,7 @@ class Way:
 
 
 Check = Callable[[Way], None]
-CHECKS: dict[str, list[tuple[Check, str]]] = {"numbers": [], "echo": [], "imdb": []}
+CHECKS: dict[str, list[tuple[Check, str]]] = {"numbers": [], "echo": [], "parts": [], "imdb": []}
 
 
 def check(server: str, protocols: tuple[str, ...] = ("http", "grpc")) -> Callable[[Check], Check]:
