@@ -214,8 +214,6 @@ class _Worker:
 
     def _take(self) -> None:
         """Have a job: take what has arrived; report what is done before waiting for more."""
-        while self._pieces and (work := self._link.next_if_there()) is not None:
-            self._queue(work)  # it is not to wait for all of them
         while not (self._jobs or self._pieces):
             work = self._link.next_if_there() if self._results else None
             if work is None:
@@ -223,6 +221,8 @@ class _Worker:
                 self._status.ends()
                 work = self._link.next()
             self._queue(work)
+        while self._slices.runs and (work := self._link.next_if_there()) is not None:
+            self._queue(work)  # which may have its turn before what is here already
 
     def _queue(self, work: Jobs) -> None:
         for block in work.freed:

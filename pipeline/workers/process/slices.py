@@ -60,6 +60,7 @@ class Slices:
 
     Attributes:
         parts: that were not sent yet.
+        runs: by the numbers of their first jobs.
     """
 
     def __init__(
@@ -71,18 +72,18 @@ class Slices:
         report: Callable[[], None],
     ) -> None:
         self.parts: list[WireParts] = []
+        self.runs: dict[int, StreamRun] = {}
         self.call_begins: Callable[[], None] = status.call_begins
         self.call_ends: Callable[[], None] = status.call_ends
         self._op = op
         self._forgotten = forgotten
         self._outcome = outcome
         self._report = report
-        self._runs: dict[int, StreamRun] = {}
         self._number = 0  # of the job that runs
 
     def begin(self, job: WireJob, items: Sequence[OpenedItem]) -> Result:
         """Run the first slice of a job."""
-        run = self._runs[job.number] = StreamRun(
+        run = self.runs[job.number] = StreamRun(
             [StreamedItem(item, self._forgotten) for item in items]
         )
         result = self._run(run, job.number, job.number, job.allowed or [])
@@ -93,14 +94,14 @@ class Slices:
 
     def go_on(self, piece: WireSlice) -> Result:
         """Run a further one."""
-        run = self._runs[piece.stream]
+        run = self.runs[piece.stream]
         for place in piece.over:
             run.items[place].is_left = True
         return self._run(run, piece.number, piece.stream, piece.allowed)
 
     def close(self) -> None:
         """End all generators: nobody waits any more."""
-        for run in self._runs.values():
+        for run in self.runs.values():
             for item in run.items:
                 item.is_left = True
             run.run(self._op, self, time.monotonic_ns)
@@ -109,7 +110,7 @@ class Slices:
         self._number, run.allowed = number, allowed
         run.run(self._op, self, time.monotonic_ns)
         if run.is_finished:
-            del self._runs[stream]
+            del self.runs[stream]
         end = SliceEnd(run.made, run.ended, run.groups or [], run.is_finished, run.busy_ns)
         began, prepared, ended = run.start_ns, run.preprocess_end_ns, run.end_ns
         return Result(number, [], False, began, prepared, ended, ended, slice_end=end)
