@@ -27,8 +27,13 @@ def main() -> int:
     with server, PipelineClient() as client:
         client.connect([f"{HOST}:{server.rpc_port}"])
         print(f"\nover gRPC, word by word: {PROMPT}", end="")
-        parts = asyncio.run(streams(1))[0]
-        print("".join(parts))
+        parts = []
+        with client.predict_stream({"prompt": PROMPT, "seed": "0"}, timeout=TIMEOUT_S) as stream:
+            for part in stream:
+                part.raise_for_error()
+                parts.append(part.value[0])
+                print(parts[-1], end="", flush=True)
+        print()
 
         response = client.predict({"prompt": PROMPT, "seed": "0"}, timeout=TIMEOUT_S)
         response.raise_for_error()
@@ -39,13 +44,18 @@ def main() -> int:
         with direct.open(url, body, timeout=TIMEOUT_S) as answer:
             over_http = json.load(answer)
         print(f"\nover HTTP, another seed: {PROMPT}{over_http['value'][0]}")
+        asked = urllib.request.Request(url, body, {"Accept": "application/x-ndjson"})
+        print(f"over HTTP, a line for each part: {PROMPT}", end="")
+        with direct.open(asked, timeout=TIMEOUT_S) as answer:
+            lines = [json.loads(line)["value"][0] for line in answer]
+        print("".join(lines))
 
         began = time.perf_counter()
         many = asyncio.run(streams(CALLERS))
         took = time.perf_counter() - began
         words = sum(map(len, many))
         print(f"\n{CALLERS} callers at once: {words} words in {took:.2f} s")
-    same = "".join(parts) == response.value[0] and over_http["err_no"] == 0
+    same = "".join(parts) == response.value[0] and "".join(lines) == over_http["value"][0]
     if not (same and len(parts) > 1 and all(len(each) > 1 for each in many)):
         print("demo failed: see above", file=sys.stderr)
         return 1
