@@ -19,7 +19,9 @@ from pipeline.engine import request
 pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "nursery_fixtures"]
 
 # No test asserts a time, not even by accident: the machines are shared.
-hypothesis.settings.register_profile("pipeline", deadline=None)
+hypothesis.settings.register_profile(  # nothing that a busy machine decides
+    "pipeline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("pipeline")
 
 
