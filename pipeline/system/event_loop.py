@@ -18,6 +18,7 @@ _LOGGER = logging.getLogger(__name__)
 _THREADS = 32  # for what is asked to run beside a loop
 _CANCEL_TIMEOUT_S = 5.0  # that a task may take to end when it is cancelled
 _JOIN_TIMEOUT_S = 30.0
+_CULPRITS = ("handle", "task", "future", "protocol")  # of a context, for its line in the log
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -32,9 +33,24 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     def make() -> asyncio.AbstractEventLoop:
         loop = factory()
         loop.set_default_executor(DaemonThreads(_THREADS, "asyncio"))
+        loop.set_exception_handler(log_failure)
         return loop
 
     return make
+
+
+def log_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback or a forgotten task raised: asyncio's own handler writes to stderr alone.
+
+    `context` is what `loop.call_exception_handler` takes.
+    """
+    about = ", ".join(f"{key}={context[key]!r}" for key in _CULPRITS if key in context)
+    _LOGGER.error(
+        "%s (%s)",
+        context.get("message", "a callback failed"),
+        about,
+        exc_info=context.get("exception"),
+    )
 
 
 async def end_tasks() -> None:
