@@ -114,6 +114,7 @@ class RecordingOwner:
     def __init__(self) -> None:
         self.finished: list[tuple[Worker, Any]] = []
         self.losses: list[tuple[Any, PipelineError]] = []
+        self.made: list[tuple[Any, Sequence[tuple[int, Any]]]] = []
         self.changes = 0
 
     def done(self, worker: Worker, job: Any) -> None:
@@ -121,6 +122,9 @@ class RecordingOwner:
 
     def lost(self, job: Any, error: PipelineError) -> None:
         self.losses.append((job, error))
+
+    def parts(self, run: Any, entries: Sequence[tuple[int, Any]]) -> None:
+        self.made.append((run, entries))
 
     def workers_changed(self) -> None:
         self.changes += 1

@@ -23,7 +23,9 @@ from pipeline.workers.process.wire import (
     ItemOutcome,
     Jobs,
     Result,
+    SliceEnd,
     Unframer,
+    WireParts,
     WorkerReport,
     framed,
 )
@@ -89,7 +91,7 @@ class PlayedChild:
                 continue
             work = msgspec.msgpack.decode(body, type=Jobs)
             self.works.append(work)
-            jobs += work.jobs
+            jobs += [*work.jobs, *work.slices]
             for block in work.freed:
                 self.memory.free(block)
         return jobs
@@ -140,6 +142,14 @@ class PlayedChild:
         if isinstance(payload, ErrorFields):
             return ItemOutcome(error=payload)
         return ItemOutcome(serialize(payload, self.memory, self._arena))
+
+    def yields(self, job: Any, *parts: Any, end: SliceEnd | None = None) -> None:
+        """Parts of the first item of `job`, and the end of the slice, if it has one."""
+        entries = [(0, ItemOutcome() if part is None else self._outcome(part)) for part in parts]
+        results = [] if end is None else [Result(job.number, [], False, 1, 2, 3, 4, slice_end=end)]
+        if end is not None:
+            self.status.ends()
+        self.says(parts=[WireParts(job.number, entries, 1, 2)], results=results)
 
     def answers(self, *jobs: Any, payload: Any = None) -> None:
         self.says(results=[self.result(job, payload) for job in jobs])
