@@ -46,6 +46,7 @@ from pipeline.frontends.listen import bind, port_of
 from pipeline.frontends.parts import PartsReader
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.plain import PlainResponse, plain_request_from_json
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
@@ -109,6 +110,7 @@ class HttpFrontend:
         self._takes_trace = takes_trace
         self._forwarding = forwarding
         self._begin = begin
+        self._read_for_stream = plain_request_from_json if is_plain else jsonpb.request_from_json
         self._is_ready = False
         self._bind = functools.partial(bind, host, port, key, is_shared)
         self._limit = self._json_limit = SizeLimit("max_message_bytes", max_message_bytes)
@@ -276,7 +278,8 @@ class HttpFrontend:
             target = RequestTarget(traceparent=told, is_large=is_large, info=info)
         try:
             if not is_large:
-                request: Any = jsonpb.request_from_json(body, name, method)
+                read_short = jsonpb.request_from_json if form is None else self._read_for_stream
+                request: Any = read_short(body, name, method)
                 del body
             else:
                 read = functools.partial(
@@ -310,6 +313,8 @@ class HttpFrontend:
 
     async def _written(self, response: Any) -> bytes:
         """Return the JSON of an answer; raises PipelineError where that is too large."""
+        if isinstance(response, PlainResponse):
+            return response.to_json()
         if isinstance(response, Response):
             return jsonpb.response_to_json(response)
         if not isinstance(response, LargeResponse):

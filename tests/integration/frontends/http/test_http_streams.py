@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 
 from doubles import chain, server_for, wait_until
 from raw_http import Connection, request
@@ -79,3 +79,16 @@ def is_ready(port: int | None) -> bool:
             return connection.answer().status == 200
     except (OSError, HTTPException):
         return False
+
+
+def test_a_caller_who_does_not_read_does_not_keep_the_server_from_stopping():
+    stage = Stage()
+    with contextlib.ExitStack() as stack:
+        with speaking(stage, stop_grace_period=0) as server:
+            heard = stack.enter_context(asked(server.http_port, EVENTS, n=10**9, size=60_000))
+            heard.line()
+        assert stage.closed == 1
+        last = "cut off"  # where the transport still held parts
+        with contextlib.suppress(IncompleteRead, ConnectionResetError):
+            last = heard.events()[-1][0]
+        assert last in ("error", "cut off")
