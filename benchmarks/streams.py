@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=1000)
     parser.add_argument("--pause", type=float, default=1.0, help="s between two parts of a reader")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--processes", action="store_true", help="in place of threads")
     asyncio.run(_measure(parser.parse_args()))
     return 0
 
@@ -76,7 +77,12 @@ async def _measure(said: argparse.Namespace) -> None:
     server = PipelineServer("streams")
     server.set_response_op(ResponseOp([Endless("endless", RequestOp(), concurrency=2)]))
     server.prepare_server(
-        yml_dict={"rpc_port": 0, "worker_num": said.readers + 100, "queue_size": said.readers}
+        yml_dict={
+            "rpc_port": 0,
+            "worker_num": said.readers + 100,
+            "queue_size": said.readers,
+            "dag": {"is_thread_op": not said.processes},
+        }
     )
     async with server:
         begin = server._running().models.begin
@@ -133,9 +139,15 @@ def _figures(seconds: list[float]) -> str:
 
 
 def _rss_mib() -> float:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
+    """Return the RSS of this process and of all below it, its workers."""
+    kib = 0
+    below = ["self"]
+    for pid in below:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        kib += next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            below += (task / "children").read_text(encoding="utf-8").split()
+    return kib / 1024
 
 
 if __name__ == "__main__":

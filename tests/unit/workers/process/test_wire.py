@@ -23,6 +23,8 @@ from pipeline.workers.process.wire import (
     Unframer,
     WireItem,
     WireJob,
+    WireParts,
+    WireSlice,
     WorkerLink,
     WorkerReport,
     framed,
@@ -81,7 +83,13 @@ def test_every_message_arrives_however_the_stream_is_cut(sent, cuts):
 
 
 def test_every_message_arrives_byte_by_byte():
-    sent = [Init(7), WorkerReport(is_ready=True), Jobs([], [Block(1, 2, 3)])]
+    parts = WireParts(3, [(0, ItemOutcome(SerializedPayload(b"x"))), (1, ItemOutcome())], 1, 2)
+    sent = [
+        Init(7),
+        WorkerReport(is_ready=True),
+        Jobs([], [Block(1, 2, 3)], [WireSlice(3, 1, [5, -1], [0])]),
+        WorkerReport(parts=[parts]),
+    ]
     unframer = Unframer()
     got = [
         bytes(body)
