@@ -15,7 +15,7 @@ from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher
-from pipeline.engine.streams.flow import ALL, ENDED, OUT, End
+from pipeline.engine.streams.flow import ENDED, OUT, End, Flow
 from pipeline.engine.streams.spans import note_made
 from pipeline.engine.streams.step import Progress, StepRun
 from pipeline.engine.walk import Walk
@@ -66,13 +66,14 @@ class IterativeDispatcher(StreamDispatcher):
         super().drop(request)
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
-        super().took(request, end, count)
         flow = self._flow(request)
-        if flow.slowest >= ALL:  # its readers have failed
+        flow.taken[end] += count
+        ahead = flow.sent - flow.slowest
+        if ahead == self._window - 1:  # it may have sat out
+            self._router.mark_dirty(self)
+        elif ahead < 0:  # its readers have failed, and take ALL
             for item in self._items_of(request):
                 self._leave(item)
-        elif flow.sent - flow.slowest == self._window - 1:  # it may have sat out
-            self._router.mark_dirty(self)
 
     def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
         assert isinstance(job, StepRun), "nothing else is submitted"
@@ -84,12 +85,12 @@ class IterativeDispatcher(StreamDispatcher):
             self.spans.batch(worker, job)
         made = self._made(job)
         self.schedule()
-        for item, number, outcome, is_end in made:
+        for item, flow, number, outcome, is_end in made:
             if is_end or item in self._progress:
-                self._tell(job, item, number, outcome, is_end)
+                self._tell(job, item, flow, number, outcome, is_end)
 
-    def _made(self, run: StepRun) -> list[tuple[Item, int, Any, bool]]:
-        """Return (item, number of its part, outcome, whether it ends) of those that still wait.
+    def _made(self, run: StepRun) -> list[tuple[Item, Flow, int, Any, bool]]:
+        """Return (item, its stream, number of its part, outcome, whether it ends) of who waits.
 
         Who ends gives up its seat.
         """
@@ -101,16 +102,17 @@ class IterativeDispatcher(StreamDispatcher):
             if is_end:
                 self._leave(item)
             flow = self._flow(item.request)
-            made.append((item, flow.sent, outcome, is_end))
+            made.append((item, flow, flow.sent, outcome, is_end))
             if outcome is not ENDED and not isinstance(outcome, PipelineError):
                 flow.sent += 1
         return made
 
-    def _tell(self, run: StepRun, item: Item, number: int, outcome: Any, is_end: bool) -> None:
+    def _tell(
+        self, run: StepRun, item: Item, flow: Flow, number: int, outcome: Any, is_end: bool
+    ) -> None:
         request = item.request
         if item.is_over:
             return
-        flow = self._flow(request)
         if isinstance(outcome, PipelineError):
             note_made(self.spans, run, item, flow, PartKind.FAILED)
             self._pass_on(item, outcome)
@@ -148,6 +150,11 @@ class IterativeDispatcher(StreamDispatcher):
 
     def _items_of(self, request: RequestState) -> list[Item]:
         return [item for item in self._progress if item.request is request]
+
+    def _flow(self, request: RequestState) -> Flow:
+        stream = request.stream
+        found = stream.flows.get(self) if stream is not None else None
+        return super()._flow(request) if found is None else found
 
     def _room(self, item: Item) -> int:
         flow = self._flow(item.request)

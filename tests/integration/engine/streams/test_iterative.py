@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from doubles import on_loop
 from streaming import Mark, OneSink, PartsSink, serving
 
 from pipeline import Answer, Op, RequestOp
-from pipeline.errors import ErrorCode, GraphError
+from pipeline.engine.request import RequestState
+from pipeline.errors import ConfigError, ErrorCode, GraphError
 
 
 class Steps(Op):
@@ -341,3 +343,46 @@ async def test_what_cannot_be_stepped_is_refused_at_the_start():
         with pytest.raises(GraphError, match=text):
             async with serving(op, **config):
                 pass
+
+
+def test_processes_are_refused_at_the_start():
+    config = {"op": {"Steps": {**BATCHED["op"]["Steps"], "workers": "process"}}}
+
+    @on_loop
+    async def start():
+        async with serving(steps(), **config):
+            pass
+
+    with pytest.raises(ConfigError, match=r"op\.Steps\.workers: process.*expected thread"):
+        start()
+
+
+@on_loop
+async def test_whatever_callers_do_every_request_ends_and_nothing_is_left():
+    random = Random(7)
+    op = {**BATCHED["op"]["Steps"], "concurrency": 2}
+    async with serving(steps(), dag={"stream_window": 3}, op={"Steps": op}) as streams:
+        sinks = []
+        for number in range(80):
+            count, is_slow = random.randrange(1, 9), random.random() < 0.3
+            bad = "x" if random.random() < 0.2 else ""
+            sink = streams.begin(PartsSink(takes_at_once=not is_slow), n=count, bad=bad)
+            sinks.append((sink, count, bad))
+            if random.random() < 0.2:
+                random.choice(sinks)[0].request.cancel()
+            if number % 8 == 0:
+                await asyncio.sleep(0)
+        for sink, count, bad in sinks:
+            if sink.request.generation == RequestState.OVER and sink.last == "nothing yet":
+                continue  # cancelled: nothing more comes
+            if not sink.takes_at_once:
+                sink.takes_at_once = True
+                sink.take(len(sink.answers))
+            error = await sink.ended()
+            ends_badly = bool(bad) and count > 2
+            assert (error is not None) == ends_badly
+            assert sink.texts == [f"{at}" for at in range(2 if ends_badly else count)]
+        await streams.idle()
+        node = streams.node("Steps")
+        assert not node._progress
+        assert node.scheduler.under_way == len(node.scheduler) == 0
