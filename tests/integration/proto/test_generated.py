@@ -99,12 +99,11 @@ def test_the_messages_are_the_released_ones():
     )
 
 
-def test_the_service_has_the_released_name_and_method():
+def test_the_service_has_the_released_name_and_method_and_one_that_streams():
     service = pipeline_service_pb2.DESCRIPTOR.services_by_name["PipelineService"]
-    (method,) = service.methods
     assert service.full_name == "baidu.paddle_serving.pipeline_serving.PipelineService"
-    assert (method.name, method.input_type.name, method.output_type.name) == (
-        "inference",
-        "Request",
-        "Response",
-    )
+    found = [(method.name, method.server_streaming) for method in service.methods]
+    assert found == [("inference", False), ("inference_stream", True)]
+    for method in service.methods:
+        names = method.input_type.name, method.output_type.name, method.client_streaming
+        assert names == ("Request", "Response", False)
