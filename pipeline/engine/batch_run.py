@@ -299,16 +299,24 @@ class BatchRun(Batch, eq=False):
             watch.call_begins()
             try:
                 call.result = op.process(call.feed, self.items[call.items[0]].log_id)
-                call.result = distribute(call)
+                call.result = self._distributed(call)
                 call.error = None
                 call.done = True
             except BaseException as error:  # user code; a worker survives even SystemExit
-                retryable = isinstance(error, PredictorError) and error.retryable
                 call.error = self._process_error(error, op, call)
-                call.done = not retryable or call.attempts >= op.attempts
+                call.done = not self._may_try_again(call, error, op)
             finally:
                 watch.call_ends()
                 set_call_deadline(None)
+
+    def _distributed(self, call: Call) -> list[Any]:
+        """Return what a call's result has for each of its items."""
+        return distribute(call)
+
+    def _may_try_again(self, call: Call, error: BaseException, op: BoundOp) -> bool:
+        """Return whether a call that failed is made again."""
+        is_retryable = isinstance(error, PredictorError) and error.retryable
+        return is_retryable and call.attempts < op.attempts
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """Return when nobody waits for the call any more, in `time.monotonic`; None: never."""

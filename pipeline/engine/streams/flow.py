@@ -31,7 +31,7 @@ class _Ended:
 
 
 End = tuple["OpDispatcher | None", str]
-"""Where a stream ends, see `StreamPlan.ends`."""
+"""Place where a stream ends, see `StreamPlan.ends`."""
 
 OUT: End = (None, "")
 """The end at which a request is answered."""

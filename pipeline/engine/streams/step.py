@@ -18,9 +18,7 @@ from pipeline.engine.collate import Call, rows_brought
 from pipeline.engine.op_state import keep_changes
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.pull import cut
-from pipeline.errors import PayloadTypeError, PipelineError, PredictorError
-from pipeline.system.deadline import set_call_deadline
-from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
+from pipeline.errors import PayloadTypeError, PipelineError
 
 
 class Progress(msgspec.Struct, eq=False):
@@ -50,11 +48,13 @@ class StepRun(BatchRun, eq=False):
     Attributes:
         progress: of each item.
         ends: of each item, whether its part is its last; ENDED in `outcomes`: it has none.
+        before: what the Op kept of the items of a call when that began.
         changed: first items of calls that failed, and have changed a state.
     """
 
     progress: list[Progress] = field(default_factory=list)
     ends: list[bool] = field(default_factory=list)
+    before: list[dict[str, tuple[Any, int]]] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
 
     def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
@@ -111,37 +111,21 @@ class StepRun(BatchRun, eq=False):
                 )
 
     def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
-        before = self._kept(call)
-        while not call.done:
-            call.attempts += 1
-            set_call_deadline(self._deadline(op, call))
-            trace = first_of(self.items[place].trace for place in call.items)
-            if trace or call_trace():
-                set_call_trace(child(trace, op.name, "process") if trace else "")
-            if self.contexts:
-                op.context = tuple(self.contexts[place] for place in call.items)
-            watch.call_begins()
-            try:
-                result = op.process(call.feed, self.items[call.items[0]].log_id)
-                call.result = self._cut(result, call)
-                call.error, call.done = None, True
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                call.error = self._process_error(error, op, call)
-                is_retryable = isinstance(error, PredictorError) and error.retryable
-                call.done = not is_retryable or call.attempts >= op.attempts
-                if not _are_same(before, self._kept(call)):
-                    self.changed.add(call.items[0])
-                    call.done = True
-            finally:
-                watch.call_ends()
-                set_call_deadline(None)
+        self.before = self._kept(call)
+        super()._run_call(call, op, watch)
+
+    def _may_try_again(self, call: Call, error: BaseException, op: BoundOp) -> bool:
+        if not _are_same(self.before, self._kept(call)):
+            self.changed.add(call.items[0])
+            return False
+        return super()._may_try_again(call, error, op)
 
     def _is_worth_isolating(self, call: Call) -> bool:
         return call.items[0] not in self.changed and super()._is_worth_isolating(call)
 
-    def _cut(self, result: Any, call: Call) -> list[Any]:
+    def _distributed(self, call: Call) -> list[Any]:
         """Return the rows of each item, and take down who ends."""
-        pieces = cut(result, call.items, call.spans)
+        pieces = cut(call.result, call.items, call.spans)
         for piece in pieces:
             self.ends[piece.item] = piece.is_last
             if not piece.has_part:
