@@ -189,11 +189,13 @@ class _ClientBase:
             )
         return method
 
-    def _streamed(self, feed_dict: dict[str, Any], options: CallOptions, timeout: Any) -> Any:
-        """Return the call of `predict_stream`."""
-        stream = self._connected(self._stream)
+    def _called(
+        self, method: Any, feed_dict: dict[str, Any], options: CallOptions, timeout: Any
+    ) -> Any:
+        """Return what `method`, of the channel, gives: an answer, or a call."""
+        connected = self._connected(method)
         request = request_from_feed(feed_dict, options, self._own_ip)
-        return stream(request, timeout=timeout, metadata=call_metadata())
+        return connected(request, timeout=timeout, metadata=call_metadata())
 
 
 class PipelineClient(_ClientBase):
@@ -308,7 +310,7 @@ class PipelineClient(_ClientBase):
         ...         print(part["word"])
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
-        return PipelineStream(self._streamed(feed_dict, options, timeout), options)
+        return PipelineStream(self._called(self._stream, feed_dict, options, timeout), options)
 
     def close(self) -> None:
         """End the connection and the calls under way. May be called again."""
@@ -349,9 +351,7 @@ class AsyncPipelineClient(_ClientBase):
     ) -> PipelineResponse:
         """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
-        inference = self._connected(self._inference)
-        request = request_from_feed(feed_dict, options, self._own_ip)
-        answer = await inference(request, timeout=timeout, metadata=call_metadata())
+        answer = await self._called(self._inference, feed_dict, options, timeout)
         _show_profile(answer, options)
         return cut_answer(answer, options)
 
@@ -371,7 +371,7 @@ class AsyncPipelineClient(_ClientBase):
         Cancelling the task that reads cancels the call.
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
-        return AsyncPipelineStream(self._streamed(feed_dict, options, timeout), options)
+        return AsyncPipelineStream(self._called(self._stream, feed_dict, options, timeout), options)
 
     async def close(self) -> None:
         """End the connection and the calls under way. May be called again."""

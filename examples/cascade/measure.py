@@ -19,8 +19,8 @@ import onnxruntime
 
 ENSEMBLE = Path(__file__).resolve().parent.parent / "imdb_ensemble"
 sys.path.insert(0, str(ENSEMBLE))
-from tokenizer import Tokenizer  # noqa: E402
-from training.reviews import Review, find_csv, load_split  # noqa: E402
+from tokenizer import Tokenizer  # noqa: E402 - of the other example
+from training.reviews import Review, find_csv, load_split  # noqa: E402 - the same
 
 SURE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
 CALLS = 2000

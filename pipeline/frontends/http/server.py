@@ -81,7 +81,7 @@ class HttpFrontend:
 
     pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
     heartbeat_s: ClassVar[float] = 15.0
-    """How long a stream of events may be silent."""
+    """Seconds that a stream of events may be silent."""
 
     def __init__(
         self,
