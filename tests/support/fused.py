@@ -8,14 +8,28 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from doubles import answers
 
 from pipeline import PipelineServer, ResponseOp
+from pipeline.engine import fusing, walk
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline_service_pb2 import Request
 
 PATIENCE_S = 20.0
 TIMED_OUT = 6000
+
+
+@pytest.fixture
+def a_walk_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: none stops where another one had the processor meanwhile."""
+    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
+
+
+@pytest.fixture
+def steps_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is taken out of its walk."""
+    monkeypatch.setattr(fusing, "_STEP_S", 60.0)
 
 
 @contextlib.asynccontextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from doubles import server_for
+from doubles import server_for, wait_until
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.data import ANY, Tensor
@@ -61,6 +63,19 @@ class Seen:
             event.clear()
         self.made = 0
 
+    def made_at_rest(self) -> int:
+        """How many parts were made when no more came: all that lies between has taken its fill."""
+        before = -1
+
+        def rests() -> bool:
+            nonlocal before
+            before, last = self.made, before
+            self.closed.wait(0.2)
+            return before == last
+
+        wait_until(rests)
+        return before
+
 
 SEEN = Seen()
 
@@ -76,6 +91,15 @@ def seen() -> Iterator[Seen]:
 def streaming_server(edge: str, last_op: Op | None = None, **config: Any) -> PipelineServer:
     """A server of `Parts`; use it as a context manager."""
     return server_for(last_op or Parts.of(), edge=edge, **config)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[None]:
+    """A folder with a short name for what is temporary, as sockets need one."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 class Read(RequestOp):
@@ -136,3 +160,10 @@ def repeating_server(edge: str, **config: Any) -> PipelineServer:
     read = Read()
     repeat, twice = Repeat("repeat", [read], concurrency=4), Twice("twice", [read])
     return server_for(Both("both", [repeat, twice]), edge=edge, **config)
+
+
+@pytest.fixture(scope="module", params=EDGES)
+def repeating(request: Any, module_logs: None) -> Iterator[PipelineServer]:
+    """A `repeating_server` behind each edge."""
+    with temporary_folder(), repeating_server(request.param) as running:
+        yield running

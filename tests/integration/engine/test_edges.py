@@ -10,28 +10,29 @@ import threading
 import numpy as np
 import pytest
 from doubles import on_loop, until
-from fused import PATIENCE_S, TIMED_OUT, Hangs, ask, counted, quick_server, set_pace, value_of
+from fused import (
+    PATIENCE_S,
+    TIMED_OUT,
+    Hangs,
+    a_walk_may_last,
+    ask,
+    counted,
+    quick_server,
+    set_pace,
+    steps_may_last,
+    value_of,
+)
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.engine import fusing, walk
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 
+__all__ = ["a_walk_may_last", "steps_may_last"]
+pytestmark = pytest.mark.usefixtures("a_walk_may_last")
+
 PACKAGE = 8000
 FIRST, OWN = "pipeline-a-0", "pipeline-@DAGExecutor"
-
-
-@pytest.fixture(autouse=True)
-def a_walk_may_last(monkeypatch):
-    """However busy the machine is: none stops where another one had the processor meanwhile."""
-    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
-
-
-@pytest.fixture
-def steps_may_last(monkeypatch):
-    """No step is taken out of its walk."""
-    monkeypatch.setattr(fusing, "_STEP_S", 60.0)
 
 
 def here():

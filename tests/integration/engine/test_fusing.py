@@ -16,33 +16,26 @@ from fused import (
     PATIENCE_S,
     TIMED_OUT,
     Hangs,
+    a_walk_may_last,
     ask,
     counted,
     groups,
     quick_server,
     set_pace,
+    steps_may_last,
     value_of,
 )
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.engine import fusing, walk
+from pipeline.engine import walk
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.walk import Walk
 from pipeline.observe.tables import walks
 from pipeline.workers import thread as threads
 
-
-@pytest.fixture(autouse=True)
-def a_walk_may_last(monkeypatch):
-    """However busy the machine is: none stops where another one had the processor meanwhile."""
-    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
-
-
-@pytest.fixture
-def steps_may_last(monkeypatch):
-    """No step is taken out of its walk."""
-    monkeypatch.setattr(fusing, "_STEP_S", 60.0)
+__all__ = ["a_walk_may_last", "steps_may_last"]
+pytestmark = pytest.mark.usefixtures("a_walk_may_last")
 
 
 class Calls(Op):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from doubles import chain, wait_until
-from streamed import EDGES, seen, streaming_server
+from streamed import EDGES, seen, streaming_server, temporary_folder
 
 from pipeline import PipelineServer
 from pipeline.errors import ErrorCode, UserCodeError
@@ -28,11 +27,8 @@ PATIENCE_S = 30
 
 @pytest.fixture(scope="module", params=EDGES)
 def server(request: Any, module_logs: None) -> Iterator[PipelineServer]:
-    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", folder)
-        with streaming_server(request.param) as running:
-            yield running
+    with temporary_folder(), streaming_server(request.param) as running:
+        yield running
 
 
 @pytest.fixture
@@ -118,15 +114,7 @@ def test_a_caller_who_does_not_read_makes_the_generator_wait(channel, seen):
     """64 KiB a part: what lies in buffers of both sides and the gateway is some MiB."""
     responses = asked(channel, size=65_536)
     next(responses)
-    before = -1
-
-    def rests() -> bool:
-        nonlocal before
-        before, last = seen.made, before
-        seen.closed.wait(0.2)
-        return before == last
-
-    wait_until(rests)
+    before = seen.made_at_rest()
     assert before < 1000
     for number in range(1, before + 50):
         assert next(responses).value[0].startswith(f"{number}.")
@@ -135,36 +123,32 @@ def test_a_caller_who_does_not_read_makes_the_generator_wait(channel, seen):
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_the_answer_of_a_unary_pipeline_is_one_part(edge, monkeypatch, module_logs):
-    with tempfile.TemporaryDirectory(prefix="t-") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        with (
-            streaming_server(edge, chain("a")) as running,
-            grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
-        ):
-            (response,) = asked(channel, text="x")
-            assert response.err_no == 0
+def test_the_answer_of_a_unary_pipeline_is_one_part(edge, module_logs):
+    with (
+        temporary_folder(),
+        streaming_server(edge, chain("a")) as running,
+        grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
+    ):
+        (response,) = asked(channel, text="x")
+        assert response.err_no == 0
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_a_stream_that_goes_on_has_its_time_when_the_server_stops(
-    edge, monkeypatch, module_logs, seen
-):
-    with tempfile.TemporaryDirectory(prefix="t-") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        with (
-            streaming_server(edge, stop_grace_period=20_000) as running,
-            grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
-            ThreadPoolExecutor() as pool,
-        ):
-            responses = asked(channel, n=3, hold=1)
-            assert texts_of([next(responses)]) == ["0"]
-            engine = running.executor
-            stopping = pool.submit(running.stop)
-            wait_until(lambda: not engine.is_ready)
-            seen.go.set()
-            assert texts_of(responses) == ["1", "2"]
-            stopping.result(PATIENCE_S)
+def test_a_stream_that_goes_on_has_its_time_when_the_server_stops(edge, module_logs, seen):
+    with (
+        temporary_folder(),
+        streaming_server(edge, stop_grace_period=20_000) as running,
+        grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
+        ThreadPoolExecutor() as pool,
+    ):
+        responses = asked(channel, n=3, hold=1)
+        assert texts_of([next(responses)]) == ["0"]
+        engine = running.executor
+        stopping = pool.submit(running.stop)
+        wait_until(lambda: not engine.is_ready)
+        seen.go.set()
+        assert texts_of(responses) == ["1", "2"]
+        stopping.result(PATIENCE_S)
 
 
 def test_the_unary_method_puts_the_parts_together(channel):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from doubles import http as ask
-from doubles import wait_until
-from streamed import EDGES, repeating_server, seen
+from streamed import repeating, seen
 
 from pipeline import PipelineServer
 
-__all__ = ["seen"]
+__all__ = ["repeating", "seen"]
 pytestmark = pytest.mark.usefixtures("gateway_binary")
 
 PATIENCE_S = 30
@@ -23,12 +20,9 @@ NOT_ONE = "generate expects model to produce exactly 1 response"
 EVENTS = "text/event-stream; charset=utf-8"
 
 
-@pytest.fixture(scope="module", params=EDGES)
-def server(request: Any, module_logs: None) -> Iterator[PipelineServer]:
-    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", folder)
-        with repeating_server(request.param) as running:
-            yield running
+@pytest.fixture(scope="module")
+def server(repeating: PipelineServer) -> PipelineServer:
+    return repeating
 
 
 class Events:
@@ -187,15 +181,7 @@ def test_a_caller_who_leaves_before_the_first_part_has_the_generator_closed(serv
 def test_a_caller_who_does_not_read_makes_the_generator_wait(server, seen):
     with Events(server, IN=[1, 2], ASKED="endless", id="x" * 60_000) as events:
         events.next()
-        before = -1
-
-        def rests() -> bool:
-            nonlocal before
-            before, last = seen.made, before
-            seen.closed.wait(0.2)
-            return before == last
-
-        wait_until(rests)
+        before = seen.made_at_rest()
         assert before < 1000
         for _ in range(before):
             events.next()

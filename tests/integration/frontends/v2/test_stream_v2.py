@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +10,13 @@ import grpc
 import numpy as np
 import pytest
 from doubles import http, wait_until
-from streamed import EDGES, repeating_server, seen
+from streamed import repeating, seen
 
 from pipeline import PipelineServer
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 
-__all__ = ["seen"]
+__all__ = ["repeating", "seen"]
 pytestmark = pytest.mark.usefixtures("grpc_is_up", "gateway_binary")
 
 PATIENCE_S = 30
@@ -25,12 +24,9 @@ FINAL = "triton_final_response"
 REFUSAL = "doesn't support models with decoupled transaction policy"
 
 
-@pytest.fixture(scope="module", params=EDGES)
-def server(request: Any, module_logs: None) -> Iterator[PipelineServer]:
-    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", folder)
-        with repeating_server(request.param) as running:
-            yield running
+@pytest.fixture(scope="module")
+def server(repeating: PipelineServer) -> PipelineServer:
+    return repeating
 
 
 def asking(
@@ -190,15 +186,7 @@ def test_a_caller_who_says_no_more_gets_all_parts(stream, seen):
 def test_a_caller_who_does_not_read_makes_the_generator_wait(stream, seen):
     stream.say(asking(1, how="endless", request_id="x" * 60_000))
     stream.next()
-    before = -1
-
-    def rests() -> bool:
-        nonlocal before
-        before, last = seen.made, before
-        seen.closed.wait(0.2)
-        return before == last
-
-    wait_until(rests)
+    before = seen.made_at_rest()
     assert before < 1000
     assert len(stream.next(before)) == before  # it goes on
 
