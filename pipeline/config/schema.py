@@ -125,6 +125,11 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     stream_window: Annotated[
         Count, "Parts of a stream that a request may have under way before its generator waits."
     ] = 16
+    max_parts: Annotated[
+        Count,
+        "Parts of a stream that are kept for who takes all at once:"
+        " an Op that gathers, a caller of one answer.",
+    ] = 100_000
     first_part_timeout_s: Annotated[
         Millis | None, "Limit until the first part of a stream, ms; <= 0: none."
     ] = None

@@ -23,6 +23,11 @@ class Payload:
         """
         raise NotImplementedError
 
+    @property
+    def byte_size(self) -> int:
+        """Return about how many bytes it holds."""
+        return 0
+
 
 class MemoryDomain:
     """The memory that workers read payloads from; this one is the server's own objects.

@@ -15,7 +15,7 @@ from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
 from pipeline.engine.stage_errors import log_raised
-from pipeline.engine.streams.combine import combined, size_of
+from pipeline.engine.streams.combine import StreamLimits, combined
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
 from pipeline.engine.streams.flow import ENDED, RequestStream
 from pipeline.engine.streams.plan import StreamPlan
@@ -80,6 +80,7 @@ class StreamDelivery(Filter):
         super().__init__()
         self._plan = plan
         self._config = config
+        self._limits = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
         self._executor = executor
         self._packer = packer
         self._loop = loop
@@ -93,7 +94,7 @@ class StreamDelivery(Filter):
             node.ends = tuple((None if end is None else nodes[end], name) for end, name in ends)
         for node in nodes.values():
             if isinstance(node, StreamDispatcher):
-                node.deliver = self._take
+                node.deliver, node.limits = self._take, self._limits
 
     @classmethod
     def made(cls, plan: StreamPlan | None, *args: Any) -> StreamDelivery | None:
@@ -223,7 +224,7 @@ class StreamDelivery(Filter):
             request.sink.end(None)
             return
         parts, combine = stream.collected, self._packer.combine
-        if combine is None and stream.collected_bytes <= _SMALL_BYTES:
+        if combine is None and stream.kept.bytes <= _SMALL_BYTES:
             self._ways.complete(request, combined(parts))
         else:
             job = PackJob(request, _combining(combine or combined), parts, packed=self._combined)
@@ -244,16 +245,10 @@ class StreamDelivery(Filter):
     def _keep(self, request: RequestState, stream: RequestStream, data: Any) -> None:
         """Keep a part for a caller who takes one answer only."""
         stream.collected.append(data)
-        stream.collected_bytes += size_of(data)
-        most = self._config.limits.message_bytes
-        if stream.collected_bytes > most:
-            self._ways.complete(
-                request,
-                TooLargeError(
-                    f"the parts of the answer are larger than max_message_bytes ({most} bytes) "
-                    "in all: ask for them as a stream"
-                ),
-            )
+        if too_much := stream.kept.add(data, self._limits):
+            assert stream.out is not None, "it has made a part"
+            text = f"the parts of Op {stream.out.name!r} are {too_much} for one answer"
+            self._ways.complete(request, TooLargeError(f"{text}: ask for them as a stream"))
             return
         self._expect(request, stream, self._config.dag.part_timeout_s)
         request.took_part()

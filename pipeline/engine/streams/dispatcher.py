@@ -11,11 +11,11 @@ from pipeline.engine.conditions import Absent, no_such_way
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.journal import EngineObservers, Outcome, PartKind, outcome_of
 from pipeline.engine.lone_run import LoneRun
-from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState
 from pipeline.engine.shortcut import Shortcut
-from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part
-from pipeline.engine.streams.inlet import GatherInlet, Inlet
+from pipeline.engine.streams.combine import StreamLimits
+from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part, opened_part
+from pipeline.engine.streams.inlet import Inlet, inlet_of
 from pipeline.engine.streams.plan import StreamPlan
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun
 from pipeline.engine.streams.spans import note_made, note_stream
@@ -39,6 +39,7 @@ class StreamDispatcher(OpDispatcher):
         makes_parts: whether the Op is a generator.
         deliver: takes the parts, and the end, of a request's answer.
         ends: where its stream ends.
+        limits: of what it keeps where it gathers.
     """
 
     streams: bool = True
@@ -60,6 +61,7 @@ class StreamDispatcher(OpDispatcher):
         self.makes_parts: bool = op in plan.makers
         self.deliver: Callable[[RequestState, Any], None]
         self.ends: tuple[End, ...] = ()
+        self.limits: StreamLimits
         self.run_type: type[BatchRun] = StreamRun if self.makes_parts else BatchRun
         self._plan = plan
         self._loop = loop
@@ -88,21 +90,12 @@ class StreamDispatcher(OpDispatcher):
             return
         inlet = self._inlets.get(request)
         if inlet is None:
-            make = GatherInlet if self.op.pipeline_gathers else Inlet
-            inlet = self._inlets[request] = make(self.channel.producers, self._reads)
+            inlet = self._inlets[request] = inlet_of(self, self._reads)
         if self.links.opens_payloads:
-            if isinstance(part, Part):
-                payload = opened(part.payload)
-                is_shut = isinstance(payload, PipelineError)
-                part = payload if is_shut else Part(part.number, payload)
-            else:
-                part = opened(part)
+            part = opened_part(part)
         inlet.take(slot, part)
-        if self.op.pipeline_gathers and slot in self._reads:
-            if isinstance(part, Part):
-                self._source_of(slot).took(request, (self, slot))
-            elif isinstance(part, PipelineError):  # nothing more comes, nor is waited for
-                self._source_of(slot).took(request, (self, slot), ALL)
+        if self.op.pipeline_gathers and isinstance(part, Part):
+            self._source_of(slot).took(request, (self, slot))
         self._advance(request, inlet)
 
     def _advance(self, request: RequestState, inlet: Inlet) -> None:
@@ -303,8 +296,9 @@ class StreamDispatcher(OpDispatcher):
         inlet = self._inlets.get(request)
         if inlet is not None:
             inlet.has_failed = True
-            if self.makes_parts and not self.op.pipeline_gathers:
-                self._source_of(next(iter(self._reads))).took(request, (self, ""), ALL)
+            gathers = self.op.pipeline_gathers
+            for slot in self._reads if gathers else [*self._reads][: self.makes_parts]:
+                self._source_of(slot).took(request, (self, slot if gathers else ""), ALL)
         found = self._runs.pop(request, None)
         if found is not None:
             run, place = found

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import field
 
+from pipeline.engine.payload import opened
+from pipeline.engine.streams.combine import Kept
+from pipeline.errors import PipelineError
+
 if TYPE_CHECKING:
     from pipeline.engine.conditions import Absent
     from pipeline.engine.dispatcher import OpDispatcher
@@ -23,6 +27,14 @@ class Part(msgspec.Struct, frozen=True, eq=False):
 
     number: int
     payload: Any
+
+
+def opened_part(message: Any) -> Any:
+    """Return a message with what is in its payload, or the error that kept that shut."""
+    if not isinstance(message, Part):
+        return opened(message)
+    payload = opened(message.payload)
+    return payload if isinstance(payload, PipelineError) else Part(message.number, payload)
 
 
 class _Ended:
@@ -71,7 +83,7 @@ class RequestStream(msgspec.Struct, eq=False):
         waiting: parts of it that are not packed yet, and its end.
         is_packing: whether one is being packed.
         is_passing: whether somebody is at `waiting` just now.
-        collected: parts that are to be one answer, `collected_bytes` in all.
+        collected: parts that are to be one answer; `kept` counts them.
         absent: of a part that went elsewhere.
         given: parts that its sink was given; `given_ns`: when the last one was.
         made_ns: when the part that is packed was there.
@@ -85,7 +97,7 @@ class RequestStream(msgspec.Struct, eq=False):
     is_packing: bool = False
     is_passing: bool = False
     collected: list[Any] = field(default_factory=list)
-    collected_bytes: int = 0
+    kept: Kept = field(default_factory=Kept)
     absent: Absent | None = None
     given: int = 0
     given_ns: int = 0
@@ -105,5 +117,5 @@ class RequestStream(msgspec.Struct, eq=False):
         self.flows.clear()
         self.waiting.clear()
         self.collected.clear()
-        self.is_packing, self.collected_bytes = False, 0
+        self.is_packing, self.kept = False, Kept()
         return 1

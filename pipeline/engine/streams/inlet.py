@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.channel import own_dict
 from pipeline.engine.conditions import Absent, present
+from pipeline.engine.streams.combine import Kept, StreamLimits
 from pipeline.engine.streams.flow import ENDED, Part
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, TooLargeError
+
+if TYPE_CHECKING:
+    from pipeline.engine.streams.dispatcher import StreamDispatcher
 
 
 class Inlet:
@@ -80,8 +84,39 @@ class Inlet:
         return {name: inputs[name] for name in self._producers}
 
 
+def inlet_of(node: StreamDispatcher, reads: Iterable[str]) -> Inlet:
+    """Return a new inlet of an Op that reads these streams, among others."""
+    producers = node.channel.producers
+    if node.op.pipeline_gathers:
+        return GatherInlet(producers, reads, node.limits, node.name)
+    return Inlet(producers, reads)
+
+
 class GatherInlet(Inlet):
-    """Collects all parts: the Op runs once, when all streams have ended."""
+    """Collects all parts: the Op runs once, when all streams have ended.
+
+    Args:
+        limits: of what it keeps.
+        op: who gathers, to be named where that is too much.
+    """
+
+    def __init__(
+        self, producers: Sequence[str], streaming: Iterable[str], limits: StreamLimits, op: str
+    ) -> None:
+        super().__init__(producers, streaming)
+        self._kept = Kept()
+        self._limits = limits
+        self._op = op
+
+    def take(self, producer: str, message: Any) -> None:
+        if isinstance(message, Part) and not self.has_failed:
+            if isinstance(message.payload, Absent):
+                return
+            if too_much := self._kept.add(message.payload, self._limits):
+                message = TooLargeError(
+                    f"Op {self._op!r} gathers the parts of a stream, and they are {too_much}"
+                )
+        super().take(producer, message)
 
     def next(self) -> Any:
         ends = [parts[-1] if parts else None for parts in self._parts.values()]
@@ -92,11 +127,7 @@ class GatherInlet(Inlet):
         if not is_whole or len(self._unary) + len(ends) < len(self._producers):
             return None
         gathered = {
-            name: [
-                part.payload
-                for part in parts
-                if isinstance(part, Part) and not isinstance(part.payload, Absent)
-            ]
+            name: [part.payload for part in parts if isinstance(part, Part)]
             for name, parts in self._parts.items()
         }
         return present(self._in_order({**self._unary, **gathered}))

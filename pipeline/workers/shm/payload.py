@@ -348,6 +348,11 @@ class SharedPayload(Payload):
             text = f"[{self._maker}] {error}" if self._maker else str(error)
             raise PayloadTypeError(text) from error
 
+    @property
+    def byte_size(self) -> int:
+        blocks = self.serialized.buffers
+        return len(self.serialized.data) + sum(block.size for block in blocks)
+
 
 class _BlockLease:
     """Gives blocks back when nobody needs them any more."""

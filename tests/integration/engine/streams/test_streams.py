@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import streaming
 from doubles import on_loop, settle, wait_until
-from streaming import Count, Event, Mark, Noted, PartsSink, serving
+from streaming import Count, Event, Mark, Noted, OneSink, PartsSink, serving
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
 from pipeline.engine.journal import PIPELINE, Outcome, PartKind
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.state import EdgeState
 from pipeline.errors import ErrorCode, GraphError
 
 
@@ -505,8 +506,62 @@ async def test_a_combine_that_fails_is_an_error():
 async def test_an_unbounded_answer_is_refused():
     async with serving(Endless("endless", RequestOp()), max_message_bytes=65536) as streams:
         answer = await streams.combined()
-        assert "larger than max_message_bytes" in answer.err_msg
+        assert "Op 'endless' are larger than max_message_bytes (65536 bytes)" in answer.err_msg
         await streams.idle()
+
+
+@on_loop
+async def test_an_answer_of_too_many_parts_is_refused():
+    op = Endless("endless", RequestOp())
+    async with serving(op, dag={"max_parts": 20}) as streams:
+        answer = await streams.combined()
+        assert "Op 'endless' are more than dag.max_parts (20)" in answer.err_msg
+        await streams.idle()
+        assert op.closed.is_set()
+        assert list((await streams.begin(PartsSink()).until(50))[:2]) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "config"),
+    [
+        ("more than dag.max_parts (20)", {"dag": {"max_parts": 20}}),
+        ("larger than max_message_bytes (16384 bytes)", {"max_message_bytes": 16384}),
+    ],
+)
+@on_loop
+async def test_an_op_gathers_so_much_and_no_more(key, config):
+    read = RequestOp()
+    endless, count = Endless("endless", read), Count("count", read)
+    last = Words("words", [Mark("m", endless), count], gather=True)
+    async with serving(last, **config) as streams:
+        answer = await streams.combined(n=3)
+        assert "Op 'words' gathers" in answer.err_msg
+        assert key in answer.err_msg
+        await streams.idle()
+        assert endless.closed.is_set()
+
+
+@on_loop
+async def test_what_an_op_that_gathers_too_much_reads_is_closed_at_once():
+    """The request itself waits for another Op."""
+    may_go = Event()
+
+    class Held(Mark):
+        def preprocess(self, input_dicts, data_id, log_id):
+            may_go.wait(20)
+            return super().preprocess(input_dicts, data_id, log_id)
+
+    read = RequestOp()
+    streaming = [Endless("one", read), Endless("two", read)]
+    words = Words("words", streaming, gather=True)
+    last = Mark("last", [words, Held("held", read)])
+    async with serving(last, dag={"max_parts": 20}) as streams:
+        sink = streams.begin(OneSink(), text="x")
+        for op in streaming:
+            assert await asyncio.to_thread(op.closed.wait, 20)
+        assert not sink.done()
+        may_go.set()
+        assert "more than dag.max_parts" in (await sink).err_msg
 
 
 @on_loop
@@ -624,6 +679,17 @@ async def test_a_stream_that_is_left_or_fails_is_taken_down_as_that():
             streams.journal.flush()
             ends = {row["target"]: row["kind"] for row in streams.rows.parts}
             assert ends == {0: kind, PIPELINE: kind}
+
+
+@on_loop
+async def test_the_edges_behind_a_stream_count_its_parts():
+    count = Count("count", RequestOp())
+    words = Words("words", Mark("m", count), gather=True)
+    async with serving(words) as streams:
+        for _ in range(2):
+            await streams.combined(n=3)
+        states = [streams.node(name).state().edges for name in ("count", "m", "words")]
+        assert states == [[EdgeState("m", 6, 0)], [EdgeState("words", 6, 0)], []]
 
 
 # Conditions ---------------------------------------------------------------------------------------

@@ -46,3 +46,15 @@ def test_a_size_counts_what_is_in_a_part():
     assert size_of({"x": np.zeros(1000)}) >= 8000
     assert size_of({"x": ["a" * 1000, b"b" * 1000]}) >= 2000
     assert 0 < size_of({"x": 1}) < 1000
+
+
+def test_a_size_looks_into_dicts_and_guesses_at_long_lists():
+    assert size_of({"x": {"y": [np.zeros(1000)]}}) >= 8000
+    assert 90_000 < size_of({"x": ["a" * 82] * 1000}) < 100_000
+    assert size_of({"x": []}) < 1000
+
+
+def test_a_size_of_what_holds_itself_has_an_end():
+    endless: list[object] = [1]
+    endless.append(endless)
+    assert size_of({"x": endless}) < 1000

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pipeline.engine.conditions import Absent
+from pipeline.engine.streams.combine import StreamLimits
 from pipeline.engine.streams.flow import ENDED, Part
 from pipeline.engine.streams.inlet import GatherInlet, Inlet
 from pipeline.errors import InputError
 
 GONE = Absent(("fork",))
+LIMITS = StreamLimits(100, 10_000)
 
 
 def test_a_part_waits_for_those_of_its_number():
@@ -74,7 +76,7 @@ def test_without_its_stream_a_join_has_one_part():
 
 
 def test_who_gathers_gets_lists_when_all_have_ended():
-    inlet = GatherInlet(("a", "once", "b"), ["a", "b"])
+    inlet = GatherInlet(("a", "once", "b"), ["a", "b"], LIMITS, "all")
     for number, payload in enumerate(("a0", GONE, "a2")):
         inlet.take("a", Part(number, payload))
     inlet.take("a", ENDED)
@@ -85,7 +87,21 @@ def test_who_gathers_gets_lists_when_all_have_ended():
 
 
 def test_who_gathers_learns_of_an_error_at_once():
-    inlet, error = GatherInlet(("a", "b"), ["a", "b"]), InputError("no")
+    inlet, error = GatherInlet(("a", "b"), ["a", "b"], LIMITS, "all"), InputError("no")
     inlet.take("a", Part(0, "a0"))
     inlet.take("a", error)
     assert inlet.next() is error
+
+
+def test_who_gathers_keeps_so_much_and_no_more():
+    inlet = GatherInlet(("a", "b"), ["a", "b"], StreamLimits(2, 10_000), "all")
+    inlet.take("a", Part(0, {"x": 1}))
+    inlet.take("b", Part(0, GONE))  # weighs nothing
+    inlet.take("b", Part(1, {"x": 1}))
+    assert inlet.next() is None
+    inlet.take("a", Part(1, {"x": 1}))
+    assert "Op 'all' gathers" in str(inlet.next())
+    assert "more than dag.max_parts (2)" in str(inlet.next())
+    heavy = GatherInlet(("a",), ["a"], StreamLimits(2, 10_000), "all")
+    heavy.take("a", Part(0, {"x": b"." * 10_000}))
+    assert "larger than max_message_bytes (10000 bytes)" in str(heavy.next())
