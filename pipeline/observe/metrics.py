@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import OpState
-from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
+from pipeline.observe.snapshot import FIRST_PART_MS, NO_REPLICA, ModelCounters, Snapshot
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -77,8 +77,9 @@ def _all(replicas: _Replicas) -> Iterator[Metric]:
     for name, text, histogram in _HISTOGRAMS:
         found = ((labels, histogram(model)) for labels, model in replicas.models())
         yield _histogram(name, text, found)
+    streamed = [(labels, model) for labels, model in replicas.models() if model.first_part]
+    yield _first_responses(streamed)
     for name, text, histogram in _OF_STREAMS:
-        streamed = [(labels, model) for labels, model in replicas.models() if model.first_part]
         yield _histogram(name, text, ((labels, histogram(model)) for labels, model in streamed))
 
 
@@ -116,6 +117,20 @@ def _pending(replicas: _Replicas) -> _Samples:
             yield _versioned(labels), snapshot.engine.waiting
     for labels, op in replicas.ops():
         yield _versioned(labels), op.queued
+
+
+def _first_responses(streamed: Sequence[tuple[Labels, ModelCounters]]) -> Metric:
+    """Return Triton's histogram of models that answer in parts, in whole ms."""
+    name = "nv_inference_first_response_histogram_ms"
+    metric = Metric(name, "Time until the first response of a stream, ms.", "histogram")
+    bounds = [*map(str, FIRST_PART_MS), "+Inf"]
+    for labels, model in streamed:
+        own = _versioned(labels)
+        for bound, up_to in zip(bounds, accumulate(model.first_part_ms), strict=True):
+            metric.add_sample(f"{name}_bucket", {**own, "le": bound}, up_to)
+        metric.add_sample(f"{name}_count", own, sum(model.first_part_ms))
+        metric.add_sample(f"{name}_sum", own, model.first_part_ns // 1_000_000)
+    return metric
 
 
 def _versioned(labels: Labels) -> Labels:

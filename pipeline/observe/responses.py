@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine.journal import PartKind, Rows
-from pipeline.observe.snapshot import LATENCY_STEPS, ResponseCounters
+from pipeline.observe.snapshot import FIRST_PART_MS, LATENCY_STEPS, ResponseCounters
 from pipeline.observe.tables import Counters, buckets, groups, kept, tally
 
 _MOST_NUMBERS = 1000  # of parts that are counted apart: the last one counts all that come later
+
+_FIRST_PART_NS = np.array(FIRST_PART_MS, np.int64) * 1_000_000
 
 
 class Responses:
@@ -19,6 +21,7 @@ class Responses:
     def __init__(self, models: int) -> None:
         self._counters: list[dict[int, ResponseCounters]] = [{} for _ in range(models)]
         self._waits: Counters = np.zeros((models, 2, LATENCY_STEPS), np.uint64)  # first, between
+        self._first_ms: Counters = np.zeros((models, len(FIRST_PART_MS) + 1), np.uint64)
         self._waits_ns: list[list[int]] = [[0, 0] for _ in range(models)]
 
     def count(self, parts: Rows) -> None:
@@ -43,6 +46,9 @@ class Responses:
         if not len(model):
             return
         tally(self._waits, buckets(took_ns) + (model * 2 + is_later) * LATENCY_STEPS)
+        first, first_of = kept(took_ns, is_later == 0), kept(model, is_later == 0)
+        bound = np.searchsorted(_FIRST_PART_NS, first)
+        tally(self._first_ms, bound + first_of * self._first_ms.shape[1])
         found = groups(model * 2 + is_later)
         sums = found.sums(took_ns[np.newaxis])[0].tolist()
         for key, total in zip(found.keys.tolist(), sums, strict=True):
@@ -57,6 +63,7 @@ class Responses:
             "responses": dict(sorted(self._counters[index].items())),
             "first_part": self._waits[index, 0].tolist(),
             "first_part_ns": first_ns,
+            "first_part_ms": self._first_ms[index].tolist(),
             "part_gap": self._waits[index, 1].tolist(),
             "part_gap_ns": gap_ns,
         }

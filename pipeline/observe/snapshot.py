@@ -17,6 +17,8 @@ LATENCY_STEPS = 121
 """Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer
 than the bucket before; the last one also all that took longer than its bound, 18 minutes."""
 
+FIRST_PART_MS = (100, 500, 2000, 5000)
+"""Bounds of Triton's histogram of first responses; what took longer has a bucket, too."""
 
 NO_REPLICA = -1
 """`Snapshot.replica` of the counters of replicas that have ended; it has no engine's state."""
@@ -51,7 +53,8 @@ class ModelCounters(msgspec.Struct, array_like=True):
     `fail_counts` has a number for each `Outcome` (that of OK stays 0). `batches` is by batch size.
     `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
     the number of a part; `first_part` and `part_gap` are histograms of the time until the first
-    part of a stream, and from each to the next; empty where nothing has streamed.
+    part of a stream, and from each to the next; empty where nothing has streamed. `first_part_ms`
+    is the first of the two again, by FIRST_PART_MS.
     """
 
     name: str
@@ -75,6 +78,7 @@ class ModelCounters(msgspec.Struct, array_like=True):
     first_part_ns: int = 0
     part_gap: list[int] = []
     part_gap_ns: int = 0
+    first_part_ms: list[int] = []
 
 
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):

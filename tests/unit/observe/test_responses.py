@@ -83,3 +83,17 @@ def test_metrics_have_them_for_models_that_stream():
     assert 'pipeline_first_part_seconds_count{model="svc"} 1.0' in text
     assert 'pipeline_part_gap_seconds_count{model="svc"} 0.0' in text
     assert 'pipeline_first_part_seconds_count{model="op"}' not in text
+
+
+def test_tritons_histogram_of_first_responses_has_its_buckets_and_labels():
+    ms = 1_000_000
+    firsts = [row(0, end=end) for end in (99 * ms, 100 * ms, 100 * ms + 1, 1999 * ms, 6000 * ms)]
+    models = counted(*firsts, row(1, end=4000 * ms))
+    text = render([Snapshot(0, EngineState(True, 0, 0, 0, 0), models[:1])]).decode()
+    name, labels = "nv_inference_first_response_histogram_ms", 'model="svc",version="1"'
+    assert f"# TYPE {name} histogram" in text
+    for bound, count in (("100", 2), ("500", 3), ("2000", 4), ("5000", 4), ("+Inf", 5)):
+        assert f'{name}_bucket{{le="{bound}",{labels}}} {count}.0' in text
+    assert f"{name}_count{{{labels}}} 5.0" in text
+    assert f"{name}_sum{{{labels}}} 8298.0" in text
+    assert 'model="op"' not in text
