@@ -147,6 +147,11 @@ def request_records(requests: Rows) -> Iterator[RequestRecord]:
     return map(RequestRecord._make, requests.tolist())
 
 
+def part_records(parts: Rows) -> Iterator[PartRecord]:
+    """Yield the rows of an array of PART as named integers; some 1 us each."""
+    return map(PartRecord._make, parts.tolist())
+
+
 def wall_offset_ns() -> int:
     """Return what to add to the times of rows, `time.monotonic_ns`, for time since the epoch."""
     return time.time_ns() - time.monotonic_ns()

@@ -11,9 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.engine.journal import (
+    PartKind,
     RequestRecord,
     Rows,
     op_spans,
+    part_records,
     request_records,
     wall_offset_ns,
 )
@@ -22,7 +24,7 @@ from pipeline.observe.sink import SinkContext
 from pipeline.observe.tables import Integers, Positions, batches, walks
 from pipeline.system.daemon_threads import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
-from pipeline.tracing.spans import RequestSpans, SpanRecord, Traced, TracedSpan
+from pipeline.tracing.spans import PartTimes, RequestSpans, SpanRecord, Traced, TracedSpan
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -134,6 +136,16 @@ class Telemetry:
         self._ended += [row.data_id for row in ended]
         while len(self._ended) > _MAX_ENDED:
             self._traced.pop(self._ended.popleft(), None)
+
+    def notify_parts(self, parts: Rows) -> None:
+        """See `PartSink`. A request's parts come before its row, and before its Op's span."""
+        if not self._traced:
+            return
+        traced = np.fromiter(self._traced, np.int64, len(self._traced))
+        for row in part_records(parts.take(_among(traced, parts))):
+            if row.kind == PartKind.GIVEN:
+                its = self._traced[row.data_id].parts
+                its.setdefault(row.target, PartTimes()).add(row.end_ns)
 
     def close(self) -> None:
         """Deliver what is left; may take seconds, so call it where that does no harm."""

@@ -40,8 +40,32 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
     links: Sequence[TraceContext] = ()
 
 
+class PartTimes(msgspec.Struct, eq=False):
+    """Count of the parts of a stream so far, and when the first and the last one went out."""
+
+    count: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+
+    def add(self, end_ns: int) -> None:
+        """Count one more."""
+        self.first_ns = self.first_ns or end_ns
+        self.last_ns, self.count = end_ns, self.count + 1
+
+    def attributes(self) -> dict[str, Value]:
+        """Return what a span says of them."""
+        told: dict[str, Value] = {"pipeline.parts": self.count}
+        if self.count > 1:
+            gap_ns = (self.last_ns - self.first_ns) // (self.count - 1)
+            told["pipeline.part_gap_us"] = gap_ns // 1000
+        return told
+
+
 class Traced(msgspec.Struct, eq=False):
-    """A request that is recorded. `wall_ns`: what makes wall clock of its times."""
+    """A request that is recorded. `wall_ns`: what makes wall clock of its times.
+
+    `parts` are those of its streams: by the Op that made them, PIPELINE for those of the answer.
+    """
 
     context: TraceContext
     traceparent: str
@@ -49,6 +73,7 @@ class Traced(msgspec.Struct, eq=False):
     wall_ns: int
     error: str = ""
     op_spans: dict[tuple[int, bool], int] = {}
+    parts: dict[int, PartTimes] = {}
 
     def child(self, op: str, stage: str, op_span: int) -> TraceContext:
         """Return the span that `pipeline.tracing.child` names."""
@@ -116,14 +141,17 @@ class RequestSpans:
             attributes["pipeline.batch_requests"] = op_span.size
             if op_span.walk:
                 attributes["pipeline.in_one_go"] = ", ".join(self._names[op] for op in op_span.walk)
+        parts = traced.parts.get(row.op) if row.worker != NO_WORKER else None
+        is_first = parts is not None and row.start_ns <= parts.first_ns <= end_ns
         yield SpanRecord(
             name=op,
             context=whole,
             parent=traced.context,
             start_ns=min(row.ready_ns or end_ns, end_ns) + wall_ns,
             end_ns=end_ns + wall_ns,
-            attributes=_with_error(attributes, row.outcome),
+            attributes=_with_error(attributes, row.outcome) | (parts.attributes() if parts else {}),
             error=_text_of(row.outcome),
+            events=[("first part", parts.first_ns + wall_ns)] if parts and is_first else (),
         )
         for stage, start_ns, stage_end_ns in _stages(row):
             yield SpanRecord(
@@ -144,9 +172,13 @@ class RequestSpans:
         name = self._pipeline_name
         if row.target != PIPELINE:
             name += f" {self._names[row.target]}"
+        parts = traced.parts.get(row.target)
+        if parts is not None:
+            attributes |= parts.attributes()
         moments = (
             ("let into the graph", row.admitted_ns),
             ("unpacked", row.dispatched_ns),
+            ("first part", 0 if parts is None else parts.first_ns),
             ("through the graph", row.completed_ns),
         )
         return SpanRecord(

@@ -21,7 +21,9 @@ from pipeline.engine.journal import (
     Journal,
     OpSpan,
     Outcome,
+    PartKind,
     RequestRecord,
+    pack_part,
     pack_request,
     pack_span,
 )
@@ -437,3 +439,30 @@ def test_the_call_that_a_worker_makes_is_below_the_span_that_is_made_of_its_turn
     (told,) = traces
     assert parse_traceparent(told) == spans["asking process"].context
     assert call_trace() == ""
+
+
+def test_a_stream_says_when_its_first_part_was_there_and_how_many_followed(bench: Bench):
+    for data_id in (7, 8):
+        bench.begin(data_id)
+    for target, ends in ((0, (25, 31, 45)), (PIPELINE, (2027, 4033, 6047))):
+        for number, end_ns in enumerate(ends):
+            part = (7, target, number, PartKind.GIVEN, end_ns - 1, end_ns, end_ns)
+            bench.journal.parts.append(pack_part(*part))
+        bench.journal.parts.append(pack_part(7, target, len(ends), PartKind.EMPTY, 50, 50, 50))
+    bench.journal.parts.append(pack_part(9, PIPELINE, 0, PartKind.GIVEN, 1, 2, 3))  # not recorded
+    bench.turn(7)
+    bench.turn(7, op=1)
+    bench.request(7, completed_ns=7000, end_ns=8000)
+    spans = by_name(bench.spans())
+    entry, maker = spans["imdb"], spans["bow"]
+    assert [(text, at - WALL_NS) for text, at in entry.events][2:] == [
+        ("first part", 2027),
+        ("through the graph", 7000),
+    ]
+    assert entry.attributes["pipeline.parts"] == 3
+    assert entry.attributes["pipeline.part_gap_us"] == 2
+    assert [(text, at - WALL_NS) for text, at in maker.events] == [("first part", 25)]
+    assert maker.attributes["pipeline.parts"] == 3
+    assert "pipeline.parts" not in spans["cnn"].attributes
+    bench.request(8)
+    assert "pipeline.parts" not in bench.spans()[0].attributes
