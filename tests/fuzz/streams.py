@@ -14,269 +14,22 @@ import logging
 import random
 import sys
 import time
-import zlib
-from collections.abc import Sequence
 from typing import Any
 
 from doubles import ScriptedWorkers, VirtualLoop
 
-from pipeline import Goto, Op, ProductError, RequestOp, ResponseOp
+from fuzz.stream_cases import MOST_REQUESTS, Case, Model, made_case
+from pipeline import ResponseOp
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
 from pipeline.engine.request import StreamSink, UnarySink
-from pipeline.engine.streams.plan import plan_streams
-from pipeline.errors import ErrorCode, GraphError, OverloadedError
+from pipeline.errors import ErrorCode, OverloadedError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 
-_MOST_OPS = 6
-_MOST_REQUESTS = 12
 _OVER_S = 1000.0
-ERROR = object()
-"""Ends a list of parts that ends with an error."""
-ABSENT = object()
-"""Stands for a part that went nowhere."""
-
-
-def chance(text: str, share: float) -> bool:
-    """Whether something happens to a text: the same in the model and in the Op."""
-    return zlib.crc32(text.encode()) % 1000 < share * 1000
-
-
-class FuzzedOp(Op):
-    """What all of them do: put texts together; fail, and drop parts, by what the text says."""
-
-    fails = drops = 0.0
-    open: list[int]  # how many generators of its case are
-
-    def joined(self, input_dicts: dict[str, Any]) -> str:
-        inputs = []
-        for value in input_dicts.values():
-            texts = [part["text"] for part in (value if isinstance(value, list) else [value])]
-            inputs.append("+".join(texts))
-        text = f"{self.name}({'|'.join(inputs)})"
-        return text if len(text) < 200 else f"{self.name}#{zlib.crc32(text.encode())}"
-
-    def checked(self, text: str) -> str:
-        if chance("fail" + text, self.fails):
-            raise ProductError(77, text)
-        return text
-
-    def leaving(self, text: str) -> Any:
-        return Goto({"text": text}) if chance("drop" + text, self.drops) else {"text": text}
-
-    def preprocess(self, input_dicts, data_id, log_id):
-        return {"text": self.checked(self.joined(input_dicts))}
-
-    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
-        text = fetch_data["text"]
-        return self.leaving(text if isinstance(text, str) else text[0])
-
-
-def parts_of(op: FuzzedOp, text: str) -> list[Any]:
-    """The texts that an Op's generator makes of one text, perhaps with an error at the end."""
-    count = zlib.crc32(f"{op.name}{text}".encode()) % op.most
-    found = []
-    for number in range(count):
-        part = f"{text}.{number}"
-        if op.breaks and chance("break" + part, op.fails):
-            return [*found, ERROR]
-        found.append(part)
-    return found
-
-
-class MakesInProcess(FuzzedOp):
-    most, breaks = 5, True
-
-    def process(self, feed_batch, log_id):
-        self.open[0] += 1
-        try:
-            for part in parts_of(self, feed_batch[0]["text"]):
-                if part is ERROR:
-                    raise ProductError(77, "in the middle")
-                yield {"text": part}
-        finally:
-            self.open[0] -= 1
-
-
-class MakesInPostprocess(FuzzedOp):
-    most, breaks = 5, True
-
-    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
-        self.open[0] += 1
-        try:
-            for part in parts_of(self, fetch_data["text"]):
-                if part is ERROR:
-                    raise ProductError(77, "in the middle")
-                yield self.leaving(part)
-        finally:
-            self.open[0] -= 1
-
-
-class MakesInBatches(FuzzedOp):
-    most, breaks = 5, False
-    how = "done"
-
-    def preprocess(self, input_dicts, data_id, log_id):
-        return {"text": [self.checked(self.joined(input_dicts))]}
-
-    def process(self, feed_batch, log_id):
-        self.open[0] += 1
-        try:
-            left = [parts_of(self, text) for text in feed_batch[0]["text"]]
-            number = 0
-            while left:
-                if self.how == "done":
-                    # One that has no part at all cannot say so here.
-                    rows = [parts[number] if parts else None for parts in left]
-                    ends = [number + 1 >= len(parts) for parts in left]
-                else:
-                    rows = [parts[number] if number < len(parts) else None for parts in left]
-                    ends = [row is None for row in rows]
-                yield {"text": rows, **({"done": ends} if self.how == "done" else {})}
-                left = [parts for parts, end in zip(left, ends, strict=True) if not end]
-                number += 1
-        finally:
-            self.open[0] -= 1
-
-
-MAKERS = (MakesInProcess, MakesInPostprocess, MakesInBatches)
-
-
-class Case:
-    """A random graph and configuration."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.read = RequestOp()
-        self.ops: list[FuzzedOp] = []
-        self.open = [0]
-        self.streams: dict[Op, Op] = {}  # by Op, the source of what it answers
-        for number in range(rng.randint(1, _MOST_OPS)):
-            self._add(f"{'abcdefgh'[number]}")
-        loose = [op for op in self.ops if not any(op in o.get_input_ops() for o in self.ops)]
-        if len(loose) > 1:
-            self._add("z", loose)
-        self.last = self.ops[-1]
-        self.config = {
-            "dag": {
-                "stream_window": rng.choice([1, 2, 16]),
-                "channel_size": rng.choice([0, 0, 1, 3]),
-                "retry": rng.choice([1, 2]),
-            },
-            "worker_num": rng.choice([0, 2]) or _MOST_REQUESTS,
-        }
-
-    def _add(self, name: str, inputs: Sequence[Op] | None = None) -> None:
-        rng = self.rng
-        before: list[Op] = [self.read, *self.ops]
-        inputs = inputs or rng.sample(before, min(len(before), rng.choice([1, 1, 2, 3])))
-        sources = {self.streams[op] for op in inputs if op in self.streams}
-        gathers = len(sources) > 1 or (bool(sources) and rng.random() < 0.3)
-        makes = rng.random() < 0.4
-        kind = rng.choice(MAKERS) if makes else FuzzedOp
-        batch_size = rng.choice([2, 4]) if kind is MakesInBatches else 1
-        if kind is FuzzedOp and rng.random() < 0.3:
-            batch_size = 3
-        op = kind(
-            name,
-            list(inputs),
-            gather=gathers,
-            batch_size=batch_size,
-            auto_batching_timeout=rng.choice([None, 5]),
-            concurrency=rng.choice([1, 2, 3]),
-        )
-        op.fails, op.drops = rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.0, 0.2])
-        op.open = self.open
-        op.how = rng.choice(["done", "none"])
-        self.ops.append(op)
-        if makes:
-            self.streams[op] = op
-        elif sources and not gathers:
-            self.streams[op] = next(iter(sources))
-
-
-# The model ----------------------------------------------------------------------------------------
-
-
-class Failed(Exception):
-    """The request fails before there is a part."""
-
-
-def evaluate(case: Case, text: str) -> tuple[list[str], bool]:
-    """The parts of a request's answer, or its one answer, and whether it ends with an error."""
-    values: dict[Op, Any] = {case.read: {"text": text}}
-    for op in case.ops:
-        try:
-            values[op] = _value(case, op, values)
-        except Failed:
-            values[op] = Failed
-    found = values[case.last]
-    if found is Failed or found is ABSENT:
-        return [], True
-    if not isinstance(found, list):
-        return [found["text"]], False
-    parts = [part["text"] for part in found if part not in (ERROR, ABSENT)]
-    nothing = bool(found) and not parts and all(part is ABSENT for part in found)
-    return parts, ERROR in found or nothing
-
-
-def _value(case: Case, op: FuzzedOp, values: dict[Op, Any]) -> Any:
-    """A dict; a list of them, perhaps with ERROR at its end; ABSENT; raises Failed."""
-    inputs = {one.name: values[one] for one in op.get_input_ops()}
-    if any(value is Failed for value in inputs.values()):
-        raise Failed
-    if op.pipeline_gathers:
-        for name, value in inputs.items():
-            if isinstance(value, list):
-                if ERROR in value:
-                    raise Failed
-                inputs[name] = [part for part in value if part is not ABSENT]
-        streams = {}
-    else:
-        streams = {name: value for name, value in inputs.items() if isinstance(value, list)}
-    inputs = {name: value for name, value in inputs.items() if value is not ABSENT}
-    if not inputs:
-        return ABSENT
-    if not streams:
-        found = _answers(op, inputs)
-        if isinstance(op, MAKERS):
-            return found
-        if found == [ERROR]:
-            raise Failed
-        # Who would have read a stream that went elsewhere has one part.
-        return found if op in case.streams else found[0]
-    made: list[Any] = []
-    for number in range(max(map(len, streams.values()))):
-        row = {name: parts[number] for name, parts in streams.items() if number < len(parts)}
-        if any(part is ERROR for part in row.values()):
-            return [*made, ERROR]
-        if all(part is ABSENT for part in row.values()):
-            made += [] if isinstance(op, MAKERS) else [ABSENT]
-            continue
-        now = {**inputs, **row}
-        found = _answers(op, {n: v for n, v in now.items() if v is not ABSENT})
-        made += found
-        if ERROR in found:
-            return made
-    return made
-
-
-def _answers(op: FuzzedOp, inputs: dict[str, Any]) -> list[Any]:
-    """What an Op makes of one set of inputs."""
-    order = [one.name for one in op.get_input_ops() if one.name in inputs]
-    names = {("@DAGExecutor" if name.startswith("@") else name): inputs[name] for name in order}
-    text = op.joined(names)
-    if chance("fail" + text, op.fails):
-        return [ERROR]
-    texts = parts_of(op, text) if isinstance(op, MAKERS) else [text]
-    return [
-        ERROR if each is ERROR else ABSENT if chance("drop" + each, op.drops) else {"text": each}
-        for each in texts
-    ]
-
 
 # The engine ---------------------------------------------------------------------------------------
 
@@ -363,24 +116,13 @@ class One(UnarySink):
 def run(seed: int) -> list[str]:
     """Run a case; return what is wrong."""
     rng = random.Random(seed)
-    case = _case(rng)
-    callers = [Caller(rng, number) for number in range(rng.randint(1, _MOST_REQUESTS))]
+    case = made_case(rng)
+    callers = [Caller(rng, number) for number in range(rng.randint(1, MOST_REQUESTS))]
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         try:
             return runner.run(_run(case, callers, rng))
         except Exception as error:
             return [f"{type(error).__name__}: {error}"]
-
-
-def _case(rng: random.Random) -> Case:
-    """A graph that can be served."""
-    while True:
-        case = Case(rng)
-        try:
-            plan_streams(build_graph(ResponseOp([case.last]), on_loose=lambda loose: None))
-        except GraphError:
-            continue
-        return case
 
 
 async def _run(case: Case, callers: list[Caller], rng: random.Random) -> list[str]:
@@ -434,26 +176,43 @@ def _leave(caller: Caller) -> None:
 
 
 def _compared(case: Case, caller: Caller) -> list[str]:
-    parts, has_failed = evaluate(case, caller.text)
-    who = f"{caller.text} ({caller.kind})"
+    model = Model(case, caller.text, caller.kind == "one")
+    problem = problem_with(case, caller, model)
+    return [f"{caller.text} ({caller.kind}): {problem}"] if problem else []
+
+
+def problem_with(case: Case, caller: Caller, model: Model) -> str:
+    """What is wrong with how a request ended; "" if nothing is."""
+    parts, answer = model.parts, caller.last
+    begins = parts[: len(caller.parts)] == caller.parts
+    if model.answers and caller.parts:
+        count = len(caller.parts) - 1
+        begins |= parts[:count] == caller.parts[:-1] and caller.parts[-1] in model.answers
     if caller.has_left:
-        is_prefix = parts[: len(caller.parts)] == caller.parts
-        return [] if is_prefix else [f"{who}: {caller.parts} begins not as {parts}"]
-    if caller.last == "nothing":
-        return [f"{who}: has no end; {len(caller.parts)} of {len(parts)} parts"]
-    answer = caller.last
+        return "" if begins else f"{caller.parts} begins not as {parts}"
+    if answer == "nothing":
+        return f"has no end; {len(caller.parts)} of {len(parts)} parts"
     is_error = answer is not None and answer.err_no != 0
-    if is_error and answer.err_no == ErrorCode.TIMEOUT and caller.timeout_s is not None:
-        is_prefix = parts[: len(caller.parts)] == caller.parts
-        return [] if is_prefix else [f"{who}: {caller.parts} begins not as {parts}"]
-    if is_error != has_failed:
-        return [f"{who}: ended with {answer!r:.200}, expected error: {has_failed}"]
+    is_limited = caller.timeout_s is not None or case.is_hasty
+    if is_error and (answer.err_no == ErrorCode.TIMEOUT and is_limited):
+        return "" if begins else f"{caller.parts} begins not as {parts}"
+    if is_error:
+        is_right = model.has_failed and (begins or bool(model.answers))
+        return "" if is_right else f"ended with {answer!r:.200} behind {caller.parts}: {parts}"
+    got = [*caller.parts, *(answer.value if answer is not None else ())]
+    if model.answers:
+        if caller.kind == "one" or case.last not in case.streams:
+            texts = ["".join(parts[:count]) for count in range(len(parts) + 1)]
+            is_right = "".join(got) in [text + last for text in texts for last in model.answers]
+        else:
+            is_right = got[-1:] != [] and got[-1] in model.answers
+            is_right &= parts[: len(got) - 1] == got[:-1]
+        return "" if is_right else f"{got} is not {parts} cut off by one of {model.answers}"
+    if model.has_failed:
+        return f"ended well with {got}, expected an error behind {parts}"
     if caller.kind == "one" or case.last not in case.streams:
-        if is_error:
-            return []
-        text = "".join(answer.value)
-        return [] if text == "".join(parts) else [f"{who}: {text} is not {parts} in one"]
-    return [] if caller.parts == parts else [f"{who}: {caller.parts} is not {parts}"]
+        return "" if "".join(got) == "".join(parts) else f"{got} is not {parts} in one"
+    return "" if got == parts else f"{got} is not {parts}"
 
 
 def _left_over(engine: Engine) -> list[str]:

@@ -338,8 +338,10 @@ class StreamDispatcher(OpDispatcher):
             return
         others = [reader for reader in links.successors if reader not in named]
         links.withheld.update(others)
+        generation = request.generation
         self._spread(request, Part(number, goto.answer), named)
-        self._spread(request, Part(number, absent), others)
+        if request.generation == generation:  # else it is over, or has started anew
+            self._spread(request, Part(number, absent), others)
 
     def _send(self, request: RequestState, message: Any) -> None:
         if is_for_one_op(request) or self is self._router.last:

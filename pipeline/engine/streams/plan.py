@@ -112,12 +112,45 @@ def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozen
             f"{names_of(looping)} has loop_to, and makes or reads a stream: parts of a stream run "
             "once. Loop before it streams, or give it gather=True and loop behind it."
         )
+    for op in graph.ops:
+        for name in op.pipeline_loop_to:
+            target = next(each for each in graph.ops if each.name == name)
+            _check_loop(graph, op, target, makers, reads)
     first = min(makers, key=graph.ops.index)
     jumping = [op for op in graph.ops if op.is_jump_op()]
     if jumping:
         raise GraphError(
             f"Op {first.name!r} streams, and {names_of(jumping)} jumps: streams and jump_to_ops "
             "do not go together in one graph."
+        )
+
+
+def _check_loop(
+    graph: Graph, op: Op, target: Op, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]
+) -> None:
+    """Refuse a loop beside streams that may be under way when it begins its next lap."""
+    leads = {op}  # to the Op that loops
+    for each in reversed(graph.ops):
+        leads |= {each} & {read for one in leads for read in one.get_input_ops()}
+    waits = {op}  # until it loops no more
+    again = {target}  # those that run with each lap
+    for each in graph.ops:
+        inputs = each.get_input_ops()
+        config = getattr(each, "pipeline_config", None)
+        takes_first = config is not None and config.channel_recv_first_arrive
+        if (all if takes_first else any)(read in waits for read in inputs):
+            waits.add(each)
+        elif again.intersection(inputs):
+            again.add(each)
+    beside = again - leads
+    wrong = [each for each in graph.ops if each in beside and (each in makers or each in reads)]
+    wrong += [each for each in reads if beside.intersection(each.get_input_ops())]
+    wrong += [target] if target in reads else []
+    if wrong:
+        raise GraphError(
+            f"{names_of(wrong)}: parts are made or read beside the loop of {op.name!r} to "
+            f"{target.name!r}, which has what they are made of run again meanwhile. Read "
+            f"{op.name!r}, too: that waits until it loops no more."
         )
 
 

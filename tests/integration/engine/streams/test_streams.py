@@ -726,6 +726,20 @@ async def test_parts_that_go_nowhere_are_left_out(kept):
 
 
 @on_loop
+async def test_nothing_is_kept_for_who_comes_second_where_the_first_ends_the_request():
+    class Past(Count):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            return Goto(fetch_data, "words")
+
+    past = Past("past", RequestOp())
+    words = Words("words", [past, Mark("second", past)], gather=True)
+    async with serving(words, dag={"max_parts": 1}) as streams:
+        assert "more than dag.max_parts" in (await streams.combined(n=3)).err_msg
+        await streams.idle()
+        assert not streams.node("second")._inlets
+
+
+@on_loop
 async def test_a_goto_to_no_reader_ends_the_stream():
     class Errs(Count):
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
@@ -735,6 +749,22 @@ async def test_a_goto_to_no_reader_ends_the_stream():
         sink = streams.begin(n=3)
         assert "'x' does not read it" in (await sink.ended()).err_msg
         assert sink.texts == ["m0"]
+
+
+@on_loop
+async def test_a_loop_may_make_and_gather_a_stream_in_each_lap():
+    class Again(Op):
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            (whole,) = input_dicts.values()
+            is_last = len(whole["text"]) > 5
+            return fetch_data if is_last else Goto({**fetch_data, "n": 3}, "first")
+
+    first = Count("first", RequestOp())
+    last = Again("again", Words("words", Mark("m", first), gather=True), loop_to=["first"])
+    async with serving(last) as streams:
+        answer = await streams.combined(n=2)
+        assert list(answer.value) == ["m0 m1 m2"], answer.err_msg
+        await streams.idle()
 
 
 @on_loop

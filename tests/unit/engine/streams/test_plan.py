@@ -89,3 +89,35 @@ def test_loops_over_a_stream_are_refused():
     last = Mark("last", Count("count", first), loop_to=["first"])
     with pytest.raises(GraphError, match="'last' has loop_to, and makes or reads a stream"):
         plan(last)
+
+
+def test_a_stream_beside_a_loop_is_refused():
+    """The target would run again while the stream of its last answer is under way."""
+    first = Mark("first", RequestOp())
+    again = Mark("again", first, loop_to=["first"])
+    with pytest.raises(GraphError, match=r"'count', 'last': .* the loop of 'again' to 'first'"):
+        plan(Mark("last", [Count("count", first), again]))
+
+
+def test_an_op_that_reads_a_stream_is_no_end_of_a_loop():
+    first = Mark("first", Count("count", RequestOp()))
+    again = Mark("again", Mark("whole", first, gather=True), loop_to=["first"])
+    with pytest.raises(GraphError, match="'first': parts are made or read beside"):
+        plan(again)
+
+
+def test_who_reads_a_stream_and_what_a_loop_has_run_again_is_refused():
+    first = Mark("first", RequestOp())
+    again = Mark("again", first, loop_to=["first"])
+    count = Count("count", again)
+    with pytest.raises(GraphError, match="'last': parts are made or read beside"):
+        plan(Mark("last", [count, Mark("beside", first)]))
+    plan(Mark("last", [count, first]))  # it answers before the one that loops does
+
+
+def test_a_stream_behind_a_loop_or_gathered_in_it_is_none_of_its_business():
+    first = Mark("first", RequestOp())
+    again = Mark("again", first, loop_to=["first"])
+    assert plan(Count("count", [first, again])) is not None
+    whole = Mark("whole", Count("count", Mark("first", RequestOp())), gather=True)
+    assert plan(Mark("again", whole, loop_to=["first"])) is not None

@@ -1,0 +1,405 @@
+"""Random graphs with streams for `fuzz.streams`, and a plain evaluation of them.
+
+What an Op does with a text is told by the text and its name: so the model knows it as well.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
+from pipeline.engine.graph import build_graph
+from pipeline.engine.streams.plan import plan_streams
+from pipeline.errors import GraphError
+
+MOST_REQUESTS = 12
+_MOST_OPS = 6
+_MOST_LOOPS = 3
+ERROR = object()
+"""Ends a list of parts that ends with an error."""
+ABSENT = object()
+"""Stands for a part that went nowhere."""
+
+
+def chance(text: str, share: float) -> bool:
+    """Whether something happens to a text: the same in the model and in the Op."""
+    return zlib.crc32(text.encode()) % 1000 < share * 1000
+
+
+class FuzzedOp(Op):
+    """What all of them do: put texts together; fail, send parts elsewhere, by what the text says.
+
+    `steers`: how often a part goes to some of the `readers` only, or to none; `answers`: how often
+    it is the answer of all; `loops`: how often it goes back to `loop`.
+    """
+
+    fails = steers = answers = loops = crashes = 0.0
+    loop = ""
+    readers: Sequence[str] = ()
+    most, breaks = 5, True
+    open: Any  # [how many generators of its case are]
+
+    def joined(self, input_dicts: dict[str, Any]) -> str:
+        inputs = []
+        for value in input_dicts.values():
+            texts = [part["text"] for part in (value if isinstance(value, list) else [value])]
+            inputs.append("+".join(texts))
+        text = f"{self.name}({'|'.join(inputs)})"
+        return text if len(text) < 200 else f"{self.name}#{zlib.crc32(text.encode())}"
+
+    def checked(self, text: str) -> str:
+        if chance("fail" + text, self.fails):
+            raise ProductError(77, text)
+        self.crash(text)
+        return text
+
+    def crash(self, text: str) -> None:
+        """Ends the process, in cases with real ones."""
+
+    def way(self, text: str) -> tuple[str, ...] | None:
+        """Who gets an answer; None: all that read it."""
+        if self.loop and chance("loop" + text, self.loops):
+            return (self.loop,)
+        if not chance("steer" + text, self.steers):
+            return None
+        bits = zlib.crc32(("way" + text).encode())
+        return tuple(name for place, name in enumerate(self.readers) if bits >> place & 1)
+
+    def leaving(self, text: str) -> Any:
+        if chance("answer" + text, self.answers):
+            return Answer({"text": text + "!"})
+        to = self.way(text)
+        return {"text": text} if to is None else Goto({"text": text}, *to)
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"text": self.checked(self.joined(input_dicts))}
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        text = fetch_data["text"]
+        return self.leaving(text if isinstance(text, str) else text[0])
+
+
+def parts_of(op: FuzzedOp, text: str) -> list[Any]:
+    """The texts that an Op's generator makes of one text, perhaps with an error at the end."""
+    count = zlib.crc32(f"{op.name}{text}".encode()) % op.most
+    found: list[Any] = []
+    for number in range(count):
+        part = f"{text}.{number}"
+        if op.breaks and chance("break" + part, op.fails):
+            return [*found, ERROR]
+        found.append(part)
+    return found
+
+
+class MakesInProcess(FuzzedOp):
+    def process(self, feed_batch, log_id):
+        self.open[0] += 1
+        try:
+            for part in parts_of(self, feed_batch[0]["text"]):
+                if part is ERROR:
+                    raise ProductError(77, "in the middle")
+                self.crash(part)
+                yield {"text": part}
+        finally:
+            self.open[0] -= 1
+
+
+class MakesAsync(FuzzedOp):
+    async def process(self, feed_batch, log_id):
+        self.open[0] += 1
+        try:
+            for part in parts_of(self, feed_batch[0]["text"]):
+                if part is ERROR:
+                    raise ProductError(77, "in the middle")
+                self.crash(part)
+                yield {"text": part}
+        finally:
+            self.open[0] -= 1
+
+
+class MakesInPostprocess(FuzzedOp):
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        self.open[0] += 1
+        try:
+            for part in parts_of(self, fetch_data["text"]):
+                if part is ERROR:
+                    raise ProductError(77, "in the middle")
+                yield self.leaving(part)
+        finally:
+            self.open[0] -= 1
+
+
+class MakesInBatches(FuzzedOp):
+    breaks = False
+    how = "done"
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"text": [self.checked(self.joined(input_dicts))]}
+
+    def process(self, feed_batch, log_id):
+        self.open[0] += 1
+        try:
+            left = [parts_of(self, text) for text in feed_batch[0]["text"]]
+            number = 0
+            while left:
+                if self.how == "done":
+                    # One that has no part at all cannot say so here.
+                    rows = [parts[number] if parts else None for parts in left]
+                    ends = [number + 1 >= len(parts) for parts in left]
+                else:
+                    rows = [parts[number] if number < len(parts) else None for parts in left]
+                    ends = [row is None for row in rows]
+                yield {"text": rows, **({"done": ends} if self.how == "done" else {})}
+                left = [parts for parts, end in zip(left, ends, strict=True) if not end]
+                number += 1
+        finally:
+            self.open[0] -= 1
+
+
+MAKERS = (MakesInProcess, MakesAsync, MakesInPostprocess, MakesInBatches)
+_WITHOUT_LOOP = tuple(kind for kind in MAKERS if kind is not MakesAsync)
+
+
+class Case:
+    """A random graph and configuration. `streams` has, by Op, the source of what it answers.
+
+    Args:
+        is_real: for real workers, threads and processes side by side.
+    """
+
+    def __init__(self, rng: random.Random, is_real: bool = False) -> None:
+        self.rng = rng
+        self.is_real = is_real
+        self.read = RequestOp()
+        self.ops: list[FuzzedOp] = []
+        self.open: Any = [0]
+        self.streams: dict[Op, Op] = {}
+        self.answers = rng.choice([0.0, 0.0, 0.0, 0.1])
+        self.loops = rng.random() < 0.3
+        for number in range(rng.randint(1, _MOST_OPS)):
+            self._add(f"{'abcdefgh'[number]}")
+        loose = [op for op in self.ops if not self.readers_of(op)]
+        if len(loose) > 1:
+            self._add("z", loose)
+        self.last = self.ops[-1]
+        for op in self.ops:
+            op.readers = [reader.name for reader in self.readers_of(op)]
+            if any(each.loop for each in self.ops):
+                op.answers = 0.0  # one beside the loop might come in any lap
+        limit_ms = rng.choice([None, None, None, 5, 100])
+        self.dag: dict[str, Any] = {
+            "stream_window": rng.choice([1, 2, 16]),
+            "channel_size": rng.choice([0, 0, 1, 3]),
+            "retry": rng.choice([1, 2]),
+            "max_parts": rng.choice([1000, 1000, 4]),
+        }
+        self.is_hasty = limit_ms is not None
+        if limit_ms is not None:
+            self.dag[rng.choice(["first_part_timeout", "part_timeout"])] = limit_ms
+        self.config = {"dag": self.dag, "worker_num": rng.choice([0, 2]) or MOST_REQUESTS}
+
+    def readers_of(self, op: Op) -> list[FuzzedOp]:
+        return [each for each in self.ops if op in each.get_input_ops()]
+
+    def _add(self, name: str, inputs: Sequence[Op] | None = None) -> None:
+        rng = self.rng
+        before: list[Op] = [self.read, *self.ops]
+        inputs = inputs or rng.sample(before, min(len(before), rng.choice([1, 1, 2, 3])))
+        sources = {self.streams[op] for op in inputs if op in self.streams}
+        gathers = len(sources) > 1 or (bool(sources) and rng.random() < 0.3)
+        makes = rng.random() < 0.4
+        kind = rng.choice(MAKERS if self.is_real else _WITHOUT_LOOP) if makes else FuzzedOp
+        batch_size = rng.choice([2, 4]) if kind is MakesInBatches else 1
+        if kind is FuzzedOp and rng.random() < 0.3:
+            batch_size = 3
+        loop = self._loop(inputs) if not makes and self.loops and rng.random() < 0.5 else ""
+        self.loops = self.loops and not loop  # several are in each other's way
+        op = kind(
+            name,
+            list(inputs),
+            gather=gathers,
+            batch_size=batch_size,
+            auto_batching_timeout=rng.choice([None, 5]),
+            concurrency=rng.choice([1, 2, 3]),
+            loop_to=[loop] if loop else [],
+            max_loops=_MOST_LOOPS,
+        )
+        op.fails, op.steers = rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.0, 0.3])
+        op.loop, op.loops, op.answers = loop, rng.choice([0.3, 0.6]), self.answers
+        op.open = self.open
+        if isinstance(op, MakesInBatches):
+            op.how = rng.choice(["done", "none"])
+        self.ops.append(op)
+        if makes:
+            self.streams[op] = op
+        elif sources and not gathers:
+            self.streams[op] = next(iter(sources))
+
+    def _loop(self, inputs: Sequence[Op]) -> str:
+        """The name of an Op that leads to one with these inputs; "" if there is none."""
+        above = [op for op in self.ops if op in inputs or self.leads(op, inputs)]
+        return self.rng.choice(above).name if above else ""
+
+    def leads(self, op: Op, to: Sequence[Op]) -> bool:
+        """Whether one of some Ops reads what an Op answers, or what is made of it."""
+        found = {op}
+        for each in self.ops:
+            if found.intersection(each.get_input_ops()):
+                found.add(each)
+        return bool(found.intersection(to) - {op})
+
+
+def made_case(rng: random.Random, is_real: bool = False) -> Case:
+    """A graph that can be served."""
+    while True:
+        try:
+            case = Case(rng, is_real)
+            plan_streams(build_graph(ResponseOp([case.last]), on_loose=lambda loose: None))
+        except GraphError:
+            continue
+        return case
+
+
+# The model ----------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """The request fails before there is a part."""
+
+
+class Model:
+    """What a request of a case comes to.
+
+    Attributes:
+        parts: of its answer, or its one answer.
+        has_failed: whether it ends with an error.
+        answers: texts of Answers; one of them ends it before its parts do.
+    """
+
+    def __init__(self, case: Case, text: str, is_one: bool) -> None:
+        self.case = case
+        self.parts: list[str] = []
+        self.has_failed = False
+        self.answers: list[str] = []
+        values: dict[Op, Any] = {case.read: {"text": text}}
+        place = 0
+        while place < len(case.ops):
+            op = case.ops[place]
+            values[op] = self._value(op, values)
+            to = values[op]["to"] if isinstance(values[op], dict) else None
+            place += 1
+            if op.loop and to == (op.loop,):
+                place = self._back(op, values)
+        self._end(values[case.last], is_one)
+
+    def _back(self, op: FuzzedOp, values: dict[Op, Any]) -> int:
+        """Has what is between a loop's Op and its target run again; returns where to go on."""
+        case = self.case
+        target = next(each for each in case.ops if each.name == op.loop)
+        count = values.setdefault(op.name, 0) + 1
+        values[op.name] = count
+        if count > _MOST_LOOPS:
+            values[op] = Failed
+            return case.ops.index(op) + 1
+        values[target] = self._of(target, {op.name: {**values[op], "to": None}})
+        return case.ops.index(target) + 1
+
+    def _end(self, found: Any, is_one: bool) -> None:
+        if found is Failed or found is ABSENT:
+            self.has_failed = True
+            return
+        if not isinstance(found, list):
+            self.has_failed = found["to"] is not None
+            self.parts = [] if self.has_failed else [found["text"]]
+            return
+        kept = [part for part in found if part not in (ERROR, ABSENT) and part["to"] is None]
+        self.parts = [part["text"] for part in kept]
+        is_nowhere = bool(found) and not kept and ERROR not in found
+        is_too_much = is_one and len(kept) > self.case.dag["max_parts"]
+        self.has_failed = ERROR in found or is_nowhere or is_too_much
+
+    def _value(self, op: FuzzedOp, values: dict[Op, Any]) -> Any:
+        inputs = {one.name: _seen_by(op, values[one]) for one in op.get_input_ops()}
+        return self._of(op, inputs)
+
+    def _of(self, op: FuzzedOp, inputs: dict[str, Any]) -> Any:
+        """A dict; a list of them, perhaps with ERROR at its end; ABSENT; or Failed."""
+        try:
+            return self._tried(op, inputs)
+        except Failed:
+            return Failed
+
+    def _tried(self, op: FuzzedOp, inputs: dict[str, Any]) -> Any:
+        if any(value is Failed for value in inputs.values()):
+            raise Failed
+        if op.pipeline_gathers:
+            inputs = self._gathered(inputs)
+            streams = {}
+        else:
+            streams = {name: value for name, value in inputs.items() if isinstance(value, list)}
+        inputs = {name: value for name, value in inputs.items() if value is not ABSENT}
+        if not inputs:
+            return ABSENT
+        if not streams:
+            found = self._answers(op, inputs)
+            if isinstance(op, MAKERS):
+                return found
+            if found == [ERROR]:
+                raise Failed
+            # Who would have read a stream that went elsewhere has one part.
+            return found if op in self.case.streams else found[0]
+        made: list[Any] = []
+        for number in range(max(map(len, streams.values()))):
+            row = {name: parts[number] for name, parts in streams.items() if number < len(parts)}
+            if any(part is ERROR for part in row.values()):
+                return [*made, ERROR]
+            if all(part is ABSENT for part in row.values()):
+                made += [] if isinstance(op, MAKERS) else [ABSENT]
+                continue
+            now = {**inputs, **row}
+            found = self._answers(op, {n: v for n, v in now.items() if v is not ABSENT})
+            made += found
+            if ERROR in found:
+                return made
+        return made
+
+    def _gathered(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        kept = {
+            name: [part for part in value if part is not ABSENT]
+            for name, value in inputs.items()
+            if isinstance(value, list)
+        }
+        if any(ERROR in parts for parts in kept.values()):
+            raise Failed
+        if sum(map(len, kept.values())) > self.case.dag["max_parts"]:
+            raise Failed
+        return {**inputs, **kept}
+
+    def _answers(self, op: FuzzedOp, inputs: dict[str, Any]) -> list[Any]:
+        """What an Op makes of one set of inputs."""
+        order = [one.name for one in op.get_input_ops() if one.name in inputs]
+        order += [name for name in inputs if name not in order]  # one that loops to it
+        names = {("@DAGExecutor" if name[0] == "@" else name): inputs[name] for name in order}
+        text = op.joined(names)
+        if chance("fail" + text, op.fails):
+            return [ERROR]
+        texts = parts_of(op, text) if isinstance(op, MAKERS) else [text]
+        return [ERROR if each is ERROR else self._leaving(op, each) for each in texts]
+
+    def _leaving(self, op: FuzzedOp, text: str) -> Any:
+        if chance("answer" + text, op.answers):
+            self.answers.append(text + "!")
+            return ABSENT
+        return {"text": text, "to": op.way(text)}
+
+
+def _seen_by(op: Op, value: Any) -> Any:
+    """What of an answer comes to one of its readers."""
+    if isinstance(value, list):
+        return [_seen_by(op, part) for part in value]
+    if isinstance(value, dict) and value.get("to") is not None and op.name not in value["to"]:
+        return ABSENT
+    return value
