@@ -75,7 +75,7 @@ class HttpListener:
         self._state = self._server.server_state
         self.connections: set[Any] = self._state.connections
         self._server.lifespan = config.lifespan_class(config)
-        self._ticker = asyncio.create_task(self._server.main_loop())  # `stop` waits for it
+        self._ticker = asyncio.create_task(self._server.main_loop())
         await self._server.startup(sockets=[listener])
 
     def _connection(self, **arguments: Any) -> LaneConnection | HttpConnection:
@@ -127,21 +127,26 @@ class HttpListener:
         if self._server is None:
             return
         await self.close()
-        await self._wait_for_callers(self._server, min(_DRAIN_TIMEOUT_S, grace_s))
+        await self._wait_for_callers((self._closed_at or 0.0) + min(_DRAIN_TIMEOUT_S, grace_s))
         if self._closing_idle is not None:
             self._closing_idle.cancel()
-        self._server.should_exit = True
-        await self._ticker
-        self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
-        await self._server.shutdown(sockets=[self._socket] if self._socket else None)
-        for connection in list(self._server.server_state.connections):
+        self._ticker.cancel()
+        # Not by the server's own `shutdown`, which sleeps 0.1 s at a time.
+        ends = self._loop.time() + max(1.0, grace_s)
+        for connection in list(self.connections):
+            connection.shutdown()
+        await self._wait_for_callers(ends)
+        left_s = max(0.0, ends - self._loop.time())
+        await asyncio.wait({self._ticker, *self._state.tasks}, timeout=left_s)
+        for task in self._state.tasks:
+            task.cancel()
+        for connection in list(self.connections):
             connection.transport.abort()  # its caller does not read its answer
         self._server = None
 
-    async def _wait_for_callers(self, server: uvicorn.Server, timeout_s: float) -> None:
-        """Wait, so long after `close`, for what callers sent before they could know of it."""
-        ends = (self._closed_at or 0.0) + timeout_s
-        while server.server_state.connections:
+    async def _wait_for_callers(self, ends: float) -> None:
+        """Wait, until then, for what callers sent before they could know that we close."""
+        while self.connections:
             self.lost.clear()
             if not await waited(self.lost, ends - self._loop.time()):
                 break

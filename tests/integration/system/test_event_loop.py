@@ -126,11 +126,13 @@ def test_a_thread_with_a_loop_ends_with_its_tasks():
 
 HANGS = """
 import asyncio, threading
+from unittest import mock
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.system import daemon_threads
 from pipeline.system import event_loop
 
-daemon_threads._JOIN_S = event_loop._REFUSAL_S = 0.1  # what there is to wait for, never comes
+mock.patch.object(daemon_threads, "_JOIN_TIMEOUT_S", 0.1).start()  # what there is to wait for,
+mock.patch.object(event_loop, "_CANCEL_TIMEOUT_S", 0.1).start()  # never comes
 
 
 class Hangs(Op):

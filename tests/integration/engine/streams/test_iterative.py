@@ -273,6 +273,7 @@ async def test_a_step_that_hangs_ends_those_in_it_and_others_go_on():
             other.take()
             assert await other.ended() is None
             assert other.texts == list("012")
+            HANG.set()
     finally:
         HANG.set()
 

@@ -138,6 +138,8 @@ async def test_an_async_generator_that_waits_for_ever_is_ended_when_its_caller_l
         await asyncio.wait_for(ended.wait(), 20)
         again = streams.begin()
         assert await again.until(1) == ["a"]
+        again.request.cancel()
+        await streams.idle()
 
 
 @on_loop

@@ -14,7 +14,7 @@ from http.client import HTTPConnection
 
 import pytest
 from begins import begin_of
-from doubles import Tag, chain, http, on_loop, post, server_for, wait_until
+from doubles import Tag, chain, http, on_loop, post, server_for, virtual, wait_until
 from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
@@ -897,3 +897,11 @@ def test_patience_is_with_the_caller_not_with_the_answer():
 
     said = asyncio.run(test())
     assert said.count(b"HTTP/1.1 200 OK") == 3
+
+
+@virtual
+async def test_a_door_that_nobody_is_at_closes_without_waiting():
+    loop = asyncio.get_running_loop()
+    async with Door(answers_at_once):
+        before = loop.time()
+    assert loop.time() == before
