@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.op import Op, RequestOp, ResponseOp
     from pipeline.routes import Answer, Goto
+    from pipeline.schema import Schema
     from pipeline.server import PipelineServer
     from pipeline.web_service import WebService
     from pipeline.workers.shm.pickling import allow_in_payloads
@@ -37,6 +38,7 @@ _HOME = {
     "RequestOp": "pipeline.op",
     "ResponseOp": "pipeline.op",
     "PipelineServer": "pipeline.server",
+    "Schema": "pipeline.schema",
     "Tensor": "pipeline.data",
     "WebService": "pipeline.web_service",
     "allow_in_payloads": "pipeline.workers.shm.pickling",
@@ -56,6 +58,7 @@ __all__ = [
     "RequestContext",
     "RequestOp",
     "ResponseOp",
+    "Schema",
     "Tensor",
     "WebService",
     "allow_in_payloads",

@@ -18,6 +18,7 @@ from pipeline.routes import names_of_ops
 
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig
+    from pipeline.schema.bound import BoundSchema
 
 EXECUTOR_NAME = "@DAGExecutor"
 """The name of RequestOp and ResponseOp, and the key of a first Op's `input_dicts`."""
@@ -292,10 +293,22 @@ class Op:
 
 
 class RequestOp(Op):
-    """The entry of a pipeline: turns a request into the first Ops' input."""
+    """The entry of a pipeline: turns a request into the first Ops' input.
 
-    def __init__(self) -> None:
+    Args:
+        schema: the type of a request: a class derived from `Schema`, a TypedDict, a dataclass, a
+            msgspec.Struct or a model of pydantic. What `unpack_request_package` returns is
+            checked by it, and what came without that: the first Ops see its keys, converted.
+
+    Raises:
+        ConfigError: the schema is no such type.
+    """
+
+    pipeline_schema: BoundSchema | None = None
+
+    def __init__(self, schema: Any = None) -> None:
         super().__init__(name=EXECUTOR_NAME)
+        self.pipeline_schema = _bound(schema)
 
     @_hook
     def unpack_request_package(self, request: pipeline_service_pb2.Request) -> Any:
@@ -333,14 +346,23 @@ class ResponseOp(Op):
         combine: makes one answer of the parts of a stream, a list of dicts, for callers that take
             only one. None: text, bytes and lists are appended, arrays concatenated along axis 0,
             of everything else the last one counts.
+        schema: the type of an answer, and of each part of one that streams, as in RequestOp: one
+            that does not fit is a TYPE_ERROR.
+
+    Raises:
+        ConfigError: the schema is no such type.
     """
+
+    pipeline_schema: BoundSchema | None = None
 
     def __init__(
         self,
         input_ops: Op | Iterable[Op],
         combine: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None,
+        schema: Any = None,
     ) -> None:
         super().__init__(name=EXECUTOR_NAME, input_ops=input_ops)
+        self.pipeline_schema = _bound(schema)
         self.pipeline_pack_format: bool | None = None
         self.pipeline_combine: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = combine
 
@@ -371,6 +393,15 @@ class ResponseOp(Op):
 
 # What the library does with an Op. These are functions, and the attributes that only the library
 # reads begin with `pipeline_`: an Op of a script may have a `config` or `connect` of its own.
+
+
+def _bound(schema: Any) -> BoundSchema | None:
+    """Return what checks values by a schema; None for none. Loaded when the first is given."""
+    if schema is None:
+        return None
+    from pipeline.schema.bound import bind
+
+    return bind(schema)
 
 
 def _as_ops(owner: Op, ops: Op | Iterable[Op] | None, argument: str) -> list[Op]:

@@ -23,7 +23,7 @@ from pipeline.engine.filters import (
 )
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
-from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
+from pipeline.engine.pack_jobs import PackJob
 from pipeline.engine.payload import opened
 from pipeline.engine.request import (
     ACTIVE,
@@ -34,9 +34,10 @@ from pipeline.engine.request import (
     ResponseSink,
     ask,
 )
+from pipeline.engine.schema_checks import completing, delivery_of, packer_of, unpacker_of
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
-from pipeline.engine.streams.delivery import StreamDelivery, Ways
+from pipeline.engine.streams.delivery import Ways
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.engine.worker_api import WorkersFactory
 from pipeline.errors import (
@@ -93,17 +94,18 @@ class Engine:
         cycle = DispatchCycle(loop, self._admission)
         factory = make_workers(cycle.run)
         streams = plan_streams(graph)
-        tell = self._complete, self.workers_changed
+        complete = completing(graph.response_op, self._complete, lambda: self._packer)
+        tell = complete, self.workers_changed
         self.executor: Executor = Executor(
             graph, factory, loop, cycle, *tell, observers, config.dag, streams
         )
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
-        self._unpacker = Unpacker(graph.request_op, factory, self._dispatch, self._complete)
-        self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
-        ways = Ways(self._complete, self._answer, self._end, self._end_now, lambda: self._filters)
-        self.executor.delivery = StreamDelivery.made(
-            streams, config, self.executor, self._packer, loop, observers, ways
+        self._unpacker = unpacker_of(graph.request_op, factory, self._dispatch, complete)
+        self._packer = packer_of(graph.response_op, factory, self._answer, config.limits)
+        ways = Ways(complete, self._answer, self._end, self._end_now, lambda: self._filters)
+        self.executor.delivery = delivery_of(
+            graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
         if config.dag.fuse == "auto" and not config.dag.channel_size:
@@ -304,9 +306,10 @@ class Engine:
         """Unpack a request that is admitted."""
         request.advance(ACTIVE)
         request.admitted_ns = self._clock_ns()
-        if request.target is not None and request.target.payload is not None:
+        target = request.target
+        if target is not None and target.payload is not None:
             request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
-            self._dispatch(request, request.target.payload)
+            self._unpacker.given(request, target.payload)
         else:
             self._unpacker.unpack(request)
 

@@ -150,6 +150,7 @@ class Unpacker(PackRunner):
 
     Attributes:
         begin: takes a request that is unpacked in one go with the first Ops; None: none is now.
+        given: takes a request that came unpacked, and its payload.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Unpacker(PackRunner):
         super().__init__(op, "unpack_request_package", make_workers)
         self._op = op
         self._unpacked = unpacked
+        self.given: Callable[[RequestState, Any], None] = unpacked
         self._complete = complete
         self._is_ours = not overrides(op, "unpack_request_package")
         self.begin: Callable[[RequestState], None] | None = None

@@ -41,6 +41,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         traceparent: its caller's, as W3C Trace Context writes it; "" for none.
         is_large: what it brings is too much to be unpacked on the event loop.
         info: what its caller says beside the data; None: nothing.
+        is_text: numbers in `payload` came as text, which a schema converts.
     """
 
     op: Op | None = None
@@ -51,6 +52,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     traceparent: str = ""
     is_large: bool = False
     info: RequestInfo | None = None
+    is_text: bool = False
 
 
 class Phase(enum.IntEnum):

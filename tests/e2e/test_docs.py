@@ -161,6 +161,7 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
     [
         "conditions.py",
         "jump.py",
+        "finder.py",
         "asks.py",
         "counting.py",
         "embedded.py",
@@ -216,6 +217,7 @@ def test_every_named_file_is_run_by_a_test_here():
         "curl.sh",
         "conditions.py",
         "jump.py",
+        "finder.py",
         "asks.py",
         "counting.py",
         "embedded.py",

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("proto",),
     ("client",),  # what a client's install needs: see ONLY
     ("config",),
+    ("schema",),
     ("op", "predictors"),
     ("engine",),
     ("workers",),
@@ -46,7 +47,15 @@ ONLY: dict[str, set[str]] = {
     "gateway.build": set(),  # packaging runs it with nothing of us installed
     "engine.journal": {"errors", "data"},
     "proto": {"errors", "data", "proto"},
-    "op": {"errors", "data", "routes", "engine.journal", "proto"},  # config for its types only
+    "schema": {"errors", "data", "proto", "schema"},
+    "op": {
+        "errors",
+        "data",
+        "routes",
+        "engine.journal",
+        "proto",
+        "schema",
+    },  # config for its types only
     "predictors": {"errors", "data", "proto", "config", "predictors", "system", "tracing"},
     "tracing.context": set(),
 }

@@ -1,0 +1,249 @@
+"""Checks of requests and answers by their schemas, where the RequestOp or ResponseOp has one.
+
+They stand in the places of the RequestOp and the ResponseOp, behind every frontend. What is large,
+or may run code of the user's, is checked in their threads. Chosen when an engine is made: without
+a schema nothing of this is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
+from pipeline.engine.payload import opened
+from pipeline.engine.request import ACTIVE, RequestState
+from pipeline.engine.streams.delivery import StreamDelivery
+from pipeline.engine.streams.dispatcher import is_for_one_op
+from pipeline.engine.streams.flow import RequestStream
+from pipeline.engine.streams.plan import StreamPlan
+from pipeline.engine.worker_api import Worker, WorkersFactory
+from pipeline.errors import PackageError, PipelineError, UserCodeError, described
+from pipeline.op import RequestOp, ResponseOp
+from pipeline.proto.slices import Limits, is_short
+from pipeline.routes import Answer
+
+if TYPE_CHECKING:
+    from pipeline.schema.bound import BoundSchema
+
+Complete = Callable[[RequestState, Any], None]
+
+
+def unpacker_of(
+    op: RequestOp, make_workers: WorkersFactory, unpacked: Complete, complete: Complete
+) -> Unpacker:
+    """Return the RequestOp's side."""
+    schema = op.pipeline_schema
+    if schema is None:
+        return Unpacker(op, make_workers, unpacked, complete)
+    return CheckedUnpacker(op, make_workers, unpacked, complete, schema)
+
+
+def packer_of(
+    op: ResponseOp, make_workers: WorkersFactory, packed: Complete, limits: Limits
+) -> Packer:
+    """Return the ResponseOp's side."""
+    schema = op.pipeline_schema
+    if schema is None:
+        return Packer(op, make_workers, packed, limits)
+    return CheckedPacker(op, make_workers, packed, limits, schema)
+
+
+def completing(op: ResponseOp, complete: Complete, packer: Callable[[], Packer]) -> Complete:
+    """Return what takes the last Op's answers, and errors in their place."""
+    schema = op.pipeline_schema
+    return complete if schema is None else AnswerCheck(schema, complete, packer)
+
+
+def delivery_of(op: ResponseOp, plan: StreamPlan | None, *args: Any) -> StreamDelivery | None:
+    """Return the way of streams out of a graph; None for one that has none."""
+    if plan is None or op.pipeline_schema is None:
+        return StreamDelivery.made(plan, *args)
+    return CheckedDelivery(op.pipeline_schema, plan, *args)
+
+
+def _is_at_once(schema: BoundSchema, values: Any) -> bool:
+    """Return whether values can be checked on the event loop."""
+    try:
+        return schema.is_quick and is_short(values)
+    except RecursionError:  # a thread finds out as well, and that caller is told
+        return False
+
+
+def _checked(check: Callable[[dict[str, Any]], dict[str, Any]], values: dict[str, Any]) -> Any:
+    """Return what a check makes of values, or the error; it raises nothing."""
+    try:
+        return check(values)
+    except PackageError as error:
+        error.is_callers = True
+        return error
+    except PipelineError as error:
+        return error
+    except Exception as error:  # a bug of ours: that request is told
+        return UserCodeError(f"a schema could not be applied: {described(error)}")
+
+
+class CheckedUnpacker(Unpacker):
+    """Unpacker whose payloads a schema checks, however they came."""
+
+    def __init__(
+        self,
+        op: RequestOp,
+        make_workers: WorkersFactory,
+        unpacked: Complete,
+        complete: Complete,
+        schema: BoundSchema,
+    ) -> None:
+        super().__init__(op, make_workers, self._take_text, complete)
+        self.given: Complete = self._take_given
+        self._go_on = unpacked
+        self._schema = schema
+        self._check_text = functools.partial(
+            _checked, functools.partial(schema.check, is_text=True)
+        )
+        self._check_values = functools.partial(_checked, schema.check)
+
+    def read(self, request: RequestState, unpacked: Any) -> Any:
+        """Return the payload in what the user's own method made, checked; in a walk's thread."""
+        payload = super().read(request, unpacked)
+        return self._check_text(payload) if isinstance(payload, dict) else payload
+
+    def done(self, worker: Worker | None, job: PackJob) -> None:
+        """Pass on what a thread unpacked, or checked."""
+        if job.packed is None:
+            super().done(worker, job)
+        elif job.request.phase is ACTIVE:
+            job.packed(job.request, job.result)
+
+    def _take(self, request: RequestState, unpacked: Any) -> None:
+        payload = super().read(request, unpacked)
+        if isinstance(payload, PipelineError | Answer):
+            self.end(request, payload)
+        else:
+            self._take_text(request, payload)
+
+    def _take_text(self, request: RequestState, payload: Any) -> None:
+        """Check what came by the pipeline's own form, in which numbers are text."""
+        self._check(request, payload, self._check_text)
+
+    def _take_given(self, request: RequestState, payload: Any) -> None:
+        """Check what a frontend has unpacked, unless it is for one Op."""
+        target = request.target
+        if target is not None and target.op is not None:
+            self._go_on(request, payload)
+        else:
+            is_text = target is not None and target.is_text
+            self._check(request, payload, self._check_text if is_text else self._check_values)
+
+    def _check(
+        self, request: RequestState, payload: Any, check: Callable[[dict[str, Any]], Any]
+    ) -> None:
+        if _is_at_once(self._schema, payload):
+            self._pass(request, check(payload))
+        else:
+            self.workers.submit([PackJob(request, check, payload, packed=self._pass)])
+
+    def _pass(self, request: RequestState, payload: Any) -> None:
+        if isinstance(payload, PipelineError):
+            self.end(request, payload)
+        else:
+            self._go_on(request, payload)
+
+
+class CheckedPacker(Packer):
+    """Packer that has an answer checked before it is packed in the thread that made it."""
+
+    def __init__(
+        self,
+        op: ResponseOp,
+        make_workers: WorkersFactory,
+        packed: Complete,
+        limits: Limits,
+        schema: BoundSchema,
+    ) -> None:
+        super().__init__(op, make_workers, packed, limits)
+        self._schema = schema
+
+    def job(self, request: RequestState, answer: dict[str, Any]) -> PackJob | None:
+        """Return what packs an answer that fits; None: the loop sees to it, and to its check."""
+        if not self._schema.is_quick:
+            return None
+        checked = _checked(self._schema.check_answer, answer)
+        job = None if isinstance(checked, PipelineError) else super().job(request, checked)
+        if job is not None and job.keeps is checked:
+            job.keeps = answer  # by which a walk knows it
+        return job
+
+
+class AnswerCheck:
+    """Takes the last Op's answers instead of an engine, and gives it those that fit.
+
+    Args:
+        complete: the engine's.
+        packer: returns whose threads check what is large.
+    """
+
+    def __init__(
+        self, schema: BoundSchema, complete: Complete, packer: Callable[[], Packer]
+    ) -> None:
+        self._schema = schema
+        self._complete = complete
+        self._packer = packer
+        self._check = functools.partial(_checked, schema.check_answer)
+
+    def __call__(self, request: RequestState, answer: Any) -> None:
+        """Take the last Op's payload, or an error in its place."""
+        values = answer
+        if request.phase is ACTIVE and not is_for_one_op(request) and type(answer) is not dict:
+            values = opened(answer, copy=True)
+        if type(values) is not dict or request.phase is not ACTIVE or is_for_one_op(request):
+            self._complete(request, answer)
+        elif _is_at_once(self._schema, values):
+            self._complete(request, self._check(values))
+        else:
+            request.live += 1  # it is under way, though at no Op
+            done = functools.partial(self._done, request.generation)
+            job = PackJob(request, self._check, values, answer, packed=done)
+            self._packer().workers.submit([job])
+
+    def _done(self, generation: int, request: RequestState, answer: Any) -> None:
+        """Go on with what a thread has checked, unless the request started anew meanwhile."""
+        if request.generation == generation:
+            request.live -= 1
+            self._complete(request, answer)
+
+
+class CheckedDelivery(StreamDelivery):
+    """StreamDelivery whose parts a schema checks, each like an answer."""
+
+    def __init__(self, schema: BoundSchema, *args: Any) -> None:
+        super().__init__(*args)
+        self._schema = schema
+        self._check = functools.partial(_checked, schema.check_answer)
+
+    def _pass(self, request: RequestState, stream: RequestStream, payload: Any) -> None:
+        values = payload if type(payload) is dict else opened(payload, copy=True)
+        if type(values) is not dict or is_for_one_op(request):
+            super()._pass(request, stream, payload)
+        elif _is_at_once(self._schema, values):
+            self._pass_checked(request, stream, self._check(values))
+        else:
+            stream.is_packing = True
+            job = PackJob(request, self._check, values, payload, packed=self._part_checked)
+            self._packer.workers.submit([job])
+
+    def _pass_checked(self, request: RequestState, stream: RequestStream, values: Any) -> None:
+        if isinstance(values, PipelineError):
+            self._ways.complete(request, values)
+        else:
+            super()._pass(request, stream, values)
+
+    def _part_checked(self, request: RequestState, values: Any) -> None:
+        """Go on with a part that a thread has checked."""
+        stream = request.stream
+        if stream is None or request.phase is not ACTIVE:
+            return
+        stream.is_packing = False
+        self._pass_checked(request, stream, values)
+        self._go_on(request, stream)

@@ -1,0 +1,250 @@
+"""Arrays in schemas: of nested lists, of a dtype, of a shape that a Tensor says."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.data import ANY, Tensor
+from pipeline.proto.v2.raw import DATATYPES
+from pipeline.schema.faults import INNER
+from pipeline.schema.kinds import found_name
+
+Array = npt.NDArray[Any]
+Rule = Callable[[Any], Any]
+"""What makes of a value that which the Op gets; a ValueError has the path behind INNER."""
+
+_NUMBERS = "biuf"
+_ARRAY_TYPES: Any = (np.ndarray,)
+
+
+def is_array_type(kind: Any) -> bool:
+    """Return whether an annotation is numpy's array, of whatever dtype."""
+    return (get_origin(kind) or kind) in _ARRAY_TYPES
+
+
+def dtype_of(kind: Any) -> np.dtype[Any] | None:
+    """Return the dtype that `NDArray[np.float32]` says; None for a bare `np.ndarray`."""
+    arguments = get_args(kind)
+    scalar = get_args(arguments[1]) if len(arguments) > 1 else ()
+    is_one = scalar and isinstance(scalar[0], type) and scalar[0] is not np.generic
+    return np.dtype(scalar[0]) if is_one else None
+
+
+def made_array(kind: Any, value: Any) -> Any:
+    """Return what is given for an array as one: `dec_hook` of msgspec.
+
+    Raises ValueError with the path within it, behind INNER.
+    """
+    if not is_array_type(kind):
+        raise NotImplementedError(f"{kind} is no type of a schema")
+    if isinstance(value, list | tuple):
+        value = _of_lists(value)
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"Expected `array`, got `{found_name(value).split(' ')[0]}`{INNER}")
+    dtype = dtype_of(kind)
+    return value if dtype is None else as_dtype(value, dtype)
+
+
+def _of_lists(value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # it is ragged
+        array = np.empty(1, object)
+    is_text = array.dtype.kind == "U"
+    if array.dtype.kind in _NUMBERS or (is_text and not _odd(value, str, array.shape)):
+        return array.astype(object) if is_text else array
+    wanted = str if isinstance(_first(value), str) else float
+    raise ValueError(_odd(value, wanted, _shape(value)) or f"Expected `number`, got `int`{INNER}")
+
+
+def _first(value: Any) -> Any:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    shape = []
+    while isinstance(value, list | tuple):
+        shape.append(len(value))
+        if not value:
+            break
+        value = value[0]
+    return tuple(shape)
+
+
+def _odd(value: Any, wanted: type, shape: tuple[int, ...], path: str = INNER) -> str:
+    """Return what is wrong with nested lists, and where; "": nothing."""
+    if shape and isinstance(value, list | tuple):
+        if len(value) != shape[0]:
+            lengths = shape[0], len(value)
+            return "Expected `array of length {}`, got `array of length {}`".format(*lengths) + path
+        inner = (_odd(one, wanted, shape[1:], f"{path}[{n}]") for n, one in enumerate(value))
+        return next(filter(None, inner), "")
+    fits = not shape and isinstance(value, str if wanted is str else int | float)
+    if fits and not (isinstance(value, int) and value.bit_length() > 63):
+        return ""
+    name = "array" if shape else "str" if wanted is str else "number"
+    what = "int of 64 bits" if fits else name
+    return f"Expected `{what}`, got `{found_name(value).split(' ')[0]}`{path}"
+
+
+def as_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array as one of a dtype, if nothing of it is lost but precision; ValueError."""
+    if array.dtype == dtype:
+        return array
+    refusal = f"Expected `array of {dtype.name}`, got `array of {array.dtype.name}`{INNER}"
+    if array.dtype.kind == "O" or dtype.kind == "O":
+        if (array.dtype.kind in "OSU") != (dtype.kind in "OSU"):
+            raise ValueError(refusal)
+        return array
+    are_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if array.size and not are_whole and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(refusal)
+    if array.size and are_whole:
+        limits, least, most = np.iinfo(dtype), int(array.min()), int(array.max())
+        if least < limits.min or most > limits.max:
+            odd = least if least < limits.min else most
+            raise ValueError(f"Expected `array of {dtype.name}`, got `array with {odd}`{INNER}")
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        raise ValueError(
+            f"Expected `array of {dtype.name}`, got `array with larger numbers`{INNER}"
+        ) from None
+
+
+# Tensors in annotations ---------------------------------------------------------------------------
+
+
+def rule_of(kind: Any, memo: dict[Any, Rule] | None = None) -> Rule | None:
+    """Return what has arrays within a type be as their Tensors say; None: there are none."""
+    memo = {} if memo is None else memo
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        tensor = next((one for one in arguments[1:] if isinstance(one, Tensor)), None)
+        if tensor is not None and is_array_type(arguments[0]):
+            return _TensorRule(tensor)
+        return rule_of(arguments[0], memo)
+    if origin in (typing.Required, typing.NotRequired):
+        return rule_of(arguments[0], memo)
+    if origin in (typing.Union, types.UnionType):
+        rules = [rule for one in arguments if (rule := rule_of(one, memo)) is not None]
+        return _OptionalRule(rules[0]) if rules else None
+    if origin is list:
+        rule = rule_of(arguments[0], memo)
+        return _ListRule(rule) if rule else None
+    if origin is dict:
+        rule = rule_of(arguments[1], memo)
+        return _DictRule(rule) if rule else None
+    return _rule_of_class(kind, memo) if isinstance(kind, type) else None
+
+
+def _rule_of_class(kind: type, memo: dict[Any, Rule]) -> Rule | None:
+    is_object = (
+        issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind) or hints_of_dict(kind)
+    )
+    if not is_object:
+        return None
+    if kind in memo:  # it may be within itself
+        return memo[kind]
+    memo[kind] = rule = _ObjectRule({})
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = {name: rule_of(hint, memo) for name, hint in hints.items()}
+    rule.rules |= {name: one for name, one in found.items() if one is not None}
+    return rule if rule.rules else None
+
+
+def hints_of_dict(kind: Any) -> bool:
+    """Return whether a class is a TypedDict."""
+    return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__total__")
+
+
+class _TensorRule:
+    def __init__(self, tensor: Tensor) -> None:
+        self._shape = tensor.shape
+        self._dtype = DATATYPES[tensor.datatype]
+
+    def __call__(self, value: Any) -> Any:
+        array = as_dtype(value, self._dtype)
+        sizes = zip(array.shape, self._shape, strict=False)
+        fits = len(array.shape) == len(self._shape) and all(
+            wanted in (ANY, size) for size, wanted in sizes
+        )
+        if not fits:
+            wanted = _dims(self._shape)
+            raise ValueError(f"Expected `array {wanted}`, got `array {_dims(array.shape)}`{INNER}")
+        return array
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join("any" if size == ANY else str(size) for size in shape) + "]"
+
+
+class _OptionalRule:
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(self, value: Any) -> Any:
+        return self._rule(value) if isinstance(value, _RULED) else value
+
+
+class _ListRule:
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [_within(self._rule, one, f"[{n}]") for n, one in enumerate(value)]
+        return value
+
+
+class _DictRule:
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: _within(self._rule, one, f".{key}") for key, one in value.items()}
+        return value
+
+
+class _ObjectRule:
+    """Rules of an object's fields; it changes the object, which is new."""
+
+    def __init__(self, rules: dict[str, Rule]) -> None:
+        self.rules = rules
+
+    def __call__(self, value: Any) -> Any:
+        for name, rule in self.rules.items():
+            if isinstance(value, dict):
+                if name in value:
+                    value[name] = _within(rule, value[name], f".{name}")
+            elif hasattr(value, name):
+                found = _within(rule, getattr(value, name), f".{name}")
+                if isinstance(value, msgspec.Struct):
+                    msgspec.structs.force_setattr(value, name, found)
+                else:
+                    object.__setattr__(value, name, found)
+        return value
+
+
+def _within(rule: Rule, value: Any, step: str) -> Any:
+    """Apply a rule to what stands at a step; its ValueError gets the step before its path."""
+    try:
+        return rule(value)
+    except ValueError as error:
+        said, _, inner = str(error).partition(INNER)
+        raise ValueError(f"{said}{INNER}{step}{inner}") from None
+
+
+_RULED: Any = (np.ndarray, list, dict, msgspec.Struct)

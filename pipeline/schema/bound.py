@@ -1,0 +1,262 @@
+"""BoundSchema: a schema as a RequestOp or ResponseOp uses it, looked at once before the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import inspect
+
+from pipeline.errors import (
+    ConfigError,
+    PackageError,
+    PayloadTypeError,
+    PipelineError,
+    described,
+    one_line,
+)
+from pipeline.proto.pipeline.array_text import text_to_numpy
+from pipeline.schema import models
+from pipeline.schema.arrays import hints_of_dict, made_array, rule_of
+from pipeline.schema.documents import components_of
+from pipeline.schema.faults import failed, fault
+from pipeline.schema.kinds import (
+    alternatives,
+    is_array,
+    is_list,
+    is_nested,
+    name_of,
+    of_object,
+    within,
+)
+from pipeline.schema.plain import plain, without_objects
+
+_TEXT = (inspect.StrType, inspect.AnyType)
+_NUMBERS = (inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.NoneType)
+_ARRAY = "array("  # so an array begins that a client has sent as text
+
+
+class BoundSchema(Protocol):
+    """A schema of a request or of an answer.
+
+    Attributes:
+        name: of the user's type.
+        is_quick: whether it runs no code of the user's.
+    """
+
+    name: str
+    is_quick: bool
+
+    def check(self, fields: dict[str, Any], is_text: bool = False) -> dict[str, Any]:
+        """Return a request's values as its Ops see them: all keys of the schema, converted.
+
+        `is_text`: numbers come as text, lists and objects as JSON. Raises PackageError with the
+        path, the type that was found and the one expected.
+        """
+
+    def check_answer(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer with what its schema fills in; raises PayloadTypeError."""
+
+    def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return its JSON schema, and those that this refers to, by name."""
+
+
+class _Field(msgspec.Struct, frozen=True):
+    """One key of a schema; `name` is what the Op calls it."""
+
+    key: str
+    name: str
+    has_arrays: bool
+    is_array: bool  # or a list, or may be
+    reads_json: bool
+    is_number: bool
+    takes_bytes: bool
+    expected: str
+    default: Callable[[], Any] | None
+
+
+class MsgspecSchema:
+    """BoundSchema of a Struct, a TypedDict or a dataclass.
+
+    Raises:
+        ConfigError: it is none of these, or has a type that nothing is known of.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.name: str = getattr(schema, "__name__", str(schema))
+        self._schema = schema
+        self._is_dict = hints_of_dict(schema)
+        try:
+            self._kind = inspect.type_info(schema)
+            self._rule = rule_of(schema)
+            self._refusal_of({}, is_text=False)
+        except Exception as error:  # of the user's types, whatever they are
+            raise ConfigError(f"schema {self.name}: {described(error)}") from error
+        if not isinstance(
+            self._kind, inspect.StructType | inspect.TypedDictType | inspect.DataclassType
+        ):
+            raise _no_schema(schema)
+        kinds = list(within(self._kind))
+        for kind in kinds:
+            if isinstance(kind, inspect.CustomType) and not is_array(kind):
+                raise ConfigError(f"schema {self.name}: {kind.cls} is no type of a schema")
+        self.is_quick: bool = not any(
+            hasattr(getattr(kind, "cls", None), "__post_init__") for kind in kinds
+        )
+        self._fields = tuple(map(_field_of, of_object(self._kind)))
+
+    def check(self, fields: dict[str, Any], is_text: bool = False) -> dict[str, Any]:
+        """Return what the Ops see; see BoundSchema."""
+        try:
+            given = self._given(fields, is_text)
+            found = self._converted(given, is_text)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise PackageError(self._fault(error, given, is_text)) from None
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise failed(self.name, error) from error
+        if self._is_dict:
+            return dict(found)
+        values = {field.name: getattr(found, field.name) for field in self._fields}
+        return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
+    def check_answer(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return what is answered; see BoundSchema."""
+        answer = without_objects(fields)
+        given = {**answer}
+        for field in self._fields:
+            if field.key not in given:
+                continue
+            value = given[field.key]
+            if isinstance(value, np.ndarray) and value.size == 1 and not field.is_array:
+                value = value.reshape(())[()]
+                answer = {**answer, field.key: value}
+            given[field.key] = plain(value, field.has_arrays)
+        try:
+            self._converted(given, is_text=False)
+        except (msgspec.ValidationError, ValueError) as error:
+            text = self._fault(error, given, is_text=False)
+            raise PayloadTypeError(f"the answer is no {self.name}: {text}") from None
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise failed(self.name, error) from error
+        missing = {
+            field.key: field.default()
+            for field in self._fields
+            if field.key not in answer and field.default is not None
+        }
+        return {**answer, **without_objects(missing)} if missing else answer
+
+    def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return it as JSON schema; see BoundSchema."""
+        return components_of(self._schema, self._kind)
+
+    def _converted(self, given: Mapping[str, Any], is_text: bool) -> Any:
+        found = msgspec.convert(given, self._schema, strict=not is_text, dec_hook=made_array)
+        return found if self._rule is None else self._rule(found)
+
+    def _given(self, fields: dict[str, Any], is_text: bool) -> dict[str, Any]:
+        """Return values as msgspec takes them: of text its JSON, of arrays lists or one element."""
+        given = fields
+        for field in self._fields:
+            value = fields.get(field.key)
+            if isinstance(value, np.ndarray | np.generic):
+                changed = _of_array(field, value)
+            elif (
+                is_text
+                and type(value) is str
+                and (field.reads_json or (field.is_number and value.startswith(_ARRAY)))
+            ):
+                changed = _of_text(field, value)
+            elif type(value) is bytes and not field.takes_bytes:
+                changed = _text_of(value)
+            else:
+                continue
+            given = {**fields} if given is fields else given
+            given[field.key] = changed
+        return given
+
+    def _fault(self, error: Exception, given: Any, is_text: bool) -> str:
+        return fault(str(error), given, self._kind, lambda value: self._refusal_of(value, is_text))
+
+    def _refusal_of(self, value: Any, is_text: bool) -> str:
+        """Return what msgspec says of a value; "" if it fits."""
+        try:
+            msgspec.convert(value, self._schema, strict=not is_text, dec_hook=made_array)
+        except msgspec.ValidationError as error:
+            return str(error)
+        return ""
+
+
+def _field_of(field: inspect.Field) -> _Field:
+    kinds = alternatives(field.type)
+    is_nested_only = any(map(is_nested, kinds)) and not any(isinstance(k, _TEXT) for k in kinds)
+    default: Callable[[], Any] | None = None
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory
+    elif field.default is not msgspec.NODEFAULT and field.default is not msgspec.UNSET:
+        default = lambda: field.default  # noqa: E731
+    return _Field(
+        field.encode_name,
+        field.name,
+        any(map(is_array, within(field.type))),
+        any(is_list(kind) or is_array(kind) or isinstance(kind, inspect.AnyType) for kind in kinds),
+        is_nested_only,
+        all(isinstance(kind, _NUMBERS) for kind in kinds),
+        any(isinstance(kind, inspect.BytesType | inspect.AnyType) for kind in kinds),
+        name_of(field.type),
+        default,
+    )
+
+
+def _of_array(field: _Field, value: Any) -> Any:
+    """Return an array that comes as one: for numbers its one element, for lists its elements."""
+    if field.has_arrays:
+        return np.asarray(value)
+    if not field.is_array and value.size == 1:
+        value = value.item()
+        is_text = isinstance(value, bytes) and not field.takes_bytes
+        return _text_of(value) if is_text else value
+    return value.tolist()
+
+
+def _text_of(value: bytes) -> Any:
+    """Return bytes as the text that they are, if they are any."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _of_text(field: _Field, text: str) -> Any:
+    """Return the list, object or array that a text stands for."""
+    try:
+        if text.startswith(_ARRAY):
+            return _of_array(field, text_to_numpy(text))
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, PackageError, RecursionError) as error:
+        what = one_line(str(error))
+        raise PackageError(
+            f"{field.key}: expected {field.expected}, found str that is none: {what}"
+        ) from None
+
+
+def _no_schema(schema: Any) -> ConfigError:
+    return ConfigError(
+        f"schema {one_line(repr(schema))} is no type of a request or an answer: write a class "
+        "derived from pipeline.Schema, a TypedDict, a dataclass, a msgspec.Struct or a model of "
+        "pydantic"
+    )
+
+
+def bind(schema: Any) -> BoundSchema:
+    """Return what checks values by a schema. Raises ConfigError: it is none."""
+    if models.is_model(schema):
+        return models.ModelSchema(schema)
+    if not isinstance(schema, type):
+        raise _no_schema(schema)
+    return MsgspecSchema(schema)

@@ -1,0 +1,192 @@
+"""Faults: errors of a value that does not fit its schema, with path, type found and expected."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import inspect
+
+from pipeline.errors import (
+    PackageError,
+    PipelineError,
+    UserCodeError,
+    described,
+    one_line,
+    printable,
+)
+from pipeline.schema.kinds import alternatives, at, found_name, name_of, of_object
+
+_LOGGER = logging.getLogger(__name__)
+
+Step = str | int
+Again = Callable[[Any], str]
+"""What msgspec says of a value; "" if it fits."""
+
+INNER = "\x00"
+"""Stands in the text of an error of ours before the path within the value that it is about."""
+
+_PLACE = re.compile(r"^(?P<said>.*?) - at `(?:(?P<key>key)` in `)?(?P<path>\$.*)`$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_ANY_KEY = "..."  # as msgspec writes each key of a dict
+_LIMIT = re.compile(r"^Expected `\w+` (?P<limit>[^,]*)$")
+_LENGTH = re.compile(r"^Expected `\w+` (?P<limit>.*), got (?P<found>\d+)$")
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$")
+_TYPES = re.compile(r"^Expected `(?P<expected>.*?)`, got `(?P<found>.*)`$")
+_MOST_KEYS = 20  # of an object that are named
+
+
+def fault(text: str, value: Any, kind: inspect.Type, again: Again) -> str:
+    """Return what msgspec says of a value in our words: `inputs[3].x: expected int, found str`.
+
+    `again` tells what it says of the value with fewer keys in a dict, to find which is meant.
+    """
+    said, _, rest = text.partition(INNER)
+    inner, behind, rest = rest.partition(" - at ")
+    place = _PLACE.match(said + behind + rest)
+    said = place["said"] if place else said
+    steps = _keys_found(_steps(place["path"]), text, value, again) if place else []
+    for step in steps:
+        value = _step_into(value, step)
+    found = _type_at(kind, steps)
+    if inner:
+        within = _steps("$" + inner)
+        for step in within:
+            value = _step_into(value, step)
+        return f"{path_of([*steps, *within])}: {_types(said, value)}"
+    missing, unknown = _MISSING.match(said), _UNKNOWN.match(said)
+    if missing or unknown:
+        name = (missing or unknown)["name"]  # type: ignore[index]  # one of them matches
+        where = path_of([*steps, name])
+        if missing:
+            return f"{where}: expected {name_of(at(found, name))}, found nothing"
+        there = found_name(_step_into(value, name))
+        return f"{where}: found {there}, expected no such key: {_keys_of(found)}"
+    where = path_of(steps)
+    if place and place["key"]:
+        return f"{where}: a key: {_types(said, None)}"
+    return f"{where}: {_described(said, value, found)}"
+
+
+def _described(said: str, value: Any, kind: inspect.Type | None) -> str:
+    length, limit = _LENGTH.match(said), _LIMIT.match(said)
+    if _TYPES.match(said):
+        return _types(said, value)
+    if length:
+        return f"expected {name_of(kind)} {length['limit']}, found length {length['found']}"
+    if limit:
+        return f"expected {name_of(kind)} {limit['limit']}, found {found_name(value)}"
+    more = "" if said.startswith(("Invalid enum", "Expected")) else f": {one_line(said)}"
+    return f"expected {name_of(kind)}, found {found_name(value)}{more}"
+
+
+def _types(said: str, value: Any) -> str:
+    types = _TYPES.match(said)
+    if types is None:
+        return printable(one_line(said))
+    shown = found_name(value)
+    is_told = shown.split(" ")[0] == types["found"]
+    return f"expected {types['expected']}, found {shown if is_told else types['found']}"
+
+
+def path_of(steps: Sequence[Step]) -> str:
+    """Return a path as an error shows it: `inputs[3].x`; the value as a whole is `(all)`."""
+    text = ""
+    for step in steps:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif step == _ANY_KEY:
+            text += "[...]"
+        elif step.isidentifier():
+            text += f".{step}" if text else step
+        else:
+            text += f"[{json.dumps(step[: _MOST_KEYS * 3])}]"
+    return text or "(all)"
+
+
+def _steps(path: str) -> list[Step]:
+    return [
+        name or (place if place == _ANY_KEY else int(place))
+        for name, place in _STEP.findall(path[1:])
+    ]
+
+
+def _step_into(value: Any, step: Step) -> Any:
+    """Return what stands at a key or a place; None if nothing does."""
+    try:
+        return value[step]
+    except (LookupError, TypeError, AttributeError):
+        if isinstance(value, set | frozenset) and isinstance(step, int):
+            return next((one for place, one in enumerate(value) if place == step), None)
+        return None
+
+
+def _type_at(kind: inspect.Type | None, steps: Sequence[Step]) -> inspect.Type | None:
+    for step in steps:
+        kind = at(kind, step)
+    return kind
+
+
+def _keys_of(kind: inspect.Type | None) -> str:
+    fields = [field for one in alternatives(kind) for field in of_object(one)] if kind else []
+    names = [field.encode_name for field in fields[:_MOST_KEYS]]
+    return f"the keys are {', '.join(names)}" if names else "there are no keys"
+
+
+def failed(name: str, error: Exception) -> PipelineError:
+    """Return what is told where a schema's own code fails, or a value is nested too deeply."""
+    if isinstance(error, RecursionError):
+        return PackageError(f"a value is nested too deeply for schema {name}")
+    _LOGGER.error("schema %s failed", name, exc_info=error)
+    return UserCodeError(f"schema {name} raised {described(error)}")
+
+
+# A dict's keys ------------------------------------------------------------------------------------
+
+
+def _keys_found(steps: list[Step], text: str, value: Any, again: Again) -> list[Step]:
+    """Return the path with the key of the fault for each that msgspec does not tell."""
+    for place, step in enumerate(steps):
+        if step != _ANY_KEY:
+            continue
+        found = value
+        for before in steps[:place]:
+            found = _step_into(found, before)
+        if not isinstance(found, Mapping):
+            break
+        asked = functools.partial(_asked, again, value, steps[:place])
+        keys = _halved(list(found), text, asked, found)
+        steps = [*steps[:place], *keys, *steps[place + 1 :]]
+        value = _with(value, steps[:place], {key: found[key] for key in keys})
+    return steps
+
+
+def _asked(again: Again, value: Any, steps: Sequence[Step], part: Any) -> str:
+    return again(_with(value, steps, part))
+
+
+def _halved(keys: list[Any], text: str, again: Again, found: Mapping[Any, Any]) -> list[Any]:
+    """Return the one key whose value is refused, by asking again with half of them."""
+    while len(keys) > 1:
+        half = keys[: len(keys) // 2]
+        is_there = again({key: found[key] for key in half}) == text
+        keys = half if is_there else keys[len(half) :]
+    return keys
+
+
+def _with(value: Any, steps: Sequence[Step], part: Any) -> Any:
+    """Return a value with another part at a path; nothing else of it is copied deeply."""
+    if not steps:
+        return part
+    step, rest = steps[0], steps[1:]
+    changed = _with(_step_into(value, step), rest, part)
+    if isinstance(value, Mapping):
+        return {**value, step: changed}
+    items = list(value)
+    items[int(step)] = changed
+    return items

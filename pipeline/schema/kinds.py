@@ -1,0 +1,145 @@
+"""Kinds of types, as msgspec.inspect reads them: what they are called, what lies within."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from msgspec import inspect
+
+from pipeline.errors import one_line, printable
+
+_NAMES: dict[type, str] = {
+    inspect.AnyType: "anything",
+    inspect.NoneType: "null",
+    inspect.BoolType: "bool",
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.StrType: "str",
+    inspect.BytesType: "bytes",
+    inspect.DictType: "object",
+    inspect.StructType: "object",
+    inspect.TypedDictType: "object",
+    inspect.DataclassType: "object",
+}
+_OBJECTS = (inspect.StructType, inspect.TypedDictType, inspect.DataclassType)
+_LISTS = (
+    inspect.ListType,
+    inspect.SetType,
+    inspect.FrozenSetType,
+    inspect.VarTupleType,
+    inspect.TupleType,
+    inspect.NamedTupleType,
+)
+_SHOWN = 40  # characters of a value in an error
+
+
+def of_object(kind: inspect.Type) -> tuple[inspect.Field, ...]:
+    """Return the fields of an object's type; () for another type."""
+    return tuple(kind.fields) if isinstance(kind, _OBJECTS) else ()
+
+
+def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    """Return the types of a union; of another type that alone."""
+    if isinstance(kind, inspect.Metadata):
+        return alternatives(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return tuple(one for each in kind.types for one in alternatives(each))
+    return (kind,)
+
+
+def is_array(kind: inspect.Type) -> bool:
+    """Return whether it is numpy's array."""
+    custom = isinstance(kind, inspect.CustomType)
+    return custom and issubclass(_class_of(kind), np.ndarray)
+
+
+def _class_of(kind: Any) -> type:
+    found = getattr(kind.cls, "__origin__", kind.cls)
+    return cast(type, found)
+
+
+def is_list(kind: inspect.Type) -> bool:
+    """Return whether it is written as a list."""
+    return isinstance(kind, _LISTS)
+
+
+def is_nested(kind: inspect.Type) -> bool:
+    """Return whether it is written as a list or an object."""
+    return is_list(kind) or is_array(kind) or isinstance(kind, (inspect.DictType, *_OBJECTS))
+
+
+def within(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield a type and all within it, each once."""
+    waiting, seen = [kind], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += _directly_within(one)
+
+
+def _directly_within(kind: inspect.Type) -> list[inspect.Type]:
+    if isinstance(kind, inspect.Metadata):
+        return [kind.type]
+    if isinstance(kind, inspect.UnionType):
+        return list(kind.types)
+    if isinstance(kind, inspect.DictType):
+        return [kind.value_type]
+    if isinstance(kind, inspect.TupleType):
+        return list(kind.item_types)
+    item = getattr(kind, "item_type", None)
+    return [item] if item is not None else [field.type for field in getattr(kind, "fields", ())]
+
+
+def at(kind: inspect.Type | None, step: str | int) -> inspect.Type | None:
+    """Return the type of what stands in a value at a key or a place; None if nobody knows."""
+    for one in alternatives(kind) if kind is not None else ():
+        if isinstance(one, inspect.DictType):
+            return one.value_type
+        if isinstance(step, str):
+            found = [field.type for field in of_object(one) if field.encode_name == step]
+        elif isinstance(one, inspect.TupleType):
+            found = list(one.item_types[step : step + 1])
+        else:
+            found = [one.item_type] if hasattr(one, "item_type") else []
+        if found:
+            return found[0]
+    return None
+
+
+def name_of(kind: inspect.Type | None) -> str:
+    """Return what a caller calls a type."""
+    if kind is None:
+        return "something else"
+    return " | ".join(dict.fromkeys(map(_name_of, alternatives(kind))))
+
+
+def _name_of(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.LiteralType):
+        return " | ".join(repr(value) for value in kind.values)
+    if isinstance(kind, inspect.EnumType):
+        return " | ".join(repr(member.value) for member in kind.cls)
+    if is_list(kind) or is_array(kind):
+        return "array"
+    return _NAMES.get(type(kind)) or type(kind).__name__.removesuffix("Type").lower()
+
+
+def found_name(value: object) -> str:
+    """Return what a caller calls a value that is there: its type, and a short one itself."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping | msgspec.Struct) or dataclasses.is_dataclass(value):
+        return "object"
+    if isinstance(value, bytes | bytearray):
+        return f"bytes ({len(value)})"
+    if isinstance(value, str | bool | int | float):
+        shown = one_line(printable(repr(value[:_SHOWN] if isinstance(value, str) else value)))
+        return f"{type(value).__name__} {shown[: _SHOWN + 4]}"
+    is_sequence = isinstance(value, np.ndarray | Sequence | set | frozenset)
+    return "array" if is_sequence else type(value).__name__

@@ -1,0 +1,150 @@
+"""Where an engine checks by schemas: once, in the places of the RequestOp and the ResponseOp."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from doubles import Engine, answers, virtual
+
+import pipeline
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.engine.pack_jobs import Packer, Unpacker
+from pipeline.engine.request import RequestTarget
+from pipeline.proto.pipeline_service_pb2 import Request
+
+PACKAGE, TYPE_ERROR = 8000, 7000
+
+
+class Ask(pipeline.Schema):
+    a: int
+    b: str = "b"
+
+
+class Said(pipeline.Schema):
+    said: str
+    more: str = "more"
+
+
+class Slow(Said):
+    """As good as any, but for its code, which may take a while."""
+
+    def __post_init__(self) -> None:
+        if self.said == "fail":
+            raise RuntimeError("no luck")
+
+
+class Says(Op):
+    """Answers with what it saw."""
+
+    def __init__(self, read: RequestOp | None = None) -> None:
+        super().__init__("says", read or RequestOp(schema=Ask))
+        self.seen: list[dict[str, object]] = []
+
+    def preprocess(self, input_dicts):
+        (fields,) = input_dicts.values()
+        self.seen.append(fields)
+        if fields["a"] == 13:
+            return {"said": 13}
+        return {"said": "fail" if fields["a"] == 14 else "fine"}
+
+
+class Adds(RequestOp):
+    """Unpacks by itself."""
+
+    def unpack_request_package(self, request):
+        data, log_id, _, _ = super().unpack_request_package(request)
+        return {**data, "b": 5 if data["a"] == "5" else "own"}, log_id, None, ""
+
+
+@virtual
+async def test_text_becomes_what_the_schema_says_and_an_answer_is_filled_in():
+    op = Says()
+    async with Engine(op, response_op=ResponseOp(op, schema=Said)) as engine:
+        assert answers(await engine.ask(a="3")) == {"said": "fine", "more": "more"}
+        assert op.seen == [{"a": 3, "b": "b"}]
+        refused = await engine.ask(a="x")
+        assert (refused.err_no, refused.err_msg) == (PACKAGE, "a: expected int, found str 'x'")
+        refused = await engine.ask(a="13")
+        assert refused.err_no == TYPE_ERROR
+        assert refused.err_msg == "the answer is no Said: said: expected str, found int 13"
+        assert answers(await engine.ask(a="4"))["said"] == "fine", "nothing else is touched"
+        assert engine.executor.inside == 0
+
+
+@virtual
+async def test_what_a_frontend_has_unpacked_is_checked_without_conversion():
+    op = Says()
+    async with Engine(op) as engine:
+
+        async def ask(op=None, is_text=False, **payload):
+            target = RequestTarget(op, payload, wants_response=False, is_text=is_text)
+            data = await engine.executor.handle(Request(), None, target)
+            return data.payload or str(data.error)
+
+        assert await ask(a=3) == {"said": "fine"}
+        assert await ask(a=np.array([3])) == {"said": "fine"}
+        assert await ask(a="3") == "a: expected int, found str '3'"
+        assert await ask(a="3", is_text=True) == {"said": "fine"}
+        assert op.seen == [{"a": 3, "b": "b"}] * 3
+        # A request for one Op is no request of the RequestOp's.
+        assert await ask(op, **{"@DAGExecutor": {"a": 13}}) == {"said": 13}
+
+
+@virtual
+async def test_what_is_large_is_checked_in_a_thread():
+    class Many(pipeline.Schema):
+        a: int
+        many: list[int]
+
+    op = Says(RequestOp(schema=Many))
+    async with Engine(op) as engine:
+        jobs = engine.pools["RequestOp"].begun_at
+        for payload, is_large in (
+            ({"a": 1, "many": [1]}, False),
+            ({"a": 1, "many": [1] * 2000}, True),
+        ):
+            target = RequestTarget(None, payload, wants_response=False)
+            await engine.executor.handle(Request(), None, target)
+            assert bool(jobs) is is_large
+            assert op.seen[-1] == payload
+        payload["many"][-1] = "x"
+        data = await engine.executor.handle(Request(), None, target)
+        assert str(data.error) == "many[1999]: expected int, found str 'x'"
+        assert data.error.is_callers
+
+
+@virtual
+async def test_a_schema_with_code_of_its_own_is_asked_in_threads():
+    op = Says()
+    async with Engine(op, response_op=ResponseOp(op, schema=Slow)) as engine:
+        assert answers(await engine.ask(a="3")) == {"said": "fine", "more": "more"}
+        assert len(engine.pools["ResponseOp"].begun_at) == 1
+        failed = await engine.ask(a="14")
+        assert failed.err_no == 10000
+        assert "schema Slow raised RuntimeError: no luck" in failed.err_msg
+
+
+@virtual
+async def test_what_a_user_s_own_method_unpacked_is_checked_as_well():
+    op = Says(Adds(schema=Ask))
+    async with Engine(op) as engine:
+        assert answers(await engine.ask(a="3")) == {"said": "fine"}
+        assert op.seen == [{"a": 3, "b": "own"}]
+        assert (await engine.ask(a="5")).err_msg == "b: expected str, found int 5"
+
+
+@pytest.mark.parametrize("has_schema", [False, True])
+@virtual
+async def test_without_a_schema_nothing_of_it_is_there(has_schema):
+    op = Says(RequestOp(schema=Ask) if has_schema else RequestOp())
+    response_op = ResponseOp(op, schema=Said) if has_schema else ResponseOp(op)
+    async with Engine(op, response_op=response_op) as engine:
+        inner = engine.executor
+        is_plain = (
+            type(inner._unpacker) is Unpacker
+            and type(inner._packer) is Packer
+            and inner._unpacker._unpacked == inner._dispatch
+            and inner._unpacker.given == inner._dispatch
+            and inner.executor.complete == inner._complete
+        )
+        assert is_plain is not has_schema
